@@ -1,6 +1,11 @@
 """Federated learning among clients whose neural networks differ, as a Flower app."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedhet.application import make_client_app
+    from fedhet.running import RunResult, make_server_app, run
 
 __version__ = "0.1.0"
 
@@ -9,3 +14,26 @@ __version__ = "0.1.0"
 _BESIDE = Path(__file__).resolve().parent.parent
 if (_BESIDE / "strategies").is_dir() and (_BESIDE / "client_apps").is_dir():
     __path__.append(str(_BESIDE))
+
+_LAZY = {
+    "make_client_app": "fedhet.application",
+    "make_server_app": "fedhet.running",
+    "run": "fedhet.running",
+    "RunResult": "fedhet.running",
+}
+
+__all__ = ["RunResult", "__version__", "make_client_app", "make_server_app", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import late: torch and Flower take seconds. Strategies (`FedHeNN`, `FedAvg`, ...) are found by class name."""
+    from importlib import import_module
+
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    if name[:1].isupper():
+        registry = import_module("fedhet.registry")
+        for method in registry.methods():
+            if (strategy := registry.strategy(method)).__name__ == name:
+                return strategy
+    raise AttributeError(f"module 'fedhet' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""The server halves of the methods, one file each."""

@@ -1,0 +1,22 @@
+"""FedProx, client half: FedAvg with a proximal term (Li et al., MLSys 2020, equation 2)."""
+
+import torch
+from torch import Tensor
+
+from fedhet.client import ClientHalf
+from fedhet.training import LossTerm, Step
+from fedhet.wire import Payload
+
+
+class FedProx(ClientHalf):
+    """Adds mu/2 ||W - W(t-1)||^2 to the task's loss, W(t-1) being what the server sent."""
+
+    def terms(self, payload: Payload) -> tuple[LossTerm, ...]:
+        """The proximal term."""
+        start = [parameter.detach().clone() for parameter in self.client.model.parameters()]
+
+        def proximal(step: Step) -> Tensor:
+            distances = [(now - then).square().sum() for now, then in zip(step.model.parameters(), start, strict=True)]
+            return self.parameters.mu / 2 * torch.stack(distances).sum()
+
+        return (proximal,)

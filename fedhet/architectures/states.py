@@ -1,0 +1,223 @@
+"""State dicts along permutation groups: reorder, widen, cut out, and the rows to be matched.
+
+An *assignment* of a group is an integer array (L,): local unit l is unit ``assignment[l]`` of the other order.
+Assignments and sizes are given by group index; groups that are not named stay as they are, so states in the middle of a
+pass (some groups in global order, later ones not) are ordinary input. States may hold arrays or tensors; results hold
+arrays, and arrays that nothing moved are handed on, not copied.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fedhet.matching.axes import gather, scatter
+
+from .permutations import Axis, PermutationGroups, Slot
+
+Array = NDArray[Any]
+State = Mapping[str, Array | Tensor]
+Assignments = Mapping[int, ArrayLike]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A run of columns of a group's matrix: which parameter they come from and what it is to its layer."""
+
+    parameter: str
+    role: str
+    width: int
+
+
+def widths(state: State, groups: PermutationGroups) -> tuple[int, ...]:
+    """Units that each group has in a state, which may hold only some of the parameters.
+
+    Groups of which it holds nothing have their exported width.
+
+    Raises:
+        ValueError: Two parameters disagree about a group, both by name, or a name or rank is not the architecture's.
+    """
+    found: dict[int, tuple[int, str]] = {}
+    for name, value in state.items():
+        axes = groups.axes.get(name)
+        if axes is None or len(axes) != len(value.shape):
+            raise ValueError(f"{name} of shape {tuple(value.shape)} is no parameter of this architecture")
+        for axis, size in zip(axes, value.shape, strict=True):
+            if {segment.group for segment in axis} != {axis[0].group} or axis[0].group is None:
+                continue
+            units, rest = divmod(size, sum(segment.block for segment in axis))
+            known, where = found.setdefault(axis[0].group, (units, name))
+            if rest or known != units:
+                raise ValueError(
+                    f"{name} has shape {tuple(value.shape)}, but group {groups[axis[0].group].name!r} has "
+                    f"{known} units in {where}"
+                )
+    return tuple(found[group.index][0] if group.index in found else group.width for group in groups)
+
+
+def expand(
+    state: State, groups: PermutationGroups, assignments: Assignments, sizes: Mapping[int, int]
+) -> dict[str, Array]:
+    """Embed a model in a wider one: its units at their assigned places, zeros elsewhere, on every axis of the groups.
+
+    Writes rows and patches the inputs of later layers at once (FedMA's patching: channel blocks behind a flatten, gates
+    of an LSTM). With ReLU, BatchNorm or LSTM the wider model computes the same function, since the rest is never read.
+
+    Raises:
+        ValueError: An assignment is not one of all local units to different global ones.
+    """
+    own = widths(state, groups)
+    changes: dict[int, _Change] = {}
+    for index, assignment in assignments.items():
+        places = _checked(groups, index, assignment, own[index], sizes[index])
+        changes[index] = partial(scatter, axis=0, assignment=places, size=sizes[index])
+    return _changed(state, groups, own, changes)
+
+
+def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -> dict[str, Array]:
+    """A client's model out of a wider one: its units on every axis of the groups, in its own order (undoes ``expand``).
+
+    Raises:
+        ValueError: An assignment names a unit twice, or one that the state does not have.
+    """
+    own = widths(state, groups)
+    changes: dict[int, _Change] = {}
+    for index, assignment in assignments.items():
+        places = _checked(groups, index, assignment, None, own[index])
+        changes[index] = partial(gather, axis=0, assignment=places)
+    return _changed(state, groups, own, changes)
+
+
+def permute(state: State, groups: PermutationGroups, permutations: Assignments) -> dict[str, Array]:
+    """The same function with its hidden units in another order: unit l goes to place ``permutations[group][l]``."""
+    own = widths(state, groups)
+    return expand(state, groups, permutations, {index: own[index] for index in permutations})
+
+
+def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
+    """The matrix (L, D) to be matched for a group: a row a unit, what its ``rows`` slots hold stacked side by side.
+
+    Filters are flattened channel-major, the four gates of an LSTM's W_ih lie side by side (4E columns), biases and
+    BatchNorm's scale and bias are the last columns; ``columns`` says which are which.
+    """
+    width = widths(state, groups)[index]
+    return np.hstack([piece.reshape(width, -1) for _, piece in _row_pieces(state, groups, index)])
+
+
+def columns(state: State, groups: PermutationGroups, index: int) -> tuple[Columns, ...]:
+    """What the columns of ``rows`` are, in their order (the four gates of an LSTM one by one)."""
+    return tuple(
+        Columns(slot.parameter, slot.role, int(np.prod(piece.shape[1:])))
+        for slot, piece in _row_pieces(state, groups, index)
+    )
+
+
+def bias_columns(state: State, groups: PermutationGroups, index: int) -> NDArray[np.bool_]:
+    """Which of the D columns of ``rows`` are biases, BatchNorm's included: a mask (D,)."""
+    runs = columns(state, groups, index)
+    return np.repeat([run.role.startswith("bias") for run in runs], [run.width for run in runs])
+
+
+def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
+    """Write a matrix (L', D) back to the parameters that ``rows`` took it from (undoes ``rows``).
+
+    They get L' rows. The group's other slots keep theirs: bring them to the new order and width first with ``expand``.
+
+    Raises:
+        ValueError: The matrix has not as many columns as the state says.
+    """
+    own = widths(state, groups)
+    runs = columns(state, groups, index)
+    if matrix.ndim != 2 or matrix.shape[1] != sum(run.width for run in runs):
+        raise ValueError(
+            f"group {groups[index].name!r} has {sum(run.width for run in runs)} columns, "
+            f"not a matrix of shape {matrix.shape}"
+        )
+    parts = iter(np.split(matrix, np.cumsum([run.width for run in runs])[:-1], axis=1))
+    result = _arrays(state)
+    for name, axis in dict.fromkeys((slot.parameter, slot.axis) for slot in groups[index].rows):
+
+        def next_part(piece: Array) -> Array:
+            part: Array = next(parts).reshape(-1, *piece.shape[1:]).astype(piece.dtype)
+            return part
+
+        result[name] = _along(result[name], axis, groups.axes[name][axis], own, {index: next_part})
+    for name, first in groups.tied.items():
+        if name in result and first in result:
+            result[name] = result[first]
+    return result
+
+
+_Change = Callable[[Array], Array]
+
+
+def _arrays(state: State) -> dict[str, Array]:
+    return {
+        name: value.detach().cpu().numpy().copy() if isinstance(value, Tensor) else value
+        for name, value in state.items()
+    }
+
+
+def _checked(
+    groups: PermutationGroups, index: int, assignment: ArrayLike, width: int | None, size: int
+) -> NDArray[np.intp]:
+    places = np.asarray(assignment)
+    whole = places.ndim == 1 and np.issubdtype(places.dtype, np.integer) and (width is None or len(places) == width)
+    if (
+        not whole
+        or len(np.unique(places)) < len(places)
+        or (len(places) and not 0 <= places.min() <= places.max() < size)
+    ):
+        wanted = "" if width is None else f"{width} "
+        raise ValueError(
+            f"assignment of group {groups[index].name!r} must be {wanted}different integers below {size}, "
+            f"not {places!r}"
+        )
+    return places.astype(np.intp)
+
+
+def _changed(
+    state: State, groups: PermutationGroups, own: Sequence[int], changes: Mapping[int, _Change]
+) -> dict[str, Array]:
+    result = _arrays(state)
+    for name in result:
+        for axis, segments in enumerate(groups.axes[name]):
+            result[name] = _along(result[name], axis, segments, own, changes)
+    return result
+
+
+def _pieces(array: Array, axis: int, segments: Axis, own: Sequence[int]) -> Iterator[Array]:
+    """The segments of an axis, that axis first: (units, block, *others); views."""
+    front, start = np.moveaxis(array, axis, 0), 0
+    for segment in segments:
+        units = segment.width if segment.group is None else own[segment.group]
+        stop = start + units * segment.block
+        yield front[start:stop].reshape(units, segment.block, *front.shape[1:])
+        start = stop
+
+
+def _along(array: Array, axis: int, segments: Axis, own: Sequence[int], changes: Mapping[int, _Change]) -> Array:
+    """Change the units of some groups along one axis."""
+    if not any(segment.group in changes for segment in segments):
+        return array
+    changed = [
+        changes[segment.group](piece) if segment.group in changes else piece  # type: ignore[index]
+        for segment, piece in zip(segments, _pieces(array, axis, segments, own), strict=True)
+    ]
+    flat = np.concatenate([piece.reshape(-1, *piece.shape[2:]) for piece in changed])
+    return np.ascontiguousarray(np.moveaxis(flat, 0, axis))
+
+
+def _row_pieces(state: State, groups: PermutationGroups, index: int) -> Iterator[tuple[Slot, Array]]:
+    own = widths(state, groups)
+    # A parameter has as many slots as its axis has segments of the group: one walk for all of them.
+    for slot in {(slot.parameter, slot.axis): slot for slot in groups[index].rows}.values():
+        array = _arrays({slot.parameter: state[slot.parameter]})[slot.parameter]
+        segments = groups.axes[slot.parameter][slot.axis]
+        for segment, piece in zip(segments, _pieces(array, slot.axis, segments, own), strict=True):
+            if segment.group == index:
+                yield slot, piece

@@ -1,0 +1,28 @@
+"""Data sets by name, and how they are shared out among clients."""
+
+from fedhet.data import digits, domains, images, text
+from fedhet.data.examples import ClientData, DataSet, Examples, Groups
+from fedhet.data.partitions import Part, partition, partitions, register_partition
+from fedhet.data.registry import load, names, register_dataset
+from fedhet.data.split import Split, hold_out, split
+
+__all__ = [
+    "ClientData",
+    "DataSet",
+    "Examples",
+    "Groups",
+    "Part",
+    "Split",
+    "digits",
+    "domains",
+    "hold_out",
+    "images",
+    "load",
+    "names",
+    "partition",
+    "partitions",
+    "register_dataset",
+    "register_partition",
+    "split",
+    "text",
+]

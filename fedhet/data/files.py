@@ -1,0 +1,131 @@
+"""Reading published data files: found where users keep them, unpacked on the way, and checked."""
+
+import gzip
+import io
+import lzma
+import pickle
+import zlib
+from collections.abc import Callable, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhet.errors import DataError
+
+_UNPACKERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.decompress, ".xz": lzma.decompress}
+
+
+def variant(file: Path) -> Path | None:
+    """The file itself, or packed with gzip or xz under its name and `.gz` or `.xz`; None if there is neither."""
+    return next((packed for suffix in _UNPACKERS if (packed := file.with_name(file.name + suffix)).is_file()), None)
+
+
+def locate(root: Path, subfolders: Sequence[str], files: Sequence[str], dataset: str) -> Path:
+    """The folder that holds a data set.
+
+    Args:
+        root: The folder that the user named.
+        subfolders: Where to look inside of it, the first that has one of the files wins.
+        files: The data set's files.
+        dataset: Its name, for the message.
+
+    Raises:
+        DataError: The folder does not exist, holds none of the files, or only some of them.
+    """
+    if not root.is_dir():
+        raise DataError(f"the data folder {root} does not exist")
+    places = [root / subfolder for subfolder in subfolders]
+    for place in places:
+        missing = [file for file in files if variant(place / file) is None]
+        if not missing:
+            return place
+        if len(missing) < len(files):
+            raise DataError(f"{dataset} in {place} is incomplete: {', '.join(missing)} missing (.gz and .xz will do)")
+    looked = ", ".join(str(place) for place in places)
+    raise DataError(f"no {dataset} in {root}: looked for {files[0]} (or .gz, .xz) in {looked}")
+
+
+def read(file: Path) -> bytes:
+    """Contents of a file, unpacked if only its `.gz` or `.xz` is there.
+
+    Raises:
+        DataError: The file is missing, cannot be read, or its packing is damaged.
+    """
+    packed = variant(file)
+    if packed is None:
+        raise DataError(f"{file} is missing")
+    try:
+        return _UNPACKERS[packed.suffix if packed != file else ""](packed.read_bytes())
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{packed} is damaged ({error}): get it again") from error
+
+
+def read_idx(file: Path) -> Tensor:
+    """A uint8 tensor from a file in MNIST's idx format: magic number, sizes (big-endian int32), values.
+
+    Raises:
+        DataError: The file is not one, or has been cut.
+    """
+    content = read(file)
+    # The magic number is two zeros, the type (8: uint8) and the number of dimensions.
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * content[3]:
+        raise DataError(f"{file} is not an idx file of bytes: its first bytes are {content[:4].hex(' ')}")
+    shape = np.frombuffer(content, ">u4", count=content[3], offset=4).tolist()
+    values = np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape))
+    if len(values) != prod(shape):
+        raise DataError(f"{file} is damaged: {len(values)} values, but its header says {shape}, {prod(shape)} values")
+    return torch.from_numpy(values.reshape(shape).copy())
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Unpickles arrays, numbers, text and containers; a pickle that wants to call anything else is refused."""
+
+    ALLOWED = frozenset(
+        [("_codecs", "encode"), ("numpy", "ndarray"), ("numpy", "dtype")]
+        + [(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")]
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def read_cifar(file: Path) -> tuple[Tensor, Tensor]:
+    """Images and labels of a batch file of CIFAR-10's python version.
+
+    Returns:
+        Images (n, 3, 32, 32) uint8 and labels (n,) int64.
+
+    Raises:
+        DataError: The file is damaged, or something else.
+    """
+    content = read(file)
+    try:
+        batch = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
+        images = torch.tensor(np.asarray(batch["data"]))
+        labels = torch.tensor(batch["labels"])
+    except Exception as error:  # a damaged pickle may raise anything
+        raise DataError(
+            f"{file} is not a batch of CIFAR-10's python version ({type(error).__name__}: {error})"
+        ) from error
+    if images.dtype != torch.uint8 or images.shape != (len(labels), 3072) or labels.dtype != torch.int64:
+        raise DataError(
+            f"{file}: expected (n, 3072) uint8 images and n labels, got {tuple(images.shape)}, {len(labels)}"
+        )
+    check_labels(file, labels, 10)
+    return images.view(-1, 3, 32, 32), labels
+
+
+def check_labels(file: Path, labels: Tensor, classes: int) -> None:
+    """See that there are labels and that they are classes.
+
+    Raises:
+        DataError: There is none, or one is not in 0..classes - 1.
+    """
+    if labels.numel() == 0 or not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise DataError(f"{file}: expected labels from 0 to {classes - 1}")

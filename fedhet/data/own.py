@@ -1,0 +1,37 @@
+"""A user's own data, in whatever usual form, as `ClientData`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from fedhet.data.examples import ClientData, Examples
+from fedhet.errors import DataError
+
+
+def as_client_data(client: str, value: Any) -> ClientData:
+    """What a user's data function returned, as `ClientData`."""
+    if isinstance(value, ClientData):
+        return value
+    if isinstance(value, Mapping):
+        value = (value["train"], value["test"], value.get("shared"))
+    if not isinstance(value, tuple | list) or len(value) not in (2, 3):
+        raise DataError(f"client {client}: the data function must return (train, test) or a mapping of these names")
+    shared = value[2] if len(value) == 3 else None
+    return ClientData(_as_examples(client, "train", value[0]), _as_examples(client, "test", value[1]), shared)
+
+
+def _as_examples(client: str, part: str, value: Any) -> Examples:
+    if isinstance(value, Examples):
+        return value
+    if isinstance(value, Dataset):
+        rows = [value[index] for index in range(len(value))]  # type: ignore[arg-type]
+        columns = [[torch.as_tensor(row[column]) for row in rows] for column in (0, 1)]
+        value = tuple(map(torch.stack, columns)) if rows else (torch.empty(0), torch.empty(0).long())
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise DataError(f"client {client}: {part} must be a pair of tensors (inputs, labels) or a torch Dataset")
+    inputs, labels = torch.as_tensor(value[0]), torch.as_tensor(value[1])
+    if len(inputs) != len(labels):
+        raise DataError(f"client {client}: {part} has {len(inputs)} inputs and {len(labels)} labels")
+    return Examples(inputs, labels)

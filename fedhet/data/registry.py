@@ -1,0 +1,81 @@
+"""Data sets by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedhet.data.examples import DataSet, Transform
+from fedhet.data.transforms import Resize
+from fedhet.errors import DataError, nearest
+
+# A loader takes the folder to read from (None: the user named none) and its own options by keyword.
+Loader = Callable[..., DataSet]
+
+_LOADERS: dict[str, Loader] = {}
+
+
+def register_dataset(name: str) -> Callable[[Loader], Loader]:
+    """Register a function `(folder: Path | None, **options) -> DataSet` under `name`."""
+
+    def register(loader: Loader) -> Loader:
+        if name in _LOADERS:
+            raise DataError(f"data set {name!r} is registered already")
+        _LOADERS[name] = loader
+        return loader
+
+    return register
+
+
+def names() -> list[str]:
+    """Names of the data sets, sorted."""
+    return sorted(_LOADERS)
+
+
+def load(name: str, folder: str | Path | None = None, *, input_size: int = 0, **options: Any) -> DataSet:
+    """Load a data set, once in a process: the same arguments give the same object.
+
+    Args:
+        name: One of `names()`.
+        folder: Where its files are. Without one, the data set is looked for in the user's cache folder and downloaded
+            to there if it is missing and can be; nothing is downloaded to, or instead of, a folder that is given.
+        input_size: Height and width that images are resized to on the batch; 0 leaves them as they are.
+        options: The data set's own, by keyword.
+
+    Raises:
+        DataError: There is no such data set or option, or the files are missing or damaged; the message names them.
+    """
+    if name not in _LOADERS:
+        raise DataError(nearest("data set", name, _LOADERS))
+    keywords = {p.name for p in signature(_LOADERS[name]).parameters.values() if p.kind is Parameter.KEYWORD_ONLY}
+    for option in options:
+        if option not in keywords:
+            raise DataError(nearest(f"option of data set {name!r}", option, keywords))
+    return _load(name, Path(folder).expanduser() if folder else None, input_size, tuple(sorted(options.items())))
+
+
+@lru_cache(maxsize=8)
+def _load(name: str, folder: Path | None, input_size: int, options: tuple[tuple[str, Any], ...]) -> DataSet:
+    if input_size == 0:
+        return _LOADERS[name](folder, **dict(options))
+    dataset = _load(name, folder, 0, options)
+    if input_size < 0 or len(dataset.input_shape) != 3:
+        raise DataError(f"data set {name!r} with examples of {dataset.input_shape} cannot be resized to {input_size}")
+    return replace(
+        dataset,
+        input_shape=(dataset.input_shape[0], input_size, input_size),
+        transform=_Chain(dataset.transform, Resize(input_size)),
+    )
+
+
+@dataclass(frozen=True)
+class _Chain:
+    first: Transform
+    second: Transform
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        return self.second(self.first(batch))

@@ -1,0 +1,66 @@
+"""What happens to a batch of images before a model sees it."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Normalise:
+    """Images of any number type as float32: `(images / scale - mean) / std`, by channel."""
+
+    def __init__(self, scale: float, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)):
+        """Choose scale (255 for bytes), and mean and standard deviation of the scaled values, one a channel or one."""
+        # Scalars where there is one channel: adding a tensor that has to be broadcast costs more than the addition.
+        self._by_channel = len(mean) > 1
+        self._factor = torch.tensor([1 / (scale * s) for s in std]).view(-1, 1, 1)
+        self._offset = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).view(-1, 1, 1)
+        self._scalar_factor = self._factor[0].item()
+        self._scalar_offset = self._offset[0].item()
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Normalise (n, channels, height, width); returns a new float32 tensor on the images' device."""
+        floats = images.to(torch.float32, copy=True)
+        if self._by_channel:
+            return floats.mul_(self._factor.to(images.device)).add_(self._offset.to(images.device))
+        floats.mul_(self._scalar_factor)
+        return floats.add_(self._scalar_offset) if self._scalar_offset else floats
+
+
+class Resize:
+    """Float images resized to `size` x `size`, bilinear, with a filter against aliasing where they shrink."""
+
+    def __init__(self, size: int):
+        """Choose height and width in pixels."""
+        self.size = size
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Resize (n, channels, height, width)."""
+        return F.interpolate(images, size=(self.size, self.size), mode="bilinear", antialias=True)
+
+
+def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
+    """CIFAR's usual augmentation: reflect the borders, crop the original size at random, flip half of the images.
+
+    Args:
+        images: (n, channels, height, width), any dtype, each image with its own draw.
+        generator: Source of the draws; on the CPU, so that a run on any device draws the same.
+        padding: Pixels reflected on each side; the border itself is not repeated.
+
+    Returns:
+        Images of the same shape, dtype and device.
+    """
+    n, channels, height, width = images.shape
+    shifts = torch.randint(-padding, padding + 1, (2, n, 1), generator=generator)
+    flips = torch.randint(2, (n, 1), generator=generator).bool()
+    rows = _reflected(torch.arange(height) + shifts[0], height)
+    columns = _reflected(torch.arange(width) + shifts[1], width)
+    columns = torch.where(flips, columns.flip(1), columns)
+    pixels = (rows[:, :, None] * width + columns[:, None, :]).view(n, 1, -1).to(images.device)
+    return images.flatten(2).gather(2, pixels.expand(-1, channels, -1)).view_as(images)
+
+
+def _reflected(positions: Tensor, size: int) -> Tensor:
+    """Positions outside of 0..size - 1 mirrored at the first and last pixel."""
+    return (size - 1) - ((size - 1) - positions.abs()).abs()

@@ -1,0 +1,138 @@
+"""The local engine: ServerApp strategy and ClientApp in one process, for speed and for a debugger.
+
+Flower has no plug-in point for another backend, but a strategy only needs a `Grid`; this one calls the ClientApp
+itself. It must do what Flower's runtime does around a ClientApp: identity, message ids, one context a node, and an
+error reply for a client that raises.
+"""
+
+import itertools
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedhet import population
+from fedhet.application import make_client_app
+from fedhet.config import Config
+from fedhet.running import serve
+from fedhet.server import Observer
+
+RUN_ID = 1
+SERVER_ID = 1
+FIRST_NODE = 100
+
+_log = logging.getLogger("flwr").getChild("fedhet")
+
+
+class LocalGrid(Grid):
+    """A Grid whose nodes are calls of a ClientApp.
+
+    Args:
+        client_app: handles every message, one after the other.
+        clients: number of nodes; node i has partition id i.
+    """
+
+    def __init__(self, client_app: ClientApp, clients: int) -> None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER_ID
+        self._client_app = client_app
+        self._contexts = {
+            FIRST_NODE + index: Context(
+                run_id=RUN_ID,
+                node_id=FIRST_NODE + index,
+                node_config={"partition-id": index, "num-partitions": clients},
+                state=RecordDict(),
+                run_config={},
+            )
+            for index in range(clients)
+        }
+        self._ids = itertools.count(1)
+        self._replies: dict[str, Message] = {}
+
+    @property
+    def run(self) -> Run:
+        """Information on the run: only its number."""
+        return Run.create_empty(RUN_ID)
+
+    def set_run(self, run: Run) -> None:
+        """There is one run."""
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """A message to a node."""
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes; none ever leaves."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Have the messages handled now."""
+        ids = []
+        for message in messages:
+            ids.append(self._identify(message))
+            self._replies[ids[-1]] = self._handle(message)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies, each once."""
+        return [self._replies.pop(key) for key in message_ids if key in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Have the messages handled one after the other; a call cannot be timed out."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _handle(self, message: Message) -> Message:
+        context = self._contexts[message.metadata.dst_node_id]
+        try:
+            reply = self._client_app(message, context)
+        except Exception as error:  # a client's failure is the client's: the run goes on, as in Flower's runtime
+            _log.exception("client at node %d failed", context.node_id)
+            reason = f"{type(error).__name__}: {error}"
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        self._identify(reply)
+        return reply
+
+    def _identify(self, message: Message) -> str:
+        key = str(next(self._ids))
+        message.metadata.__dict__["_message_id"] = key
+        return key
+
+
+def run_locally(
+    config: Config,
+    folder: Path,
+    *,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    app: ClientApp | None = None,
+) -> None:
+    """Run a configuration in this process.
+
+    Args:
+        config: the complete configuration.
+        folder: the run directory.
+        resume: go on with the run in the folder.
+        observers: told of every round.
+        app: the ClientApp; fedhet's own by default.
+
+    Raises:
+        FedhetError: as the strategy's `start`.
+    """
+    if not config.state_dir:
+        config = config.but(state_dir=str(folder / "state"))
+    serve(
+        config,
+        LocalGrid(app or make_client_app(), config.clients),
+        folder,
+        engine="local",
+        resume=resume,
+        shared=population.shared_pool(config),
+        observers=observers,
+    )

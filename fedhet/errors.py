@@ -1,0 +1,37 @@
+"""Errors that are messages for people: the command line prints them without a traceback and exits with code 2."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FedhetError(Exception):
+    """Something that the user can put right; the message says what was wrong, where, and what would be right."""
+
+
+class ConfigError(FedhetError):
+    """A configuration that cannot be run: unknown key, wrong type or range, settings that contradict each other."""
+
+
+class DataError(FedhetError):
+    """Data that is missing or damaged, or that cannot be shared out as asked."""
+
+
+class ModelError(FedhetError):
+    """A model that does not exist or does not fit its data or method."""
+
+
+def nearest(kind: str, name: str, known: Iterable[str]) -> str:
+    """Say that `name` is unknown, which known name comes closest, and what there is.
+
+    Args:
+        kind: What was being named, in the singular, such as `model`.
+        name: The name that was not found.
+        known: The names that would have been.
+
+    Returns:
+        Such as `unknown model 'cnn33'; did you mean 'cnn-3-3'? known: cnn, cnn-3-3, mlp`.
+    """
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    return f"unknown {kind} {name!r}{hint} known: {', '.join(names) or 'none'}"

@@ -1,0 +1,90 @@
+"""Variances of a layer, estimated so that shared neurons merge and foreign ones do not."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .bbp_map import match_layer
+
+
+class Variances(NamedTuple):
+    """The variances of one layer, named as `match_layer` takes them."""
+
+    sigma2: float
+    sigma0_2: float
+
+
+def estimate_variances(
+    weights: Sequence[npt.ArrayLike],
+    *,
+    gamma: float = 1.0,
+    prior_mean: npt.ArrayLike = 0.0,
+    sweeps: int = 5,
+    seed: int = 0,
+    max_rows: int | None = None,
+    solver: str = "scipy",
+    iterations: int = 5,
+) -> Variances:
+    """Estimates `sigma2` and `sigma0_2` of a layer from what matches in it.
+
+    With FedMA's sigma2 = sigma0_2 = 1 the weights of a usual network are small against the prior, and its size grows by
+    about a row per client whatever the weights are. Here sigma0_2 is the variance v of all rows around the prior mean.
+    BBP-MAP's values lack the Gaussians' normalisers, so that two rows of correlation r gain from merging where
+    r > sigma0_2 / (sigma0_2 + sigma2): with the residual variance e of the matches itself as sigma2, a typical match would
+    only break even. So sigma2 puts the break-even correlation halfway between foreign rows (0) and the matches found
+    (1 - e / v), which gives sigma2 = v (v + e) / (v - e); matching and estimating alternate until sigma2 stays, from
+    sigma2 = v. That is also the answer where nothing merges, or only what is no closer than e = v / 2: in rows of few
+    columns some foreign ones are alike by chance.
+
+    Args:
+        weights: One array (L_j, D) per client.
+        gamma: As in `match_layer`. The smaller, the fewer rows are opened because of the prior alone.
+        prior_mean: As in `match_layer`.
+        sweeps: As in `match_layer`.
+        seed: As in `match_layer`.
+        max_rows: As in `match_layer`; rows that merge for want of room count as matches.
+        solver: As in `match_layer`.
+        iterations: The most matchings to try.
+
+    Returns:
+        The variances, for `match_layer(weights, **variances._asdict())`.
+
+    Raises:
+        ValueError: As `match_layer`.
+        ImportError: As `match_layer`.
+    """
+    clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
+    total = sum(rows.size for rows in clients)
+    spread = sum(float(np.square(rows - prior_mean).sum()) for rows in clients) / max(total, 1)
+    if not spread > 0:
+        return Variances(1.0, 1.0)
+    sigma2 = spread
+    for _ in range(iterations):
+        match = match_layer(
+            weights,
+            sigma2=sigma2,
+            sigma0_2=spread,
+            gamma=gamma,
+            prior_mean=prior_mean,
+            sweeps=sweeps,
+            seed=seed,
+            average="mean",
+            max_rows=max_rows,
+            solver=solver,
+        )
+        merged = sum(len(rows) for rows in clients) - len(match.counts)
+        if merged == 0:
+            break
+        residuals = sum(
+            float(np.square(rows - match.weights[assignment]).sum())
+            for rows, assignment in zip(clients, match.assignments, strict=True)
+        )
+        within = residuals / (merged * clients[0].shape[1])
+        if within > spread / 2:
+            return Variances(spread, spread)
+        previous, sigma2 = sigma2, spread * (spread + within) / (spread - within)
+        if np.isclose(sigma2, previous, rtol=1e-3):
+            break
+    return Variances(sigma2, spread)

@@ -1,0 +1,18 @@
+"""Models by name, and how they are dealt to clients."""
+
+from fedhet.models import images, text
+from fedhet.models.assign import ASSIGNMENTS, assign
+from fedhet.models.registry import FAMILIES, build, expand, families, names, register_model
+
+__all__ = [
+    "ASSIGNMENTS",
+    "FAMILIES",
+    "assign",
+    "build",
+    "expand",
+    "families",
+    "images",
+    "names",
+    "register_model",
+    "text",
+]

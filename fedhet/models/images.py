@@ -1,0 +1,206 @@
+"""Networks for images of (channels, height, width): plain CNNs, an MLP, VGG-9 and a small ResNet.
+
+All end in `head`, an `nn.Linear`, whose input is the representation Phi (n, d).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from math import prod
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedhet.errors import ModelError
+from fedhet.models.registry import register_model
+
+
+def _image_shape(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+    if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
+        raise ModelError(
+            f"takes images of (channels, height, width) of at least {smallest} x {smallest}, not {input_shape}"
+        )
+    channels, height, width = input_shape
+    return channels, height, width
+
+
+def _linear_stack(widths: Sequence[int]) -> list[nn.Module]:
+    """Linear layers from width to width, each followed by ReLU."""
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in pairwise(widths):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return layers
+
+
+class ConvNet(nn.Module):
+    """Convolutions, each with ReLU and 2 x 2 max pooling, then fully connected layers.
+
+    A convolution is 5 x 5 without padding while the image is at least 12 wide, as in LeNet; on smaller images it is
+    3 x 3 with padding, and pools only down to 2, so that no dimension vanishes.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], channels: Sequence[int], hidden: Sequence[int], classes: int):
+        """Build the network.
+
+        Args:
+            input_shape: (channels, height, width) of an image, at least 4 x 4.
+            channels: Filters of each convolution.
+            hidden: Widths of the fully connected layers before the head.
+            classes: Outputs of the head.
+
+        Raises:
+            ModelError: The input is not an image or too small.
+        """
+        super().__init__()
+        filters, height, width = _image_shape(input_shape, smallest=4)
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in zip((filters, *channels), channels, strict=False):
+            large = min(height, width) >= 12
+            layers += [nn.Conv2d(fan_in, fan_out, 5) if large else nn.Conv2d(fan_in, fan_out, 3, padding=1), nn.ReLU()]
+            if large:
+                height, width = height - 4, width - 4
+            if min(height, width) >= 4:
+                layers.append(nn.MaxPool2d(2))
+                height, width = height // 2, width // 2
+            filters = fan_out
+        widths = (filters * height * width, *hidden)
+        self.body = nn.Sequential(*layers, nn.Flatten(1), *_linear_stack(widths))
+        self.head = nn.Linear(widths[-1], classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (n, classes) of images (n, channels, height, width), float."""
+        logits: Tensor = self.head(self.body(images))
+        return logits
+
+
+def _cnn(input_shape: tuple[int, ...], classes: int, *, convolutions: int, layers: int) -> nn.Module:
+    # 64 filters and 120 and 64 units are FedHeNN's; an image of 8 x 8 has no use for as many.
+    small = max(input_shape[1:], default=0) < 16
+    filters, hidden = (32, (64, 32)) if small else (64, (120, 64))
+    return ConvNet(input_shape, (filters,) * convolutions, hidden[: layers - 1], classes)
+
+
+# FedHeNN's homogeneous model (2 convolutions, 3 fully connected layers): 307,842 parameters on CIFAR-10.
+register_model("cnn")(partial(_cnn, convolutions=2, layers=3))
+
+# FedHeNN's heterogeneous clients: "5 CNNs, 1 conv + 1 fc to 3 conv + 3 fc"; the three between are ours.
+for _convolutions, _layers in ((1, 1), (2, 1), (2, 2), (3, 2), (3, 3)):
+    register_model(f"cnn-{_convolutions}-{_layers}", family="cnn-family")(
+        partial(_cnn, convolutions=_convolutions, layers=_layers)
+    )
+
+
+@register_model("lenet")
+def lenet(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """FedMA's LeNet: 20 and 50 filters of 5 x 5, one layer of 500; 431,080 parameters on MNIST."""
+    return ConvNet(input_shape, (20, 50), (500,), classes)
+
+
+class MLP(nn.Module):
+    """Fully connected layers with ReLU; takes inputs of any shape."""
+
+    def __init__(self, input_shape: tuple[int, ...], hidden: Sequence[int], classes: int):
+        """Build the network: input_shape of one example, hidden widths, outputs of the head."""
+        super().__init__()
+        widths = (prod(input_shape), *hidden)
+        self.body = nn.Sequential(nn.Flatten(1), *_linear_stack(widths))
+        self.head = nn.Linear(widths[-1], classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits (n, classes) of inputs (n, *input_shape), float."""
+        logits: Tensor = self.head(self.body(inputs))
+        return logits
+
+
+@register_model("mlp")
+def mlp(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Two hidden layers of 128 and 64 units."""
+    return MLP(input_shape, (128, 64), classes)
+
+
+class VGG9(nn.Module):
+    """VGG-9 of FedMA (table 4): 6 convolutions of 3 x 3 in pairs, 3 fully connected layers, no BatchNorm.
+
+    3,491,530 parameters on CIFAR-10.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int):
+        """Build the network for images of at least 8 x 8.
+
+        Raises:
+            ModelError: The input is not an image or too small.
+        """
+        super().__init__()
+        channels, height, width = _image_shape(input_shape, smallest=8)
+        layers: list[nn.Module] = []
+        for first, second, dropout in ((32, 64, 0.0), (128, 128, 0.05), (256, 256, 0.1)):
+            layers += [nn.Conv2d(channels, first, 3, padding=1), nn.ReLU()]
+            layers += [nn.Conv2d(first, second, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+            if dropout:
+                layers.append(nn.Dropout(dropout))
+            channels = second
+        widths = (channels * (height // 8) * (width // 8), 512, 512)
+        self.body = nn.Sequential(*layers, nn.Flatten(1), *_linear_stack(widths), nn.Dropout(0.1))
+        self.head = nn.Linear(widths[-1], classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (n, classes) of images (n, channels, height, width), float."""
+        logits: Tensor = self.head(self.body(images))
+        return logits
+
+
+register_model("vgg9")(VGG9)
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 x 3 convolutions with BatchNorm and a shortcut, a 1 x 1 convolution where the shape changes."""
+
+    def __init__(self, fan_in: int, fan_out: int, stride: int):
+        """Build the block: channels in, channels out, stride of the first convolution."""
+        super().__init__()
+        self.conv1 = nn.Conv2d(fan_in, fan_out, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(fan_out)
+        self.conv2 = nn.Conv2d(fan_out, fan_out, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(fan_out)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or fan_in != fan_out:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(fan_in, fan_out, 1, stride=stride, bias=False), nn.BatchNorm2d(fan_out)
+            )
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Feature maps (n, fan_out, height / stride, width / stride) of maps (n, fan_in, height, width)."""
+        residual = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(maps)))))
+        return F.relu(residual + self.shortcut(maps))
+
+
+class ResNet8(nn.Module):
+    """The CIFAR ResNet (He et al., 2016) with n = 1: a stem and three blocks of 16, 32 and 64 channels, BatchNorm."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int):
+        """Build the network for images of at least 4 x 4.
+
+        Raises:
+            ModelError: The input is not an image or too small.
+        """
+        super().__init__()
+        channels, _, _ = _image_shape(input_shape, smallest=4)
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 16, 3, padding=1, bias=False),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            ResidualBlock(16, 16, stride=1),
+            ResidualBlock(16, 32, stride=2),
+            ResidualBlock(32, 64, stride=2),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(1),
+        )
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (n, classes) of images (n, channels, height, width), float."""
+        logits: Tensor = self.head(self.body(images))
+        return logits
+
+
+register_model("resnet8")(ResNet8)

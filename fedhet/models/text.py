@@ -1,0 +1,34 @@
+"""Networks for texts of (characters,)."""
+
+from torch import Tensor, nn
+
+from fedhet.errors import ModelError
+from fedhet.models.registry import register_model
+
+
+class CharLSTM(nn.Module):
+    """FedMA's character LSTM (table 5): embedding of 8, one LSTM layer of 256 units, a decoder.
+
+    293,584 parameters for LEAF's vocabulary of 80. It reads a text and says which character comes next, as in LEAF.
+    """
+
+    def __init__(self, vocabulary: int, embedding: int = 8, units: int = 256):
+        """Build the network: number of characters, width of their embedding, LSTM units."""
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.lstm = nn.LSTM(embedding, units, batch_first=True)
+        self.head = nn.Linear(units, vocabulary)
+
+    def forward(self, texts: Tensor) -> Tensor:
+        """Logits (n, vocabulary) of the character after each text, of texts (n, steps) int64."""
+        states, _ = self.lstm(self.embedding(texts))
+        logits: Tensor = self.head(states[:, -1])
+        return logits
+
+
+@register_model("char-lstm")
+def char_lstm(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """FedMA's character LSTM over a vocabulary of `classes`."""
+    if len(input_shape) != 1:
+        raise ModelError(f"takes texts of (characters,), such as shakespeare's, not inputs of {input_shape}")
+    return CharLSTM(classes)

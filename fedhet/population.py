@@ -1,0 +1,139 @@
+"""The configured population: which data and which architecture each simulated client has, from the configuration alone.
+
+These are the defaults behind `make_client_app` and `make_server_app`; a user's own functions take their place.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedhet import data, models, registry
+from fedhet.config import Config
+from fedhet.data import ClientData, DataSet, Examples, Split
+from fedhet.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """Who is asking: handed to a user's model and data functions.
+
+    Attributes:
+        name: the client's own name, which is its partition id where there is one.
+        partition_id: index of the client's part of the data; None where the node has none.
+        num_partitions: how many parts there are; None where the node does not say.
+        config: the run's configuration, with this node's own settings.
+        node_config: what the node was started with.
+    """
+
+    name: str
+    partition_id: int | None
+    num_partitions: int | None
+    config: Config
+    node_config: dict[str, Any] = field(default_factory=dict)
+
+
+def dataset_of(config: Config) -> DataSet:
+    """The configured data set, loaded once a process."""
+    return data.load(config.dataset, config.data or None, input_size=config.input_size)
+
+
+def architectures(config: Config, clients: int) -> list[str]:
+    """The architecture of each of so many clients.
+
+    Raises:
+        ModelError: an unknown model, or a list that does not fit the number of clients.
+    """
+    names = models.expand(config.architectures)
+    if config.assign in models.ASSIGNMENTS:
+        return models.assign(names, config.assign, clients, config.seed)
+    return models.assign(names, models.expand(config.assign), clients, config.seed)
+
+
+def architecture_of(client: ClientInfo) -> str:
+    """The configured architecture of one client; a node may name its own (`architecture` in its node config)."""
+    if own := client.node_config.get("architecture"):
+        return models.expand(str(own))[0]
+    number, clients = _place(client)
+    return architectures(client.config, clients)[number]
+
+
+def model_of(client: ClientInfo) -> nn.Module:
+    """The configured model of one client, initialised from torch's global generator."""
+    dataset = dataset_of(client.config)
+    return models.build(architecture_of(client), dataset.input_shape, dataset.classes)
+
+
+def data_of(client: ClientInfo) -> ClientData:
+    """The configured data of one client; the same object again in the same process."""
+    number, clients = _place(client)
+    return _client(_data_keys(client.config), clients, number)
+
+
+def shared_pool(config: Config) -> Tensor | None:
+    """Raw inputs of the held-out pool, (shared-samples, ...), or None without one."""
+    return _split(_data_keys(config), config.clients).shared()
+
+
+def training_union(config: Config) -> Tensor:
+    """Raw inputs of all the clients' training parts together, in order of the clients."""
+    parts = _split(_data_keys(config), config.clients)
+    return torch.cat([parts.client(number).train.inputs for number in range(config.clients)])
+
+
+def common_test(config: Config) -> Examples:
+    """The common test set."""
+    return dataset_of(config).test
+
+
+def check(config: Config) -> None:
+    """Find out at once whether data and models can be had as configured.
+
+    Raises:
+        FedhetError: what cannot, and what would do.
+    """
+    dataset = dataset_of(config)
+    _split(_data_keys(config), config.clients)
+    dealt = sorted(set(architectures(config, config.clients)))
+    if registry.strategy(config.method).equal_architectures and len(dealt) > 1:
+        raise ConfigError(
+            f"{config.method} averages weights position by position and needs equal architectures, not "
+            f"{', '.join(dealt)}: set architectures to one of them"
+        )
+    with torch.random.fork_rng(devices=[]):
+        for name in dealt:
+            models.build(name, dataset.input_shape, dataset.classes)
+
+
+def _place(client: ClientInfo) -> tuple[int, int]:
+    clients = client.num_partitions or client.config.clients
+    return (client.partition_id or 0) % clients, clients
+
+
+@lru_cache(maxsize=8)
+def _data_keys(config: Config) -> Config:
+    """A configuration that is the same for all that deal the same data: the key of the caches below."""
+    kept = ("dataset", "data", "input_size", "partition", "classes_per_client", "alpha", "samples_per_client")
+    return Config(seed=config.seed, shared_samples=config.shared_samples, **{key: getattr(config, key) for key in kept})
+
+
+@lru_cache(maxsize=4)
+def _split(keys: Config, clients: int) -> Split:
+    return data.split(
+        dataset_of(keys),
+        keys.partition,
+        clients=clients,
+        seed=keys.seed,
+        shared_samples=keys.shared_samples,
+        classes_per_client=keys.classes_per_client,
+        alpha=keys.alpha,
+        samples_per_client=keys.samples_per_client,
+    )
+
+
+@lru_cache(maxsize=2048)
+def _client(keys: Config, clients: int, number: int) -> ClientData:
+    part = _split(keys, clients).client(number)
+    return ClientData(part.train, part.test)

@@ -1,0 +1,27 @@
+"""Random streams derived from (seed, client, round, purpose), so that no result depends on order or process."""
+
+import hashlib
+
+import numpy as np
+import torch
+
+
+def derive_seed(seed: int, *purpose: object) -> int:
+    """A 63-bit seed for one purpose, from a hash: the same on every machine, process and Python version.
+
+    Args:
+        seed: the run's seed.
+        purpose: what the stream is for, for example `("batches", client, round)`; compared by their text.
+    """
+    text = "\x1f".join([str(seed), *(str(part) for part in purpose)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def torch_generator(seed: int, *purpose: object) -> torch.Generator:
+    """A CPU generator for one purpose; see `derive_seed`."""
+    return torch.Generator().manual_seed(derive_seed(seed, *purpose))
+
+
+def numpy_generator(seed: int, *purpose: object) -> np.random.Generator:
+    """A NumPy generator for one purpose; see `derive_seed`."""
+    return np.random.default_rng(derive_seed(seed, *purpose))

@@ -1,0 +1,312 @@
+"""Similarity of two representations of the same examples: CKA with linear and RBF kernels, HSIC, Procrustes.
+
+Linear and RBF CKA follow Kornblith et al. (ICML 2019, "Similarity of Neural Network Representations Revisited"), the
+debiased estimate is HSIC_1 of Song et al. (JMLR 2012), the Procrustes distance that of Ding et al. (NeurIPS 2021).
+All take features `(L, d1)` and `(L, d2)` whose rows are the same L examples, centre them themselves, and are
+differentiable. Linear kernels are compared in feature space or as L x L Gram matrices, whichever takes less
+arithmetic.
+
+CKA does not change when features are scaled, so they are divided by their norm, which is held constant for autograd:
+the gradient is exact and fourth powers of large features cannot overflow.
+"""
+
+import torch
+from torch import Tensor
+
+# A debiased self-similarity that is less than this share of the biased one is rounding or chance; as a denominator it
+# would give enormous gradients to single examples that outweigh all others.
+_LEAST_DEBIASED = 1e-3
+
+
+def check_features(x: Tensor, name: str = "features") -> Tensor:
+    """Returns `x` if it is a floating `(L, d)` tensor with at least two rows and one column.
+
+    Raises:
+        ValueError: if it is not; the message says what `name` is instead.
+    """
+    if x.ndim != 2 or not x.is_floating_point() or x.shape[0] < 2 or x.shape[1] < 1:
+        raise ValueError(
+            f"{name} must be a floating tensor of shape (examples, width) with two examples or more, "
+            f"got {x.dtype} of shape {tuple(x.shape)}"
+        )
+    return x
+
+
+def check_pair(x: Tensor, y: Tensor) -> None:
+    """Checks that `x` and `y` are features of the same examples.
+
+    Raises:
+        ValueError: if one is no `(L, d)` floating tensor, or their numbers of rows differ.
+    """
+    check_features(x, "x")
+    check_features(y, "y")
+    if len(x) != len(y):
+        raise ValueError(f"x and y must describe the same examples, got {len(x)} and {len(y)} rows")
+
+
+def centred(x: Tensor) -> Tensor:
+    """Features `(L, d)` with the mean of each column removed."""
+    return x - x.mean(0)
+
+
+def centred_unit(x: Tensor) -> Tensor:
+    """Centred features `(L, d)` over their Frobenius norm, which autograd takes for a constant.
+
+    Features that are constant up to rounding become zero, and so does their gradient.
+    """
+    return _unit(centred(x), x)
+
+
+def _unit(deviation: Tensor, original: Tensor) -> Tensor:
+    """A deviation from the mean over its norm, or zero where it is no more than the rounding of the original."""
+    with torch.no_grad():
+        norm = torch.linalg.vector_norm(deviation)
+        rounding = 8 * torch.finfo(deviation.dtype).eps * torch.linalg.vector_norm(original)
+        scale = torch.where(norm > rounding, norm.reciprocal(), 0.0)
+    return deviation * scale
+
+
+def inner(x: Tensor, y: Tensor) -> Tensor:
+    """`<x x^T, y y^T>` (Frobenius) of features `(L, d1)` and `(L, d2)`, in feature space or in Gram form."""
+    if x.shape[1] * y.shape[1] <= len(x) * (x.shape[1] + y.shape[1]):
+        return (x.T @ y).square().sum()
+    return ((x @ x.T) * (y @ y.T)).sum()
+
+
+def self_inner(x: Tensor) -> Tensor:
+    """`||x x^T||_F^2` of features `(L, d)`, through the smaller of `x^T x` and `x x^T`."""
+    return (x.T @ x if x.shape[1] <= len(x) else x @ x.T).square().sum()
+
+
+def hsic(x: Tensor, y: Tensor) -> Tensor:
+    """The biased HSIC estimate with linear kernels, `tr(K H L H) / (n - 1)^2` (Gretton et al. 2005).
+
+    Args:
+        x: features `(L, d1)`.
+        y: features `(L, d2)` of the same examples.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+    """
+    check_pair(x, y)
+    return inner(centred(x), centred(y)) / (len(x) - 1) ** 2
+
+
+def linear_cka(x: Tensor, y: Tensor) -> Tensor:
+    """CKA with linear kernels, `||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F)` on centred features.
+
+    This is equation 4 of FedHeNN (Makhija et al., ICML 2022) with the centring that the paper leaves out in print.
+
+    Args:
+        x: features `(L, d1)`.
+        y: features `(L, d2)` of the same examples.
+
+    Returns:
+        A scalar in [0, 1]; 0 if either side is constant.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+    """
+    check_pair(x, y)
+    x, y = centred_unit(x), centred_unit(y)
+    return ratio(inner(x, y), self_inner(x), self_inner(y))
+
+
+def debiased_linear_cka(x: Tensor, y: Tensor) -> Tensor:
+    """CKA with linear kernels from debiased HSIC (Song et al. 2012), whose mean over mini-batches estimates the whole.
+
+    Args:
+        x: features `(L, d1)`, at least four rows.
+        y: features `(L, d2)` of the same examples.
+
+    Returns:
+        A scalar, at most 1, which can be negative; 0 if either side is constant. It never is NaN: denominators are
+        clamped.
+
+    Raises:
+        ValueError: if the shapes do not fit or there are fewer than four rows.
+    """
+    check_pair(x, y)
+    n = len(x)
+    check_debiased(n)
+    x, y = centred_unit(x), centred_unit(y)
+    x_diagonal, y_diagonal = x.square().sum(1), y.square().sum(1)
+
+    def debiased(total: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        # Centred Gram matrices have zero row sums, so that HSIC_1 needs of them only their diagonals p and q.
+        return total - n / (n - 2) * (p @ q) + p.sum() * q.sum() / ((n - 1) * (n - 2))
+
+    x_total, y_total = self_inner(x), self_inner(y)
+    return ratio(
+        debiased(inner(x, y), x_diagonal, y_diagonal),
+        torch.maximum(debiased(x_total, x_diagonal, x_diagonal), _LEAST_DEBIASED * x_total),
+        torch.maximum(debiased(y_total, y_diagonal, y_diagonal), _LEAST_DEBIASED * y_total),
+    )
+
+
+def check_debiased(rows: int) -> None:
+    """Checks that a debiased estimate exists for this number of rows.
+
+    Raises:
+        ValueError: if there are fewer than four.
+    """
+    if rows < 4:
+        raise ValueError(f"a debiased estimate needs four examples or more, got {rows}")
+
+
+def ratio(cross: Tensor, x_self: Tensor, y_self: Tensor) -> Tensor:
+    """`cross / sqrt(x_self y_self)` for kernels of unit scale, each denominator clamped where only rounding is left."""
+    least = torch.finfo(cross.dtype).eps
+    return cross / (x_self.clamp_min(least).sqrt() * y_self.clamp_min(least).sqrt())
+
+
+def squared_distances(x: Tensor) -> Tensor:
+    """The squared Euclidean distances `(L, L)` between the rows of `x` `(L, d)`."""
+    x = centred(x)
+    gram = x @ x.T
+    norms = gram.diagonal()
+    distances: Tensor = norms[:, None] + norms[None, :] - 2 * gram
+    return distances.clamp_min(0)
+
+
+def median(values: Tensor) -> Tensor:
+    """The median of all entries, the mean of the middle two if their number is even (torch.median takes the lower)."""
+    values = values.flatten()
+    lower, upper = (len(values) + 1) // 2, len(values) // 2 + 1
+    return (values.kthvalue(lower).values + values.kthvalue(upper).values) / 2
+
+
+def gaussian_kernel(x: Tensor, bandwidth: float | Tensor) -> Tensor:
+    """`exp(-||x_i - x_j||^2 / (2 bandwidth^2))`, `(L, L)`, of features `(L, d)`."""
+    return torch.exp(-squared_distances(check_features(x)) / (2 * bandwidth**2))
+
+
+def rbf_kernel(x: Tensor, threshold: float = 0.5) -> Tensor:
+    """The Gaussian kernel whose bandwidth is `threshold` times the median distance between rows (Kornblith et al.).
+
+    Args:
+        x: features `(L, d)`.
+        threshold: the bandwidth in median distances, positive. The median is over all L^2 pairs, a row with itself
+            included, and is a constant for autograd. Where it is 0 (most rows coincide) the mean takes its place.
+
+    Returns:
+        The kernel `(L, L)`.
+
+    Raises:
+        ValueError: if `x` is no `(L, d)` floating tensor or `threshold` is not positive.
+    """
+    if not threshold > 0:
+        raise ValueError(f"threshold must be positive, got {threshold}")
+    squares = squared_distances(check_features(x))
+    with torch.no_grad():
+        middle = median(squares)
+        scale = torch.where(middle > 0, middle, squares.mean()).clamp_min(torch.finfo(x.dtype).tiny)
+    return torch.exp(-squares / (2 * threshold**2 * scale))
+
+
+def centred_kernel(kernel: Tensor) -> Tensor:
+    """`H K H` of a symmetric kernel `(L, L)`: every row and column sums to 0."""
+    means = kernel.mean(0)
+    return kernel - means[:, None] - means[None, :] + means.mean()
+
+
+def u_centred_kernel(kernel: Tensor) -> Tensor:
+    """The U-centred kernel `(L, L)` of debiased HSIC (Székely and Rizzo 2014): a zero diagonal, rows that sum to 0."""
+    n = len(kernel)
+    kernel = kernel - torch.diag(kernel.diagonal())
+    means = kernel.sum(0) / (n - 2)
+    means = means - means.sum() / (2 * (n - 1))
+    kernel = kernel - means[:, None] - means[None, :]
+    return kernel - torch.diag(kernel.diagonal())
+
+
+def unit_kernel(kernel: Tensor, *, debiased: bool) -> tuple[Tensor, Tensor]:
+    """A kernel `(L, L)` centred for CKA at unit scale, and its inner product with itself for the denominator."""
+    biased = _unit(centred_kernel(kernel), kernel)
+    square: Tensor = biased.square().sum()
+    if not debiased:
+        return biased, square
+    unbiased = u_centred_kernel(biased)
+    return unbiased, torch.maximum(unbiased.square().sum(), _LEAST_DEBIASED * square)
+
+
+def kernel_cka(x_kernel: Tensor, y_kernel: Tensor, *, debiased: bool = False) -> Tensor:
+    """CKA of two kernels on the same examples, `<HKH, HLH> / (||HKH|| ||HLH||)` (Kornblith et al., Eq. 4).
+
+    Args:
+        x_kernel: symmetric kernel K `(L, L)`.
+        y_kernel: symmetric kernel L `(L, L)`.
+        debiased: whether to take the debiased estimate (four rows or more).
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ValueError: if the kernels are not square and of one size, or too small for the debiased estimate.
+    """
+    if x_kernel.ndim != 2 or x_kernel.shape[0] != x_kernel.shape[1] or x_kernel.shape != y_kernel.shape:
+        raise ValueError(
+            f"kernels must be square and of one size, got {tuple(x_kernel.shape)} and {tuple(y_kernel.shape)}"
+        )
+    if debiased:
+        check_debiased(len(x_kernel))
+    x, x_self = unit_kernel(x_kernel, debiased=debiased)
+    y, y_self = unit_kernel(y_kernel, debiased=debiased)
+    return ratio((x * y).sum(), x_self, y_self)
+
+
+def rbf_cka(x: Tensor, y: Tensor, threshold: float = 0.5) -> Tensor:
+    """CKA with Gaussian kernels, each with a bandwidth of `threshold` times its median distance (see `rbf_kernel`).
+
+    Args:
+        x: features `(L, d1)`.
+        y: features `(L, d2)` of the same examples.
+        threshold: the bandwidth in median distances, positive.
+
+    Returns:
+        A scalar in [0, 1].
+
+    Raises:
+        ValueError: if the shapes do not fit or `threshold` is not positive.
+    """
+    check_pair(x, y)
+    return kernel_cka(rbf_kernel(x, threshold), rbf_kernel(y, threshold))
+
+
+def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
+    """The orthogonal Procrustes distance `2 - 2 ||X^T Y||_*` of centred features of norm 1 (Ding et al. 2021).
+
+    The gradient is the subgradient of least norm, so that dead units, whose singular values are 0, are not moved at
+    random.
+
+    Args:
+        x: features `(L, d)`.
+        y: features `(L, d)` of the same examples.
+
+    Returns:
+        A scalar in [0, 2]: the squared distance after the best rotation.
+
+    Raises:
+        ValueError: if the shapes are not equal.
+    """
+    check_pair(x, y)
+    if x.shape[1] != y.shape[1]:
+        raise ValueError(f"the Procrustes distance needs equal widths, got {x.shape[1]} and {y.shape[1]}")
+    product = _normalised(x).T @ _normalised(y)
+    with torch.no_grad():
+        u, singular, v = torch.linalg.svd(product)
+        kept = singular > singular[0] * len(singular) * torch.finfo(x.dtype).eps
+        rotation = (u * kept) @ v
+    # The nuclear norm is the largest <product, rotation>; its derivative through the maximiser is 0.
+    nuclear: Tensor = (product * rotation).sum()
+    return 2 - 2 * nuclear
+
+
+def _normalised(x: Tensor) -> Tensor:
+    """Centred features over their Frobenius norm, through which the gradient flows."""
+    deviation = centred(x)
+    norm: Tensor = torch.linalg.vector_norm(deviation)
+    return deviation / norm.clamp_min(torch.finfo(x.dtype).tiny)

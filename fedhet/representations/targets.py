@@ -1,0 +1,403 @@
+r"""The peers' mean kernel as FedHeNN's clients receive it: in feature space, no larger than its gradient needs.
+
+For the linear kernel K-bar = sum_j w_j K_j = B B^T with B = [sqrt(w_1) A_1, sqrt(w_2) A_2, ...] of the peers' centred
+features, and 1 - CKA(X X^T, B B^T) is a function of B^T X, X^T X and ||B B^T||: no L x L matrix is needed to make,
+send or use it. B is then rotated to the eigenvectors of its kernel, K-bar = sum_i l_i u_i u_i^T, and cut to the rank
+whose gradient is as good.
+
+**The rank.** Let k = l / ||l||, G = X X^T, g_i = u_i^T G u_i / ||G|| and c = CKA(G, K) = sum_i k_i g_i. The gradient
+of 1 - CKA with respect to X is -2/||G|| (K/||K|| - c G/||G||) X. With the first r eigenvectors k becomes k^r = k[:r]
+/ ||k[:r]||, c becomes c_r, and the gradient changes by -2/||G|| (sum_i (k_i - k^r_i) u_i u_i^T - (c - c_r) G/||G||)
+X. Both norms follow from |u_i^T X|^2 and u_i^T X (u_i^T G X)^T alone, so the relative error at X is known exactly for
+every rank at once. It is evaluated
+- for the mean of several peers, at each peer's features: they are what the receivers' features look like;
+- for one client's features, where nobody else's are known, at features that are unrelated to them (u_i^T X equally
+  large for all i, c = 0): the error is ||k - k^r|| then. It bounds the error of the gradient with respect to the
+  kernel G at any X: that changes by at most ||k - k^r|| out of sqrt(1 - c^2). Receivers that have more in common with
+  the client err less.
+There is no bound for all X: features in the discarded directions alone would lose all of their gradient.
+
+**The bytes.** The weakest columns matter so little that one byte an entry (and one step a column) is enough for them;
+how many follows from the variance of that rounding, in the same units. The others travel as float16, scaled by one
+power of two. Half of the permitted error goes to the rank, a quarter to the bytes; the rest is left for float16 and
+for receivers other than those evaluated. Features whose rank would not save bytes are sent whole.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedhet.representations.cka import centred, centred_kernel, check_features, rbf_kernel, self_inner
+
+Normalise = Literal["raw", "frobenius"]
+WireDtype = Literal["float16", "float32"]
+Packed = dict[str, npt.NDArray[np.generic] | float]
+
+# Gradients under this share of the terms whose difference they are count as this share: aligned clients have none left.
+_LEAST_GRADIENT = 0.01
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A kernel K = values @ values.T of centred features.
+
+    Attributes:
+        values: `(L, r)`, columns in falling order of their weight unless `whole`.
+        coarse: how many of the last columns may travel in one byte an entry.
+        error: relative error of the gradient of 1 - CKA that cutting the rank is estimated to cause.
+        whole: whether these are the features themselves, since no lower rank was good enough.
+    """
+
+    values: Tensor
+    coarse: int = 0
+    error: float = 0.0
+    whole: bool = True
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Features X, as far as the gradient at X depends on them, in the eigenvectors u_i of the kernel."""
+
+    squares: Tensor  # |u_i^T X|^2, (w,)
+    mixed: Tensor  # u_i^T X . u_i^T G X / ||G||, (w,)
+    pull: float  # |G X / ||G|| |^2
+    norm: float  # ||G||
+    level: float  # mean square of a row of X
+
+
+def compress(
+    features: Tensor, *, error: float = 0.002, max_rank: int | None = None, probes: Sequence[Tensor] = ()
+) -> Factor:
+    """The smallest factor of the features' centred linear kernel that keeps the gradient of 1 - CKA.
+
+    Args:
+        features: `(L, d)`, of any scale.
+        error: permitted relative error of the gradient, all causes together; 0 sends the features whole.
+        max_rank: most columns to keep, whatever error that causes.
+        probes: features `(L, d_j)` at which the error counts; features unrelated to the kernel if empty.
+
+    Returns:
+        A factor `(L, r)` in the features' dtype and on their device. Its rank comes from an eigendecomposition in
+        float64 of the smaller of `A^T A` and `A A^T`.
+
+    Raises:
+        ValueError: if the features or probes are no finite floating `(L, d)` tensors, or `error` or `max_rank` is out
+            of range.
+    """
+    _check_finite(features, "features")
+    if not error >= 0:
+        raise ValueError(f"error must be 0 or positive, got {error}")
+    if max_rank is not None and max_rank < 1:
+        raise ValueError(f"max_rank must be positive, got {max_rank}")
+    values = centred(features)
+    width = features.shape[1]
+    if error == 0 and (max_rank is None or max_rank >= width):
+        return Factor(values)
+
+    weights, vectors = _spectrum(values.double())
+    if len(weights) == 0:
+        return Factor(values[:, :1], whole=False)
+    shares = weights / torch.linalg.vector_norm(weights)
+    evaluated = [_probe(vectors, probe) for probe in probes] or [_unrelated(shares)]
+    errors = torch.stack([_rank_errors(shares, probe) for probe in evaluated]).amax(0)
+    # From the end, so that every larger rank is good enough as well.
+    sufficient = errors.flip(0).cummax(0).values.flip(0) <= error / 2
+    rank = min(int((~sufficient).sum()) + 1, len(weights), max_rank or width)
+    if rank >= width:
+        return Factor(values)
+    columns = vectors[:, :rank] * weights[:rank].sqrt()
+    noise = torch.stack([_rounding_errors(columns, shares, probe) for probe in evaluated]).amax(0)
+    coarse = int((noise <= error / 4).sum())
+    return Factor(columns.to(features.dtype), coarse, float(errors[rank - 1]), whole=False)
+
+
+def _spectrum(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Positive eigenvalues `(w,)`, largest first, and eigenvectors `(L, w)` of the kernel of values `(L, d)`."""
+    narrow = values.shape[1] <= len(values)
+    weights, vectors = torch.linalg.eigh(values.T @ values if narrow else values @ values.T)
+    weights, vectors = weights.flip(0), vectors.flip(1)
+    positive = weights > weights[0] * len(weights) * torch.finfo(weights.dtype).eps
+    weights, vectors = weights[positive], vectors[:, positive]
+    return weights, (values @ vectors) * weights.rsqrt() if narrow else vectors
+
+
+def _probe(vectors: Tensor, features: Tensor) -> _Probe:
+    """How features `(L, d)` lie to the eigenvectors `(L, w)`."""
+    _check_finite(features, "probe")
+    x = centred(features.double())
+    x = x / torch.linalg.vector_norm(x).clamp_min(torch.finfo(x.dtype).tiny)
+    norm = self_inner(x).sqrt().clamp_min(torch.finfo(x.dtype).tiny)
+    pulled = x @ (x.T @ x) / norm if x.shape[1] <= len(x) else (x @ x.T) @ x / norm
+    along, along_pulled = vectors.T @ x, vectors.T @ pulled
+    return _Probe(
+        along.square().sum(1),
+        (along * along_pulled).sum(1),
+        float(pulled.square().sum()),
+        float(norm),
+        float(x.square().sum()) / len(x),
+    )
+
+
+def _unrelated(shares: Tensor) -> _Probe:
+    """Features that lie equally in all directions, so many that their kernel has nothing in common with any other."""
+    return _Probe(torch.ones_like(shares), torch.zeros_like(shares), 0.0, float("inf"), 1.0)
+
+
+def _gradient_square(shares: Tensor, probe: _Probe) -> float:
+    """The squared norm of (K/||K|| - c G/||G||) X, but not under the least share of that of its first term."""
+    similarity = (shares * probe.squares).sum() / probe.norm
+    direct = (shares.square() * probe.squares).sum()
+    gradient = direct - 2 * similarity * (shares * probe.mixed).sum() + similarity**2 * probe.pull
+    return max(float(gradient), _LEAST_GRADIENT**2 * float(direct), float(torch.finfo(shares.dtype).tiny))
+
+
+def _rank_errors(shares: Tensor, probe: _Probe) -> Tensor:
+    """The relative error of the gradient at a probe for the ranks 1 to w, `(w,)`."""
+    scale = shares.square().cumsum(0).rsqrt()
+    kept = 1 - scale
+    squares = shares.square() * probe.squares
+    mixed = shares * probe.mixed
+    similarities = (shares * probe.squares).cumsum(0) / probe.norm
+    change = similarities[-1] - scale * similarities
+    direct = kept.square() * squares.cumsum(0) + _tails(squares)
+    error = direct - 2 * change * (kept * mixed.cumsum(0) + _tails(mixed)) + change.square() * probe.pull
+    return (error.clamp_min(0) / _gradient_square(shares, probe)).sqrt()
+
+
+def _tails(values: Tensor) -> Tensor:
+    """The sums of what follows each entry, added up from the small end."""
+    return values.flip(0).cumsum(0).flip(0) - values
+
+
+def _rounding_errors(columns: Tensor, shares: Tensor, probe: _Probe) -> Tensor:
+    """The relative error of the gradient at a probe if the columns from each on were rounded to one byte, `(r,)`.
+
+    Rounding column b_i = sqrt(l_i) u_i adds noise n_i of variance step^2 / 12 an entry. That changes K X by n_i b_i^T
+    X + b_i n_i^T X, whose expected square is l_i |n_i|^2 (|u_i^T X|^2 + ||X||^2 / L).
+    """
+    noise = _steps(columns).square() / 12 * len(columns)
+    relative = noise / columns.square().sum(0)
+    rank = columns.shape[1]
+    squares = shares[:rank].square() * relative * (probe.squares[:rank] + probe.level)
+    return (squares.flip(0).cumsum(0).flip(0) / _gradient_square(shares, probe)).sqrt()
+
+
+def _steps(columns: Tensor) -> Tensor:
+    """The step of each column's one-byte rounding, positive."""
+    return columns.abs().amax(0).clamp_min(torch.finfo(torch.float32).tiny) / 127
+
+
+def mean_target(
+    features: Sequence[Tensor],
+    weights: Sequence[float],
+    *,
+    normalise: Normalise = "raw",
+    error: float = 0.002,
+    max_rank: int | None = None,
+) -> Factor:
+    """A factor of the peers' mean kernel sum_j w_j K_j with K_j = H A_j A_j^T H (FedHeNN, algorithm 1).
+
+    Args:
+        features: the peers' features, each `(L, d_j)` on the same L examples.
+        weights: w_j, not negative, at least one positive; a peer of weight 0 is left out. They are used as they are.
+        normalise: `"raw"` as in the paper, or `"frobenius"` to divide each K_j by its norm so that none dominates.
+        error: permitted relative error of the gradient, as in `compress`; 0 for the exact mean.
+        max_rank: most columns to keep.
+
+    Returns:
+        The factor `(L, r)`, r at most the sum of widths.
+
+    Raises:
+        ValueError: if a peer's features are not finite, not `(L, d)` or of another L, or the weights do not fit.
+    """
+    _check_peers(features, weights, normalise)
+    peers = [centred(peer) for peer, weight in zip(features, weights, strict=True) if weight > 0]
+    scales = [weight**0.5 for weight in weights if weight > 0]
+    if normalise == "frobenius":
+        peers = [peer / self_inner(peer).pow(0.25).clamp_min(torch.finfo(peer.dtype).tiny) for peer in peers]
+    stacked = torch.cat([scale * peer for scale, peer in zip(scales, peers, strict=True)], 1)
+    # At the only peer's own features the gradient is 0: they say nothing about anybody else's.
+    return compress(stacked, error=error, max_rank=max_rank, probes=peers if len(peers) > 1 else ())
+
+
+def blocks(rows: int, block: int) -> list[slice]:
+    """Consecutive row ranges, as few and as equal as hold at most `block` rows each; one range if `block` is 0."""
+    if block <= 0 or block >= rows:
+        return [slice(0, rows)]
+    parts = torch.arange(rows).tensor_split(-(-rows // block))
+    return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
+
+
+def mean_rbf_blocks(
+    features: Sequence[Tensor],
+    weights: Sequence[float],
+    block: int,
+    *,
+    threshold: float = 0.5,
+    normalise: Normalise = "raw",
+) -> list[Tensor]:
+    """The diagonal blocks of the peers' mean RBF kernel, all of it that mini-batches of consecutive rows use.
+
+    Args:
+        features: the peers' features, each `(L, d_j)` on the same L examples.
+        weights: w_j, not negative, at least one positive; used as they are.
+        block: most rows a block; 0 for one block of all. See `blocks` for the rows of each.
+        threshold: bandwidth in median distances over the rows of a block (`rbf_kernel`).
+        normalise: `"raw"`, or `"frobenius"` to divide each peer's centred block by its norm.
+
+    Returns:
+        One double-centred kernel `(b, b)` a block. CKA is the same as with uncentred ones; their entries are smaller,
+        so that float16 loses less of them.
+
+    Raises:
+        ValueError: if a peer's features are not finite, not `(L, d)` or of another L, or the weights do not fit.
+    """
+    _check_peers(features, weights, normalise)
+    means = []
+    for rows in blocks(len(features[0]), block):
+        kernels = [centred_kernel(rbf_kernel(peer[rows], threshold)) for peer in features]
+        if normalise == "frobenius":
+            norms = [torch.linalg.vector_norm(kernel) for kernel in kernels]
+            kernels = [
+                kernel / norm.clamp_min(torch.finfo(norm.dtype).tiny)
+                for kernel, norm in zip(kernels, norms, strict=True)
+            ]
+        means.append(torch.stack([weight * k for weight, k in zip(weights, kernels, strict=True)]).sum(0))
+    return means
+
+
+def _check_finite(features: Tensor, name: str) -> None:
+    if not torch.isfinite(check_features(features, name)).all():
+        raise ValueError(f"{name} must be finite, got NaN or infinity")
+
+
+def _check_peers(features: Sequence[Tensor], weights: Sequence[float], normalise: str) -> None:
+    if len(features) != len(weights) or not features:
+        raise ValueError(
+            f"there must be one weight a peer and one peer or more, got {len(weights)} for {len(features)}"
+        )
+    for index, peer in enumerate(features):
+        _check_finite(peer, f"features of peer {index}")
+        if len(peer) != len(features[0]):
+            raise ValueError(
+                f"peers must describe the same examples: peer {index} has {len(peer)}, not {len(features[0])}"
+            )
+    if not all(np.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
+        raise ValueError(f"weights must be finite, not negative and not all 0, got {list(weights)}")
+    if normalise not in ("raw", "frobenius"):
+        raise ValueError(f"normalise must be 'raw' or 'frobenius', got {normalise!r}")
+
+
+def pack(factor: Factor, dtype: WireDtype = "float16") -> Packed:
+    """A factor as arrays to send.
+
+    Args:
+        factor: what to send.
+        dtype: `"float32"` for all of it, or `"float16"`, scaled by one power of two, with `factor.coarse` columns in
+            int8.
+
+    Returns:
+        `fine` `(L, r - coarse)`, in units of 2^`exponent`; `coarse` int8 `(L, coarse)`, in units of `steps` float32
+        `(coarse,)`; `exponent`, `error` and `whole` as floats.
+    """
+    values = factor.values.detach().cpu().float()
+    coarse = factor.coarse if dtype == "float16" else 0
+    head, tail = values.tensor_split([values.shape[1] - coarse], 1)
+    fine, exponent = _scaled(head.numpy(), dtype)
+    steps = _steps(tail) if coarse else tail.new_zeros(0)
+    return {
+        "fine": fine,
+        "coarse": (tail / steps).round().to(torch.int8).numpy(),
+        "steps": steps.numpy(),
+        "exponent": exponent,
+        "error": factor.error,
+        "whole": float(factor.whole),
+    }
+
+
+def unpack(packed: Mapping[str, npt.NDArray[np.generic] | float]) -> Factor:
+    """The factor that `pack` made these of, in float32.
+
+    Raises:
+        ValueError: if an entry is missing, the arrays do not fit together or are not finite.
+    """
+    fine, coarse, steps = (_array(packed, key) for key in ("fine", "coarse", "steps"))
+    if fine.ndim != 2 or coarse.ndim != 2 or len(fine) != len(coarse) or steps.shape != coarse.shape[1:]:
+        raise ValueError(f"a packed factor's arrays do not fit: {fine.shape}, {coarse.shape} and {steps.shape}")
+    values = np.concatenate(
+        [_unscaled(fine, _number(packed, "exponent")), coarse.astype(np.float32) * steps.astype(np.float32)], 1
+    )
+    _check_finite(torch.from_numpy(values), "a packed factor")
+    return Factor(torch.from_numpy(values), coarse.shape[1], _number(packed, "error"), bool(_number(packed, "whole")))
+
+
+def pack_blocks(kernels: Sequence[Tensor], dtype: WireDtype = "float16") -> Packed:
+    """Symmetric diagonal blocks as arrays to send.
+
+    Args:
+        kernels: symmetric `(b_i, b_i)`.
+        dtype: `"float16"`, scaled by one power of two, or `"float32"`.
+
+    Returns:
+        `triangles`, the upper triangles row by row, one after the other, in units of 2^`exponent`; `sizes` int32, the
+        b_i; `exponent` as a float.
+    """
+    upper = [kernel.detach().cpu().float().numpy()[np.triu_indices(len(kernel))] for kernel in kernels]
+    triangles, exponent = _scaled(np.concatenate(upper), dtype)
+    sizes = np.array([len(kernel) for kernel in kernels], np.int32)
+    return {"triangles": triangles, "sizes": sizes, "exponent": exponent}
+
+
+def unpack_blocks(packed: Mapping[str, npt.NDArray[np.generic] | float]) -> list[Tensor]:
+    """The blocks that `pack_blocks` made these of, in float32.
+
+    Raises:
+        ValueError: if an entry is missing, the arrays do not fit together or are not finite.
+    """
+    triangles, sizes = _array(packed, "triangles"), _array(packed, "sizes").astype(np.int64)
+    lengths = sizes * (sizes + 1) // 2
+    if triangles.ndim != 1 or lengths.sum() != len(triangles):
+        raise ValueError(f"packed blocks of {sizes.tolist()} rows need {lengths.sum()} entries, got {triangles.shape}")
+    values = _unscaled(triangles, _number(packed, "exponent"))
+    if not np.isfinite(values).all():
+        raise ValueError("packed blocks must be finite, got NaN or infinity")
+    kernels = []
+    for size, part in zip(sizes.tolist(), np.split(values, lengths.cumsum()[:-1]), strict=True):
+        kernel = np.zeros((size, size), np.float32)
+        kernel[np.triu_indices(size)] = part
+        kernels.append(torch.from_numpy(kernel + np.triu(kernel, 1).T))
+    return kernels
+
+
+def _scaled(values: npt.NDArray[np.float32], dtype: WireDtype) -> tuple[npt.NDArray[np.generic], float]:
+    """`values` / 2^exponent in `dtype`, and the exponent that puts the largest near float16's largest."""
+    if dtype == "float32":
+        return np.ascontiguousarray(values), 0.0
+    if dtype != "float16":
+        raise ValueError(f"dtype must be 'float16' or 'float32', got {dtype!r}")
+    largest = float(np.abs(values).max(initial=0.0))
+    exponent = int(np.frexp(largest)[1]) - 15 if largest > 0 else 0
+    return np.ldexp(values, -exponent).astype(np.float16), float(exponent)
+
+
+def _unscaled(values: npt.NDArray[np.generic], exponent: float) -> npt.NDArray[np.float32]:
+    return np.ldexp(values.astype(np.float32), int(exponent))
+
+
+def _array(packed: Mapping[str, npt.NDArray[np.generic] | float], key: str) -> npt.NDArray[np.generic]:
+    value = packed.get(key)
+    if not isinstance(value, np.ndarray):
+        raise ValueError(f"a packed target needs an array {key!r}, got {type(value).__name__}")
+    return value
+
+
+def _number(packed: Mapping[str, npt.NDArray[np.generic] | float], key: str) -> float:
+    value = packed.get(key)
+    if not isinstance(value, float | int):
+        raise ValueError(f"a packed target needs a number {key!r}, got {type(value).__name__}")
+    return value

@@ -1,0 +1,279 @@
+"""The files of a run as values: the history by round, the rows of the clients, and statistics over clients.
+
+Accuracies and losses are means over examples (the key `accuracy` holds whatever the task's metric is, see `metric` in
+`summary.json`), bytes are payload bytes, times are seconds. A run directory is described in the README.
+"""
+
+import csv
+import json
+import logging
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fedhet.errors import FedhetError
+
+Row = dict[str, Any]
+Statistics = dict[str, float | None]
+Which = Literal["received", "trained"]
+TestSet = Literal["own", "common"]
+STATISTICS = ("weighted", "mean", "std", "min", "max")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """One line of `clients.csv`: a client in a round; `accuracy` and `loss` are None where it was not evaluated."""
+
+    round: int
+    client: str
+    architecture: str
+    examples: int
+    accuracy: float | None
+    loss: float | None
+    bytes_up: int
+    bytes_down: int
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What a run directory holds; parts that a failed or unfinished run has not written are empty or None."""
+
+    folder: Path
+    settings: dict[str, Any]
+    versions: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    clients: list[ClientRow] = field(default_factory=list)
+    summary: dict[str, Any] | None = None
+    matrices: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def personal(self) -> Which | None:
+        """Which evaluation is that of the method's personal model; None as long as there is no summary."""
+        return self.summary.get("personal") if self.summary else None
+
+    @property
+    def has_global(self) -> bool:
+        """Whether the method has a global model, as far as the files tell."""
+        return self.summary is None or self.summary.get("global_accuracy") is not None
+
+    @property
+    def metric(self) -> str:
+        """The name of the task's metric, `accuracy` or `auc`."""
+        return str((self.summary or {}).get("metric", "accuracy"))
+
+
+def client_order(client: str) -> tuple[bool, int, str]:
+    """A sorting key for client names that puts "2" before "10", and numbers before other names."""
+    return (False, int(client), client) if client.isdecimal() else (True, 0, client)
+
+
+def read_history(folder: Path | str) -> list[Row]:
+    """Read `history.jsonl` of a run, one dictionary a round, in the order of the file.
+
+    A last line that a crash left torn is ignored with a warning in the log. Without the file there are no rows.
+
+    Raises:
+        FedhetError: a line before the last one cannot be read.
+    """
+    path = Path(folder) / "history.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    rows: list[Row] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+                raise ValueError("not an object with a round")
+        except ValueError as error:
+            if number < len(lines):
+                raise FedhetError(f"{path}, line {number}: damaged ({error}); every line must be one round") from None
+            _log.warning("%s, line %d: torn, probably by a crash in mid-write; ignored", path, number)
+        else:
+            rows.append(row)
+    return rows
+
+
+def read_clients(folder: Path | str) -> list[ClientRow]:
+    """Read `clients.csv` of a run; a torn last line is ignored with a warning, a missing file gives [].
+
+    Raises:
+        FedhetError: a line before the last one cannot be read.
+    """
+    path = Path(folder) / "clients.csv"
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    whole, _, torn = text.rpartition("\n")
+    if torn:
+        # A number cut short is still a number, so only the end of the line tells that the line is whole.
+        _log.warning("%s: the last line is torn, probably by a crash in mid-write; ignored", path)
+    rows = []
+    for number, record in enumerate(csv.DictReader(whole.splitlines()), start=2):
+        try:
+            rows.append(
+                ClientRow(
+                    round=int(record["round"]),
+                    client=record["client"],
+                    architecture=record["architecture"],
+                    examples=int(record["examples"]),
+                    accuracy=float(record["accuracy"]) if record["accuracy"] else None,
+                    loss=float(record["loss"]) if record["loss"] else None,
+                    bytes_up=int(record["bytes_up"]),
+                    bytes_down=int(record["bytes_down"]),
+                )
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise FedhetError(f"{path}, line {number}: damaged ({error!r})") from None
+    return rows
+
+
+def read_run(folder: Path | str) -> RunFiles:
+    """Read all that a run directory holds, of finished, failed and unfinished runs alike.
+
+    Raises:
+        FedhetError: the folder is not a run directory, or one of its files is damaged.
+    """
+    folder = Path(folder)
+    config = folder / "config.toml"
+    if not folder.is_dir():
+        raise FedhetError(f"{folder}: no such folder; give the directory of a run")
+    if not config.is_file():
+        raise FedhetError(f"{folder} is not the directory of a run: it holds no config.toml")
+    try:
+        settings = tomllib.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FedhetError(f"{config}: damaged ({error})") from None
+    return RunFiles(
+        folder=folder,
+        versions=settings.pop("versions", {}),
+        settings=_flat(settings),
+        rows=read_history(folder),
+        clients=read_clients(folder),
+        summary=_read_json(folder / "summary.json"),
+        matrices=_read_json(folder / "matrices.json") or {},
+    )
+
+
+def final_clients(rows: Iterable[ClientRow]) -> list[ClientRow]:
+    """The last evaluated row of every client, in order of client name."""
+    last = {row.client: row for row in sorted(rows, key=lambda row: row.round) if row.accuracy is not None}
+    return [last[client] for client in sorted(last, key=client_order)]
+
+
+def accuracy_curve(
+    rows: Iterable[Row], which: Which = "trained", statistic: str = "weighted", test: TestSet = "own"
+) -> list[tuple[int, float]]:
+    """The accuracy by round: pairs (r, accuracy after round r), with rounds ascending.
+
+    What a round received is the model as it was after the round before; the final row, which only evaluates, stands for
+    the last training round. Where a round was evaluated twice the later evaluation counts.
+
+    Args:
+        rows: the history, see `read_history`.
+        which: the models as clients `received` them, or the personal models after they were `trained`.
+        statistic: over clients, one of `STATISTICS`; a single model on the common test set has just one value.
+        test: on the clients' `own` test parts or on the `common` test set.
+    """
+    curve: dict[int, float] = {}
+    for row in rows:
+        block = ((row.get("common") or {}) if test == "common" else row).get(which)
+        accuracy = (block or {}).get("accuracy")
+        value = accuracy.get(statistic) if isinstance(accuracy, Mapping) else accuracy
+        if value is not None and math.isfinite(value):
+            before = which == "received" or row.get("final", False)
+            curve[row["round"] - 1 if before else row["round"]] = float(value)
+    return sorted(curve.items())
+
+
+def summarise(values: Mapping[str, tuple[float, float, int]]) -> dict[str, Any] | None:
+    """Statistics over clients: weighted by examples, mean, population standard deviation, least and greatest.
+
+    Sums are correctly rounded (`math.fsum`), so the order in which clients come does not matter, to the last bit.
+
+    Args:
+        values: client -> (metric, loss, number of examples). A metric that is undefined (NaN, such as the AUC of a
+            single class) is left out of the metric's statistics. A loss that is not finite makes the loss's None.
+
+    Returns:
+        `{"accuracy": {statistic: value}, "loss": {statistic: value}, "clients": number}`; None without clients that
+        have examples.
+    """
+    evaluated = [value for value in values.values() if value[2] > 0]
+    if not evaluated:
+        return None
+    return {
+        "accuracy": _statistics([(metric, examples) for metric, _, examples in evaluated if not math.isnan(metric)]),
+        "loss": _statistics([(loss, examples) for _, loss, examples in evaluated]),
+        "clients": len(evaluated),
+    }
+
+
+def last10(rows: Sequence[Row], personal: Which, *, has_global: bool = True) -> dict[str, Statistics | None]:
+    """Means over the last ten evaluated rounds of the statistics over clients; nothing is picked by how good it is.
+
+    Args:
+        rows: the history, see `read_history`.
+        personal: which evaluation is that of the method's personal model (`personal` of `summary.json`).
+        has_global: whether the method has a global model; without one its part is None.
+
+    Returns:
+        `personal_accuracy` with all `STATISTICS` and `global_accuracy` with `weighted` and `mean`; None where nothing
+        was evaluated.
+    """
+    return {
+        "personal_accuracy": _last_means(rows, personal, STATISTICS),
+        "global_accuracy": _last_means(rows, "received", STATISTICS[:2]) if has_global else None,
+    }
+
+
+def _last_means(rows: Sequence[Row], which: Which, statistics: Sequence[str]) -> Statistics | None:
+    means: Statistics = {}
+    for statistic in statistics:
+        values = [value for _, value in accuracy_curve(rows, which, statistic)][-10:]
+        if not values:
+            return None
+        means[statistic] = math.fsum(values) / len(values)
+    return means
+
+
+def _statistics(values: Sequence[tuple[float, int]]) -> Statistics:
+    if not values or not all(math.isfinite(value) for value, _ in values):
+        return dict.fromkeys(STATISTICS)
+    mean = math.fsum(value for value, _ in values) / len(values)
+    weight = sum(examples for _, examples in values)
+    return {
+        "weighted": math.fsum(value * examples for value, examples in values) / weight,
+        "mean": mean,
+        "std": math.sqrt(math.fsum((value - mean) ** 2 for value, _ in values) / len(values)),
+        "min": min(value for value, _ in values),
+        "max": max(value for value, _ in values),
+    }
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables as dotted keys, so `[fedhenn] eta0 = 0.1` and `"fedhenn.eta0" = 0.1` read alike."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            flat |= {f"{key}.{inner}": inner_value for inner, inner_value in _flat(value).items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FedhetError(f"{path}: damaged ({error})") from None
+    if not isinstance(content, dict):
+        raise FedhetError(f"{path}: damaged (an object was expected)")
+    return content

@@ -1,0 +1,105 @@
+"""Calls in processes of their own, a few at a time: one that dies takes no other with it.
+
+`concurrent.futures` gives up on every call of a pool once one of its processes is killed, hence this module.
+"""
+
+import multiprocessing
+import os
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any, cast
+
+from fedhet.errors import FedhetError
+
+# Read by the numerical libraries when they are first loaded, so they must be set before a process starts. Two processes
+# with two threads each on two cores were measured to be a hundred times slower than with one.
+_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A call `function(*arguments, **keywords)`, all of it picklable, with a name and a file for what it prints."""
+
+    name: str
+    function: Callable[..., object]
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    log: Path
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_jobs(jobs: Iterable[Job], *, workers: int) -> Iterator[tuple[str, str | None]]:
+    """Run each job in a fresh process with one thread, `workers` at a time, in order.
+
+    Processes that still run when the iteration is left (Ctrl-C, an error of the caller) are ended.
+
+    Yields:
+        As jobs end: the job's name, and why it failed or None.
+    """
+    context = multiprocessing.get_context("spawn")
+    waiting = deque(jobs)
+    running: dict[Connection, tuple[Job, SpawnProcess]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                job = waiting.popleft()
+                job.log.parent.mkdir(parents=True, exist_ok=True)
+                receiver, sender = context.Pipe(duplex=False)
+                process = context.Process(target=_call, args=(job, sender), name=job.name, daemon=True)
+                with _one_thread():
+                    process.start()
+                sender.close()
+                running[receiver] = (job, process)
+            for ready in wait(list(running)):
+                receiver = cast(Connection, ready)
+                job, process = running.pop(receiver)
+                try:
+                    reason = receiver.recv()
+                except EOFError:
+                    process.join()
+                    reason = f"its process ended with exit code {process.exitcode}; see {job.log}"
+                process.join()
+                yield job.name, reason
+    finally:
+        for _, process in running.values():
+            process.terminate()
+        for _, process in running.values():
+            process.join()
+
+
+def _call(job: Job, result: Connection) -> None:
+    with job.log.open("ab", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        job.function(*job.arguments, **job.keywords)
+        result.send(None)
+    except FedhetError as error:
+        result.send(str(error))
+    except Exception as error:  # whatever it is, it is this job's failure and is reported as such
+        traceback.print_exc()
+        result.send(f"{type(error).__name__}: {error} (see {job.log})")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in _THREAD_LIMITS}
+    os.environ.update(dict.fromkeys(_THREAD_LIMITS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

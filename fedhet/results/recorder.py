@@ -1,0 +1,166 @@
+"""The run directory: written round by round, so that a run that stops at any moment can go on where it was."""
+
+import csv
+import dataclasses
+import json
+import platform
+import shutil
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedhet import config as configuration
+from fedhet.config import Config
+from fedhet.errors import FedhetError
+from fedhet.results.history import ClientRow, accuracy_curve, last10, read_clients, read_history
+from fedhet.state import State
+from fedhet.store import write_tensors
+from fedhet.wire import to_tensor
+
+if TYPE_CHECKING:
+    from fedhet.server import FederatedStrategy, RoundReport
+
+COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
+PACKAGES = ("fedhet", "flwr", "torch", "numpy", "scipy")
+
+
+class RunDirectory:
+    """Observer that writes `config.toml`, `history.jsonl`, `clients.csv`, `checkpoint/`, `models/`, `summary.json`.
+
+    Args:
+        folder: the run directory.
+        config: the run's configuration.
+        engine: name of the engine, for the summary.
+        resume: go on with the run that is in the folder.
+
+    Raises:
+        FedhetError: the folder holds a run already (without `resume`), or none (with it).
+    """
+
+    def __init__(self, folder: Path, config: Config, engine: str, *, resume: bool = False) -> None:
+        self.folder, self.config, self.engine = folder, config, engine
+        self.started_at = time.perf_counter()
+        self.earlier_seconds = 0.0
+        if resume:
+            if not (folder / "config.toml").is_file():
+                raise FedhetError(f"{folder} holds no run to resume")
+            self._rewind()
+            return
+        if (folder / "config.toml").exists() or (folder / "history.jsonl").exists():
+            raise FedhetError(f"{folder} holds a run already: choose another folder (out), or resume that run")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.toml").write_text(_config_text(config, folder), encoding="utf-8")
+        (folder / "history.jsonl").touch()
+        with (folder / "clients.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(COLUMNS)
+
+    @property
+    def state(self) -> State | None:
+        """The state after the last complete round, None before the first checkpoint."""
+        return State.load(self.folder / "checkpoint") if (self.folder / "checkpoint" / "state.json").is_file() else None
+
+    def started(self, strategy: "FederatedStrategy", first: int, last: int) -> None:
+        """Nothing to write yet."""
+
+    def round(self, strategy: "FederatedStrategy", report: "RoundReport") -> None:
+        """Append the round, then save the state: a crash in between is undone when the run is resumed."""
+        with (self.folder / "history.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(report.row) + "\n")
+        with (self.folder / "clients.csv").open("a", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(dataclasses.astuple(row) for row in report.clients)
+        if not report.row.get("final"):
+            strategy.state.save(self.folder / "checkpoint")
+
+    def finished(self, strategy: "FederatedStrategy") -> None:
+        """Write models, matrices, summary and report."""
+        models = self.folder / "models"
+        # Clients of a simulation leave their models in their state folder, as they would on machines of their own.
+        for path in sorted((self.folder / "state" / "models").glob("*.safetensors")):
+            models.mkdir(exist_ok=True)
+            path.replace(models / path.name)
+        if strategy.global_model and "model" in strategy.state.arrays:
+            tensors = {name: to_tensor(array) for name, array in strategy.state.arrays["model"].items()}
+            write_tensors(models / "global.safetensors", tensors)
+        if matrices := strategy.matrices():
+            self._write("matrices.json", matrices)
+        self._write("summary.json", self.summary("completed", strategy))
+
+    def failed(self, strategy: "FederatedStrategy | None", error: BaseException) -> None:
+        """Write the summary of a run that ended before its end."""
+        reason = str(error) if isinstance(error, FedhetError) else f"{type(error).__name__}: {error}"
+        self._write("summary.json", self.summary("failed", strategy) | {"error": reason})
+
+    def summary(self, status: str, strategy: "FederatedStrategy | None") -> dict[str, Any]:
+        """What `summary.json` holds, from the history."""
+        rows = read_history(self.folder)
+        personal = "trained" if strategy is not None and strategy.personal else "received"
+        has_global = strategy is not None and strategy.global_model
+        on = "common" if self.config.test_on == "global" else "own"
+
+        def last(which: str, *statistics: str) -> dict[str, float] | None:
+            curves = {name: accuracy_curve(rows, which, name, on) for name in statistics}  # type: ignore[arg-type]
+            return {name: curve[-1][1] for name, curve in curves.items()} if all(curves.values()) else None
+
+        summary: dict[str, Any] = {
+            "method": self.config.method,
+            "dataset": self.config.dataset,
+            "clients": len(strategy.state.clients) if strategy is not None else 0,
+            "rounds": max((row["round"] for row in rows if not row.get("final")), default=0),
+            "seed": self.config.seed,
+            "engine": self.engine,
+            "personal": personal,
+            "metric": strategy.metric if strategy is not None else "accuracy",
+            "personal_accuracy": last(personal, "weighted", "mean", "std", "min", "max"),
+            "global_accuracy": last("received", "weighted", "mean") if has_global else None,
+            "last10": last10(rows, personal, has_global=has_global),  # type: ignore[arg-type]
+            "bytes_up": sum(row["bytes_up"] for row in rows),
+            "bytes_down": sum(row["bytes_down"] for row in rows),
+            "failures": sum(len(row["failures"]) for row in rows),
+            "seconds": round(self.earlier_seconds + time.perf_counter() - self.started_at, 3),
+            "status": status,
+        }
+        if self.config.test_on != "local":
+            final = next((row for row in reversed(rows) if row.get("common")), None)
+            summary["common"] = final["common"] if final else None
+        return summary
+
+    def _rewind(self) -> None:
+        """Cut the files back to the last complete round, and forget the end of an earlier run."""
+        state = self.state
+        rows = [
+            row for row in read_history(self.folder) if state and row["round"] <= state.round and not row.get("final")
+        ]
+        clients = [row for row in read_clients(self.folder) if state and row.round <= state.round]
+        self.earlier_seconds = sum(row["timing"]["seconds"] for row in rows)
+        _replace(self.folder / "history.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        temporary = self.folder / ".clients.csv"
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *map(dataclasses.astuple, clients)])
+        temporary.replace(self.folder / "clients.csv")
+        for name in ("summary.json", "matrices.json", "report.html"):
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "models", ignore_errors=True)
+
+    def _write(self, name: str, value: Any) -> None:
+        _replace(self.folder / name, json.dumps(value, indent=2) + "\n")
+
+
+def _config_text(config: Config, folder: Path) -> str:
+    flat = {key: value for key, value in config.flat().items() if key not in ("out", "resume")}
+    if flat["state-dir"] == str(folder / "state"):
+        del flat["state-dir"]
+    versions = "\n".join(f'{package} = "{_version(package)}"' for package in PACKAGES)
+    return f'{configuration.to_toml(flat)}\n[versions]\n{versions}\npython = "{platform.python_version()}"\n'
+
+
+def _version(package: str) -> str:
+    import fedhet
+
+    return fedhet.__version__ if package == "fedhet" else version(package)
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

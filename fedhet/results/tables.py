@@ -1,0 +1,125 @@
+"""Tables for a terminal, and how numbers are written in every table, report and figure."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedhet.results.history import ClientRow, RunFiles, final_clients, read_run
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+UNDISCLOSED = "undisclosed"
+
+
+@dataclass(frozen=True)
+class ArchitectureRow:
+    """The clients of one architecture (or all): plain means over clients of their last evaluation."""
+
+    architecture: str
+    clients: int
+    examples: int
+    accuracy: float
+    minimum: float
+    maximum: float
+    loss: float | None
+
+
+def format_bytes(number: float) -> str:
+    """Bytes in decimal units, as `931 B`, `12.3 KB`, `4.56 MB`."""
+    size, unit = float(number), "B"
+    for larger in ("KB", "MB", "GB", "TB"):
+        if size < 999.5:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.0f} B" if unit == "B" else f"{size:#.3g} {unit}".replace(". ", " ")
+
+
+def format_value(value: float | None) -> str:
+    """An accuracy or a loss with three decimals; `-` where there is none."""
+    return "-" if value is None or not math.isfinite(value) else f"{value:.3f}"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Seconds, from two minutes on minutes and seconds, from two hours on hours and minutes."""
+    if seconds is None:
+        return "-"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def by_architecture(rows: Iterable[ClientRow]) -> list[ArchitectureRow]:
+    """The clients' last evaluation by architecture, in order of its name, and the total in the last row.
+
+    Empty where no client was evaluated.
+    """
+    final = final_clients(rows)
+    names = sorted({row.architecture for row in final})
+    table = [_architecture_row(name or UNDISCLOSED, [r for r in final if r.architecture == name]) for name in names]
+    return [*table, _architecture_row("all", final)] if final else []
+
+
+def headline(run: RunFiles) -> str:
+    """One line: method, personal and global accuracy, bytes and time of a run, or how far it came without a summary."""
+    method = run.settings.get("method", "unknown method")
+    summary = run.summary
+    if summary is None:
+        return f"{method}: unfinished, {sum(row['round'] > 0 for row in run.rows)} rounds recorded"
+    global_value = (summary.get("global_accuracy") or {}).get("weighted")
+    parts = [
+        f"personal {run.metric} {format_value((summary.get('personal_accuracy') or {}).get('weighted'))}",
+        f"global {run.metric} {format_value(global_value)}" if run.has_global else "no global model",
+        f"{format_bytes(summary.get('bytes_up', 0))} up, {format_bytes(summary.get('bytes_down', 0))} down",
+        format_seconds(summary.get("seconds")),
+    ]
+    if summary.get("failures"):
+        parts.append(f"failures: {summary['failures']}")
+    if summary.get("status") != "completed":
+        parts.append(str(summary.get("status")).upper())
+    return f"{summary.get('method', method)}: " + "; ".join(parts)
+
+
+def closing_table(folder: Path | str) -> "Table":
+    """What a run ends with on the terminal: the clients by architecture, their total, and the run's `headline`.
+
+    Raises:
+        FedhetError: the folder is not the directory of a run.
+    """
+    from rich.table import Table
+
+    run = read_run(folder)
+    where = f"{run.settings.get('method', 'run')} on {run.settings.get('dataset', 'data')}"
+    table = Table(title=where, caption=headline(run), title_justify="left", caption_justify="left")
+    table.add_column("architecture", no_wrap=True)
+    for heading in ("clients", "examples", run.metric, "min", "max", "loss"):
+        table.add_column(heading, justify="right")
+    rows = by_architecture(run.clients)
+    for row in rows:
+        if row is rows[-1]:
+            table.add_section()
+        table.add_row(*architecture_cells(row), style="bold" if row is rows[-1] else None)
+    return table
+
+
+def architecture_cells(row: ArchitectureRow) -> list[str]:
+    """The cells of a row by architecture: name, clients, examples, mean, least and greatest accuracy, mean loss."""
+    numbers: Sequence[Any] = (row.accuracy, row.minimum, row.maximum, row.loss)
+    return [row.architecture, str(row.clients), str(row.examples), *map(format_value, numbers)]
+
+
+def _architecture_row(name: str, rows: Sequence[ClientRow]) -> ArchitectureRow:
+    accuracies = [row.accuracy for row in rows if row.accuracy is not None]
+    losses = [row.loss for row in rows if row.loss is not None]
+    return ArchitectureRow(
+        architecture=name,
+        clients=len(rows),
+        examples=sum(row.examples for row in rows),
+        accuracy=math.fsum(accuracies) / len(accuracies),
+        minimum=min(accuracies),
+        maximum=max(accuracies),
+        loss=math.fsum(losses) / len(losses) if losses else None,
+    )

@@ -1,0 +1,693 @@
+"""The server side of a run: the base of every strategy. It does what all methods share.
+
+It greets clients, draws who takes part, sends, waits, checks every reply, keeps order, counts bytes, and tells its
+observers of every round. A method defines `configure_fit` (what each client receives) and `aggregate_fit` (what the
+server learns). One round is one exchange: evaluation rides in the training reply.
+"""
+
+import logging
+import math
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor, nn
+
+from fedhet import config as configuration
+from fedhet import models, population
+from fedhet.config import Config, Value
+from fedhet.errors import ConfigError, FedhetError
+from fedhet.exchange import Spec, load_into
+from fedhet.randomness import numpy_generator
+from fedhet.results.history import ClientRow, client_order, summarise
+from fedhet.state import ClientRecord, State
+from fedhet.wire import Arrays, Encoder, Payload, WireError, check, check_finite, decode, decode_arrays, encode_arrays
+
+log = logging.getLogger("flwr").getChild("fedhet")
+
+GRACE = 10.0
+"""Seconds to wait for nodes that must be there and are only just starting."""
+
+EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@dataclass
+class Reply:
+    """What a client sent back, decoded and checked.
+
+    Attributes:
+        client: its name.
+        examples: number of its training examples.
+        payload: the method's arrays and values.
+        metrics: what it measured.
+    """
+
+    client: str
+    examples: int
+    payload: Payload
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def arrays(self) -> dict[str, Arrays]:
+        """The groups of arrays."""
+        return self.payload.arrays
+
+
+@dataclass
+class RoundReport:
+    """What observers are told of a round.
+
+    Attributes:
+        row: the object that is a line of `history.jsonl`.
+        clients: the rows of `clients.csv`.
+    """
+
+    row: dict[str, Any]
+    clients: list[ClientRow]
+
+
+@dataclass
+class _Round:
+    """A round under way: what was asked of whom, and what it cost."""
+
+    number: int = 0
+    final: bool = False
+    started: float = field(default_factory=time.perf_counter)
+    training: frozenset[str] = frozenset()
+    sent: dict[int, Message] = field(default_factory=dict)
+    failures: list[dict[str, str]] = field(default_factory=list)
+    down: Counter[str] = field(default_factory=Counter)
+    up: Counter[str] = field(default_factory=Counter)
+
+    def fail(self, client: str, reason: str) -> None:
+        """Note that a client did not do what it was asked."""
+        log.warning("round %d, client %s: %s", self.number, client, reason)
+        self.failures.append({"client": client, "reason": reason})
+
+    def reasons(self) -> str:
+        """All failures, a line each."""
+        return "\n".join(f"  client {failure['client']}: {failure['reason']}" for failure in self.failures)
+
+
+class Observer(Protocol):
+    """Watches a run: writes its files, shows its progress."""
+
+    def started(self, strategy: "FederatedStrategy", first: int, last: int) -> None:
+        """The rounds from `first` to `last` are about to run."""
+
+    def round(self, strategy: "FederatedStrategy", report: RoundReport) -> None:
+        """A round is complete and in the strategy's state."""
+
+    def finished(self, strategy: "FederatedStrategy") -> None:
+        """All rounds and the evaluation at the end are complete."""
+
+
+class FederatedStrategy(Strategy):
+    """Base of all strategies of fedhet; a `flwr.serverapp.strategy.Strategy` that starts on any Grid.
+
+    Args:
+        config: a complete configuration; or else
+        settings: single keys by keyword, with `_` for `-`: the method's own (`eta0=0.01`) and shared ones
+            (`learning_rate=0.05`).
+        shared: raw inputs of a pool that all clients share, (n, ...); sent to each once.
+        observers: told of every round.
+
+    Raises:
+        ConfigError: unknown or wrong settings, all at once.
+    """
+
+    name: ClassVar[str]
+    Parameters: ClassVar[type]
+    common: ClassVar[Mapping[str, Value]] = {}
+    """The paper's values of keys that all methods share."""
+    equal_architectures: bool = False
+    """Whether all clients must have the same architecture."""
+    global_model: bool = False
+    """Whether `state.arrays["model"]` is a whole model."""
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        shared: Tensor | None = None,
+        observers: Sequence[Observer] = (),
+        **settings: Value,
+    ) -> None:
+        self.config = config or configuration.resolve(self._keys(settings))
+        self.parameters = self.config.parameters
+        self.shared = shared
+        self.observers = list(observers)
+        self.state = State(values={"run": "" if self.config.state_dir else uuid.uuid4().hex[:12]})
+        self.specs: dict[str, Spec] = {}
+        self.metric, self.personal = "accuracy", False
+        self._nodes: dict[str, int] = {}
+        self._refused: set[int] = set()
+        self._grid: Grid | None = None
+        self._settings = self.config.text()
+        self._round = _Round()
+        self._rides = False
+        self._on_common_test: MetricRecord | None = None
+
+    @classmethod
+    def _keys(cls, settings: Mapping[str, Value]) -> dict[str, Value]:
+        own = {f.name for f in fields(cls.Parameters)}
+        keys = {f"{cls.name}.{key}" if key in own else key: value for key, value in settings.items()}
+        return {"method": cls.name, **{key.replace("_", "-"): value for key, value in keys.items()}}
+
+    # ---- what a method defines
+
+    def greeting(self) -> Payload:
+        """What every client is sent once, when it appears."""
+        return Payload()
+
+    def welcome(self, client: str, reply: Reply) -> None:
+        """Take in what a client answered to its first greeting.
+
+        Raises:
+            FedhetError: why this client cannot take part.
+        """
+
+    def received_by_all(self) -> Payload:
+        """What any client receives, to train on or only to be evaluated; by default the shared model."""
+        model = self.state.arrays.get("model")
+        return Payload({"model": model} if model else {})
+
+    def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
+        """What each chosen client receives in this round.
+
+        Not the method of this name in Flower's older API: it maps client names to payloads.
+
+        Args:
+            round: from 1.
+            clients: the chosen clients that are there, in order of name.
+        """
+        payload = self.received_by_all()
+        return dict.fromkeys(clients, payload)
+
+    def check_reply(self, reply: Reply) -> None:
+        """Check what a method's own groups of arrays hold; the shared part of the model is checked already.
+
+        Raises:
+            WireError: what is wrong with them.
+        """
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Learn from the valid replies of a round; returns metrics for the history.
+
+        Not the method of this name in Flower's older API: it maps client names to replies, in order of name, and
+        changes `state`. By default what travels of the models is averaged by numbers of examples.
+        """
+        models = {client: reply.arrays["model"] for client, reply in replies.items() if "model" in reply.arrays}
+        if models:
+            weights = [replies[client].examples for client in models]
+            self.state.arrays["model"] = weighted_average(
+                list(models.values()), weights, self.specs[next(iter(models))]
+            )
+        return {}
+
+    def conclude(self, replies: Mapping[str, Reply]) -> None:
+        """Take in what clients sent back at the evaluation at the end."""
+
+    def global_network(self) -> nn.Module | None:
+        """The global model as a network, None without one; needs the configured architecture to be at the server."""
+        if not self.global_model or "model" not in self.state.arrays:
+            return None
+        dataset = population.dataset_of(self.config)
+        with torch.random.fork_rng(devices=[]):
+            model = models.build(population.architectures(self.config, 1)[0], dataset.input_shape, dataset.classes)
+        load_into(model, self.state.arrays["model"])
+        return model
+
+    def matrices(self) -> dict[str, Any]:
+        """Named matrices between clients for the report, as JSON values."""
+        return {}
+
+    # ---- the round loop
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFunction | None = None,
+    ) -> Result:
+        """Run all rounds, the closing round if there is one, and the evaluation at the end.
+
+        Takes what Flower's own `start` takes; what is left out comes from the configuration. A strategy whose `state`
+        was loaded goes on after `state.round`.
+
+        Args:
+            grid: the clients.
+            initial_arrays: what is shared before the first round; by default the first client's initial weights.
+            num_rounds: rounds of training.
+            timeout: seconds to wait for replies.
+            train_config: keys of the configuration to change, for training and the evaluation that rides with it.
+            evaluate_config: likewise; where both name a key, `train_config` wins.
+            evaluate_fn: evaluates the global model at the server, before the first round and after each.
+
+        Raises:
+            FedhetError: no client can serve, or none answered the first round; with their reasons.
+        """
+        overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
+        self._override({key: value for key, value in overrides.items() if value is not None})
+        self._override({**(evaluate_config or {}), **(train_config or {})})
+        self._grid, self._rides = grid, True
+        if initial_arrays:
+            self.state.arrays["model"] = decode_arrays(initial_arrays)
+        result, last = Result(), self.config.rounds + bool(self.config.closing_epochs)
+        for observer in self.observers:
+            observer.started(self, self.state.round + 1, last)
+        self._gather(grid)
+        self._evaluate_globally(self.state.round, evaluate_fn, result)
+        for round in range(self.state.round + 1, last + 1):
+            messages = self.configure_train(round, ArrayRecord(), ConfigRecord(), grid)
+            _, metrics = self.aggregate_train(round, self._send(messages))
+            result.train_metrics_clientapp[round] = metrics or MetricRecord()
+            self._evaluate_globally(round, evaluate_fn, result)
+        result.evaluate_metrics_clientapp[last] = self._evaluate_at_the_end(last + 1, grid)
+        result.arrays = encode_arrays(self.state.arrays.get("model", {}))
+        for observer in self.observers:
+            observer.finished(self)
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Flower's hook: the messages of a round. Within `start`, clients that do not train are evaluated with it."""
+        self._grid, self._round = grid, _Round(server_round)
+        self._override(config)
+        if arrays:
+            self.state.arrays["model"] = decode_arrays(arrays)
+        self._greet(grid)
+        self._fetch_first_model()
+        closing = server_round > self.config.rounds and self.config.closing_epochs > 0
+        drawn = list(self.state.clients) if closing else self._schedule(server_round)
+        for client in drawn:
+            if client not in self._nodes:
+                self._round.fail(client, "is not there")
+        payloads = self.configure_fit(server_round, [client for client in self._nodes if client in drawn])
+        self._round.training = frozenset(payloads)
+        evaluate = self._rides and (closing or self._evaluates(server_round))
+        epochs = self.config.closing_epochs if closing else self.config.local_epochs
+        messages = self._messages(MessageType.TRAIN, payloads, epochs=epochs, evaluate=evaluate)
+        if evaluate:
+            others = [client for client in self._nodes if client not in payloads]
+            messages += self._messages(MessageType.EVALUATE, dict.fromkeys(others, self.received_by_all()))
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Flower's hook: checks the replies of a round, learns from them and completes the round."""
+        valid = self._collect(replies)
+        trained = {client: reply for client, reply in valid.items() if client in self._round.training}
+        metrics: dict[str, float] = {}
+        if trained and len(trained) >= min(self.config.min_clients, len(self._round.training)):
+            metrics = self.aggregate_fit(server_round, trained)
+            for client in trained:
+                self.state.clients[client].trained = server_round
+        elif self._round.training:
+            log.warning("round %d does not count: it has %d valid replies", server_round, len(trained))
+            if server_round == 1 and not trained:
+                raise FedhetError(f"no client did its part in the first round:\n{self._round.reasons()}")
+        self.state.round = server_round
+        record = self._complete(valid, metrics)
+        model = self.state.arrays.get("model")
+        return (encode_arrays(model) if model else None), record
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Flower's hook, for its own loop: an evaluation of all clients, an exchange of its own."""
+        self._override(config)
+        if not self._evaluates(server_round):
+            return []
+        return self._messages(MessageType.EVALUATE, dict.fromkeys(self._nodes, self.received_by_all()))
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Flower's hook, for its own loop."""
+        valid = self._collect(replies)
+        return _metric_record(self._statistics(valid)) if valid else None
+
+    def summary(self) -> None:
+        """Log what this strategy is."""
+        log.info("%s: %s", self.name, self.parameters)
+
+    def ask(self, question: str, payloads: Mapping[str, Payload]) -> dict[str, Reply]:
+        """Ask clients a question of the method's own, an exchange of its own within a round.
+
+        Returns:
+            The valid answers, in order of client name; a client without one counts as failed in this round.
+        """
+        return self._collect(self._send(self._messages(MessageType.QUERY, payloads, question=question)))
+
+    def _evaluate_at_the_end(self, number: int, grid: Grid) -> MetricRecord:
+        self._round = _Round(number, final=True)
+        self._greet(grid)
+        messages = self._messages(MessageType.EVALUATE, dict.fromkeys(self._nodes, self.received_by_all()))
+        replies = self._collect(self._send(messages))
+        self.conclude(replies)
+        return self._complete(replies, {})
+
+    def _evaluate_globally(self, round: int, function: EvaluateFunction | None, result: Result) -> None:
+        """The global model after a round, on the common test set: part of the next row, as what clients receive."""
+        last = round == self.config.rounds + bool(self.config.closing_epochs)
+        self._on_common_test = None
+        if function and self.global_model and "model" in self.state.arrays and (last or self._evaluates(round + 1)):
+            self._on_common_test = function(round, encode_arrays(self.state.arrays["model"]))
+            if self._on_common_test is not None:
+                result.evaluate_metrics_serverapp[round] = self._on_common_test
+
+    def _evaluates(self, round: int) -> bool:
+        return round % self.config.evaluate_every == 0
+
+    def _schedule(self, round: int) -> list[str]:
+        """The clients of a round, drawn from the seed among all that were ever here; who is missing is not replaced."""
+        known = sorted(self.state.clients, key=client_order)
+        count = max(1, math.floor(self.config.fraction_train * len(known) + 0.5))
+        drawn = numpy_generator(self.config.seed, "participation", round).permutation(len(known))[:count]
+        return [known[index] for index in sorted(drawn)]
+
+    def _override(self, settings: Mapping[str, Any]) -> None:
+        if settings:
+            chosen = {key: value for key, value in self.config.flat().items() if value != ""}
+            self.config = configuration.resolve({**chosen, **settings}).but(chosen=self.config.chosen)
+            self.parameters, self._settings = self.config.parameters, self.config.text()
+
+    # ---- clients
+
+    def _gather(self, grid: Grid) -> None:
+        """Wait for clients and greet them: round 0."""
+        exact = "clients" in self.config.chosen
+        wanted = self.config.clients if exact else self.config.min_clients
+        patience = time.monotonic() + self.config.wait_for_clients
+        while True:
+            count = len(list(grid.get_node_ids()))
+            if count >= wanted and (exact or time.monotonic() >= patience):
+                break
+            if time.monotonic() >= max(patience, self._round.started + GRACE):
+                break
+            time.sleep(0.1)
+        if exact and count != wanted:
+            raise ConfigError(
+                f"clients = {wanted}, but there are {count} nodes: leave the key out, start as many nodes (in a "
+                "simulation: num-supernodes), or give them time to come (wait-for-clients, in seconds)"
+            )
+        if count < wanted:
+            raise FedhetError(f"there are {count} nodes, and {wanted} are needed (min-clients)")
+        fresh = not self.state.clients
+        self._round = _Round()
+        self._greet(grid)
+        self._fetch_first_model()
+        if fresh:
+            self._complete({}, {})
+
+    def _greet(self, grid: Grid) -> None:
+        """Learn who is there; ask newcomers for their names and what they have."""
+        present = set(grid.get_node_ids())
+        self._nodes = {client: node for client, node in self._nodes.items() if node in present}
+        new = sorted(present - set(self._nodes.values()) - self._refused)
+        if not new:
+            return
+        greeting = self.greeting()
+        content, encoder = {node: greeting for node in new}, Encoder()
+        messages = [self._message(MessageType.QUERY, node, encoder(content[node]), question="greet") for node in new]
+        self._round.sent = {node: message for node, message in zip(new, messages, strict=True)}
+        for node, message in self._by_node(self._send(messages)).items():
+            try:
+                reply, report = _open(message)
+                self._admit(node, reply, report)
+            except FedhetError as error:
+                self._refused.add(node)
+                self._round.fail(_name(message) or f"at node {node}", str(error))
+                continue
+            if reply.client not in self.state.clients:
+                self._round.down[reply.client] += greeting.nbytes
+                self._round.up[reply.client] += reply.payload.nbytes
+                self.state.clients[reply.client] = ClientRecord(reply.examples, str(report.get("architecture", "")))
+        self._nodes = {client: self._nodes[client] for client in sorted(self._nodes, key=client_order)}
+        if not self._nodes:
+            raise FedhetError(f"no client can serve:\n{self._round.reasons()}")
+
+    def _admit(self, node: int, reply: Reply, report: Mapping[str, Any]) -> None:
+        if reply.client in self._nodes:
+            raise FedhetError("another node goes by this name as well; each needs a partition-id (or name) of its own")
+        spec = _spec(report)
+        if self.equal_architectures and self.specs:
+            first = min(self.specs, key=client_order)
+            if spec != self.specs[first]:
+                raise FedhetError(
+                    f"{self.name} needs equal architectures, and this one's {_difference(spec, self.specs[first])} "
+                    f"unlike that of client {first}"
+                )
+        if reply.client not in self.state.clients:
+            reply.payload.values |= {key: report[key] for key in ("pool", "pool-size") if key in report}
+            self.welcome(reply.client, reply)
+        self._nodes[reply.client], self.specs[reply.client] = node, spec
+        self.metric, self.personal = str(report["metric"]), bool(report["personal"])
+
+    def _fetch_first_model(self) -> None:
+        """What is shared starts as the first client's initial weights, unless each starts from its own."""
+        first = next(iter(self._nodes))
+        if (
+            self.equal_architectures
+            and self.config.shared_init
+            and self.specs[first]
+            and not self.state.arrays.get("model")
+        ):
+            answer = self.ask("first", {first: Payload()})
+            if first not in answer:
+                raise FedhetError(f"client {first} did not give the first weights:\n{self._round.reasons()}")
+            self.state.arrays["model"] = answer[first].arrays["model"]
+
+    # ---- messages
+
+    def _messages(
+        self, kind: str, payloads: Mapping[str, Payload], *, epochs: int = 0, evaluate: bool = True, question: str = ""
+    ) -> list[Message]:
+        encoder, messages = Encoder(), []
+        for client, payload in payloads.items():
+            node = self._nodes[client]
+            trained = self.state.clients[client].trained
+            message = self._message(
+                kind, node, encoder(payload), expected=trained, epochs=epochs, evaluate=evaluate, question=question
+            )
+            self._round.sent[node] = message
+            self._round.down[client] += payload.nbytes
+            messages.append(message)
+        return messages
+
+    def _message(self, kind: str, node: int, content: RecordDict, **request: Any) -> Message:
+        number, final = self._round.number, self._round.final
+        run = str(self.state.values["run"])
+        content["request"] = ConfigRecord(
+            {"settings": self._settings, "round": number, "final": final, "run": run, **request}
+        )
+        return Message(content, dst_node_id=node, message_type=kind, group_id=str(number))
+
+    def _send(self, messages: Iterable[Message]) -> Iterable[Message]:
+        assert self._grid is not None, "a strategy talks to its clients only after start or configure_train"
+        return self._grid.send_and_receive(messages, timeout=self.config.timeout)
+
+    def _by_node(self, replies: Iterable[Message]) -> dict[int, Message]:
+        """Replies by the node that was asked; one that does not answer is a failure."""
+        sent, self._round.sent = self._round.sent, {}
+        # The SuperLink itself answers for a node that is gone, so only the message replied to tells which.
+        asked = {message.metadata.message_id: node for node, message in sent.items()}
+        found: dict[int, Message] = {}
+        for reply in replies:
+            source = reply.metadata.src_node_id
+            node = source if source in sent else asked.get(reply.metadata.reply_to_message_id)
+            if node is not None:
+                found[node] = reply
+        names = {node: client for client, node in self._nodes.items()}
+        for node in sent.keys() - found.keys():
+            self._round.fail(names.get(node, f"at node {node}"), f"no reply within {self.config.timeout:g} s")
+        return {node: found[node] for node in sent if node in found}
+
+    def _collect(self, replies: Iterable[Message]) -> dict[str, Reply]:
+        """The valid replies, in order of client name; whatever is wrong with the others is noted."""
+        names = {node: client for client, node in self._nodes.items()}
+        valid: dict[str, Reply] = {}
+        for node, message in self._by_node(replies).items():
+            client = names[node]
+            try:
+                reply, report = _open(message)
+                self._round.up[client] += reply.payload.nbytes
+                self._check(client, reply)
+            except Lost as error:
+                del self._nodes[client]
+                self._round.fail(client, f"{error}; it is greeted again")
+                continue
+            except FedhetError as error:
+                self._round.fail(client, str(error))
+                continue
+            if "lost-state" in report:
+                log.warning("client %s lost its state of round %s and started afresh", client, report["lost-state"])
+            valid[client] = reply
+        self._round.failures.sort(key=lambda failure: client_order(failure["client"]))
+        return {client: valid[client] for client in sorted(valid, key=client_order)}
+
+    def _check(self, client: str, reply: Reply) -> None:
+        if reply.client != client:
+            raise WireError(f"answers as client {reply.client}")
+        for name, group in reply.arrays.items():
+            if name == "model":
+                narrow = self.config.wire_dtype
+                spec = {
+                    key: (shape, narrow if dtype == "float32" else dtype)
+                    for key, (shape, dtype) in self.specs[client].items()
+                }
+                check(group, spec, "its model")
+            else:
+                check_finite(group, f"its {name}")
+        self.check_reply(reply)
+
+    # ---- results
+
+    def _statistics(self, replies: Mapping[str, Reply]) -> dict[str, Any]:
+        """Evaluations over clients, on their own test parts and on the common one."""
+
+        def over_clients(which: str) -> dict[str, Any] | None:
+            return summarise(
+                {
+                    client: (
+                        reply.metrics[f"{which}-metric"],
+                        reply.metrics[f"{which}-loss"],
+                        int(reply.metrics["test-examples"]),
+                    )
+                    for client, reply in replies.items()
+                    if f"{which}-metric" in reply.metrics
+                }
+            )
+
+        common = {
+            "received": dict(self._on_common_test) if self._on_common_test else None,
+            "trained": over_clients("common-trained"),
+        }
+        return {
+            "received": over_clients("received"),
+            "trained": over_clients("trained"),
+            "common": common if any(common.values()) else None,
+        }
+
+    def _complete(self, replies: Mapping[str, Reply], metrics: Mapping[str, float]) -> MetricRecord:
+        """Tell the observers of the round."""
+        current = self._round
+        losses = [(r.metrics["train-loss"], r.examples) for r in replies.values() if "train-loss" in r.metrics]
+        weight = sum(examples for _, examples in losses)
+        train_loss = math.fsum(loss * examples for loss, examples in losses) / weight if weight else None
+        row = {
+            "round": current.number,
+            **({"final": True} if current.final else {}),
+            "participants": [client for client in replies if client in current.training],
+            "failures": current.failures,
+            **self._statistics(replies),
+            "train_loss": train_loss,
+            "metrics": dict(metrics),
+            "bytes_up": current.up.total(),
+            "bytes_down": current.down.total(),
+            "timing": {"seconds": time.perf_counter() - current.started},
+        }
+        own = "trained" if self.personal else "received"
+        clients = [
+            ClientRow(
+                round=current.number,
+                client=client,
+                architecture=self.state.clients[client].architecture,
+                examples=self.state.clients[client].examples,
+                accuracy=replies[client].metrics.get(f"{own}-metric") if client in replies else None,
+                loss=replies[client].metrics.get(f"{own}-loss") if client in replies else None,
+                bytes_up=current.up[client],
+                bytes_down=current.down[client],
+            )
+            for client in sorted({*replies, *current.up, *current.down}, key=client_order)
+        ]
+        for observer in self.observers:
+            observer.round(self, RoundReport(row, clients))
+        return _metric_record(row)
+
+
+class Lost(FedhetError):
+    """A client says that it lost what the server sent it."""
+
+
+def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: Spec) -> Arrays:
+    """The weighted mean of equal groups of arrays, summed in double precision in the order given.
+
+    Args:
+        groups: one group of arrays a client, with the same names and shapes.
+        weights: one weight a client; they are divided by their sum.
+        spec: shapes and dtypes of the result; integers (BatchNorm's counters) are rounded.
+    """
+    total = float(sum(weights))
+    average: Arrays = {}
+    for name, (shape, dtype) in spec.items():
+        mean = np.zeros(shape)
+        for group, weight in zip(groups, weights, strict=True):
+            mean += np.multiply(group[name], weight / total, dtype=np.float64)
+        average[name] = (mean if np.dtype(dtype).kind == "f" else np.rint(mean)).astype(dtype)
+    return average
+
+
+def _open(message: Message) -> tuple[Reply, dict[str, Any]]:
+    """A reply's parts.
+
+    Raises:
+        FedhetError: it carries an error or a refusal, or is no reply of fedhet's client app.
+    """
+    if message.has_error():
+        raise FedhetError(f"failed: {message.error.reason or f'error code {message.error.code}'}")
+    records = message.content
+    if "report" not in records.config_records:
+        raise WireError("its reply is not that of fedhet's client app: make it with fedhet.make_client_app")
+    report = dict(records.config_records["report"])
+    if "refusal" in report:
+        raise (Lost if report.get("lost") else FedhetError)(str(report["refusal"]))
+    metrics: dict[str, Any] = dict(records.metric_records["metrics"])
+    return Reply(str(report["client"]), int(metrics["num-examples"]), decode(records), metrics), report
+
+
+def _name(message: Message) -> str:
+    """The name that a client gave in its reply, refusing or not; empty where there is none."""
+    report = message.content.config_records.get("report", {}) if message.has_content() else {}
+    return str(report.get("client", ""))
+
+
+def _spec(report: Mapping[str, Any]) -> Spec:
+    spec: Spec = {}
+    for key, value in report.items():
+        if key.startswith("spec."):
+            dtype, *shape = str(value).split(",")
+            spec[key.removeprefix("spec.")] = (tuple(map(int, shape)), dtype)
+    return spec
+
+
+def _difference(spec: Spec, other: Spec) -> str:
+    for name in [*spec, *other]:
+        if spec.get(name) != other.get(name):
+            own = f"has shape {list(spec[name][0])}" if name in spec else "is missing"
+            return f"{name} {own},"
+    return "order of arrays is"
+
+
+def _metric_record(row: Mapping[str, Any]) -> MetricRecord:
+    """The numbers of a row that Flower's result can hold."""
+    numbers = {"train-loss": row.get("train_loss")}
+    for which in ("received", "trained"):
+        for kind, values in (row.get(which) or {}).items():
+            if isinstance(values, dict):
+                numbers[f"{which}-{kind}"] = values["weighted"]
+    numbers |= row.get("metrics", {})
+    return MetricRecord({key: float(value) for key, value in numbers.items() if value is not None})

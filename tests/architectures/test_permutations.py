@@ -1,0 +1,472 @@
+"""Permutation groups: what moves together, by comparing outputs on random networks, and by known structures."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from fedhet.architectures import (
+    PermutationGroups,
+    StackedLSTM,
+    UnsupportedArchitecture,
+    architecture_graph,
+    bias_columns,
+    columns,
+    cut_out,
+    expand,
+    permutation_groups,
+    permute,
+    resize,
+    rows,
+    set_rows,
+    widths,
+)
+
+Random = np.random.Generator
+TOKENS = 11
+
+
+class Plain(nn.Module):
+    """LeNet-like; a reshape instead of flatten, functional activations, in place and not."""
+
+    def __init__(self, random: Random):
+        super().__init__()
+        a, b, c = random.integers(1, 7, 3)
+        self.one, self.two = nn.Conv2d(2, a, 3), nn.Conv2d(a, b, 3, bias=False)
+        self.three, self.four = nn.Linear(4 * b, c), nn.Linear(c, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.one(x)), 2)
+        x = F.leaky_relu_(self.two(x))
+        x = x.view(x.size(0), -1) if x.dim() == 4 else x
+        return self.four(F.dropout(torch.tanh(self.three(x)), 0.3, self.training))
+
+
+class Sequence1d(nn.Sequential):
+    def __init__(self, random: Random):
+        a, b = random.integers(1, 7, 2)
+        super().__init__(
+            nn.Conv1d(3, a, 3), nn.PReLU(a), nn.MaxPool1d(2), nn.Conv1d(a, b, 1), nn.Flatten(), nn.BatchNorm1d(3 * b),
+            nn.Linear(3 * b, 4), nn.Softmax(1),
+        )  # fmt: skip
+
+
+class Residual(nn.Module):
+    def __init__(self, random: Random):
+        super().__init__()
+        a, b, c, d = random.integers(1, 7, 4)
+        self.stem, self.stem_norm = nn.Conv2d(2, a, 3, padding=1, bias=False), nn.BatchNorm2d(a)
+        self.one, self.one_norm = nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b)
+        self.two, self.two_norm = nn.Conv2d(b, a, 3, padding=1), nn.BatchNorm2d(a)
+        self.three, self.four = nn.Conv2d(a, c, 3, stride=2, padding=1), nn.Conv2d(c, d, 3, padding=1)
+        self.four_norm = nn.BatchNorm2d(d)
+        self.shortcut = nn.Sequential(nn.Conv2d(a, d, 1, stride=2), nn.BatchNorm2d(d))
+        self.head = nn.Linear(d, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem_norm(self.stem(x)))
+        y = F.relu(self.one_norm(self.one(x)))
+        x = F.relu(self.two_norm(self.two(y)) + x)
+        y = self.four_norm(self.four(F.relu(self.three(x))))
+        y += self.shortcut(x)
+        return self.head(F.relu(y).mean((2, 3)))
+
+
+class Dense(nn.Module):
+    """Concatenations, of hidden streams and of the input, BatchNorm and a residual addition over them, a flatten."""
+
+    def __init__(self, random: Random):
+        super().__init__()
+        a, b, c = random.integers(1, 6, 3)
+        self.one = nn.Conv2d(2, a, 3, padding=1)
+        self.norm, self.two = nn.BatchNorm2d(a + 2), nn.Conv2d(a + 2, b, 3, padding=1)
+        self.wide, self.three = nn.BatchNorm2d(a + b), nn.Conv2d(a + b, c, 3, padding=1)
+        self.head = nn.Linear(16 * (2 * a + 2 * b + c), 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.avg_pool2d(x, 2)
+        one = self.one(x)
+        two = self.two(F.relu(self.norm(torch.cat([one, x], 1))))
+        both = self.wide(torch.cat([one, two], 1)).relu()
+        three = self.three(both)
+        return self.head(torch.flatten(torch.cat([both + torch.cat([one, two], 1), three, one, two], 1), 1))
+
+
+class Mobile(nn.Module):
+    """Depthwise convolutions (with a channel multiplier) and squeeze-excitation."""
+
+    def __init__(self, random: Random):
+        super().__init__()
+        a, b, c = random.integers(2, 6, 3)
+        self.stem, self.wide = nn.Conv2d(2, a, 3, padding=1), nn.Conv2d(a, b, 1, bias=False)
+        self.depthwise, self.norm = nn.Conv2d(b, 2 * b, 3, padding=1, groups=b), nn.BatchNorm2d(2 * b)
+        self.squeeze, self.excite = nn.Conv2d(2 * b, c, 1), nn.Conv2d(c, 2 * b, 1)
+        self.narrow, self.head = nn.Conv2d(2 * b, a, 1), nn.Linear(a, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.hardswish(self.stem(x))
+        y = F.relu6(self.norm(self.depthwise(self.wide(x))))
+        y = y * torch.sigmoid(self.excite(F.relu(self.squeeze(F.adaptive_avg_pool2d(y, 1)))))
+        return self.head(F.adaptive_max_pool2d(self.narrow(y) + x, 1).flatten(1))
+
+
+class Text(nn.Module):
+    def __init__(self, random: Random, batch_first: bool = True, bidirectional: bool = False, last: str = "output"):
+        super().__init__()
+        e, h = random.integers(1, 6, 2)
+        self.embedding = nn.Embedding(TOKENS, e)
+        self.lstm = nn.LSTM(e, h, 2, batch_first=batch_first, bidirectional=bidirectional, dropout=0.1)
+        self.decoder, self.last = nn.Linear(h * (1 + bidirectional), TOKENS), last
+
+    def forward(self, x: Tensor) -> tuple[Tensor, object]:
+        x = self.embedding(x)
+        output, states = self.lstm(x if self.lstm.batch_first else x.transpose(0, 1))
+        if self.last == "all":
+            return self.decoder(output), states
+        if self.last == "state":
+            return self.decoder(states[0][-1]), states
+        return self.decoder(output[:, -1] if self.lstm.batch_first else output[-1]), states
+
+
+class Tied(nn.Module):
+    """A decoder that is the embedding, a layer that is run twice."""
+
+    def __init__(self, random: Random):
+        super().__init__()
+        e = int(random.integers(2, 6))
+        self.embedding, self.lstm = nn.Embedding(TOKENS, e), nn.LSTM(e, e, bias=False, batch_first=True)
+        self.twice, self.decoder = nn.Linear(e, e), nn.Linear(e, TOKENS)
+        self.decoder.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lstm(self.embedding(x))[0].mean(1)
+        return self.decoder(self.twice(torch.relu(self.twice(x))))
+
+
+NETWORKS: dict[str, Callable[[Random], nn.Module]] = {
+    "plain": Plain,
+    "1d": Sequence1d,
+    "residual": Residual,
+    "dense": Dense,
+    "mobile": Mobile,
+    "text": Text,
+    "text-time-first": lambda random: Text(random, batch_first=False, last="state"),
+    "text-both-ways": lambda random: Text(random, bidirectional=True, last="all"),
+    "tied": Tied,
+}
+
+
+def build(name: str, seed: int) -> tuple[nn.Module, Tensor, np.random.Generator]:
+    """A random float64 network, BatchNorm's numbers included, and a batch for it."""
+    random = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    model = NETWORKS[name](random).double().eval()
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+            nn.init.normal_(module.weight)
+            nn.init.normal_(module.bias)
+    if name.startswith(("text", "tied")):
+        return model, torch.randint(0, TOKENS, (3, 5)), random
+    return model, torch.randn((3, 3, 8) if name == "1d" else (3, 2, 8, 8), dtype=torch.float64), random
+
+
+def output(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        result = model(x)
+    return result if isinstance(result, Tensor) else result[0]
+
+
+def groups_of(model: nn.Module, x: Tensor) -> PermutationGroups:
+    return permutation_groups(architecture_graph(model, x))
+
+
+def wider(groups: PermutationGroups, random: Random) -> tuple[dict[int, np.ndarray], dict[int, int]]:
+    sizes = {group.index: group.width + int(random.integers(0, 4)) for group in groups}
+    return {g.index: random.choice(sizes[g.index], g.width, replace=False) for g in groups}, sizes
+
+
+networks = pytest.mark.parametrize("name", NETWORKS)
+seeds = given(seed=st.integers(0, 2**31))
+few = settings(max_examples=8, deadline=None)
+
+
+@networks
+@few
+@seeds
+def test_permuting_hidden_units_leaves_the_function_unchanged(name: str, seed: int) -> None:
+    model, x, random = build(name, seed)
+    groups = groups_of(model, x)
+    permutations = {group.index: random.permutation(group.width) for group in groups}
+    permuted = permute(model.state_dict(), groups, permutations)
+    torch.testing.assert_close(output(resize(model, permuted), x), output(model, x), rtol=1e-9, atol=1e-9)
+
+
+@networks
+@few
+@seeds
+def test_a_wider_network_with_zeros_elsewhere_computes_the_same_function(name: str, seed: int) -> None:
+    model, x, random = build(name, seed)
+    groups, state = groups_of(model, x), model.state_dict()
+    assignments, sizes = wider(groups, random)
+    big = expand(state, groups, assignments, sizes)
+    assert widths(big, groups) == tuple(sizes.values())
+    assert {key: value.shape for key, value in big.items()} == groups.shapes(tuple(sizes.values()))
+    torch.testing.assert_close(output(resize(model, big, x), x), output(model, x), rtol=1e-9, atol=1e-9)
+    for key, value in cut_out(big, groups, assignments).items():
+        np.testing.assert_array_equal(value, state[key].numpy())
+
+
+@networks
+@few
+@seeds
+def test_a_pass_that_moves_one_group_after_the_other_runs_at_every_step(name: str, seed: int) -> None:
+    model, x, random = build(name, seed)
+    groups, state = groups_of(model, x), model.state_dict()
+    assignments, sizes = wider(groups, random)
+    for index in assignments:
+        state = expand(state, groups, {index: assignments[index]}, {index: sizes[index]})
+        torch.testing.assert_close(output(resize(model, state), x), output(model, x), rtol=1e-9, atol=1e-9)
+    whole = expand(model.state_dict(), groups, assignments, sizes)
+    for key, value in state.items():
+        np.testing.assert_array_equal(value, whole[key])
+
+
+@networks
+@few
+@seeds
+def test_rows_follow_the_permutation_and_set_rows_undoes_rows(name: str, seed: int) -> None:
+    model, x, random = build(name, seed)
+    groups, state = groups_of(model, x), model.state_dict()
+    for group in groups:
+        matrix = rows(state, groups, group.index)
+        assert matrix.shape[0] == group.width
+        assert matrix.shape[1] == sum(run.width for run in columns(state, groups, group.index))
+        permutation = random.permutation(group.width)
+        moved = permute(state, groups, {group.index: permutation})
+        np.testing.assert_array_equal(rows(moved, groups, group.index)[permutation], matrix)
+        for key, value in set_rows(moved, groups, group.index, matrix[np.argsort(permutation)]).items():
+            np.testing.assert_array_equal(value, moved[key])
+        new = random.normal(size=(group.width + 2, matrix.shape[1]))
+        grown = expand(state, groups, {group.index: permutation}, {group.index: group.width + 2})
+        written = set_rows(grown, groups, group.index, new)
+        np.testing.assert_array_equal(rows(written, groups, group.index), new)
+        assert widths(written, groups)[group.index] == group.width + 2
+
+
+@networks
+@few
+@seeds
+def test_every_parameter_is_matched_completed_or_fixed_exactly_once(name: str, seed: int) -> None:
+    model, x, _ = build(name, seed)
+    groups = groups_of(model, x)
+    statistics = {key for key in groups.axes if "running" in key}
+    trained = {key for key, _ in model.named_parameters()}
+    matched = {slot.parameter for group in groups for slot in group.rows}
+    completed = [key for group in groups for key in group.completes]
+    assert len(completed) == len(set(completed))
+    assert matched.isdisjoint(completed)
+    assert matched | set(completed) | set(groups.fixed) == trained | statistics
+    assert not set(groups.fixed) & (matched | set(completed))
+
+
+def test_lenet_has_a_group_a_hidden_layer_and_blocks_behind_the_flatten() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 6, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(),
+        nn.Linear(96, 10), nn.ReLU(), nn.Linear(10, 3),
+    )  # fmt: skip
+    groups = groups_of(model, torch.zeros(2, 1, 28, 28))
+    assert [(group.name, group.width) for group in groups] == [("0", 4), ("3", 6), ("7", 10)]
+    (reader,) = groups[1].readers
+    assert (reader.parameter, reader.axis, reader.offset, reader.block) == ("7.weight", 1, 0, 16)
+    assert groups.fixed == ("9.weight", "9.bias")
+    state = model.state_dict()
+    expected = np.hstack([state["3.weight"].numpy().reshape(6, -1), state["3.bias"].numpy()[:, None]])
+    np.testing.assert_array_equal(rows(state, groups, 1), expected)
+    assert bias_columns(state, groups, 1).tolist() == [False] * 100 + [True]
+
+
+def test_vgg9_has_eight_groups() -> None:
+    layers: list[nn.Module] = []
+    channels = [3, 2, 3, 4, 4, 5, 5]
+    for index, (before, after) in enumerate(zip(channels, channels[1:], strict=False)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()] + [nn.MaxPool2d(2)] * (index % 2)
+    layers += [nn.Flatten(), nn.Dropout(), nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 10)]
+    groups = groups_of(nn.Sequential(*layers), torch.zeros(2, 3, 16, 16))
+    assert groups.widths == (2, 3, 4, 4, 5, 5, 8, 8)
+
+
+def test_a_residual_stream_is_one_group_and_what_is_not_in_order_yet_is_carried() -> None:
+    model, x, _ = build("residual", 0)
+    groups = groups_of(model, x)
+    stem, inner, block, stream = groups
+    assert stem.layers == ("stem", "stem_norm", "two_norm", "two")
+    assert "two.weight" in {slot.parameter for slot in stem.carried}
+    assert {slot.parameter for slot in stem.rows} == {
+        "stem.weight", "stem_norm.weight", "stem_norm.bias", "two.bias", "two_norm.weight", "two_norm.bias",
+    }  # fmt: skip
+    assert "two.weight" in inner.completes
+    assert block.layers == ("three",)
+    # Both branches read groups that come before, so both are matched.
+    assert {"four.weight", "shortcut.0.weight"} <= {slot.parameter for slot in stream.rows}
+
+
+def test_depthwise_filters_are_columns_of_their_channels_unit() -> None:
+    model, x, _ = build("mobile", 0)
+    groups = groups_of(model, x)
+    wide = groups[1]
+    assert wide.name == "wide"
+    assert ("depthwise.weight", 2) in {(slot.parameter, slot.block) for slot in wide.rows}
+    assert "excite.weight" in {slot.parameter for slot in wide.carried}
+
+
+def test_lstm_rows_are_four_gates_of_w_ih_and_b_ih() -> None:
+    model, x, _ = build("text", 0)
+    groups, state = groups_of(model, x), model.state_dict()
+    assert [group.name for group in groups] == ["embedding", "lstm", "lstm"]
+    w_ih, b_ih = state["lstm.weight_ih_l0"].numpy(), state["lstm.bias_ih_l0"].numpy()
+    units = groups[1].width
+    expected = np.hstack([w_ih[g * units : (g + 1) * units] for g in range(4)] + [b_ih.reshape(4, units).T])
+    np.testing.assert_array_equal(rows(state, groups, 1), expected)
+    np.testing.assert_array_equal(rows(state, groups, 0), state["embedding.weight"].numpy().T)
+    assert set(groups[1].completes) == {"lstm.weight_hh_l0", "lstm.bias_hh_l0"}
+    assert bias_columns(state, groups, 1).sum() == 4
+
+
+def test_layers_of_an_lstm_that_become_unequal_still_run_and_can_be_read_again() -> None:
+    model, x, _ = build("text-both-ways", 3)
+    groups = groups_of(model, x)
+    assignments = {group.index: np.arange(group.width) for group in groups}
+    sizes = {group.index: group.width + group.index for group in groups}
+    big = resize(model, expand(model.state_dict(), groups, assignments, sizes), x)
+    assert isinstance(big.lstm, StackedLSTM)
+    again = groups_of(big, x)
+    assert again.widths == tuple(sizes.values())
+    assert [group.rows for group in again if group.index == 0] == [group.rows for group in groups if group.index == 0]
+    states = model(x)[1]
+    for mine, theirs in zip(big(x)[1], states, strict=True):
+        for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+            torch.testing.assert_close(one[:, : groups.widths[1 + index]], other)
+
+
+def test_a_returned_state_and_a_second_head_do_not_hold_units_fast() -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.one, self.two = nn.Linear(3, 5), nn.Linear(5, 2), nn.Linear(5, 4)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = self.body(x).relu()
+            return self.one(x), self.two(x)
+
+    groups = groups_of(TwoHeads(), torch.zeros(2, 3))
+    assert groups.widths == (5,)
+    assert groups.fixed == ("one.weight", "one.bias", "two.weight", "two.bias")
+
+
+def test_adding_the_input_fixes_the_stream() -> None:
+    class AddsInput(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down, self.head = nn.Linear(3, 5), nn.Linear(5, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x + self.down(self.up(x).relu()))
+
+    groups = groups_of(AddsInput(), torch.zeros(2, 3))
+    assert [group.name for group in groups] == ["up"]
+    assert groups.fixed == ("down.weight", "down.bias", "head.weight", "head.bias")
+
+
+class Refused(nn.Module):
+    def __init__(self, way: str):
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 2)
+        self.grouped = nn.Conv1d(6, 6, 1, groups=2) if way == "grouped" else nn.Identity()
+        self.scale = nn.Parameter(torch.ones(6)) if way == "scale" else None
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        match self.way:
+            case "sort":
+                x = x.sort(-1).values
+            case "softmax":
+                x = x.softmax(-1)
+            case "grouped":
+                x = self.grouped(x[..., None])[..., 0]
+            case "scale":
+                x = x * self.scale
+            case "shuffle":
+                x = x.view(x.size(0), 2, 3).transpose(1, 2).flatten(1)
+            case "slice":
+                x = torch.cat([x[:, 3:], x[:, :3]], 1)
+            case "halves":
+                x = x + torch.cat([self.two(x), self.two(x), self.two(x)], 1)
+            case "sum":
+                x = x + x.mean(1, keepdim=True)
+        return self.two(x)
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("sort", "aten.sort"),
+        ("softmax", "softmax"),
+        ("grouped", "'grouped' is a grouped convolution"),
+        ("scale", "parameter scale"),
+        ("shuffle", "view"),
+        ("slice", "slice"),
+        ("halves", "put together differently"),
+        ("sum", "mean"),
+    ],
+)
+def test_what_would_tear_a_group_apart_is_refused_by_name(way: str, message: str) -> None:
+    with pytest.raises(UnsupportedArchitecture, match=message):
+        groups_of(Refused(way), torch.zeros(2, 6))
+
+
+def test_parameters_that_the_forward_pass_does_not_use_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model.auxiliary = nn.Linear(4, 2)
+    model.forward = lambda x: model[1](model[0](x))  # type: ignore[method-assign]
+    with pytest.raises(UnsupportedArchitecture, match="auxiliary.weight"):
+        groups_of(model, torch.zeros(2, 3))
+
+
+def test_states_and_assignments_that_do_not_fit_are_refused_by_name() -> None:
+    model, x, _ = build("plain", 5)
+    groups, state = groups_of(model, x), model.state_dict()
+    width = groups.widths[0]
+    with pytest.raises(ValueError, match="'one'.*different integers below"):
+        expand(state, groups, {0: np.full(width + 1, 0)}, {0: width})
+    with pytest.raises(ValueError, match="'one'.*different integers below"):
+        cut_out(state, groups, {0: [width]})
+    with pytest.raises(ValueError, match="'one' has 19 columns"):
+        set_rows(state, groups, 0, np.zeros((width, 3)))
+    with pytest.raises(ValueError, match=r"one\.bias has shape .*'one' has"):
+        widths({**state, "one.bias": torch.zeros(width + 1)}, groups)
+    with pytest.raises(ValueError, match="strange"):
+        widths({"strange": torch.zeros(2)}, groups)
+    assert widths({"one.bias": torch.zeros(9)}, groups)[0] == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("resnet18", 12), ("mobilenet_v3_small", 27), ("vgg11", 10), ("densenet121", 120)]
+)
+@pytest.mark.slow
+def test_torchvisions_networks(name: str, count: int) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    torch.manual_seed(0)
+    model, x = getattr(torchvision.models, name)(weights=None).eval(), torch.randn(2, 3, 32, 32)
+    groups, random = groups_of(model, x), np.random.default_rng(0)
+    assert len(groups) == count
+    permutations = {group.index: random.permutation(group.width) for group in groups}
+    permuted = resize(model, permute(model.state_dict(), groups, permutations), x)
+    torch.testing.assert_close(output(permuted, x), output(model, x), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedhet import data
+from fedhet.data.transforms import Normalise, Resize, crop_and_flip
+
+
+class TestDigits:
+    def test_split_is_fixed_stratified_and_complete(self) -> None:
+        from sklearn.datasets import load_digits
+
+        dataset = data.load("digits")
+        images, labels = load_digits(return_X_y=True)
+        assert (len(dataset.train), len(dataset.test)) == (1442, 355)
+        found = torch.cat([dataset.train.inputs, dataset.test.inputs]).flatten(1).numpy().astype(float)
+        assert sorted(map(tuple, found)) == sorted(map(tuple, images))
+        test_share = torch.bincount(dataset.test.labels) / torch.from_numpy(np.bincount(labels))
+        assert test_share.min() > 0.19
+        assert test_share.max() < 0.21
+
+    def test_batch_is_between_0_and_1(self) -> None:
+        dataset = data.load("digits")
+        batch = dataset.transform(dataset.train.inputs[:50])
+        assert (batch.dtype, batch.shape) == (torch.float32, (50, 1, 8, 8))
+        assert (batch.min().item(), batch.max().item()) == (0, 1)
+        assert dataset.augment is None
+
+    def test_subset_is_a_copy(self) -> None:
+        dataset = data.load("digits")
+        part = dataset.train.subset(np.array([3, 1]))
+        before = dataset.train.inputs[3].clone()
+        part.inputs.zero_()
+        assert torch.equal(dataset.train.inputs[3], before)
+        assert part.labels.tolist() == dataset.train.labels[[3, 1]].tolist()
+
+
+class TestNormalise:
+    def test_by_channel(self) -> None:
+        images = torch.randint(256, (4, 3, 5, 5), dtype=torch.uint8)
+        mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+        expected = (images / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+        torch.testing.assert_close(Normalise(255.0, mean, std)(images), expected)
+
+    def test_one_channel_and_floats_left_alone(self) -> None:
+        images = torch.rand(4, 1, 5, 5)
+        before = images.clone()
+        torch.testing.assert_close(Normalise(2.0, (0.1,), (0.5,))(images), (images / 2 - 0.1) / 0.5)
+        assert torch.equal(images, before)
+
+
+class TestResize:
+    def test_input_size(self) -> None:
+        small = data.load("digits", input_size=16)
+        batch = small.transform(small.test.inputs[:2])
+        assert small.input_shape == batch.shape[1:] == (1, 16, 16)
+        assert torch.equal(small.test.inputs, data.load("digits").test.inputs)
+
+    def test_keeps_a_plain_image_plain(self) -> None:
+        assert torch.allclose(Resize(4)(torch.full((2, 3, 9, 9), 0.3)), torch.full((2, 3, 4, 4), 0.3))
+
+
+class TestCropAndFlip:
+    def test_every_image_is_a_crop_of_its_reflected_self(self) -> None:
+        images = torch.randint(256, (64, 3, 16, 16), dtype=torch.uint8)
+        out = crop_and_flip(images, torch.Generator().manual_seed(0))
+        assert (out.shape, out.dtype) == (images.shape, torch.uint8)
+        padded = F.pad(images.float(), (4, 4, 4, 4), mode="reflect").to(torch.uint8)
+        # (64, 9 * 9, 3, 16, 16): every crop of every image, then the same mirrored.
+        crops = padded.unfold(2, 16, 1).unfold(3, 16, 1).permute(0, 2, 3, 1, 4, 5).flatten(1, 2)
+        straight = (crops == out[:, None]).flatten(2).all(2)
+        mirrored = (crops.flip(-1) == out[:, None]).flatten(2).all(2)
+        assert torch.all(straight.any(1) ^ mirrored.any(1))
+        assert 16 < straight.any(1).sum() < 48
+        assert len((straight | mirrored).int().argmax(1).unique()) > 30
+
+    def test_follows_its_generator_only(self) -> None:
+        images = torch.rand(8, 1, 12, 12)
+        first = crop_and_flip(images, torch.Generator().manual_seed(1))
+        torch.manual_seed(5)
+        assert torch.equal(first, crop_and_flip(images, torch.Generator().manual_seed(1)))
+        assert not torch.equal(first, crop_and_flip(images, torch.Generator().manual_seed(2)))
+
+    @pytest.mark.benchmark
+    def test_costs_less_than_a_millisecond_a_batch(self) -> None:
+        import time
+
+        images, generator = torch.randint(256, (64, 3, 32, 32), dtype=torch.uint8), torch.Generator()
+        seconds = []
+        for _ in range(20):
+            start = time.perf_counter()
+            crop_and_flip(images, generator)
+            seconds.append(time.perf_counter() - start)
+        assert sorted(seconds)[10] < 1e-3

@@ -1,0 +1,371 @@
+import gzip
+import lzma
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedhet import data
+from fedhet.data import files, text
+from fedhet.data.domains import grey
+from fedhet.errors import DataError
+
+RNG = np.random.default_rng(0)
+
+
+def idx(values: np.ndarray) -> bytes:
+    return struct.pack(f">BBBB{values.ndim}i", 0, 0, 8, values.ndim, *values.shape) + values.tobytes()
+
+
+def write_mnist(folder: Path, train: int = 30, test: int = 20, suffix: str = "") -> dict[str, np.ndarray]:
+    folder.mkdir(parents=True)
+    arrays = {
+        "train-images-idx3-ubyte": RNG.integers(256, size=(train, 28, 28), dtype=np.uint8),
+        "train-labels-idx1-ubyte": RNG.integers(10, size=train, dtype=np.uint8),
+        "t10k-images-idx3-ubyte": RNG.integers(256, size=(test, 28, 28), dtype=np.uint8),
+        "t10k-labels-idx1-ubyte": RNG.integers(10, size=test, dtype=np.uint8),
+    }
+    pack = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
+    for name, values in arrays.items():
+        (folder / (name + suffix)).write_bytes(pack(idx(values)))
+    return arrays
+
+
+def write_cifar10(folder: Path, per_batch: int = 20, suffix: str = "") -> list[dict[str, object]]:
+    folder.mkdir(parents=True)
+    pack = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
+    batches = []
+    for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
+        pixels = RNG.integers(256, size=(per_batch, 3072), dtype=np.uint8)
+        batch = {"data": pixels, "labels": [number % 10 for number in range(per_batch)], "batch_label": name}
+        (folder / (name + suffix)).write_bytes(pack(pickle.dumps(batch, protocol=2)))
+        batches.append(batch)
+    return batches
+
+
+class TestMnist:
+    @pytest.mark.parametrize(
+        ("place", "suffix"), [("", ""), ("MNIST/raw", ".gz"), ("mnist/MNIST/raw", ""), ("MNIST/raw", ".xz")]
+    )
+    def test_layouts(self, tmp_path: Path, place: str, suffix: str) -> None:
+        arrays = write_mnist(tmp_path / "root" / place, suffix=suffix)
+        dataset = data.load("mnist", tmp_path / "root")
+        assert (len(dataset.train), len(dataset.test), dataset.input_shape) == (30, 20, (1, 28, 28))
+        assert np.array_equal(dataset.train.inputs[:, 0].numpy(), arrays["train-images-idx3-ubyte"])
+        assert np.array_equal(dataset.test.labels.numpy(), arrays["t10k-labels-idx1-ubyte"])
+        assert (dataset.train.inputs.dtype, dataset.train.labels.dtype) == (torch.uint8, torch.int64)
+
+    def test_is_loaded_once(self, tmp_path: Path) -> None:
+        write_mnist(tmp_path / "MNIST" / "raw")
+        assert data.load("mnist", tmp_path) is data.load("mnist", str(tmp_path))
+        resized = data.load("mnist", tmp_path, input_size=14)
+        assert resized is data.load("mnist", tmp_path, input_size=14)
+        assert resized.train is data.load("mnist", tmp_path).train
+
+    @pytest.mark.parametrize(
+        ("file", "content", "message"),
+        [
+            ("t10k-images-idx3-ubyte", idx(np.zeros((20, 28, 28), np.uint8))[:-1], "15679 values, but its header says"),
+            ("t10k-images-idx3-ubyte", b"<html>not found</html>", "not an idx file of bytes"),
+            ("t10k-images-idx3-ubyte", b"", "not an idx file of bytes"),
+            ("t10k-images-idx3-ubyte", idx(np.zeros((20, 27, 28), np.uint8)), "expected images of 28 x 28"),
+            ("t10k-labels-idx1-ubyte", idx(np.zeros(19, np.uint8)), "and a label each"),
+            ("t10k-labels-idx1-ubyte", idx(np.full(20, 10, np.uint8)), "expected labels from 0 to 9"),
+        ],
+    )
+    def test_damage_is_named(self, tmp_path: Path, file: str, content: bytes, message: str) -> None:
+        write_mnist(tmp_path / "MNIST" / "raw")
+        (tmp_path / "MNIST" / "raw" / file).write_bytes(content)
+        with pytest.raises(DataError, match=message) as raised:
+            data.load("mnist", tmp_path)
+        assert "t10k" in str(raised.value)
+
+    def test_damaged_packing(self, tmp_path: Path) -> None:
+        write_mnist(tmp_path / "MNIST" / "raw", suffix=".gz")
+        packed = tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte.gz"
+        packed.write_bytes(packed.read_bytes()[:-10])
+        with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz is damaged"):
+            data.load("mnist", tmp_path)
+
+    def test_missing_files_and_folders(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=r"nowhere does not exist"):
+            data.load("mnist", tmp_path / "nowhere")
+        with pytest.raises(DataError, match=r"no MNIST in .*looked for train-images-idx3-ubyte"):
+            data.load("mnist", tmp_path)
+        write_mnist(tmp_path / "MNIST" / "raw")
+        (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
+        with pytest.raises(DataError, match="incomplete: t10k-labels-idx1-ubyte missing"):
+            data.load("mnist", tmp_path)
+
+    def test_a_failed_download_says_what_to_do(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        datasets = pytest.importorskip("torchvision.datasets")
+
+        def refused(root: Path, download: bool) -> None:
+            assert (Path(root), download) == (tmp_path / "fedhet", True)
+            raise RuntimeError("no\nnetwork")
+
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr(datasets, "MNIST", refused)
+        with pytest.raises(DataError, match=r"cannot be downloaded \(no network\).*--data DIR"):
+            data.load("mnist")
+
+    def test_download_fills_the_cache_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        datasets = pytest.importorskip("torchvision.datasets")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr(datasets, "MNIST", lambda root, download: write_mnist(root / "MNIST" / "raw", train=7))
+        data.registry._load.cache_clear()
+        assert len(data.load("mnist").train) == 7
+        data.registry._load.cache_clear()
+
+
+class TestCifar10:
+    @pytest.mark.parametrize(
+        ("place", "suffix"), [("", ""), ("cifar-10-batches-py", ".xz"), ("cifar10/cifar-10-batches-py", ".gz")]
+    )
+    def test_layouts(self, tmp_path: Path, place: str, suffix: str) -> None:
+        batches = write_cifar10(tmp_path / "root" / place, suffix=suffix)
+        dataset = data.load("cifar10", tmp_path / "root")
+        assert (len(dataset.train), len(dataset.test)) == (100, 20)
+        assert np.array_equal(dataset.train.inputs[20:40].flatten(1).numpy(), batches[1]["data"])
+        assert dataset.test.labels.tolist() == batches[5]["labels"]
+        assert dataset.augment is not None
+
+    def test_reads_the_published_python_2_pickles(self, tmp_path: Path) -> None:
+        # What Python 2 and the NumPy of 2009 wrote: byte strings, and the module name `numpy.core.multiarray`.
+        content = (
+            b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85U"
+            b"\x01b\x87Rq\x05(K\x01K\x02M\x00\x0c\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07(K\x03U\x01|NNNJ"
+            b"\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T\x00\x18\x00\x00" + bytes([200]) * 6144 + b"tbU\x06labels"
+            b"]q\x08(K\x03K\x07eu."
+        )
+        (tmp_path / "data_batch_1").write_bytes(content)
+        images, labels = files.read_cifar(tmp_path / "data_batch_1")
+        assert images.shape == (2, 3, 32, 32)
+        assert images.unique().tolist() == [200]
+        assert labels.tolist() == [3, 7]
+
+    @pytest.mark.parametrize(
+        ("batch", "message"),
+        [
+            ({"data": np.zeros((2, 3071), np.uint8), "labels": [1, 2]}, r"expected \(n, 3072\) uint8"),
+            ({"data": np.zeros((2, 3072), np.float32), "labels": [1, 2]}, r"expected \(n, 3072\) uint8"),
+            ({"data": np.zeros((2, 3072), np.uint8), "labels": [1]}, r"expected \(n, 3072\) uint8"),
+            ({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 10]}, "labels from 0 to 9"),
+            ({"data": np.zeros((2, 3072), np.uint8)}, "KeyError: 'labels'"),
+            ([1, 2], "not a batch"),
+        ],
+    )
+    def test_wrong_contents_are_named(self, tmp_path: Path, batch: object, message: str) -> None:
+        write_cifar10(tmp_path / "cifar-10-batches-py")
+        (tmp_path / "cifar-10-batches-py" / "data_batch_3").write_bytes(pickle.dumps(batch, protocol=2))
+        with pytest.raises(DataError, match=message) as raised:
+            data.load("cifar10", tmp_path)
+        assert "data_batch_3" in str(raised.value)
+
+    def test_cut_file(self, tmp_path: Path) -> None:
+        write_cifar10(tmp_path / "cifar-10-batches-py")
+        file = tmp_path / "cifar-10-batches-py" / "test_batch"
+        file.write_bytes(file.read_bytes()[:1000])
+        with pytest.raises(DataError, match="test_batch is not a batch of CIFAR-10's python version"):
+            data.load("cifar10", tmp_path)
+
+    def test_pickles_cannot_run_anything(self, tmp_path: Path) -> None:
+        class Harmful:
+            def __reduce__(self) -> tuple[object, ...]:
+                return os.mkdir, (str(tmp_path / "harm"),)
+
+        (tmp_path / "data_batch_1").write_bytes(pickle.dumps({"data": Harmful()}))
+        with pytest.raises(DataError, match=r"it asks for (posix|nt)\.mkdir"):
+            files.read_cifar(tmp_path / "data_batch_1")
+        assert not (tmp_path / "harm").exists()
+
+
+class TestDomains:
+    def test_skew_and_natural_partition(self, tmp_path: Path) -> None:
+        write_cifar10(tmp_path / "cifar-10-batches-py", per_batch=400)
+        colourful, dataset = data.load("cifar10", tmp_path), data.load("cifar10-domains", tmp_path)
+
+        def grey_share(examples: data.Examples, label: int) -> float:
+            images = examples.inputs[examples.labels == label].float()
+            return (images.std(1).amax((1, 2)) == 0).float().mean().item()
+
+        shares = [grey_share(dataset.train, label) for label in range(10)]
+        assert sorted(round(share, 2) for share in shares) == [0.05] * 5 + [0.95] * 5
+        assert [grey_share(dataset.test, label) for label in range(10)] == [0.5] * 10
+        changed = (dataset.train.inputs != colourful.train.inputs).flatten(1).any(1)
+        assert 0.45 < changed.float().mean() < 0.55
+        assert torch.equal(dataset.train.labels, colourful.train.labels)
+        parts = data.partition(dataset, "natural", clients=2, seed=0)
+        assert dataset.groups is not None
+        assert dataset.groups.names == ("grey", "colour")
+        for part, share in zip(parts, (0.95, 0.05), strict=True):
+            for examples, indices in ((dataset.train, part.train), (dataset.test, part.test)):
+                labels = set(examples.labels[indices].tolist())
+                assert labels == {label for label in range(10) if shares[label] == pytest.approx(share)}
+
+    def test_grey_is_luminance(self) -> None:
+        image = torch.tensor([255, 0, 100], dtype=torch.uint8).view(1, 3, 1, 1)
+        assert grey(image).flatten().tolist() == [round(0.299 * 255 + 0.114 * 100)] * 3
+
+
+COMPLETE = """\
+<<THIS ELECTRONIC VERSION. IT IS
+  COMMERCIALLY. Distributed
+>>
+
+1609
+
+THE SONNETS
+
+by William Shakespeare
+
+  That time of year. thou mayst in me behold,
+    Bare ruined choirs. Late
+
+1604
+
+THE TRAGEDY OF TESTS
+
+by William Shakespeare
+
+  Ham. To be, or not to be: that
+    is the   question.
+                                Exit
+  QUEEN MAB. Good night.
+
+  HAM. Words, words.
+
+1593
+
+THE COMEDY OF ERRORS
+
+by William Shakespeare
+
+ACT I. SCENE 1
+
+AEGEON. Proceed, Solinus,
+  And by the doom
+of death.
+<<A NOTICE.
+>>
+HAM. Another one.
+"""
+
+TINY = """\
+First Citizen:
+Before we proceed: hear
+me speak.
+
+Senators, &C:
+Speak, speak.
+
+First Citizen:
+You are all resolved.
+"""
+
+
+class TestShakespeare:
+    def test_complete_works(self) -> None:
+        said = {role: " ".join(" ".join(lines).split()) for role, lines in text.speeches(COMPLETE).items()}
+        assert said == {
+            "THE TRAGEDY OF TESTS: HAM": "To be, or not to be: that is the question. Exit Words, words.",
+            "THE TRAGEDY OF TESTS: QUEEN MAB": "Good night.",
+            "THE COMEDY OF ERRORS: AEGEON": "Proceed, Solinus, And by the doom of death.",
+            "THE COMEDY OF ERRORS: HAM": "Another one.",
+        }
+
+    def test_tiny(self) -> None:
+        said = {role: " ".join(" ".join(lines).split()) for role, lines in text.speeches(TINY).items()}
+        assert said == {
+            "First Citizen": "Before we proceed: hear me speak. You are all resolved.",
+            "Senators, &C": "Speak, speak.",
+        }
+
+    def test_vocabulary_is_leafs(self) -> None:
+        assert len(text.CHARACTERS) == len(set(text.CHARACTERS)) == 80
+        assert "".join(text.CHARACTERS[code] for code in text.encode("O  what,\n me?")) == "O what, me?"
+        assert text.encode("$é{\N{SNOWMAN}").tolist() == [79, 79, 79, text.CHARACTERS.index("?")]
+
+    def write(self, folder: Path, characters: dict[str, int], suffix: str = "") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        letters = np.frombuffer(b"abcdefghij klm", np.uint8)
+        content = "\n\n".join(
+            f"{role}:\n{RNG.choice(letters, size=n).tobytes().decode()}" for role, n in characters.items()
+        ).encode()
+        pack = {"": bytes, ".xz": lzma.compress}[suffix]
+        (folder / f"tinyshakespeare-input.txt{suffix}").write_bytes(pack(content))
+
+    @pytest.mark.parametrize(("place", "suffix"), [("", ""), ("shakespeare", ".xz")])
+    def test_windows_and_natural_partition(self, tmp_path: Path, place: str, suffix: str) -> None:
+        self.write(tmp_path / place, {"A": 2000, "B": 900, "C": 3000}, suffix)
+        dataset = data.load("shakespeare", tmp_path, min_characters=1500)
+        assert dataset.groups is not None
+        assert dataset.groups.names == ("A", "C")
+        assert (dataset.classes, dataset.input_shape, dataset.task.name) == (80, (80,), "next-character")
+        assert dataset.train.inputs.shape == (len(dataset.groups.train), 80)
+        # Windows move by one character: each label is the last character of the next window.
+        first = dataset.groups.train[:-1] == dataset.groups.train[1:]
+        assert torch.equal(dataset.train.labels[:-1][first], dataset.train.inputs[1:, -1][first].long())
+        assert torch.equal(dataset.train.inputs[:-1, 1:][first], dataset.train.inputs[1:, :-1][first])
+        parts = data.partition(dataset, "natural", clients=2, seed=0)
+        for part, characters in zip(parts, (2000, 3000), strict=True):
+            # White space is merged, so that a role has a few characters less.
+            assert 0.7 * characters < len(part.train) + 80 <= 0.8 * characters
+            assert 0.15 * characters < len(part.test) + 80 <= 0.2 * characters + 1
+        batch = dataset.transform(dataset.train.inputs[:3])
+        assert batch.dtype == torch.int64
+        assert len(data.load("shakespeare", tmp_path, min_characters=1500, stride=10).train) < len(dataset.train) / 9
+
+    def test_what_is_wrong_is_said(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="name a folder"):
+            data.load("shakespeare")
+        with pytest.raises(DataError, match=r"looked for t8\.shakespeare\.txt"):
+            data.load("shakespeare", tmp_path)
+        self.write(tmp_path, {"A": 2000})
+        with pytest.raises(DataError, match=r"tinyshakespeare-input\.txt: no role of 1 says enough"):
+            data.load("shakespeare", tmp_path)
+        with pytest.raises(DataError, match="did you mean 'min_characters'"):
+            data.load("shakespeare", tmp_path, min_character=5)
+        with pytest.raises(DataError, match="cannot be resized"):
+            data.load("shakespeare", tmp_path, min_characters=100, input_size=8)
+        with pytest.raises(DataError, match=r"looked for other\.txt"):
+            data.load("shakespeare", tmp_path, file="other.txt")
+        (tmp_path / "other.txt").write_text("no play\n  at all")
+        with pytest.raises(DataError, match=r"other\.txt: neither the complete works"):
+            data.load("shakespeare", tmp_path, file="other.txt")
+
+
+def test_unknown_data_set() -> None:
+    with pytest.raises(DataError, match="unknown data set 'cifar'; did you mean 'cifar10'"):
+        data.load("cifar")
+    with pytest.raises(DataError, match="registered already"):
+        data.register_dataset("digits")(lambda folder: data.load("digits"))
+
+
+@pytest.fixture
+def real_data() -> Path:
+    folder = os.environ.get("FEDHET_DATA")
+    if not folder:
+        pytest.skip("no real data here: set FEDHET_DATA to a folder with cifar10, mnist and shakespeare")
+    return Path(folder)
+
+
+@pytest.mark.parametrize(("name", "train", "test"), [("mnist", 60_000, 10_000), ("cifar10", 50_000, 10_000)])
+def test_real_images(real_data: Path, name: str, train: int, test: int) -> None:
+    dataset = data.load(name, real_data)
+    assert (len(dataset.train), len(dataset.test)) == (train, test)
+    assert torch.bincount(dataset.test.labels, minlength=10).min() >= 800
+    images = dataset.transform(dataset.train.inputs[:10_000])
+    assert abs(images.mean().item()) < 0.02
+    assert abs(images.std().item() - 1) < 0.02
+
+
+def test_real_shakespeare(real_data: Path) -> None:
+    dataset = data.load("shakespeare", real_data)
+    assert dataset.groups is not None
+    assert 120 < len(dataset.groups.names) < 140
+    assert len(data.partition(dataset, "natural", clients=66, seed=0)) == 66

@@ -1,0 +1,236 @@
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedhet import data
+from fedhet.data import DataSet, Examples, Groups
+from fedhet.errors import DataError
+from fedhet.task import get_task
+
+OPTIONS: dict[str, dict[str, float]] = {"iid": {}, "classes": {"classes_per_client": 3}, "dirichlet": {"alpha": 0.5}}
+
+
+def made(train: int = 1000, test: int = 300, classes: int = 10, seed: int = 0) -> DataSet:
+    """Examples whose input is their own index."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def examples(n: int) -> Examples:
+        return Examples(torch.arange(n)[:, None], torch.randint(classes, (n,), generator=generator))
+
+    return DataSet(
+        "made", examples(train), examples(test), classes, get_task("classification"), (1,), torch.Tensor.float
+    )
+
+
+def label_sets(dataset: DataSet, part: data.Part) -> tuple[set[int], set[int]]:
+    return set(dataset.train.labels[part.train].tolist()), set(dataset.test.labels[part.test].tolist())
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_parts_are_disjoint_complete_and_follow_the_seed(name: str) -> None:
+    dataset = made()
+
+    def dealt(seed: int) -> list[data.Part]:
+        return data.partition(dataset, name, clients=12, seed=seed, **OPTIONS[name])
+
+    parts = dealt(3)
+    assert len(parts) == 12
+    for indices, n in (
+        (np.concatenate([p.train for p in parts]), 1000),
+        (np.concatenate([p.test for p in parts]), 300),
+    ):
+        assert sorted(indices) == list(range(n))
+    again, other = dealt(3), dealt(4)
+    assert all(
+        np.array_equal(a, b) for one, two in zip(parts, again, strict=True) for a, b in zip(one, two, strict=True)
+    )
+    assert any(not np.array_equal(one.train, two.train) for one, two in zip(parts, other, strict=True))
+
+
+def test_iid_is_even() -> None:
+    parts = data.partition(made(), "iid", clients=7, seed=0)
+    assert {len(part.train) for part in parts} <= {142, 143}
+    assert {len(part.test) for part in parts} <= {42, 43}
+
+
+@given(clients=st.integers(1, 40), k=st.integers(1, 10), seed=st.integers(0, 2**40))
+@settings(max_examples=60, deadline=None)
+def test_classes_gives_every_client_k_classes_and_every_class_a_client(clients: int, k: int, seed: int) -> None:
+    dataset = made(4000, 2000)
+    parts = data.partition(dataset, "classes", clients=clients, seed=seed, classes_per_client=k)
+    held = [label_sets(dataset, part) for part in parts]
+    assert all(train == test and len(train) == k for train, test in held)
+    holders = np.bincount([label for train, _ in held for label in train], minlength=10)
+    assert holders.max() - holders.min() <= 1
+    for label in np.flatnonzero(holders):
+        sizes = [int((dataset.train.labels[p.train] == label).sum()) for p in parts]
+        sizes = [size for size, (train, _) in zip(sizes, held, strict=True) if label in train]
+        assert max(sizes) - min(sizes) <= 1
+        assert sum(sizes) == int((dataset.train.labels == label).sum())
+
+
+def test_classes_leaves_nobody_empty_handed_while_there_is_enough() -> None:
+    dataset = data.load("digits")  # 35 or 36 test images a class, for 100 clients that hold it
+    parts = data.partition(dataset, "classes", clients=200, seed=0, classes_per_client=5)
+    assert {len(part.test) for part in parts} <= {1, 2, 3}
+    assert {len(part.train) for part in parts} <= {5, 6, 7, 8, 9}
+
+
+def test_dirichlet_deals_test_as_training_and_follows_alpha() -> None:
+    dataset = made(20_000, 20_000)
+
+    def shares(examples: Examples, parts: list[np.ndarray]) -> np.ndarray:
+        """Share of each class that each client has."""
+        counts = np.stack([torch.bincount(examples.labels[part], minlength=10).numpy() for part in parts])
+        return counts / counts.sum(0)
+
+    spread = {}
+    for alpha in (0.1, 1000.0):
+        parts = data.partition(dataset, "dirichlet", clients=5, seed=0, alpha=alpha)
+        train = shares(dataset.train, [part.train for part in parts])
+        test = shares(dataset.test, [part.test for part in parts])
+        assert np.abs(train - test).max() < 1e-3
+        spread[alpha] = train[:, :5].std()
+    assert spread[0.1] > 10 * spread[1000.0]
+
+
+@given(alpha=st.sampled_from([0.05, 0.5, 10.0]), clients=st.integers(2, 10), seed=st.integers(0, 1000))
+@settings(max_examples=40, deadline=None)
+def test_dirichlet_keeps_its_minimum_or_says_that_it_cannot(alpha: float, clients: int, seed: int) -> None:
+    # Ten clients rarely all get 20 with alpha .05: then, and only then, an error is right.
+    expected = pytest.raises(DataError, match=r"alpha 0\.05") if alpha == 0.05 else nullcontext()
+    try:
+        parts = data.partition(made(), "dirichlet", clients=clients, seed=seed, alpha=alpha, min_size=20)
+    except DataError:
+        with expected:
+            raise
+        return
+    assert min(len(part.train) for part in parts) >= 20
+    assert min(len(part.test) for part in parts) >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("classes", {"classes_per_client": 11}, "classes-per-client must be 1 to 10"),
+        ("classes", {"classes_per_client": 0}, "classes-per-client must be 1 to 10"),
+        ("dirichlet", {"alpha": 0.0}, "alpha must be positive"),
+        ("dirichlet", {"alpha": float("nan")}, "alpha must be positive"),
+        ("dirichlet", {"alpha": 1e-6}, "alpha 1e-06 gives each of 20 clients at least 10"),
+        ("dirichlet", {"min_size": 51}, "at least 51 of 1000"),
+        ("natural", {}, "no natural clients"),
+        ("irid", {}, "unknown partition 'irid'; did you mean 'iid'"),
+        ("iid", {"clients": 0}, "at least one client"),
+        ("iid", {"clients": 301}, "300 test examples for 301 clients"),
+        ("iid", {"samples_per_client": -1}, "samples-per-client"),
+        ("classes", {"classes_per_client": 1, "clients": 290}, "leaves client .* of 290 without test examples"),
+    ],
+)
+def test_what_cannot_be_dealt_fails_at_once(name: str, options: dict[str, float], message: str) -> None:
+    start = time.perf_counter()
+    with pytest.raises(DataError, match=message):
+        data.partition(made(), name, **{"clients": 20, "seed": 0, **options})
+    assert time.perf_counter() - start < 5
+
+
+def test_labels_of_several_values_are_not_partitioned_by_class() -> None:
+    examples = Examples(torch.zeros(40, 1), torch.randint(2, (40, 3)))
+    dataset = DataSet("many", examples, examples, 3, get_task("multi-label"), (1,), torch.Tensor.float)
+    with pytest.raises(DataError, match="many has no one class an example"):
+        data.partition(dataset, "dirichlet", clients=2, seed=0)
+    parts = data.partition(dataset, "iid", clients=2, seed=0, samples_per_client=5)
+    assert [len(part.train) for part in parts] == [5, 5]
+    assert data.hold_out(dataset, 10, seed=0)[0].shape == (10,)
+
+
+class TestNatural:
+    def dataset(self) -> DataSet:
+        owner = np.arange(1000) % 8
+        # The last one has nothing to be tested on.
+        return replace(made(), groups=Groups(tuple("abcdefgh"), owner, np.arange(300) % 7))
+
+    def test_every_client_is_one_owner(self) -> None:
+        parts = data.partition(self.dataset(), "natural", clients=7, seed=0)
+        assert [set(part.train % 8) for part in parts] == [{owner} for owner in range(7)]
+        assert [set(part.test % 7) for part in parts] == [{owner} for owner in range(7)]
+        assert all(len(part.train) == 125 for part in parts)
+
+    def test_fewer_clients_are_a_seeded_choice(self) -> None:
+        chosen = {
+            seed: [part.train[0] % 8 for part in data.partition(self.dataset(), "natural", clients=3, seed=seed)]
+            for seed in range(6)
+        }
+        assert all(len(set(owners)) == 3 for owners in chosen.values())
+        assert len({tuple(owners) for owners in chosen.values()}) > 1
+
+    def test_more_clients_than_owners(self) -> None:
+        with pytest.raises(DataError, match="7 natural clients, not 8"):
+            data.partition(self.dataset(), "natural", clients=8, seed=0)
+
+
+def test_samples_per_client_keeps_class_shares_and_the_test_part() -> None:
+    dataset = made(5000, 300)
+    whole = data.partition(dataset, "dirichlet", clients=6, seed=0)
+    small = data.partition(dataset, "dirichlet", clients=6, seed=0, samples_per_client=60)
+    for all_of_it, part in zip(whole, small, strict=True):
+        assert len(part.train) == 60
+        assert set(part.train) <= set(all_of_it.train)
+        assert np.array_equal(part.test, all_of_it.test)
+        before, after = (torch.bincount(dataset.train.labels[p.train], minlength=10).numpy() for p in (all_of_it, part))
+        assert np.abs(after - 60 * before / before.sum()).max() <= 1.5
+    generous = data.partition(dataset, "dirichlet", clients=6, seed=0, samples_per_client=5000)
+    assert all(np.array_equal(a.train, b.train) for a, b in zip(whole, generous, strict=True))
+
+
+class TestHoldOut:
+    def test_pool_is_the_same_whatever_the_clients_and_nobody_has_it(self) -> None:
+        dataset = made()
+        splits = [
+            data.split(dataset, "iid", clients=4, seed=1, shared_samples=200),
+            data.split(dataset, "classes", clients=9, seed=1, shared_samples=200, classes_per_client=2),
+        ]
+        assert np.array_equal(splits[0].pool, splits[1].pool)
+        assert not np.array_equal(splits[0].pool, data.hold_out(dataset, 200, seed=2)[0])
+        for split in splits:
+            owned = np.concatenate([part.train for part in split.parts])
+            assert set(owned) | set(split.pool) == set(range(1000))
+            assert len(owned) + len(split.pool) == 1000
+
+    def test_pool_holds_every_class_in_its_share(self) -> None:
+        dataset = made()
+        pool, _ = data.hold_out(dataset, 200, seed=0)
+        counts, all_counts = (torch.bincount(dataset.train.labels[i]).numpy() for i in (pool, np.arange(1000)))
+        assert np.abs(counts - all_counts / 5).max() <= 1
+
+    def test_client_data(self) -> None:
+        dataset = made()
+        split = data.split(dataset, "iid", clients=4, seed=1, shared_samples=20)
+        client = split.client(2)
+        assert torch.equal(client.train.inputs[:, 0], torch.from_numpy(split.parts[2].train))
+        assert torch.equal(client.test.labels, dataset.test.labels[split.parts[2].test])
+        assert client.shared is split.client(0).shared
+        assert torch.equal(client.shared[:, 0], torch.from_numpy(split.pool))
+        assert data.split(dataset, "iid", clients=4, seed=1).client(0).shared is None
+
+    def test_pool_must_leave_something(self) -> None:
+        with pytest.raises(DataError, match="1000 training examples, so 1000"):
+            data.hold_out(made(), 1000, seed=0)
+
+
+def test_a_partition_of_ones_own() -> None:
+    with pytest.raises(DataError, match="registered already"):
+        data.register_partition("iid")(lambda job: [])
+
+
+def test_many_clients_are_quick() -> None:
+    dataset = made(50_000, 10_000)
+    start = time.perf_counter()
+    for name, options in OPTIONS.items():
+        data.partition(dataset, name, clients=200, seed=0, samples_per_client=100, **options)
+    assert time.perf_counter() - start < 5

@@ -1,0 +1,124 @@
+import pytest
+import torch
+from torch import nn
+
+from fedhet import models
+from fedhet.errors import ModelError
+
+DIGITS, MNIST, CIFAR10, SHAKESPEARE = (1, 8, 8), (1, 28, 28), (3, 32, 32), (80,)
+IMAGE_MODELS = [name for name in models.names() if name != "char-lstm"]
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "input_shape", "classes", "expected"),
+    [
+        ("cnn", CIFAR10, 10, 307_842),  # FedHeNN
+        ("cnn-1-1", CIFAR10, 10, 4_864 + 125_450),  # Phi of 64 x 14 x 14 = 12,544
+        ("vgg9", CIFAR10, 10, 3_491_530),  # FedMA, table 7
+        ("lenet", MNIST, 10, 431_080),  # FedMA, "431k"
+        ("char-lstm", SHAKESPEARE, 80, 293_584),  # FedMA, table 6
+    ],
+)
+def test_published_sizes(name: str, input_shape: tuple[int, ...], classes: int, expected: int) -> None:
+    assert parameters(models.build(name, input_shape, classes)) == expected
+
+
+@pytest.mark.parametrize("input_shape", [DIGITS, MNIST, CIFAR10, (1, 9, 14)], ids=str)
+@pytest.mark.parametrize("name", IMAGE_MODELS)
+def test_every_image_model_takes_every_image(name: str, input_shape: tuple[int, ...]) -> None:
+    model = models.build(name, input_shape, 7)
+    seen: list[torch.Tensor] = []
+    model.head.register_forward_hook(lambda head, inputs, output: seen.append(inputs[0]))
+    logits = model(torch.randn(3, *input_shape))
+    assert logits.shape == (3, 7)
+    assert isinstance(model.head, nn.Linear)
+    assert [module for module in model.modules() if isinstance(module, nn.Linear)][-1] is model.head
+    assert seen[0].shape == (3, model.head.in_features)
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "convolutions", "layers"), [("cnn-1-1", 1, 1), ("cnn-2-2", 2, 2), ("cnn-3-3", 3, 3)])
+def test_cnn_names_count_layers(name: str, convolutions: int, layers: int) -> None:
+    modules = list(models.build(name, CIFAR10, 10).modules())
+    assert sum(isinstance(module, nn.Conv2d) for module in modules) == convolutions
+    assert sum(isinstance(module, nn.Linear) for module in modules) == layers
+
+
+def test_family_is_five_different_networks_from_smallest_to_largest() -> None:
+    family = models.expand("cnn-family")
+    assert (len(set(family)), family[0], family[-1]) == (5, "cnn-1-1", "cnn-3-3")
+    assert len({parameters(models.build(name, DIGITS, 10)) for name in family}) == 5
+
+
+def test_char_lstm_predicts_the_character_after_the_text() -> None:
+    model = models.build("char-lstm", SHAKESPEARE, 80)
+    texts = torch.randint(80, (2, 80))
+    logits = model(texts)
+    assert logits.shape == (2, 80)
+    texts[:, -1] = (texts[:, -1] + 1) % 80
+    assert not torch.allclose(model(texts), logits)
+
+
+def test_initialisation_follows_torch_seed() -> None:
+    def weights(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return nn.utils.parameters_to_vector(models.build("resnet8", DIGITS, 10).parameters())
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+def test_unknown_model_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ModelError, match="unknown model 'cnn33'; did you mean 'cnn-3-3'"):
+        models.build("cnn33", DIGITS, 10)
+    with pytest.raises(ModelError, match="did you mean 'cnn-family'"):
+        models.expand("cnn, cnn-famly")
+    with pytest.raises(ModelError, match="no architecture"):
+        models.expand(" , ")
+
+
+@pytest.mark.parametrize(("name", "input_shape"), [("char-lstm", CIFAR10), ("cnn", SHAKESPEARE), ("vgg9", (1, 7, 7))])
+def test_model_that_does_not_fit_its_input_says_so(name: str, input_shape: tuple[int, ...]) -> None:
+    with pytest.raises(ModelError, match=rf"model '{name}': takes"):
+        models.build(name, input_shape, 10)
+
+
+def test_registering_a_name_twice_is_refused() -> None:
+    with pytest.raises(ModelError, match="registered already"):
+        models.register_model("cnn")(lambda input_shape, classes: nn.Identity())
+
+
+def test_expand_keeps_order_and_repetition() -> None:
+    assert models.expand("mlp, cnn,mlp") == ["mlp", "cnn", "mlp"]
+
+
+class TestAssign:
+    def test_round_robin(self) -> None:
+        assert models.assign(["a", "b"], "round-robin", 5, seed=0) == ["a", "b", "a", "b", "a"]
+
+    def test_random_follows_the_seed_and_uses_all(self) -> None:
+        first = models.assign(["a", "b", "c"], "random", 300, seed=4)
+        assert first == models.assign(["a", "b", "c"], "random", 300, seed=4)
+        assert first != models.assign(["a", "b", "c"], "random", 300, seed=5)
+        assert all(60 < first.count(name) < 140 for name in "abc")
+
+    def test_one_of_each(self) -> None:
+        assert models.assign(["a", "b"], "one-of-each", 2, seed=0) == ["a", "b"]
+        with pytest.raises(ModelError, match="2 architectures to assign one-of-each, but 3 clients"):
+            models.assign(["a", "b"], "one-of-each", 3, seed=0)
+
+    def test_explicit_list(self) -> None:
+        assert models.assign([], ["b", "b"], 2, seed=0) == ["b", "b"]
+        with pytest.raises(ModelError, match="1 architectures in the list, but 2 clients"):
+            models.assign([], ["b"], 2, seed=0)
+
+    def test_bad_requests(self) -> None:
+        with pytest.raises(ModelError, match="did you mean 'round-robin'"):
+            models.assign(["a"], "round_robin", 2, seed=0)
+        with pytest.raises(ModelError, match="no architectures"):
+            models.assign([], "random", 2, seed=0)

@@ -1,0 +1,158 @@
+"""The proximal term: its gradient against the paper's equation, its mini-batches against the whole."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedhet.representations.alignment import Alignment
+from fedhet.representations.cka import debiased_linear_cka, kernel_cka, linear_cka, procrustes_distance, rbf_kernel
+from fedhet.representations.features import Representation
+from fedhet.representations.targets import mean_rbf_blocks, mean_target
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def peers(rad: Tensor, widths: list[int]) -> list[Tensor]:
+    return [(rad @ normal(rad.shape[1], width, seed=i + 1)).relu() for i, width in enumerate(widths)]
+
+
+def network(width: int = 16) -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(10, width), nn.ReLU(), nn.Linear(width, 3)).double()
+
+
+def gradients(loss: Tensor, model: nn.Module) -> Tensor:
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    return torch.cat([g.flatten() for g in found if g is not None])
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_one_step_has_the_gradient_of_equation_6_written_out(kernel: str) -> None:
+    rad, x, y, eta = normal(60, 10), normal(8, 10, seed=3), torch.arange(8) % 3, 0.7
+    features, weights = peers(rad, [16, 5, 30]), [0.2, 0.5, 0.3]
+    model = network()
+
+    def k(a: Tensor) -> Tensor:
+        return a @ a.T if kernel == "linear" else rbf_kernel(a)
+
+    h = torch.eye(60, dtype=torch.float64) - 1 / 60
+    own, mean = k(model[:2](rad)), sum((w * k(a) for w, a in zip(weights, features, strict=True)), torch.zeros(()))
+    own, mean = h @ own @ h, h @ mean @ h
+    cka = torch.trace(own @ mean) / torch.sqrt(torch.trace(own @ own) * torch.trace(mean @ mean))
+    plain = F.cross_entropy(model(x), y) + eta * (1 - cka)
+
+    if kernel == "linear":
+        alignment = Alignment("linear", mean_target(features, weights, error=0).values, batch=0, generator=generator())
+    else:
+        alignment = Alignment("rbf", mean_rbf_blocks(features, weights, 0), batch=0, generator=generator())
+    rows = alignment.rows()
+    loss = F.cross_entropy(model(x), y) + eta * alignment.distance(Representation(model)(rad[rows]), rows)
+    torch.testing.assert_close(loss, plain)
+    torch.testing.assert_close(gradients(loss, model), gradients(plain, model), rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_mean_of_mini_batch_gradients_is_near_the_whole(kernel: str) -> None:
+    rad = normal(1024, 10)
+    features, weights = peers(rad, [16, 24, 40]), [1 / 3] * 3
+    model = network()
+    representation = Representation(model)
+    if kernel == "linear":
+        target = mean_target(features, weights).values
+        whole = Alignment("linear", target, batch=0, generator=generator())
+        batches = Alignment("linear", target, batch=128, generator=generator())
+    else:
+        whole = Alignment("rbf", mean_rbf_blocks(features, weights, 0), batch=0, generator=generator())
+        batches = Alignment("rbf", mean_rbf_blocks(features, weights, 128), generator=generator())
+
+    def gradient(alignment: Alignment) -> Tensor:
+        rows = alignment.rows()
+        return gradients(alignment.distance(representation(rad[rows]), rows), model)
+
+    expected = gradient(whole)
+    mean = torch.stack([gradient(batches) for _ in range(60)]).mean(0)
+    assert (mean - expected).norm() < 0.15 * expected.norm()
+
+
+def test_linear_rows_are_random_without_repetition_and_repeat_with_the_seed() -> None:
+    target = normal(50, 4)
+    one, two = (Alignment("linear", target, batch=20, generator=generator(1)) for _ in range(2))
+    state = torch.get_rng_state()
+    first, second = one.rows(), one.rows()
+    assert isinstance(first, Tensor)
+    assert isinstance(second, Tensor)
+    assert len(first.unique()) == 20
+    assert not torch.equal(first, second)
+    assert torch.equal(first, torch.as_tensor(two.rows()))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_rbf_rows_are_all_blocks_in_shuffled_order_in_every_pass() -> None:
+    rad = normal(100, 10)
+    alignment = Alignment("rbf", mean_rbf_blocks(peers(rad, [5]), [1.0], 10), generator=generator())
+    passes = [[alignment.rows() for _ in range(10)] for _ in range(2)]
+    starts = [[rows.start for rows in one if isinstance(rows, slice)] for one in passes]
+    assert sorted(starts[0]) == sorted(starts[1]) == list(range(0, 100, 10))
+    assert starts[0] != starts[1]
+
+
+def test_distances_are_what_they_say() -> None:
+    target, x = normal(60, 6), normal(60, 6, seed=1) + normal(60, 6)
+
+    def distance(kernel: str, batch: int) -> tuple[Tensor, Tensor | slice]:
+        alignment = Alignment(kernel, target, batch=batch, generator=generator())  # type: ignore[arg-type]
+        rows = alignment.rows()
+        return alignment.distance(x[rows], rows), rows
+
+    value, rows = distance("linear", 0)
+    torch.testing.assert_close(value, 1 - linear_cka(x, target))
+    assert rows == slice(0, 60)
+    value, rows = distance("linear", 60)
+    torch.testing.assert_close(value, 1 - linear_cka(x, target))
+    value, rows = distance("linear", 20)
+    torch.testing.assert_close(value, 1 - debiased_linear_cka(x[rows], target[rows]))
+    value, rows = distance("procrustes", 20)
+    torch.testing.assert_close(value, procrustes_distance(x[rows], target[rows]))
+    value, rows = distance("procrustes", 0)
+    torch.testing.assert_close(value, procrustes_distance(x, target))
+    blocks = mean_rbf_blocks([target], [1.0], 20, threshold=0.8)
+    alignment = Alignment("rbf", blocks, generator=generator(), threshold=0.8)
+    rows = alignment.rows()
+    torch.testing.assert_close(
+        alignment.distance(x[rows], rows),
+        1 - kernel_cka(rbf_kernel(x[rows], 0.8), rbf_kernel(target[rows], 0.8), debiased=True),
+    )
+
+
+def test_targets_and_features_that_do_not_fit() -> None:
+    target = normal(60, 6)
+    with pytest.raises(ValueError, match="'linear', 'rbf' or 'procrustes', got 'cosine'"):
+        Alignment("cosine", target, generator=generator())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'rbf' must be blocks"):
+        Alignment("rbf", target, generator=generator())
+    with pytest.raises(ValueError, match="'linear' must be a tensor"):
+        Alignment("linear", [target], generator=generator())
+    with pytest.raises(ValueError, match="four examples or more, got 3"):
+        Alignment("linear", target, batch=3, generator=generator())
+    with pytest.raises(ValueError, match="no blocks"):
+        Alignment("rbf", [], generator=generator())
+    with pytest.raises(ValueError, match=r"square, got \(60, 6\)"):
+        Alignment("rbf", [target], generator=generator())
+    whole = Alignment("linear", target, batch=0, generator=generator())
+    with pytest.raises(ValueError, match="59 and 60 rows"):
+        whole.distance(target[:59], whole.rows())
+    procrustes = Alignment("procrustes", target, batch=0, generator=generator())
+    with pytest.raises(ValueError, match="equal widths, got 5 and 6"):
+        procrustes.distance(target[:, :5], procrustes.rows())
+    rbf = Alignment("rbf", mean_rbf_blocks([target], [1.0], 20), generator=generator())
+    with pytest.raises(ValueError, match="no others"):
+        rbf.distance(target[:20], slice(1, 21))
+    with pytest.raises(ValueError, match="do not fit the target's block of 20"):
+        rbf.distance(target[:19], slice(0, 20))

@@ -1,0 +1,208 @@
+"""CKA, HSIC and the Procrustes distance against reference values, plain formulas and their invariances."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedhet.representations.cka import (
+    debiased_linear_cka,
+    gaussian_kernel,
+    hsic,
+    kernel_cka,
+    linear_cka,
+    procrustes_distance,
+    rbf_cka,
+    rbf_kernel,
+)
+
+CASES = ["gauss_50x8_50x8", "relu_128x32_128x16", "small_n_8x32_8x16"]
+SIMILARITIES = [linear_cka, debiased_linear_cka, rbf_cka]
+
+
+def features(rows: int, width: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def rotation(width: int) -> Tensor:
+    return torch.linalg.qr(features(width, width, seed=9)).Q
+
+
+@pytest.fixture(scope="module")
+def cases(reference: Path) -> dict[str, dict[str, Any]]:
+    values: dict[str, dict[str, Any]] = json.loads((reference / "cka_cases.json").read_text())
+    with np.load(reference / "cka_cases.npz") as arrays:
+        for name, case in values.items():
+            case |= {key: torch.from_numpy(arrays[f"{name}/{key}"]) for key in ("X", "Y", "grad_1_minus_cka_wrt_X")}
+    return values
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_the_reference(cases: dict[str, dict[str, Any]], name: str) -> None:
+    case = cases[name]
+    x, y = case["X"], case["Y"]
+    k, l = x @ x.T, y @ y.T  # noqa: E741
+    x_unit, y_unit = (a - a.mean(0) for a in (x, y))
+    x_unit, y_unit = (a / (a @ a.T).norm().sqrt() for a in (x_unit, y_unit))
+    computed = {
+        "linear_cka_kornblith_gram": kernel_cka(k, l),
+        "linear_cka_kornblith_feature": linear_cka(x, y),
+        "linear_cka_textbook_double_centred": linear_cka(x, y),
+        "linear_eq4_on_centred_features": linear_cka(x - x.mean(0), y - y.mean(0)),
+        "linear_cka_debiased": debiased_linear_cka(x, y),
+        "rbf_cka_median_thr0.2": rbf_cka(x, y, 0.2),
+        "rbf_cka_median_thr0.5": rbf_cka(x, y),
+        "rbf_cka_median_thr1.0": rbf_cka(x, y, threshold=1.0),
+        "rbf_cka_sigma2_1.0": kernel_cka(gaussian_kernel(x, 1.0), gaussian_kernel(y, 1.0)),
+        "rbf_cka_sigma2_4.0": kernel_cka(gaussian_kernel(x, 4.0), gaussian_kernel(y, 4.0)),
+        "linear_cka_X_vs_mean_kernel": linear_cka(x, torch.cat([x, y], 1)),
+        "linear_cka_X_vs_mean_of_fro_normalised_centred_kernels": linear_cka(x, torch.cat([x_unit, y_unit], 1)),
+        "hsic_XX": hsic(x, x),
+        "hsic_XY": hsic(x, y),
+    }
+    for key, value in computed.items():
+        assert value.item() == pytest.approx(case[key], rel=1e-9, abs=1e-9), key
+    assert kernel_cka(k, l, debiased=True).item() == pytest.approx(case["linear_cka_debiased"], abs=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradient_agrees_with_the_reference(cases: dict[str, dict[str, Any]], name: str) -> None:
+    x = cases[name]["X"].requires_grad_()
+    (gradient,) = torch.autograd.grad(1 - linear_cka(x, cases[name]["Y"]), x)
+    torch.testing.assert_close(gradient, cases[name]["grad_1_minus_cka_wrt_X"], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("widths", [(3, 5), (40, 5), (40, 60)], ids=["narrow", "mixed", "wide"])
+def test_gradients_are_those_of_finite_differences(similarity: Any, widths: tuple[int, int]) -> None:
+    x, y = features(9, widths[0]), features(9, widths[1], seed=1)
+    if similarity is rbf_cka:
+        # The bandwidth is a constant for autograd, so finite differences must hold it fixed as well.
+        gap = torch.cdist(x, x).square().flatten().median().sqrt()
+        assert torch.autograd.gradcheck(
+            lambda a: kernel_cka(gaussian_kernel(a, gap), rbf_kernel(y)), x.requires_grad_()
+        )
+    else:
+        assert torch.autograd.gradcheck(lambda a: similarity(a, y), x.requires_grad_())
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_invariant_to_rotation_and_scale_but_not_to_other_linear_maps(similarity: Any) -> None:
+    x, y = features(40, 6), features(40, 6, seed=1) + features(40, 6)
+    before = similarity(x, y)
+    torch.testing.assert_close(similarity(3.7 * x @ rotation(6) + 2, y), before)
+    torch.testing.assert_close(similarity(x, 1e-3 * y @ rotation(6)), before)
+    stretched = x @ torch.diag(torch.tensor([100.0, 1, 1, 1, 1, 1], dtype=x.dtype))
+    assert abs(similarity(stretched, y) - before) > 0.02
+    assert similarity(x, x).item() == pytest.approx(1)
+
+
+def test_debiased_estimate_does_not_depend_on_the_number_of_rows() -> None:
+    x = features(4000, 20)
+    y = torch.cat([x[:, :10], features(4000, 30, seed=1)], 1)
+    whole = linear_cka(x, y).item()
+    batches = torch.randperm(4000, generator=torch.Generator().manual_seed(0)).view(-1, 32)
+    biased = np.mean([linear_cka(x[rows], y[rows]).item() for rows in batches])
+    debiased = np.mean([debiased_linear_cka(x[rows], y[rows]).item() for rows in batches])
+    assert abs(debiased - whole) < 0.03 < 0.1 < abs(biased - whole)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("constant", [0.0, 0.1, 1e6])
+def test_constant_features_have_no_similarity_and_no_gradient(
+    similarity: Any, dtype: torch.dtype, constant: float
+) -> None:
+    x = torch.full((12, 5), constant, dtype=dtype, requires_grad=True)
+    value = similarity(x, features(12, 3, dtype=dtype))
+    (gradient,) = torch.autograd.grad(value, x)
+    assert value.item() == pytest.approx(0, abs=1e-3)
+    assert torch.count_nonzero(gradient) == 0
+
+
+@pytest.mark.parametrize("rows", [4, 5, 128])
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_debiased_gradient_is_bounded_where_one_example_outweighs_all_others(rows: int, kernel: str) -> None:
+    for seed in range(5):
+        x = torch.zeros(rows, 3)
+        x[0, seed % 3] = 1
+        x.requires_grad_()
+        y = features(rows, 5, seed, torch.float32)
+        if kernel == "linear":
+            value = debiased_linear_cka(x, y)
+        else:
+            value = kernel_cka(rbf_kernel(x), rbf_kernel(y), debiased=True)
+        (gradient,) = torch.autograd.grad(value, x)
+        assert abs(value) < 1
+        assert gradient.norm() < 100
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_features_of_any_scale_in_float32(scale: float) -> None:
+    x, y = features(30, 8, dtype=torch.float32), features(30, 4, seed=1, dtype=torch.float32)
+    for similarity in SIMILARITIES:
+        torch.testing.assert_close(similarity(scale * x, y), similarity(x, y))
+
+
+def test_rbf_bandwidth_where_most_rows_coincide() -> None:
+    x = torch.zeros(20, 3)
+    x[:4] = features(4, 3, dtype=torch.float32)
+    assert rbf_kernel(x).isfinite().all()
+    assert 0 < rbf_cka(x, features(20, 3, dtype=torch.float32)) < 1
+
+
+def test_procrustes_distance() -> None:
+    x, y = features(30, 6), features(30, 6, seed=1)
+    a, b = (z - z.mean(0) for z in (x, y))
+    a, b = a / a.norm(), b / b.norm()
+    expected = 2 - 2 * torch.linalg.matrix_norm(a.T @ b, "nuc")
+    torch.testing.assert_close(procrustes_distance(x, y), expected)
+    u, _, v = torch.linalg.svd(b.T @ a)
+    torch.testing.assert_close((a - b @ u @ v).square().sum(), expected)
+    torch.testing.assert_close(procrustes_distance(5 * x @ rotation(6) + 1, y), expected)
+    assert procrustes_distance(x, x @ rotation(6)).item() == pytest.approx(0, abs=1e-12)
+    assert torch.autograd.gradcheck(lambda z: procrustes_distance(z, y), x.requires_grad_())
+
+
+def test_procrustes_gradient_is_stable_where_singular_values_coincide_or_vanish() -> None:
+    x = torch.linalg.qr(features(30, 6) - features(30, 6).mean(0)).Q
+    x[:, 4:] = 0
+    x.requires_grad_()
+    y = x.detach() @ rotation(6)
+    y[:, 5] = 0
+    (gradient,) = torch.autograd.grad(procrustes_distance(x, y), x)
+    assert gradient.isfinite().all()
+    dead = torch.zeros(30, 6, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(procrustes_distance(dead, y), dead)
+    assert torch.count_nonzero(gradient) == 0
+
+
+@pytest.mark.parametrize("measure", [*SIMILARITIES, procrustes_distance, hsic])
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (torch.zeros(6, 3), torch.zeros(5, 3), "6 and 5 rows"),
+        (torch.zeros(6, 3, 2), torch.zeros(6, 3), r"x must be .* \(6, 3, 2\)"),
+        (torch.zeros(6, 3), torch.zeros(6, 3, dtype=torch.int64), "y must be .* torch.int64"),
+        (torch.zeros(6, 3), torch.zeros(6), r"y must be .* \(6,\)"),
+        (torch.zeros(1, 3), torch.zeros(1, 3), "two examples"),
+    ],
+)
+def test_shapes_that_do_not_fit(measure: Any, x: Tensor, y: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        measure(x, y)
+
+
+def test_other_misuse() -> None:
+    with pytest.raises(ValueError, match="equal widths, got 3 and 4"):
+        procrustes_distance(features(6, 3), features(6, 4))
+    with pytest.raises(ValueError, match="four examples or more, got 3"):
+        debiased_linear_cka(features(3, 3), features(3, 3))
+    with pytest.raises(ValueError, match="threshold must be positive, got 0"):
+        rbf_cka(features(6, 3), features(6, 3), threshold=0)
+    with pytest.raises(ValueError, match="square and of one size"):
+        kernel_cka(features(6, 3), features(6, 3))

@@ -1,0 +1,214 @@
+"""Phi from models with odd heads, and forward passes that leave no trace."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedhet.representations.features import RandomStream, Representation, head_name, isolated
+
+
+class Odd(nn.Module):
+    """Registers its head first, calls it by keyword, and goes on after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(6, 3)
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5))
+        self.after = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.classifier(input=self.body(x))
+        self.after += 1
+        return F.log_softmax(out, 1)
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+
+
+def test_head_is_the_last_linear_layer_unless_named() -> None:
+    assert head_name(mlp()) == "2"
+    assert head_name(Odd()) == "body.0"
+    assert head_name(Odd(), "classifier") == "classifier"
+    assert head_name(nn.Linear(3, 2)) == ""
+    assert head_name(nn.Sequential(nn.Linear(4, 5), nn.ReLU()), "1") == "1"
+
+
+def test_models_without_that_head() -> None:
+    with pytest.raises(ValueError, match=r"Sequential has no nn.Linear .* only Conv2d, ReLU"):
+        head_name(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()))
+    with pytest.raises(ValueError, match=r"Odd has no module 'fc' .* classifier, body, body.0"):
+        Representation(Odd(), "fc")
+
+
+def test_phi_is_the_input_of_the_head_and_the_pass_ends_there() -> None:
+    model, x = Odd().eval(), torch.randn(7, 4)
+    representation = Representation(model, "classifier")
+    for _ in range(2):
+        torch.testing.assert_close(representation(x), model.body(x))
+    assert model.after == 0
+    assert not model.classifier._forward_pre_hooks
+
+
+def test_phi_of_a_bare_linear_model_is_its_input() -> None:
+    x = torch.randn(3, 4)
+    assert Representation(nn.Linear(4, 2))(x) is x
+
+
+def test_gradients_flow_through_phi_but_not_into_the_head() -> None:
+    model = mlp()
+    Representation(model)(torch.randn(3, 4)).sum().backward()
+    assert model[0].weight.grad is not None
+    assert model[2].weight.grad is None
+
+
+def test_capture_during_a_whole_pass() -> None:
+    model, x = Odd().eval(), torch.randn(7, 4)
+    with Representation(model, "classifier").capture() as captured:
+        outputs = model(x)
+    torch.testing.assert_close(outputs, F.log_softmax(model.classifier(captured.features), 1))
+    captured.features.sum().backward()
+    assert model.body[0].weight.grad is not None
+    assert not model._forward_pre_hooks
+    assert not model.classifier._forward_pre_hooks
+
+
+def test_hooks_are_removed_when_the_model_fails() -> None:
+    model = mlp()
+    representation = Representation(model)
+    with pytest.raises(RuntimeError):
+        representation(torch.randn(3, 9))
+    with pytest.raises(RuntimeError), representation.capture():
+        model(torch.randn(3, 9))
+    assert not model[2]._forward_pre_hooks
+
+
+class Reshaped(nn.Module):
+    """Gives its head its input in another shape and dtype, or does not call it."""
+
+    def __init__(self, shape: tuple[int, ...] | None, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+        self.shape, self.dtype = shape, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.shape is None:
+            return x
+        out: Tensor = self.head(x.reshape(self.shape).to(self.dtype))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Reshaped((6, 2, 4)), r"head 'head' of Reshaped .* shape \(6, d\), one row an example, .* \(6, 2, 4\)"),
+        (Reshaped((12, 4)), r"shape \(6, d\).* \(12, 4\)"),
+        (Reshaped(None), "did not call head 'head' of Reshaped"),
+    ],
+)
+def test_phi_that_is_not_one_row_an_example(model: nn.Module, message: str) -> None:
+    representation = Representation(model)
+    with pytest.raises(ValueError, match=message):
+        representation(torch.randn(6, 8))
+    with representation.capture() as captured:
+        model(torch.randn(6, 8))
+    with pytest.raises(ValueError, match=message):
+        _ = captured.features
+
+
+def test_phi_that_is_not_floating() -> None:
+    with pytest.raises(ValueError, match=r"got torch\.int64"):
+        Representation(Reshaped((6, 8), torch.int64))(torch.randn(6, 8))
+
+
+def noisy() -> nn.Module:
+    class Counter(nn.Module):
+        """A buffer that is replaced, not written to."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls = self.calls + 1
+            return x
+
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.InstanceNorm2d(4, track_running_stats=True),
+        nn.utils.parametrizations.spectral_norm(nn.Conv2d(4, 4, 3)),
+        Counter(),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(64, 8),
+        nn.Linear(8, 2),
+    )
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_isolated_leaves_buffers_and_the_global_generator_bit_identical(training: bool) -> None:
+    model = noisy().train(training)
+    x = torch.randn(5, 1, 8, 8)
+    stream = RandomStream(3)
+    before, buffers, state = snapshot(model), dict(model.named_buffers()), torch.get_rng_state()
+    with isolated(model, stream):
+        model(x).sum().backward()
+    with pytest.raises(RuntimeError, match="channels"), isolated(model, stream):
+        model(x.expand(5, 3, 8, 8))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
+
+
+def test_isolated_normalises_by_the_batch_as_training_does() -> None:
+    model, x = nn.BatchNorm1d(4), torch.randn(9, 4) + 5
+    with isolated(model, RandomStream(0)):
+        torch.testing.assert_close(model(x).mean(0), torch.zeros(4), atol=1e-5, rtol=0)
+
+
+def test_a_task_graph_outlives_an_isolated_pass() -> None:
+    model, x = noisy(), torch.randn(5, 1, 8, 8)
+    loss = model(x).sum()
+    with isolated(model, RandomStream(0)):
+        loss = loss + Representation(model)(x).square().sum()
+    model.eval()
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_random_streams_advance_and_repeat() -> None:
+    def draws(stream: RandomStream) -> list[Any]:
+        values = []
+        for _ in range(2):
+            torch.rand(3)
+            with isolated(nn.Linear(1, 1), stream):
+                values.append(torch.rand(4).tolist())
+        return values
+
+    first, second = draws(RandomStream(1)), draws(RandomStream(1))
+    assert first == second
+    assert first[0] != first[1]
+    assert first != draws(RandomStream(2))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_isolated_on_a_gpu() -> None:
+    model = noisy().cuda()
+    x = torch.randn(5, 1, 8, 8, device="cuda")
+    before, stream = snapshot(model), RandomStream(3)
+    states = torch.get_rng_state(), torch.cuda.get_rng_state()
+    with isolated(model, stream):
+        first = Representation(model)(x)
+        second = Representation(model)(x)
+    assert not torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert torch.equal(torch.cuda.get_rng_state(), states[1])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

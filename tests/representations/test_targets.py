@@ -1,0 +1,254 @@
+"""The peers' target: exact when whole, small and good enough when compressed, the same after the wire."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedhet.representations.cka import kernel_cka, linear_cka, rbf_kernel
+from fedhet.representations.targets import (
+    blocks,
+    compress,
+    mean_rbf_blocks,
+    mean_target,
+    pack,
+    pack_blocks,
+    unpack,
+    unpack_blocks,
+)
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def peers(count: int, rows: int = 600, width: int = 24, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    shared = normal(rows, 12, dtype=dtype)
+    return [(shared @ normal(12, width, seed=1 + index, dtype=dtype)).relu() for index in range(count)]
+
+
+def gradient(x: Tensor, factor: Tensor) -> Tensor:
+    x = x.double().clone().requires_grad_()
+    (result,) = torch.autograd.grad(1 - linear_cka(x, factor.double()), x)
+    return result
+
+
+def gram_gradient(x: Tensor, kernel: Tensor) -> Tensor:
+    """Of 1 - CKA with the kernel `(L, L)`, both sides double-centred by matrix products."""
+    x = x.double().clone().requires_grad_()
+    (result,) = torch.autograd.grad(1 - plain_cka(x @ x.T, kernel), x)
+    return result
+
+
+def plain_cka(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
+    centre = torch.eye(len(k), dtype=k.dtype) - 1 / len(k)
+    k, l = centre @ k @ centre, centre @ l @ centre  # noqa: E741
+    return (k * l).sum() / (k.norm() * l.norm())
+
+
+def relative(value: Tensor, expected: Tensor) -> float:
+    return float((value - expected).norm() / expected.norm())
+
+
+def size(packed: dict[str, Any]) -> int:
+    return sum(value.nbytes for value in packed.values() if isinstance(value, np.ndarray))
+
+
+@pytest.mark.parametrize("normalise", ["raw", "frobenius"])
+def test_untruncated_target_has_the_gradient_of_the_mean_kernel(normalise: Any) -> None:
+    *features, other = peers(4)
+    features[1] *= 30
+    weights = [0.5, 0.2, 0.3]
+    kernel = torch.zeros(600, 600, dtype=torch.float64)
+    for weight, a in zip(weights, features, strict=True):
+        a = a - a.mean(0)
+        kernel += weight * (a @ a.T / ((a @ a.T).norm() if normalise == "frobenius" else 1))
+    target = mean_target(features, weights, normalise=normalise, error=0)
+    assert target.whole
+    torch.testing.assert_close(target.values @ target.values.T, kernel)
+    assert relative(gradient(other, target.values), gram_gradient(other, kernel)) < 1e-9
+    single = mean_target([a.float() for a in features], weights, normalise=normalise, error=0)
+    assert relative(gradient(other, single.values), gram_gradient(other, kernel)) < 1e-5
+
+
+@pytest.mark.parametrize("error", [0.002, 0.02, 0.2])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_gradient_error_of_a_compressed_mean_is_as_permitted(error: float, dtype: Any) -> None:
+    *features, other = peers(7, dtype=torch.float32)
+    weights = [1 / 6] * 6
+    target = mean_target(features, weights, error=error)
+    received = unpack(pack(target, dtype)).values
+    exact = mean_target([a.double() for a in features], weights, error=0).values
+    assert not target.whole
+    assert target.values.shape[1] < 6 * 24
+    for x in (other, features[0]):
+        assert relative(gradient(x, received), gradient(x, exact)) <= error
+
+
+def test_the_estimate_at_a_probe_is_the_gradient_error_there() -> None:
+    features, probe = peers(2)
+    for rank in (3, 8, 16):
+        factor = compress(features, max_rank=rank, probes=[probe])
+        assert factor.values.shape == (600, rank)
+        actual = relative(gradient(probe, factor.values), gradient(probe, features))
+        assert factor.error == pytest.approx(actual, rel=1e-6)
+
+
+def test_the_estimate_without_probes_is_the_gradient_error_at_unrelated_features() -> None:
+    features = peers(1)[0]
+    factor = compress(features, max_rank=10)
+    unrelated = normal(600, 300, seed=99)
+    assert factor.error == pytest.approx(
+        relative(gradient(unrelated, factor.values), gradient(unrelated, features)), rel=0.15
+    )
+
+
+def test_features_wider_than_the_batch_are_compressed_from_their_gram_side() -> None:
+    wide = peers(1, rows=80, width=3000)[0]
+    wide[:, 500:] *= 1e-4
+    factor = compress(wide, error=0.002)
+    assert factor.values.shape[1] < 80
+    a = wide - wide.mean(0)
+    assert relative(factor.values @ factor.values.T, a @ a.T) < 0.002
+
+
+def test_low_rank_is_found_exactly() -> None:
+    features = normal(200, 3) @ normal(3, 40, seed=1)
+    factor = compress(features)
+    assert factor.values.shape == (200, 3)
+    torch.testing.assert_close(linear_cka(factor.values, features).item(), 1.0)
+    assert compress(features, error=1e-30).values.shape == (200, 3)
+
+
+def test_features_that_do_not_compress_are_sent_whole() -> None:
+    noise = normal(1000, 32, dtype=torch.float32)
+    factor = compress(noise)
+    assert factor.whole
+    assert factor.error == 0
+    torch.testing.assert_close(factor.values, noise - noise.mean(0))
+    assert size(pack(factor)) == noise.numel() * 2
+    assert mean_target([noise, normal(1000, 32, seed=1, dtype=torch.float32)], [0.5, 0.5]).whole
+    assert not compress(noise, max_rank=8).whole
+
+
+def test_constant_features_are_no_obstacle() -> None:
+    constant = torch.ones(50, 4)
+    assert compress(constant).values.count_nonzero() == 0
+    target = mean_target([constant, peers(1, rows=50, dtype=torch.float32)[0]], [0.5, 0.5], normalise="frobenius")
+    assert target.values.isfinite().all()
+    assert unpack(pack(compress(constant))).values.count_nonzero() == 0
+
+
+def test_a_single_peer_and_peers_of_weight_zero() -> None:
+    features = peers(2, dtype=torch.float32)
+    alone = mean_target(features, [1.0, 0.0])
+    torch.testing.assert_close(alone.values, compress(features[0]).values)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 2e-4, 1.0, 1e7])
+def test_float16_is_scaled_by_one_power_of_two(scale: float) -> None:
+    values = scale * normal(100, 8, dtype=torch.float32)
+    factor = compress(values, error=0)
+    packed = pack(factor)
+    assert packed["fine"].dtype == np.float16
+    torch.testing.assert_close(unpack(packed).values, factor.values, rtol=2**-11, atol=scale * 2**-20)
+    assert torch.equal(unpack(pack(factor, "float32")).values, factor.values)
+
+
+def test_weak_columns_travel_in_one_byte() -> None:
+    target = mean_target(peers(6, dtype=torch.float32), [1 / 6] * 6)
+    packed = pack(target)
+    assert target.coarse > 0
+    assert packed["coarse"].dtype == np.int8
+    assert size(packed) < 2 * target.values.numel()
+    received = unpack(packed)
+    assert (received.coarse, received.error, received.whole) == (target.coarse, target.error, False)
+
+
+def test_rbf_blocks_are_those_of_the_plain_mean_kernel() -> None:
+    features, weights = peers(3, rows=100), [0.5, 0.3, 0.2]
+    kernels = mean_rbf_blocks(features, weights, 30, threshold=0.7)
+    assert [len(kernel) for kernel in kernels] == [25, 25, 25, 25]
+    own = normal(100, 5, seed=50)
+    for rows, kernel in zip(blocks(100, 30), kernels, strict=True):
+        plain = sum(w * rbf_kernel(a[rows], 0.7) for w, a in zip(weights, features, strict=True))
+        mine = rbf_kernel(own[rows])
+        torch.testing.assert_close(kernel_cka(mine, kernel), plain_cka(mine, plain))
+        torch.testing.assert_close(
+            kernel_cka(mine, kernel, debiased=True), kernel_cka(mine, torch.as_tensor(plain), debiased=True)
+        )
+
+
+def test_frobenius_normalised_rbf_blocks() -> None:
+    features = peers(2, rows=20)
+    (kernel,) = mean_rbf_blocks(features, [1.0, 0.0], 0, normalise="frobenius")
+    assert kernel.norm().item() == pytest.approx(1)
+
+
+def test_rbf_blocks_on_the_wire() -> None:
+    kernels = mean_rbf_blocks(peers(2, rows=101, dtype=torch.float32), [0.5, 0.5], 25)
+    packed = pack_blocks(kernels)
+    assert packed["triangles"].dtype == np.float16
+    assert packed["triangles"].shape == (sum(len(k) * (len(k) + 1) // 2 for k in kernels),)
+    for received, kernel in zip(unpack_blocks(packed), kernels, strict=True):
+        torch.testing.assert_close(received, kernel, rtol=1e-3, atol=1e-4)
+        assert torch.equal(received, received.T)
+    exact = unpack_blocks(pack_blocks(kernels, "float32"))
+    assert all(torch.equal(a.triu(), b.triu()) for a, b in zip(exact, kernels, strict=True))
+
+
+@pytest.mark.parametrize(("rows", "block"), [(5000, 128), (130, 128), (128, 128), (7, 0), (9, 4)])
+def test_blocks_cover_all_rows_evenly(rows: int, block: int) -> None:
+    ranges = blocks(rows, block)
+    assert [i for part in ranges for i in range(rows)[part]] == list(range(rows))
+    sizes = [part.stop - part.start for part in ranges]
+    assert max(sizes) <= (block or rows)
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_peers_that_do_not_fit() -> None:
+    good = peers(1, rows=20)[0]
+    bad = good.clone()
+    bad[3, 2] = float("nan")
+    for target in (mean_target, lambda f, w, **k: mean_rbf_blocks(f, w, 8, **k)):
+        with pytest.raises(ValueError, match="peer 1 must be finite"):
+            target([good, bad], [0.5, 0.5])
+        with pytest.raises(ValueError, match="peer 1 has 19, not 20"):
+            target([good, good[:19]], [0.5, 0.5])
+        with pytest.raises(ValueError, match="features of peer 0 must be"):
+            target([good[0]], [1.0])
+        with pytest.raises(ValueError, match="got 1 for 2"):
+            target([good, good], [1.0])
+        with pytest.raises(ValueError, match="got 0 for 0"):
+            target([], [])
+        with pytest.raises(ValueError, match="not all 0"):
+            target([good], [0.0])
+        with pytest.raises(ValueError, match="not negative"):
+            target([good, good], [1.5, -0.5])
+        with pytest.raises(ValueError, match="'raw' or 'frobenius', got 'trace'"):
+            target([good], [1.0], normalise="trace")
+    with pytest.raises(ValueError, match="error must be"):
+        compress(good, error=-1)
+    with pytest.raises(ValueError, match="max_rank must be"):
+        compress(good, max_rank=0)
+
+
+def test_damaged_payloads() -> None:
+    packed = pack(compress(peers(1, rows=20)[0], error=0))
+    with pytest.raises(ValueError, match="needs an array 'fine'"):
+        unpack({key: value for key, value in packed.items() if key != "fine"})
+    with pytest.raises(ValueError, match="needs a number 'exponent'"):
+        unpack({key: value for key, value in packed.items() if key != "exponent"})
+    with pytest.raises(ValueError, match="do not fit"):
+        unpack(packed | {"fine": packed["fine"][:5]})
+    with pytest.raises(ValueError, match="must be finite"):
+        unpack(packed | {"fine": np.full_like(packed["fine"], np.inf)})
+    blocked = pack_blocks([torch.eye(4)])
+    with pytest.raises(ValueError, match="need 10 entries"):
+        unpack_blocks(blocked | {"triangles": blocked["triangles"][:9]})
+    with pytest.raises(ValueError, match="must be finite"):
+        unpack_blocks(blocked | {"triangles": np.full_like(blocked["triangles"], np.nan)})
+    with pytest.raises(ValueError, match="dtype must be"):
+        pack_blocks([torch.eye(4)], "int8")  # type: ignore[arg-type]

@@ -1,0 +1,23 @@
+"""What the tests of results share: folders of runs written by hand."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Processes that a comparison starts import `synthetic_runs` by this name, too.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from synthetic_runs import write_run
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Path]:
+    """`write_run` into a new folder."""
+
+    def make(name: str = "run", **options: Any) -> Path:
+        return write_run(tmp_path / name, **options)
+
+    return make

@@ -1,0 +1,168 @@
+"""Run directories as a run leaves them, with plausible numbers, and a `run` that writes one instead of training."""
+
+import csv
+import json
+import math
+import os
+import random
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedhet.errors import FedhetError
+from fedhet.results.history import Row, summarise
+
+CNNS = ("cnn-1-1", "cnn-1-2", "cnn-2-1", "cnn-2-2", "cnn-3-3")
+
+
+def write_run(
+    folder: Path,
+    *,
+    clients: int = 10,
+    rounds: int = 6,
+    personal: str = "trained",
+    has_global: bool = False,
+    settings: dict[str, Any] | None = None,
+    architectures: Sequence[str] = CNNS,
+    seed: int = 0,
+    level: float = 0.9,
+    evaluate_every: int = 1,
+    failures: dict[int, list[dict[str, str]]] | None = None,
+    status: str | None = "completed",
+    cka: bool = False,
+    common: bool = False,
+) -> Path:
+    """Write a run's files; with `status=None` it was killed before its summary and its final row were written."""
+    rng = random.Random(seed)
+    names = [str(i) for i in range(clients)]
+    examples = {name: 20 + 7 * i for i, name in enumerate(names)}
+    skill = {name: rng.uniform(-0.08, 0.08) for name in names}
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = {"method": "fedhenn", "dataset": "digits", "rounds": rounds, "seed": seed, "clients": clients}
+    chosen |= settings or {}
+    plain = {key: value for key, value in chosen.items() if "." not in key}
+    dotted = {key: value for key, value in chosen.items() if "." in key}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
+    lines += [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in dotted.items()]
+    (folder / "config.toml").write_text(
+        "\n".join([*lines, "", "[versions]", 'torch = "2.15.0"', 'fedhet = "0.1.0"', ""])
+    )
+
+    def evaluated(after: int) -> tuple[dict[str, Any], dict[str, tuple[float, float, int]]]:
+        values = {}
+        for name in names:
+            accuracy = min(
+                1.0, max(0.0, level * (1 - math.exp(-(after + 0.6) / 2.5)) + skill[name] + rng.gauss(0, 0.01))
+            )
+            values[name] = (accuracy, -math.log(accuracy + 0.05), examples[name])
+        statistics = summarise(values)
+        assert statistics is not None
+        return statistics, values
+
+    rows: list[Row] = [_row(0, up=1_200, down=450_000)]
+    records: list[list[Any]] = []
+    for number in range(1, rounds + (2 if status == "completed" else 1)):
+        final = number == rounds + 1
+        row = _row(number, up=0 if final else 3_210_000, down=0 if final else 5_400_000)
+        row["failures"] = (failures or {}).get(number, [])
+        row["participants"] = [] if final else names
+        values: dict[str, tuple[float, float, int]] = {}
+        if final or number % evaluate_every == 0:
+            row["received"], before = evaluated(number - 1)
+            row["trained"], after = evaluated(number - 1 if final else number)
+            values = after if personal == "trained" else before
+            if common:
+                row["common"] = {"received": {"accuracy": 0.5 + number / 100, "loss": 1.0}, "trained": None}
+        if final:
+            row["final"] = True
+        rows.append(row)
+        for i, name in enumerate(names):
+            accuracy, loss = values[name][:2] if values else ("", "")
+            architecture = architectures[i % len(architectures)]
+            records.append([number, name, architecture, examples[name], accuracy, loss, 321_000, 540_000])
+
+    (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with (folder / "clients.csv").open("w", newline="") as file:
+        header = ["round", "client", "architecture", "examples", "accuracy", "loss", "bytes_up", "bytes_down"]
+        csv.writer(file, lineterminator="\n").writerows([header, *records])
+    if status is not None:
+        last = next(row for row in reversed(rows) if row["trained"])
+        both = {key: last["received"]["accuracy"][key] for key in ("weighted", "mean")}
+        summary = {
+            **{key: chosen[key] for key in ("method", "dataset", "clients", "rounds", "seed")},
+            "engine": "local",
+            "personal": personal,
+            "metric": "accuracy",
+            "personal_accuracy": last[personal]["accuracy"],
+            "global_accuracy": both if has_global else None,
+            "last10": {
+                "personal_accuracy": last[personal]["accuracy"],
+                "global_accuracy": both if has_global else None,
+            },
+            "bytes_up": sum(row["bytes_up"] for row in rows),
+            "bytes_down": sum(row["bytes_down"] for row in rows),
+            "failures": sum(len(row["failures"]) for row in rows),
+            "seconds": 61.25,
+            "status": status,
+        }
+        (folder / "summary.json").write_text(json.dumps(summary))
+    if cka:
+        matrices = {
+            side: [[1.0 if i == j else base + rng.uniform(-0.1, 0.1) for j in range(clients)] for i in range(clients)]
+            for side, base in (("before", 0.35), ("after", 0.75))
+        }
+        dealt = [architectures[i % len(architectures)] for i in range(clients)]
+        (folder / "matrices.json").write_text(
+            json.dumps({"cka": {"clients": names, "architectures": dealt, **matrices}, "unheard-of": {}})
+        )
+    return folder
+
+
+def _row(number: int, *, up: int, down: int) -> Row:
+    return {
+        "round": number,
+        "participants": [],
+        "failures": [],
+        "received": None,
+        "trained": None,
+        "common": None,
+        "train_loss": None,
+        "metrics": {},
+        "bytes_up": up,
+        "bytes_down": down,
+        "timing": {"seconds": 2.5},
+    }
+
+
+def run(config: dict[str, Any] | None, *, out: Path, engine: str = "local", resume: Path | None = None) -> None:
+    """In place of `fedhet.run`: notes the call, does what the file `<out>.does` orders, writes a run."""
+    assert (config is None) == (resume is not None)
+    assert engine == "local"
+    settings = config or tomllib.loads((out / "config.toml").read_text())
+    settings.pop("versions", None)
+    does = out.with_suffix(".does")
+    with (out.parent / "calls.txt").open("a") as calls:
+        calls.write(f"{out.name} {'resumed' if resume else 'started'} {os.environ['OMP_NUM_THREADS']}\n")
+    print("training", out.name)
+    order = does.read_text() if does.exists() else ""
+    if order == "refuse":
+        raise FedhetError("client 3: its model has no head")
+    if order == "stumble":
+        raise ZeroDivisionError("no clients in round 4")
+    if order == "die":
+        os._exit(137)
+    without_global = settings["method"] in ("fedhenn", "local")
+    write_run(
+        out,
+        clients=settings["clients"],
+        rounds=settings["rounds"],
+        personal="trained" if without_global else "received",
+        has_global=not without_global,
+        settings=settings,
+        architectures=settings["architectures"].split(","),
+        seed=settings["seed"],
+        level={"fedhenn": 0.95, "fedavg": 0.8}.get(settings["method"], 0.85),
+        failures={2: [{"client": "1", "reason": "no reply within 60 s"}]} if order == "fail" else None,
+        status="failed" if order == "fail" else "completed",
+    )

@@ -1,0 +1,186 @@
+import csv
+import io
+import json
+import statistics
+
+import pytest
+import synthetic_runs
+from rich.console import Console
+
+from fedhet import config
+from fedhet.errors import ConfigError, FedhetError
+from fedhet.results.compare import compare, plan
+
+ALL = ("fedhenn", "fedavg", "local")
+SETTINGS = {
+    "clients": 6,
+    "rounds": 4,
+    "architectures": ",".join(synthetic_runs.CNNS),
+    "partition": "classes",
+    "classes-per-client": 5,
+    "fedhenn.eta0": 0.1,
+    "local-epochs": 3,
+}
+
+
+def go(out, methods=ALL, seeds=(0, 1), settings=SETTINGS, jobs=4):
+    console = Console(file=io.StringIO(), width=160)
+    try:
+        compare(methods, seeds=seeds, config=settings, out=out, jobs=jobs, run=synthetic_runs.run, console=console)
+    finally:
+        go.printed = console.file.getvalue()
+    return go.printed
+
+
+def calls(out):
+    return sorted((out / "calls.txt").read_text().splitlines())
+
+
+def summaries(out, method, seeds):
+    return [json.loads((out / f"{method}-seed{seed}" / "summary.json").read_text()) for seed in seeds]
+
+
+def test_every_method_gets_the_same_settings_and_its_own_keys(tmp_path):
+    cases = plan(ALL, seeds=(3, 4), config=SETTINGS, out=tmp_path)
+    assert [case.name for case in cases] == [f"{method}-seed{seed}" for method in ALL for seed in (3, 4)]
+    assert [case.forced for case in cases] == [False, False, True, True, False, False]
+    by_name = {case.name: case.settings.flat() for case in cases}
+    for seed in (3, 4):
+        shared = [
+            {key: value for key, value in by_name[f"{method}-seed{seed}"].items() if "." not in key} for method in ALL
+        ]
+        assert all(settings["seed"] == seed and settings["local-epochs"] == 3 for settings in shared)
+        assert len({settings["shared-samples"] for settings in shared}) == 1
+        differing = {key for key in shared[0] if len({settings[key] for settings in shared}) > 1}
+        assert differing == {"method", "architectures"}
+        assert by_name[f"fedavg-seed{seed}"]["architectures"] == "cnn"
+    assert by_name["fedhenn-seed3"]["fedhenn.eta0"] == 0.1
+    assert not any(key.startswith("fedhenn.") for key in by_name["local-seed3"])
+
+
+def test_the_held_out_pool_of_one_is_given_to_all_whatever_the_order(tmp_path):
+    chosen = {key: value for key, value in SETTINGS.items() if not key.startswith("shared")}
+    for methods in (ALL, ALL[::-1]):
+        pools = {
+            case.settings.flat()["shared-samples"] for case in plan(methods, seeds=(0,), config=chosen, out=tmp_path)
+        }
+        assert len(pools) == 1
+
+
+def test_equal_architectures_are_left_as_the_user_chose_them(tmp_path):
+    cases = plan(ALL, seeds=(0,), config=SETTINGS | {"architectures": "cnn-2-1"}, out=tmp_path)
+    assert not any(case.forced for case in cases)
+    assert {case.settings.architectures for case in cases} == {"cnn-2-1"}
+
+
+def test_comparison_reports_the_last_round_with_mean_and_spread(tmp_path):
+    text = go(tmp_path)
+    assert calls(tmp_path) == sorted(f"{method}-seed{seed} started 1" for method in ALL for seed in (0, 1))
+    personal = [summary["personal_accuracy"]["weighted"] for summary in summaries(tmp_path, "fedhenn", (0, 1))]
+    assert f"{statistics.fmean(personal):.3f} ± {statistics.stdev(personal):.3f}" in text
+    assert "fedavg *" in text
+    assert "* needs equal architectures: every client got cnn." in text
+    assert "5 different" in text
+    markdown = (tmp_path / "comparison.md").read_text()
+    assert markdown.count("\n|") == 4
+    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert "training fedavg-seed1" in (tmp_path / "logs" / "fedavg-seed1.log").read_text()
+
+    with (tmp_path / "comparison.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["method"], row["seed"]) for row in rows[:2]] == [("fedhenn", "0"), ("fedhenn", "1")]
+    assert [float(row["personal_accuracy"]) for row in rows[:2]] == personal
+    mean, spread = (next(r for r in rows if r["method"] == "fedhenn" and r["seed"] == kind) for kind in ("mean", "std"))
+    assert float(mean["personal_accuracy"]) == pytest.approx(statistics.fmean(personal))
+    assert float(spread["personal_accuracy"]) == pytest.approx(statistics.stdev(personal))
+    assert mean["global_accuracy"] == ""
+    assert {row["method"] for row in rows if row["equal_architectures"] == "True"} == {"fedavg"}
+
+
+def test_one_seed_has_no_spread(tmp_path):
+    assert "± -" in go(tmp_path, methods=("local",), seeds=(0,))
+    with (tmp_path / "comparison.csv").open() as file:
+        assert [row["personal_accuracy"] for row in csv.DictReader(file) if row["seed"] == "std"] == [""]
+
+
+def test_completed_runs_are_kept_and_interrupted_ones_resumed(tmp_path):
+    go(tmp_path, seeds=(0,))
+    table = (tmp_path / "comparison.csv").read_bytes()
+    (tmp_path / "calls.txt").unlink()
+    interrupted = tmp_path / "fedhenn-seed0"
+    (interrupted / "summary.json").unlink()
+    (interrupted / "checkpoint").mkdir()
+    (interrupted / "checkpoint" / "state.json").write_text("{}")
+    (tmp_path / "local-seed0" / "summary.json").unlink()  # killed before its first checkpoint
+    text = go(tmp_path, seeds=(0, 1))
+    assert "1 of 6 runs were completed before" in text
+    started = [f"{method}-seed1 started 1" for method in ALL]
+    assert calls(tmp_path) == sorted([*started, "fedhenn-seed0 resumed 1", "local-seed0 started 1"])
+    assert set(table.splitlines()[1:4:1]) <= set((tmp_path / "comparison.csv").read_bytes().splitlines())
+
+    (tmp_path / "calls.txt").unlink()
+    go(tmp_path, seeds=(0, 1))
+    assert not (tmp_path / "calls.txt").exists()
+
+
+def test_failed_runs_are_named_while_the_others_go_on(tmp_path):
+    for name, order in (
+        ("fedhenn-seed0", "die"),
+        ("fedavg-seed1", "refuse"),
+        ("local-seed0", "stumble"),
+        ("local-seed1", "fail"),
+    ):
+        (tmp_path / f"{name}.does").write_text(order)
+    with pytest.raises(FedhetError, match="4 of 6 runs failed") as caught:
+        go(tmp_path)
+    message = str(caught.value)
+    assert "fedhenn-seed0: its process ended with exit code 137" in message
+    assert "fedavg-seed1: client 3: its model has no head" in message
+    assert "local-seed0: ZeroDivisionError: no clients in round 4" in message
+    assert "local-seed1: ended without completing; last failure, round 2, client 1: no reply within 60 s" in message
+    assert "Traceback" in (tmp_path / "logs" / "local-seed0.log").read_text()
+    assert "1 of 2" in go.printed
+    with (tmp_path / "comparison.csv").open() as file:
+        runs = [(row["method"], row["seed"]) for row in csv.DictReader(file) if row["seed"].isdigit()]
+    assert runs == [("fedhenn", "1"), ("fedavg", "0")]
+
+    for order in tmp_path.glob("*.does"):
+        order.unlink()
+    assert "2 of 6 runs were completed before" in go(tmp_path)
+
+
+def test_runs_with_other_settings_are_never_touched(tmp_path):
+    go(tmp_path, methods=("local",), seeds=(0,))
+    before = {path: path.read_bytes() for path in (tmp_path / "local-seed0").iterdir()}
+    (tmp_path / "fedavg-seed0").mkdir()
+    (tmp_path / "fedavg-seed0" / "thesis.tex").write_text("precious")
+    (tmp_path / "calls.txt").unlink()
+    with pytest.raises(ConfigError) as caught:
+        go(tmp_path, methods=("local", "fedavg", "fedhenn"), seeds=(0,), settings=SETTINGS | {"local-epochs": 5})
+    assert "local-seed0 holds a run with other settings (local-epochs = 3 instead of 5)" in str(caught.value)
+    assert "fedavg-seed0 is there already and is not the directory of a run" in str(caught.value)
+    assert {path: path.read_bytes() for path in before} == before
+    assert not (tmp_path / "calls.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("methods", "settings", "message"),
+    [
+        (("fedhen",), {}, "did you mean 'fedhenn'"),
+        ((), {}, "at least one method"),
+        (("fedavg",), {"local-epoch": 2}, "local-epoch"),
+        (("fedavg",), {"rounds": -1}, "rounds = -1"),
+    ],
+)
+def test_settings_that_cannot_run_are_refused_before_anything_starts(tmp_path, methods, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        go(tmp_path / "out", methods=methods, settings=settings)
+    assert not (tmp_path / "out").exists()
+
+
+def test_configurations_survive_their_file(tmp_path):
+    # What decides whether a run is kept: the settings read back from its config.toml equal those that were wanted.
+    (case,) = plan(("fedhenn",), seeds=(0,), config=SETTINGS, out=tmp_path)
+    (tmp_path / "config.toml").write_text(config.to_toml(case.settings.flat()))
+    wanted = {key: value for key, value in case.settings.flat().items() if value != ""}
+    assert config.read(tmp_path / "config.toml") == wanted

@@ -1,0 +1,170 @@
+import json
+import logging
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedhet.errors import FedhetError
+from fedhet.results.history import (
+    STATISTICS,
+    accuracy_curve,
+    client_order,
+    final_clients,
+    last10,
+    read_clients,
+    read_history,
+    read_run,
+    summarise,
+)
+
+
+def statistics_of(value):
+    return {"accuracy": dict.fromkeys(STATISTICS, value), "loss": dict.fromkeys(STATISTICS, 1 - value), "clients": 2}
+
+
+def row(number, *, received=None, trained=None, **more):
+    blocks = {"received": received, "trained": trained}
+    return {"round": number, **{k: v if v is None else statistics_of(v) for k, v in blocks.items()}, **more}
+
+
+def test_summarise_agrees_with_numpy():
+    rng = np.random.default_rng(0)
+    metric, loss, examples = rng.random(7), rng.random(7) * 3, rng.integers(1, 90, 7)
+    result = summarise({str(i): (metric[i], loss[i], int(examples[i])) for i in range(7)})
+    assert result["clients"] == 7
+    for name, values in (("accuracy", metric), ("loss", loss)):
+        expected = {
+            "weighted": np.average(values, weights=examples),
+            "mean": values.mean(),
+            "std": values.std(),
+            "min": values.min(),
+            "max": values.max(),
+        }
+        assert result[name] == pytest.approx(expected, rel=1e-14)
+
+
+@given(
+    st.dictionaries(st.text(), st.tuples(st.floats(0, 1), st.floats(0, 1e6), st.integers(1, 10**6)), min_size=1),
+    st.randoms(use_true_random=False),
+)
+def test_summarise_does_not_depend_on_order_and_stays_within_the_clients(values, shuffler: random.Random):
+    shuffled = list(values.items())
+    shuffler.shuffle(shuffled)
+    result = summarise(values)
+    assert result == summarise(dict(shuffled))
+    slack = 1e-9
+    for block in (result["accuracy"], result["loss"]):
+        for name in ("weighted", "mean"):
+            assert block["min"] * (1 - slack) - slack <= block[name] <= block["max"] * (1 + slack) + slack
+
+
+def test_summarise_leaves_out_undefined_metrics_and_hides_no_diverged_loss():
+    result = summarise({"a": (math.nan, 0.5, 10), "b": (0.7, math.inf, 30), "c": (0.2, 0.1, 0)})
+    assert result["accuracy"]["weighted"] == result["accuracy"]["max"] == 0.7
+    assert result["loss"] == dict.fromkeys(STATISTICS)
+    assert result["clients"] == 2
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert summarise({}) is None
+    assert summarise({"a": (0.5, 0.5, 0)}) is None
+
+
+def test_curves_stand_at_the_round_after_which_the_model_was_so():
+    rows = [
+        {"round": 0, "bytes_up": 1},
+        row(1, received=0.1, trained=0.4),
+        row(2),
+        row(3, received=0.5, trained=0.6),
+        row(4, received=0.55, trained=0.7, final=True),
+    ]
+    assert accuracy_curve(rows, "received") == [(0, 0.1), (2, 0.5), (3, 0.55)]
+    # The closing evaluation replaces the one made in the last training round.
+    assert accuracy_curve(rows, "trained") == [(1, 0.4), (3, 0.7)]
+    assert accuracy_curve(rows[:1]) == accuracy_curve([]) == []
+
+
+def test_curves_of_one_statistic_and_of_the_common_test_set():
+    rows = [row(1, trained=0.4), row(2, common={"received": {"accuracy": 0.3, "loss": 2.0}, "trained": None})]
+    rows[0]["trained"]["accuracy"] |= {"min": 0.2, "max": None}
+    assert accuracy_curve(rows, "trained", "min") == [(1, 0.2)]
+    assert accuracy_curve(rows, "trained", "max") == []
+    assert accuracy_curve(rows, "received", test="common") == [(1, 0.3)]
+    assert accuracy_curve(rows, "trained", test="common") == []
+
+
+def test_last10_averages_the_last_ten_evaluated_rounds_and_picks_none():
+    rows = [row(r, received=0.9 if r == 2 else 0.01 * r, trained=0.02 * r if r % 2 else None) for r in range(1, 31)]
+    recent = last10(rows, "trained")
+    assert recent["personal_accuracy"] == pytest.approx(dict.fromkeys(STATISTICS, 0.02 * np.mean(range(11, 30, 2))))
+    assert recent["global_accuracy"] == pytest.approx(
+        dict.fromkeys(("weighted", "mean"), 0.01 * np.mean(range(21, 31)))
+    )
+    assert last10(rows, "trained", has_global=False)["global_accuracy"] is None
+    assert last10([row(1)], "received") == {"personal_accuracy": None, "global_accuracy": None}
+
+
+def test_a_run_reads_back(make_run):
+    folder = make_run(rounds=3, clients=12, settings={"fedhenn.eta0": 0.1}, cka=True)
+    run = read_run(folder)
+    assert [r["round"] for r in run.rows] == [0, 1, 2, 3, 4]
+    assert run.settings["fedhenn.eta0"] == 0.1
+    assert run.versions == {"torch": "2.15.0", "fedhet": "0.1.0"}
+    assert (run.personal, run.has_global, run.metric) == ("trained", False, "accuracy")
+    final = final_clients(run.clients)
+    assert [client.client for client in final] == [str(i) for i in range(12)]
+    assert {client.round for client in final} == {4}
+    # The final row's statistics are those of the clients' own lines.
+    values = {c.client: (c.accuracy, c.loss, c.examples) for c in final}
+    assert summarise(values)["accuracy"] == pytest.approx(run.summary["personal_accuracy"])
+
+
+def test_nested_tables_read_as_dotted_keys(make_run):
+    folder = make_run()
+    (folder / "config.toml").write_text('method = "fedhenn"\n[fedhenn]\neta0 = 0.2\n[versions]\ntorch = "2"\n')
+    assert read_run(folder).settings == {"method": "fedhenn", "fedhenn.eta0": 0.2}
+
+
+def test_a_torn_last_line_is_ignored_with_a_warning(make_run, caplog):
+    folder = make_run(rounds=3)
+    whole_rows, whole_clients = read_history(folder), read_clients(folder)
+    for name in ("history.jsonl", "clients.csv"):
+        path = folder / name
+        path.write_bytes(path.read_bytes()[:-9])
+    with caplog.at_level(logging.WARNING):
+        assert read_history(folder) == whole_rows[:-1]
+        assert read_clients(folder) == whole_clients[:-1]
+    assert "history.jsonl, line 5: torn" in caplog.text
+    assert "clients.csv: the last line is torn" in caplog.text
+
+
+def test_damage_elsewhere_is_an_error_that_names_file_and_line(make_run):
+    folder = make_run(rounds=3)
+    history = folder / "history.jsonl"
+    lines = history.read_text().splitlines()
+    lines[1] = lines[1][:40]
+    history.write_text("\n".join(lines))
+    with pytest.raises(FedhetError, match=r"history\.jsonl, line 2: damaged"):
+        read_history(folder)
+    (folder / "clients.csv").write_text("round,client\nthree,0\n")
+    with pytest.raises(FedhetError, match=r"clients\.csv, line 2: damaged"):
+        read_clients(folder)
+    (folder / "history.jsonl").unlink()
+    (folder / "clients.csv").unlink()
+    (folder / "summary.json").write_text('{"method": ')
+    with pytest.raises(FedhetError, match=r"summary\.json: damaged"):
+        read_run(folder)
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path):
+    with pytest.raises(FedhetError, match="is not the directory of a run") as caught:
+        read_run(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    with pytest.raises(FedhetError, match="no such folder"):
+        read_run(tmp_path / "missing")
+
+
+def test_clients_sort_by_number_then_by_name():
+    assert sorted(["10", "hospital", "2", "0", "clinic"], key=client_order) == ["0", "2", "10", "clinic", "hospital"]

@@ -1,0 +1,175 @@
+import json
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import matplotlib
+import pytest
+
+from fedhet.errors import FedhetError
+from fedhet.results.figures import MATRIX_FIGURES
+from fedhet.results.report import write_report
+
+VOID = {"meta", "br", "link", "img", "hr"}
+
+
+class Page(HTMLParser):
+    """Collects texts, table rows, ids and links, and checks that every element is closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.rows, self.ids, self.links, self.words, self.figures = [], [], [], [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        if tag not in VOID:
+            self.open.append(tag)
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.links += [v for k, v in attributes.items() if k in ("src", "href", "xlink:href")]
+        if tag == "figure":
+            self.figures.append(attributes["id"])
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def report_of(folder):
+    path = write_report(folder)
+    assert path == folder / "report.html"
+    assert not list(folder.glob("*.partial"))
+    text = path.read_text(encoding="utf-8")
+    return Page(text), text
+
+
+def test_report_holds_figures_numbers_settings_and_failures(make_run):
+    hostile = "reply refused: <script>alert(1)</script> & layer 'fc' is not finite"
+    failures = {n: [{"client": "7", "reason": hostile}, {"client": "10", "reason": hostile}] for n in (2, 3)}
+    failures[4] = [{"client": "0", "reason": "no reply within 60 s"}]
+    folder = make_run(clients=20, rounds=8, cka=True, failures=failures, settings={"fedhenn.eta0": 0.01})
+    page, text = report_of(folder)
+    assert page.figures == ["accuracy", "clients", "bytes", "cka"]
+    summary = json.loads((folder / "summary.json").read_text())
+    for part in (
+        "fedhenn on digits",
+        "Completed: 8 of 8 rounds, seed 0, engine local.",
+        f"{summary['personal_accuracy']['weighted']:.3f}",
+        "this method has no global model",
+        "before training",
+        "after training",
+        "cnn-3-3 (4)",
+        "matrices.json also holds: unheard-of.",
+    ):
+        assert part in page.text
+    assert ["fedhenn.eta0", "0.01"] in page.rows
+    assert ["torch", "2.15.0"] in page.rows
+    assert ["4", "2, 3", "7, 10", hostile] in page.rows
+    assert ["1", "4", "0", "no reply within 60 s"] in page.rows
+    assert "<script" not in text
+    assert [row[:2] for row in page.rows if row[0] == "all"] == [["all", "20"]]
+
+
+def test_report_needs_nothing_beside_it_and_follows_dark_mode(make_run):
+    page, text = report_of(make_run(cka=True))
+    assert all(link.startswith(("#", "data:")) for link in page.links)
+    # The only addresses are the names of XML namespaces, which nobody fetches.
+    assert set(re.findall(r"https?://[^\"\s]+", text)) <= {"http://www.w3.org/1999/xlink", "http://www.w3.org/2000/svg"}
+    assert "@import" not in text
+    assert len(page.ids) == len(set(page.ids))
+    references = {*re.findall(r"url\(#([^)]+)\)", text), *(link[1:] for link in page.links if link.startswith("#"))}
+    assert references
+    assert references <= set(page.ids)
+    assert "prefers-color-scheme: dark" in text
+    for svg in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
+        ElementTree.fromstring(svg)
+        assert "var(--ink)" in svg
+        assert "#000000" not in svg
+
+
+def test_report_and_figures_repeat_to_the_byte(make_run):
+    folder = make_run(cka=True)
+    files = [
+        folder / "report.html",
+        *(folder / "figures" / f"{name}.png" for name in ("accuracy", "clients", "bytes", "cka")),
+    ]
+    write_report(folder)
+    first = [file.read_bytes() for file in files]
+    write_report(folder)
+    assert [file.read_bytes() for file in files] == first
+    assert all(image.startswith(b"\x89PNG") for image in first[1:])
+
+
+def test_drawing_leaves_matplotlib_as_it_was(make_run):
+    before = dict(matplotlib.rcParams)
+    write_report(make_run())
+    assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "figures", "said"),
+    [
+        ({"rounds": 1, "clients": 1}, ["accuracy", "clients", "bytes"], "Completed: 1 of 1 rounds"),
+        ({"status": "failed"}, ["accuracy", "clients", "bytes"], "This run failed: 6 of 6 rounds"),
+        ({"status": None}, ["accuracy", "clients", "bytes"], "Unfinished: 6 of 6 rounds"),
+        ({"status": None, "evaluate_every": 9}, ["bytes"], "No client was evaluated."),
+        ({"rounds": 0, "status": None}, ["bytes"], "Unfinished: 0 of 0 rounds"),
+        (
+            {"personal": "received", "has_global": True, "common": True},
+            ["accuracy", "clients", "bytes"],
+            "common test set",
+        ),
+        ({"clients": 60, "rounds": 50, "cka": True}, ["accuracy", "clients", "bytes", "cka"], "cnn-1-1 (12)"),
+        ({"architectures": [""]}, ["accuracy", "clients", "bytes"], "undisclosed (10)"),
+    ],
+)
+def test_report_of_what_there_is(make_run, options, figures, said):
+    folder = make_run(**options)
+    page, _ = report_of(folder)
+    assert page.figures == figures
+    assert sorted(file.stem for file in (folder / "figures").iterdir()) == sorted(figures)
+    assert said in page.text
+
+
+def test_report_of_a_run_that_wrote_only_its_settings(make_run):
+    folder = make_run()
+    for name in ("history.jsonl", "clients.csv", "summary.json"):
+        (folder / name).unlink()
+    page, _ = report_of(folder)
+    assert page.figures == []
+    assert "Unfinished" in page.text
+
+
+def test_cka_with_missing_entries_and_one_side(make_run):
+    matrices = {
+        "clients": ["a", "b"],
+        "architectures": [None, None],
+        "before": None,
+        "after": [[1.0, None], [None, 1.0]],
+    }
+    assert [axes.get_title() for axes in MATRIX_FIGURES["cka"](matrices).axes[:-1]] == ["after training"]
+
+
+def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path):
+    with pytest.raises(FedhetError, match="is not the directory of a run"):
+        write_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,63 @@
+import io
+from statistics import fmean
+
+import pytest
+from rich.console import Console
+
+from fedhet.results.history import final_clients, read_clients
+from fedhet.results.tables import by_architecture, closing_table, format_bytes, format_seconds, format_value
+
+
+def printed(table, width=100):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.00 KB"), (4_560_000, "4.56 MB"), (999_400, "999 KB"), (999_600, "1.00 MB")],
+)
+def test_bytes_in_decimal_units(number, text):
+    assert format_bytes(number) == text
+
+
+def test_other_numbers():
+    assert [format_value(v) for v in (0.12345, None, float("nan"))] == ["0.123", "-", "-"]
+    assert [format_seconds(v) for v in (61.25, 150, 3 * 3600 + 125, None)] == ["61.2 s", "2 min 30 s", "3 h 2 min", "-"]
+
+
+def test_rows_by_architecture_and_their_total(make_run):
+    folder = make_run(clients=12, architectures=["wide", "deep"])
+    final = final_clients(read_clients(folder))
+    rows = by_architecture(read_clients(folder))
+    assert [(row.architecture, row.clients) for row in rows] == [("deep", 6), ("wide", 6), ("all", 12)]
+    for row, members in zip(rows, (final[1::2], final[::2], final), strict=True):
+        accuracies = [client.accuracy for client in members]
+        assert row.examples == sum(client.examples for client in members)
+        assert (row.minimum, row.maximum) == (min(accuracies), max(accuracies))
+        assert row.accuracy == pytest.approx(fmean(accuracies))
+        assert row.loss == pytest.approx(fmean(client.loss for client in members))
+
+
+def test_closing_table_shows_architectures_and_the_runs_numbers(make_run):
+    text = " ".join(printed(closing_table(make_run(failures={2: [{"client": "1", "reason": "gone"}]}))).split())
+    for part in (
+        "fedhenn on digits",
+        "cnn-3-3",
+        "all",
+        "no global model",
+        "19.3 MB up, 32.9 MB down",
+        "61.2 s",
+        "failures: 1",
+    ):
+        assert part in text
+    with_global = printed(closing_table(make_run("other", has_global=True, architectures=[""])))
+    assert "global accuracy 0." in with_global
+    assert "undisclosed" in with_global
+
+
+def test_closing_table_of_failed_and_unfinished_runs(make_run):
+    assert "FAILED" in printed(closing_table(make_run(status="failed")))
+    assert "unfinished, 4 rounds recorded" in printed(closing_table(make_run("killed", rounds=4, status=None)))
+    assert "all" not in printed(closing_table(make_run("dark", rounds=2, status=None, evaluate_every=5)))
