@@ -18,7 +18,7 @@ from fedhet import population, registry
 from fedhet.client import Client, ClientHalf, LostState, Request
 from fedhet.config import Config
 from fedhet.data import ClientData, Examples
-from fedhet.data.own import as_client_data
+from fedhet.data.own import as_client_data, as_input
 from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.evaluation import evaluate
 from fedhet.exchange import spec_of
@@ -184,7 +184,7 @@ class _Application:
         return {"train-loss": loss / epochs} if epochs else {}
 
     def _scores(self, half: ClientHalf, when: str) -> Metrics:
-        """Metric and loss of the model as it is, on the client's own test part and (if asked) on the common test set."""
+        """Metric and loss of the model as it is, on the client's own test part and on the common one, as asked."""
         client = half.client
         metrics: Metrics = {}
         sets = {"": client.data.test} if client.config.test_on != "global" else {}
@@ -221,7 +221,7 @@ class _Application:
             architecture=population.architecture_of(info) if self._model is None else type(model).__name__,
             task=dataset.task if dataset else self._task or get_task("classification"),
             device=device,
-            transform=dataset.transform if dataset else _plain,
+            transform=dataset.transform if dataset else as_input,
             augment=dataset.augment if dataset and config.augment else None,
             pool=lambda digest: self._pool(store, data, digest).to(device),
             keep_pool=lambda pool: self._keep_pool(store, pool),
@@ -372,10 +372,6 @@ def _settings(text: str, own: tuple[tuple[str, Any], ...]) -> Config:
 @lru_cache(maxsize=64)
 def _digest_of(pool: Tensor) -> str:
     return pool_digest(pool)
-
-
-def _plain(inputs: Tensor) -> Tensor:
-    return inputs / 255 if inputs.dtype == torch.uint8 else inputs
 
 
 def _examples_to(examples: Examples, device: torch.device) -> Examples:

@@ -50,7 +50,7 @@ class Config:
     architectures: str = option("cnn", "a model, a comma-separated list of models, or a family of models")
     assign: str = option(
         "round-robin",
-        "how architectures are dealt to clients: round-robin, random, one-of-each, or a list of a model for each client",
+        "how architectures are dealt to clients: round-robin, random, one-of-each, or a list with one a client",
     )
     rounds: int = option(20, "rounds of training", at_least=0)
     fraction_train: float = option(1.0, "part of the clients that trains in a round", above=0, at_most=1)

@@ -1,4 +1,4 @@
-"""What of a model travels between client and server: the one thing in which FedAvg, FedRep and local training differ."""
+"""What of a model travels: the one thing in which FedAvg, FedRep and local training differ."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

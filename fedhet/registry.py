@@ -1,4 +1,4 @@
-"""Names and what stands behind them. A method registers by having a module in `strategies/` and one in `client_apps/`."""
+"""Names and what stands behind them. A method registers by its two modules in `strategies/` and `client_apps/`."""
 
 import importlib
 import pkgutil

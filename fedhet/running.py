@@ -19,7 +19,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.evaluation import evaluate
 from fedhet.results.history import Row, read_history
 from fedhet.results.recorder import RunDirectory
-from fedhet.server import EvaluateFunction, FederatedStrategy, Observer
+from fedhet.server import EvaluateFunction, FederatedStrategy, ModelFunction, Observer
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -93,6 +93,7 @@ def serve(
     engine: str,
     resume: bool = False,
     shared: Tensor | None = None,
+    model: ModelFunction | None = None,
     evaluate_fn: EvaluateFunction | None = None,
     observers: Sequence[Observer] = (),
 ) -> None:
@@ -105,6 +106,7 @@ def serve(
         engine: its name, for the summary.
         resume: go on with the run in the folder.
         shared: raw inputs of the shared pool.
+        model: the clients' models, where they are not the configured ones and the server needs them.
         evaluate_fn: evaluates the global model; by default on the common test set, where `test-on` asks for it.
         observers: told of every round, after it is recorded.
 
@@ -114,7 +116,9 @@ def serve(
     directory = RunDirectory(folder, config, engine, resume=resume)
     strategy: FederatedStrategy | None = None
     try:
-        strategy = registry.strategy(config.method)(config, shared=shared, observers=[directory, *observers])
+        strategy = registry.strategy(config.method)(
+            config, shared=shared, model=model, observers=[directory, *observers]
+        )
         if resume and (state := directory.state) is not None:
             strategy.state = state
         if evaluate_fn is None and config.test_on != "local" and strategy.global_model:
@@ -132,12 +136,14 @@ def serve(
 
 def make_server_app(
     *,
+    model: ModelFunction | None = None,
     shared: Callable[[Config], Tensor] | None = None,
     evaluate_fn: EvaluateFunction | None = None,
 ) -> ServerApp:
     """A Flower ServerApp that runs the configured method.
 
     Args:
+        model: the clients' models, as for `make_client_app`; only for what the server does with networks itself.
         shared: gives the raw inputs of the pool that all clients share, (n, ...); by default the configured data
             set's held-out pool, if `shared-samples` asks for one. Clients whose data bring the pool need none here.
         evaluate_fn: evaluates the global model at the server; by default on the configured data set's common test
@@ -153,7 +159,16 @@ def make_server_app(
         folder = Path(config.out or _new_folder(home, config)).resolve()
         pool = shared(config) if shared else population.shared_pool(config)
         log.info("results go to %s", folder)
-        serve(config, grid, folder, engine=engine, resume=config.resume, shared=pool, evaluate_fn=evaluate_fn)
+        serve(
+            config,
+            grid,
+            folder,
+            engine=engine,
+            resume=config.resume,
+            shared=pool,
+            model=model,
+            evaluate_fn=evaluate_fn,
+        )
 
     return app
 

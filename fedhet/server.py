@@ -10,7 +10,7 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol
 
@@ -22,10 +22,12 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
 from fedhet import config as configuration
-from fedhet import models, population
+from fedhet import population
 from fedhet.config import Config, Value
+from fedhet.data.own import as_input
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.exchange import Spec, load_into
+from fedhet.population import ClientInfo
 from fedhet.randomness import numpy_generator
 from fedhet.results.history import ClientRow, client_order, summarise
 from fedhet.state import ClientRecord, State
@@ -36,6 +38,7 @@ log = logging.getLogger("flwr").getChild("fedhet")
 GRACE = 10.0
 """Seconds to wait for nodes that must be there and are only just starting."""
 
+ModelFunction = Callable[[ClientInfo], nn.Module]
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -118,6 +121,7 @@ class FederatedStrategy(Strategy):
         settings: single keys by keyword, with `_` for `-`: the method's own (`eta0=0.01`) and shared ones
             (`learning_rate=0.05`).
         shared: raw inputs of a pool that all clients share, (n, ...); sent to each once.
+        model: the clients' models, where a method needs them at the server and they are not the configured ones.
         observers: told of every round.
 
     Raises:
@@ -138,12 +142,13 @@ class FederatedStrategy(Strategy):
         config: Config | None = None,
         *,
         shared: Tensor | None = None,
+        model: ModelFunction | None = None,
         observers: Sequence[Observer] = (),
         **settings: Value,
     ) -> None:
         self.config = config or configuration.resolve(self._keys(settings))
         self.parameters = self.config.parameters
-        self.shared = shared
+        self.shared, self.model = shared, model
         self.observers = list(observers)
         self.state = State(values={"run": "" if self.config.state_dir else uuid.uuid4().hex[:12]})
         self.specs: dict[str, Spec] = {}
@@ -175,6 +180,10 @@ class FederatedStrategy(Strategy):
             FedhetError: why this client cannot take part.
         """
 
+    def transform(self, inputs: Tensor) -> Tensor:
+        """A model's batch of raw inputs of the shared pool, at the server."""
+        return as_input(inputs) if self.model else population.dataset_of(self.config).transform(inputs)
+
     def received_by_all(self) -> Payload:
         """What any client receives, to train on or only to be evaluated; by default the shared model."""
         model = self.state.arrays.get("model")
@@ -193,7 +202,9 @@ class FederatedStrategy(Strategy):
         return dict.fromkeys(clients, payload)
 
     def check_reply(self, reply: Reply) -> None:
-        """Check what a method's own groups of arrays hold; the shared part of the model is checked already.
+        """Check what a method's own groups of arrays hold, after training or in an answer to `ask`.
+
+        That all arrays are finite, and the names and shapes of the model's, are checked already.
 
         Raises:
             WireError: what is wrong with them.
@@ -216,13 +227,27 @@ class FederatedStrategy(Strategy):
     def conclude(self, replies: Mapping[str, Reply]) -> None:
         """Take in what clients sent back at the evaluation at the end."""
 
+    @property
+    def present(self) -> list[str]:
+        """The clients that are there, in order of name."""
+        return list(self._nodes)
+
+    def in_order(self, clients: Iterable[str]) -> list[str]:
+        """Clients in order of name, "2" before "10"."""
+        return sorted(clients, key=client_order)
+
+    def network_of(self, client: str) -> nn.Module:
+        """A network of a client's configured architecture, for methods that hold client models at the server."""
+        index = self.in_order(self.state.clients).index(client)
+        info = population.ClientInfo(client, index, len(self.state.clients), self.config)
+        with torch.random.fork_rng(devices=[]):
+            return self.model(info) if self.model else population.model_of(info)
+
     def global_network(self) -> nn.Module | None:
         """The global model as a network, None without one; needs the configured architecture to be at the server."""
         if not self.global_model or "model" not in self.state.arrays:
             return None
-        dataset = population.dataset_of(self.config)
-        with torch.random.fork_rng(devices=[]):
-            model = models.build(population.architectures(self.config, 1)[0], dataset.input_shape, dataset.classes)
+        model = self.network_of(self.in_order(self.state.clients)[0])
         load_into(model, self.state.arrays["model"])
         return model
 
@@ -310,7 +335,7 @@ class FederatedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Flower's hook: checks the replies of a round, learns from them and completes the round."""
-        valid = self._collect(replies)
+        valid = self._collect(replies, self._round.training)
         trained = {client: reply for client, reply in valid.items() if client in self._round.training}
         metrics: dict[str, float] = {}
         if trained and len(trained) >= min(self.config.min_clients, len(self._round.training)):
@@ -350,7 +375,7 @@ class FederatedStrategy(Strategy):
         Returns:
             The valid answers, in order of client name; a client without one counts as failed in this round.
         """
-        return self._collect(self._send(self._messages(MessageType.QUERY, payloads, question=question)))
+        return self._collect(self._send(self._messages(MessageType.QUERY, payloads, question=question)), payloads)
 
     def _evaluate_at_the_end(self, number: int, grid: Grid) -> MetricRecord:
         self._round = _Round(number, final=True)
@@ -421,9 +446,9 @@ class FederatedStrategy(Strategy):
         if not new:
             return
         greeting = self.greeting()
-        content, encoder = {node: greeting for node in new}, Encoder()
-        messages = [self._message(MessageType.QUERY, node, encoder(content[node]), question="greet") for node in new]
-        self._round.sent = {node: message for node, message in zip(new, messages, strict=True)}
+        encoder = Encoder()
+        messages = [self._message(MessageType.QUERY, node, encoder(greeting), question="greet") for node in new]
+        self._round.sent = dict(zip(new, messages, strict=True))
         for node, message in self._by_node(self._send(messages)).items():
             try:
                 reply, report = _open(message)
@@ -516,8 +541,13 @@ class FederatedStrategy(Strategy):
             self._round.fail(names.get(node, f"at node {node}"), f"no reply within {self.config.timeout:g} s")
         return {node: found[node] for node in sent if node in found}
 
-    def _collect(self, replies: Iterable[Message]) -> dict[str, Reply]:
-        """The valid replies, in order of client name; whatever is wrong with the others is noted."""
+    def _collect(self, replies: Iterable[Message], worked: Container[str] = ()) -> dict[str, Reply]:
+        """The valid replies, in order of client name; whatever is wrong with the others is noted.
+
+        Args:
+            replies: what came.
+            worked: clients whose reply holds the method's own arrays, which the method checks.
+        """
         names = {node: client for client, node in self._nodes.items()}
         valid: dict[str, Reply] = {}
         for node, message in self._by_node(replies).items():
@@ -526,6 +556,8 @@ class FederatedStrategy(Strategy):
                 reply, report = _open(message)
                 self._round.up[client] += reply.payload.nbytes
                 self._check(client, reply)
+                if client in worked:
+                    self.check_reply(reply)
             except Lost as error:
                 del self._nodes[client]
                 self._round.fail(client, f"{error}; it is greeted again")
@@ -552,7 +584,6 @@ class FederatedStrategy(Strategy):
                 check(group, spec, "its model")
             else:
                 check_finite(group, f"its {name}")
-        self.check_reply(reply)
 
     # ---- results
 

@@ -1,8 +1,10 @@
 """FedRep, server half: the clients' bodies are averaged (Collins et al., ICML 2021)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from fedhet.config import option
+from fedhet.config import Value, option
 from fedhet.server import FederatedStrategy
 
 
@@ -18,5 +20,5 @@ class FedRep(FederatedStrategy):
 
     name = "fedrep"
     Parameters = Parameters
-    common = {"local_epochs": 11}
+    common: ClassVar[Mapping[str, Value]] = {"local-epochs": 11}
     equal_architectures = True

@@ -10,6 +10,11 @@ from fedhet.data.examples import ClientData, Examples
 from fedhet.errors import DataError
 
 
+def as_input(inputs: torch.Tensor) -> torch.Tensor:
+    """What a model takes of a user's raw inputs: bytes scaled to [0, 1], all else as it is."""
+    return inputs / 255 if inputs.dtype == torch.uint8 else inputs
+
+
 def as_client_data(client: str, value: Any) -> ClientData:
     """What a user's data function returned, as `ClientData`."""
     if isinstance(value, ClientData):

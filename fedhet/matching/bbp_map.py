@@ -1,8 +1,8 @@
 """BBP-MAP: matching the neurons of one layer among clients (Wang et al., ICLR 2020, section 2; Yurochkin et al., 2019).
 
-Notation as in the papers. Row l of client j, w_jl, is a draw around the global row theta_i that it is assigned to, with
-variance sigma2 in every column; global rows are draws around the prior mean mu with variance sigma0_2. With s = 1 / sigma2
-and s0 = 1 / sigma0_2, a global row that n clients share is described by
+Notation as in the papers. Row l of client j, w_jl, is a draw around the global row theta_i that it is assigned to,
+with variance sigma2 in every column; global rows are draws around the prior mean mu with variance sigma0_2. With
+s = 1 / sigma2 and s0 = 1 / sigma0_2, a global row that n clients share is described by
 
     g_i = s0 * mu + s * (sum of the rows assigned to it),    G_i = s0 + n_i * s,    posterior mean g_i / G_i.
 
@@ -25,6 +25,8 @@ Ints = npt.NDArray[np.intp]
 
 _MOST_POPULAR = 10
 _REFERENCE_ROWS = 700
+_FIRST_OFFER = 8
+_CACHED_COLUMNS = 256
 
 
 @dataclass(frozen=True)
@@ -176,8 +178,13 @@ class _Matching:
     cross: list[Floats] = field(init=False)  # (L_j, capacity) by client: its rows times g without the client
     squares: Floats = field(init=False)  # (J, capacity): |g without the client|^2
     stale: npt.NDArray[np.bool_] = field(init=False)  # (J, capacity): cross and squares are out of date
+    opened: list[int] = field(init=False)  # the rows that each client opened last
+    shift: Floats = field(init=False)  # (D,): s0 mu
+    norms: list[Floats] = field(init=False)  # (L_j,) by client: |s w_l|^2
+    new_values: list[npt.NDArray[np.float64]] = field(init=False)  # (L_j,) by client: value of the first new row
 
     def __post_init__(self) -> None:
+        """Starts without any global row."""
         widths = [len(rows) for rows in self.weights]
         capacity, columns = max(widths) + len(widths), self.weights[0].shape[1]
         self.order = np.empty(0, dtype=np.intp)
@@ -187,6 +194,7 @@ class _Matching:
         self.cross = [np.empty((width, capacity), dtype=np.float32) for width in widths]
         self.squares = np.empty((len(widths), capacity), dtype=np.float32)
         self.stale = np.ones((len(widths), capacity), dtype=np.bool_)
+        self.opened = [0] * len(widths)
         self.norms = [_squares(rows) for rows in self.weights]
         shift = self.s0 * self.prior
         self.shift = shift.astype(np.float32)
@@ -197,6 +205,7 @@ class _Matching:
         ]
 
     def run(self, sweeps: int, random: np.random.RandomState) -> None:
+        """Matches every client once in order of width, then in each sweep in a random order."""
         for j in sorted(range(len(self.weights)), key=lambda j: -len(self.weights[j])):
             self.match(j)
         for _ in range(sweeps):
@@ -209,11 +218,11 @@ class _Matching:
         self.counts[old] -= 1
         self.order = self.order[self.counts[self.order] > 0]
         self.refresh(j)
-        columns = self.solve(self.costs(j)) if len(self.order) else np.arange(len(self.weights[j]))
+        columns = self.assign(j)
         opened = columns >= len(self.order)
         new = np.empty(len(columns), dtype=np.intp)
         new[~opened] = self.order[columns[~opened]]
-        new[opened] = self.open(np.count_nonzero(opened))
+        new[opened] = self.open(int(np.count_nonzero(opened)))
         self.move(j, old, new, opened)
         self.order = np.concatenate([self.order, new[opened]])
         self.counts[new] += 1
@@ -233,22 +242,40 @@ class _Matching:
         self.squares[j, slots] = _squares(others)
         self.stale[j, slots] = False
 
-    def costs(self, j: int) -> Floats:
-        """(L_j, L + new rows), what the solver minimises for client j."""
+    def assign(self, j: int) -> Ints:
+        """The column of each of client j's rows: global rows in order, then new ones.
+
+        The best total is concave in the number of rows opened (an assignment is a flow of least cost, and -2 log k
+        falls), so that a solution which leaves one of the new rows offered unused would not use more of them either.
+        Hence few are offered first.
+        """
         rows, size = len(self.weights[j]), len(self.order)
+        if not size:
+            return np.arange(rows)
         room = rows
         if self.cap is not None:
             room = min(room, max(self.cap - size, 1))
         if self.max_rows is not None:
             room = min(room, self.max_rows - size)
         room = max(room, rows - size)
-        cost = np.empty((rows, size + room), dtype=np.float32)
-        matched, opened = cost[:, :size], cost[:, size:]
+        offered = min(room, max(rows - size, 0) + 2 * self.opened[j] + _FIRST_OFFER)
+        while True:
+            columns = self.solve(self.costs(j, offered))
+            self.opened[j] = int(np.count_nonzero(columns >= size))
+            if self.opened[j] < offered or offered == room:
+                return columns
+            offered = min(room, 4 * offered)
+
+    def costs(self, j: int, offered: int) -> Floats:
+        """(L_j, L + offered), what the solver minimises for client j if so many new rows are offered."""
+        size = len(self.order)
+        cost = np.empty((len(self.weights[j]), size + offered), dtype=np.float32)
+        matched, new = cost[:, :size], cost[:, size:]
         matched[:] = np.take(self.cross[j], self.order, axis=1)
         squares, counts = self.squares[j, self.order], self.counts[self.order]
         _to_cost(matched, self.norms[j], squares, counts, len(self.weights), self.s, self.s0)
-        opened[:] = 2 * np.log(np.arange(1, room + 1, dtype=np.float32))
-        opened -= self.new_values[j].astype(np.float32)[:, None]
+        new[:] = 2 * np.log(np.arange(1, offered + 1, dtype=np.float32))
+        new -= self.new_values[j].astype(np.float32)[:, None]
         return cost
 
     def open(self, number: int) -> Ints:
@@ -314,15 +341,18 @@ def _average(
     average: str,
 ) -> npt.NDArray[np.float64]:
     total = np.zeros((len(counts), clients[0].shape[1]))
-    for rows, assignment in zip(clients, assignments, strict=True):
-        total[assignment] += rows
+    for start in range(0, total.shape[1], _CACHED_COLUMNS):
+        part = slice(start, start + _CACHED_COLUMNS)
+        for rows, assignment in zip(clients, assignments, strict=True):
+            total[assignment, part] += rows[:, part]
     if average == "mean":
         return total / counts[:, None]
     return (s * total + s0 * prior) / (s0 + s * counts)[:, None]
 
 
 def _squares(rows: Floats) -> Floats:
-    return np.einsum("ld,ld->l", rows, rows)
+    squares: Floats = np.einsum("ld,ld->l", rows, rows)
+    return squares
 
 
 def _checked_weights(weights: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.floating]]:

@@ -32,11 +32,11 @@ def estimate_variances(
     With FedMA's sigma2 = sigma0_2 = 1 the weights of a usual network are small against the prior, and its size grows by
     about a row per client whatever the weights are. Here sigma0_2 is the variance v of all rows around the prior mean.
     BBP-MAP's values lack the Gaussians' normalisers, so that two rows of correlation r gain from merging where
-    r > sigma0_2 / (sigma0_2 + sigma2): with the residual variance e of the matches itself as sigma2, a typical match would
-    only break even. So sigma2 puts the break-even correlation halfway between foreign rows (0) and the matches found
-    (1 - e / v), which gives sigma2 = v (v + e) / (v - e); matching and estimating alternate until sigma2 stays, from
-    sigma2 = v. That is also the answer where nothing merges, or only what is no closer than e = v / 2: in rows of few
-    columns some foreign ones are alike by chance.
+    r > sigma0_2 / (sigma0_2 + sigma2): with the residual variance e of the matches itself as sigma2, a typical match
+    would only break even. So sigma2 puts the break-even correlation halfway between foreign rows (0) and the matches
+    found (1 - e / v), which gives sigma2 = v (v + e) / (v - e); matching and estimating alternate until sigma2 stays,
+    from sigma2 = v. That is also the answer where nothing merges, or only what is no closer than e = v / 2: in rows of
+    few columns some foreign ones are alike by chance.
 
     Args:
         weights: One array (L_j, D) per client.
@@ -56,8 +56,9 @@ def estimate_variances(
         ImportError: As `match_layer`.
     """
     clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
+    mean = np.asarray(prior_mean, dtype=np.float64)
     total = sum(rows.size for rows in clients)
-    spread = sum(float(np.square(rows - prior_mean).sum()) for rows in clients) / max(total, 1)
+    spread = sum(float(np.square(rows - mean).sum()) for rows in clients) / max(total, 1)
     if not spread > 0:
         return Variances(1.0, 1.0)
     sigma2 = spread

@@ -1,5 +1,17 @@
 """What networks represent: features and heads, CKA, and the peers' target that FedHeNN aligns a client with."""
 
-from fedhet.representations.features import Representation, head_name
+from fedhet.representations.alignment import Alignment
+from fedhet.representations.cka import debiased_linear_cka, linear_cka, procrustes_distance, rbf_cka
+from fedhet.representations.features import RandomStream, Representation, head_name, isolated
 
-__all__ = ["Representation", "head_name"]
+__all__ = [
+    "Alignment",
+    "RandomStream",
+    "Representation",
+    "debiased_linear_cka",
+    "head_name",
+    "isolated",
+    "linear_cka",
+    "procrustes_distance",
+    "rbf_cka",
+]

@@ -36,7 +36,7 @@ from fedhet.representations.cka import centred, centred_kernel, check_features, 
 
 Normalise = Literal["raw", "frobenius"]
 WireDtype = Literal["float16", "float32"]
-Packed = dict[str, npt.NDArray[np.generic] | float]
+Packed = dict[str, npt.NDArray[np.generic]]
 
 # Gradients under this share of the terms whose difference they are count as this share: aligned clients have none left.
 _LEAST_GRADIENT = 0.01
@@ -303,7 +303,7 @@ def pack(factor: Factor, dtype: WireDtype = "float16") -> Packed:
 
     Returns:
         `fine` `(L, r - coarse)`, in units of 2^`exponent`; `coarse` int8 `(L, coarse)`, in units of `steps` float32
-        `(coarse,)`; `exponent`, `error` and `whole` as floats.
+        `(coarse,)`; `exponent` int16, `error` float32 and `whole` bool, each 0-d.
     """
     values = factor.values.detach().cpu().float()
     coarse = factor.coarse if dtype == "float16" else 0
@@ -314,13 +314,13 @@ def pack(factor: Factor, dtype: WireDtype = "float16") -> Packed:
         "fine": fine,
         "coarse": (tail / steps).round().to(torch.int8).numpy(),
         "steps": steps.numpy(),
-        "exponent": exponent,
-        "error": factor.error,
-        "whole": float(factor.whole),
+        "exponent": np.array(exponent, np.int16),
+        "error": np.array(factor.error, np.float32),
+        "whole": np.array(factor.whole),
     }
 
 
-def unpack(packed: Mapping[str, npt.NDArray[np.generic] | float]) -> Factor:
+def unpack(packed: Mapping[str, npt.NDArray[np.generic]]) -> Factor:
     """The factor that `pack` made these of, in float32.
 
     Raises:
@@ -345,15 +345,15 @@ def pack_blocks(kernels: Sequence[Tensor], dtype: WireDtype = "float16") -> Pack
 
     Returns:
         `triangles`, the upper triangles row by row, one after the other, in units of 2^`exponent`; `sizes` int32, the
-        b_i; `exponent` as a float.
+        b_i; `exponent` int16, 0-d.
     """
     upper = [kernel.detach().cpu().float().numpy()[np.triu_indices(len(kernel))] for kernel in kernels]
     triangles, exponent = _scaled(np.concatenate(upper), dtype)
     sizes = np.array([len(kernel) for kernel in kernels], np.int32)
-    return {"triangles": triangles, "sizes": sizes, "exponent": exponent}
+    return {"triangles": triangles, "sizes": sizes, "exponent": np.array(exponent, np.int16)}
 
 
-def unpack_blocks(packed: Mapping[str, npt.NDArray[np.generic] | float]) -> list[Tensor]:
+def unpack_blocks(packed: Mapping[str, npt.NDArray[np.generic]]) -> list[Tensor]:
     """The blocks that `pack_blocks` made these of, in float32.
 
     Raises:
@@ -374,30 +374,30 @@ def unpack_blocks(packed: Mapping[str, npt.NDArray[np.generic] | float]) -> list
     return kernels
 
 
-def _scaled(values: npt.NDArray[np.float32], dtype: WireDtype) -> tuple[npt.NDArray[np.generic], float]:
+def _scaled(values: npt.NDArray[np.float32], dtype: WireDtype) -> tuple[npt.NDArray[np.generic], int]:
     """`values` / 2^exponent in `dtype`, and the exponent that puts the largest near float16's largest."""
     if dtype == "float32":
-        return np.ascontiguousarray(values), 0.0
+        return np.ascontiguousarray(values), 0
     if dtype != "float16":
         raise ValueError(f"dtype must be 'float16' or 'float32', got {dtype!r}")
     largest = float(np.abs(values).max(initial=0.0))
     exponent = int(np.frexp(largest)[1]) - 15 if largest > 0 else 0
-    return np.ldexp(values, -exponent).astype(np.float16), float(exponent)
+    return np.ldexp(values, -exponent).astype(np.float16), exponent
 
 
 def _unscaled(values: npt.NDArray[np.generic], exponent: float) -> npt.NDArray[np.float32]:
     return np.ldexp(values.astype(np.float32), int(exponent))
 
 
-def _array(packed: Mapping[str, npt.NDArray[np.generic] | float], key: str) -> npt.NDArray[np.generic]:
+def _array(packed: Mapping[str, npt.NDArray[np.generic]], key: str) -> npt.NDArray[np.generic]:
     value = packed.get(key)
     if not isinstance(value, np.ndarray):
         raise ValueError(f"a packed target needs an array {key!r}, got {type(value).__name__}")
     return value
 
 
-def _number(packed: Mapping[str, npt.NDArray[np.generic] | float], key: str) -> float:
-    value = packed.get(key)
-    if not isinstance(value, float | int):
-        raise ValueError(f"a packed target needs a number {key!r}, got {type(value).__name__}")
-    return value
+def _number(packed: Mapping[str, npt.NDArray[np.generic]], key: str) -> float:
+    value = _array(packed, key)
+    if value.shape != () or not np.isfinite(value):
+        raise ValueError(f"a packed target needs a number {key!r}, got an array of shape {value.shape}")
+    return float(value)

@@ -6,7 +6,6 @@ Every number is that of the last round, never of the best one. Spread is the sam
 import csv
 import io
 import os
-import shutil
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MEASURES = ("personal_accuracy", "global_accuracy", "bytes_up", "bytes_down", "seconds")
-_HEADINGS = ("method", "models", "seeds", "personal", "global", "bytes up", "bytes down", "time")
-# Where a run lies says nothing about what it computes.
-_PLACES = frozenset({"out", "state-dir"})
+_HEADINGS = ("method", "models", "seeds", "personal", "global", "bytes", "time")
+# Where and how a run is carried out, which is the comparison's to say and changes nothing of what is computed.
+_PLACES = frozenset({"out", "state-dir", "engine", "resume"})
 
 
 @dataclass(frozen=True)
@@ -108,9 +107,9 @@ def compare(
     Args:
         methods: their names, in the order of the table.
         seeds: each method runs once with each.
-        config: settings for all (kebab-case keys; `method`, `seed` and `out` are set here). A method's own keys go to
-            that method alone. What is not set comes from the first method's defaults, for all; the held-out pool and
-            closing epochs that one method needs are given to all.
+        config: settings for all (kebab-case keys; `method`, `seed`, `out` and `engine` are set here). A method's own
+            keys go to that method alone. What is not set comes from the first method's defaults, for all; the held-out
+            pool and closing epochs that one method needs are given to all.
         out: folder of the comparison.
         jobs: runs at a time, each in a process of its own with one thread; None: as many as cores.
         homogeneous_model: the model of all clients under methods that need equal architectures, where `config` mixes
@@ -172,18 +171,19 @@ def plan(
     architectures where a method needs equal ones.
 
     Raises:
-        ConfigError: every problem of the settings, or of the folders that are there already.
+        FedhetError: every problem of the settings, or of the folders that are there already; data that cannot be had.
     """
     methods, seeds = list(dict.fromkeys(methods)), list(dict.fromkeys(seeds))
     if not methods or not seeds:
         raise ConfigError("a comparison needs at least one method and one seed")
-    chosen = {key: value for key, value in config.items() if key not in ("method", "seed", "out")}
+    chosen = {key: value for key, value in config.items() if key not in _PLACES | {"method", "seed"}}
     completed = {method: configuration.resolve({**chosen, "method": method, "seed": seeds[0]}) for method in methods}
     for_all = {key: value for key, value in completed[methods[0]].flat().items() if "." not in key}
     for key in ("shared-samples", "closing-epochs"):
         for_all[key] = max(each.flat()[key] for each in completed.values())
 
-    mixed = any(len(set(_architectures(configuration.resolve({**for_all, "seed": seed})))) > 1 for seed in seeds)
+    bases = [configuration.resolve({**for_all, "seed": seed}) for seed in seeds]
+    mixed = any(len(set(population.architectures(base, base.clients))) > 1 for base in bases)
     cases: list[Case] = []
     for method in methods:
         forced = mixed and registry.strategy(method).equal_architectures
@@ -197,6 +197,8 @@ def plan(
     problems = [problem for case in cases if (problem := _conflict(case))]
     if problems:
         raise ConfigError("\n".join(problems))
+    for case in cases:
+        population.check(case.settings)
     return cases
 
 
@@ -232,8 +234,7 @@ def comparison_figure(results: Sequence[MethodResult]) -> "Figure":
             bars.text(mean + (spread or 0), height, f"  {mean:.3f}", va="center", color=INK, fontsize=8)
     bars.set_yticks(range(len(results)), [result.method + (" *" if result.forced else "") for result in results])
     bars.set_ylim(len(results) - 0.5, -0.5)
-    bars.set_xlim(left=0)
-    bars.margins(x=0.12)
+    bars.set_xlim(0, 1.2 * bars.dataLim.x1)
     bars.grid(visible=False, axis="y")
     bars.set_xlabel(metric)
     bars.set_title(
@@ -249,12 +250,10 @@ def _architectures(settings: Config) -> list[str]:
 
 def _job(case: Case, run: Callable[..., object]) -> Job:
     log = case.folder.parent / "logs" / f"{case.name}.log"
-    if (case.folder / "checkpoint" / "state.json").is_file():
-        return Job(case.name, run, (None,), {"out": case.folder, "resume": case.folder}, log)
-    if case.folder.exists():
-        # Ours by its settings (see `_conflict`), and stopped before there was anything to go on from.
-        shutil.rmtree(case.folder)
-    return Job(case.name, run, (case.settings.flat(),), {"out": case.folder, "engine": "local"}, log)
+    keywords = {"out": case.folder, "engine": "local"}
+    if (case.folder / "config.toml").is_file():
+        return Job(case.name, run, (None,), keywords | {"resume": case.folder}, log)
+    return Job(case.name, run, (case.settings.flat(),), keywords, log)
 
 
 def _conflict(case: Case) -> str | None:
@@ -285,12 +284,8 @@ def _failure(case: Case) -> str | None:
     """Why a run that ended without an error is no completed run all the same."""
     if _is_completed(case):
         return None
-    rows = read_run(case.folder).rows if (case.folder / "config.toml").is_file() else []
-    failures = [(row["round"], failure) for row in rows for failure in row.get("failures") or []]
-    if not failures:
-        return "ended without completing"
-    number, last = failures[-1]
-    return f"ended without completing; last failure, round {number}, client {last.get('client')}: {last.get('reason')}"
+    summary = read_run(case.folder).summary if (case.folder / "config.toml").is_file() else None
+    return str((summary or {}).get("error", "ended without completing"))
 
 
 def _results(cases: Iterable[Case], failed: Mapping[str, str]) -> list[MethodResult]:
@@ -315,7 +310,7 @@ def _measure(case: Case, run: RunFiles) -> Measured:
     which = run.personal or "trained"
     return Measured(
         case=case,
-        models=next(iter(names)) if len(names) == 1 else f"{len(names)} different",
+        models=next(iter(names)) if len(names) == 1 else f"{len(names)} kinds",
         values=accuracies | {name: summary.get(name) for name in _MEASURES[2:]},
         curve=dict(accuracy_curve(run.rows, which) or accuracy_curve(run.rows, which, test="common")),
         metric=run.metric,
@@ -327,19 +322,15 @@ def _cells(result: MethodResult) -> list[str]:
         mean, spread = result.mean(measure), result.spread(measure)
         return "-" if mean is None else f"{format_value(mean)} ± {format_value(spread)}"
 
-    def other(measure: str, shown: Callable[[float], str]) -> str:
-        mean = result.mean(measure)
-        return "-" if mean is None else shown(mean)
-
+    up, down = result.mean("bytes_up"), result.mean("bytes_down")
     return [
         result.method + (" *" if result.forced else ""),
         result.models,
         f"{len(result.runs)}" + (f" of {result.seeds_wanted}" if len(result.runs) < result.seeds_wanted else ""),
         accuracy("personal_accuracy"),
         accuracy("global_accuracy"),
-        other("bytes_up", format_bytes),
-        other("bytes_down", format_bytes),
-        other("seconds", format_seconds),
+        "-" if up is None or down is None else format_bytes(up + down),
+        format_seconds(result.mean("seconds")),
     ]
 
 
@@ -347,7 +338,7 @@ def _notes(results: Sequence[MethodResult], homogeneous_model: str) -> list[str]
     metrics = sorted({run.metric for result in results for run in result.runs}) or ["accuracy"]
     notes = [
         f"{' and '.join(metrics).capitalize()} after the last round, weighted by examples, on the clients' own data: "
-        "mean ± sample standard deviation over seeds (- with one seed). Bytes and time: mean of a run."
+        "mean ± sample standard deviation over seeds (- with one seed). Bytes (up and down) and time: mean of a run."
     ]
     if any(result.forced for result in results):
         notes.append(f"* needs equal architectures: every client got {homogeneous_model}.")
@@ -355,18 +346,19 @@ def _notes(results: Sequence[MethodResult], homogeneous_model: str) -> list[str]
 
 
 def _table(results: Sequence[MethodResult], notes: Sequence[str]) -> "Table":
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(caption="\n".join(notes), caption_justify="left")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, caption="\n".join(notes), caption_justify="left")
     for heading in _HEADINGS:
-        table.add_column(heading, justify="left" if heading in ("method", "models") else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if heading in ("method", "models") else "right", overflow="fold")
     for result in results:
         table.add_row(*_cells(result))
     return table
 
 
 def _markdown(results: Sequence[MethodResult], notes: Sequence[str]) -> str:
-    lines = [_HEADINGS, ["---", "---", *["---:"] * 6], *map(_cells, results)]
+    lines = [_HEADINGS, ["---", "---", *["---:"] * 5], *map(_cells, results)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return table + "\n\n" + "\n\n".join(note.replace("*", "\\*") for note in notes) + "\n"
 

@@ -104,7 +104,8 @@ def _state(run: RunFiles) -> str:
         return f'<p class="bad">Unfinished: {escape(about)}. What follows is what there is so far.</p>'
     about += f", engine {run.summary.get('engine', '?')}"
     if run.summary.get("status") != "completed":
-        return f'<p class="bad">This run failed: {escape(about)}. What follows is what there is.</p>'
+        error = escape(str(run.summary.get("error", "no reason recorded")))
+        return f'<p class="bad">This run failed: {error}</p><p class="quiet">What there is: {escape(about)}.</p>'
     return f'<p class="quiet">Completed: {escape(about)}.</p>'
 
 

@@ -239,7 +239,7 @@ def test_damaged_payloads() -> None:
     packed = pack(compress(peers(1, rows=20)[0], error=0))
     with pytest.raises(ValueError, match="needs an array 'fine'"):
         unpack({key: value for key, value in packed.items() if key != "fine"})
-    with pytest.raises(ValueError, match="needs a number 'exponent'"):
+    with pytest.raises(ValueError, match="needs an array 'exponent'"):
         unpack({key: value for key, value in packed.items() if key != "exponent"})
     with pytest.raises(ValueError, match="do not fit"):
         unpack(packed | {"fine": packed["fine"][:5]})

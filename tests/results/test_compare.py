@@ -24,7 +24,7 @@ SETTINGS = {
 
 
 def go(out, methods=ALL, seeds=(0, 1), settings=SETTINGS, jobs=4):
-    console = Console(file=io.StringIO(), width=160)
+    console = Console(file=io.StringIO(), width=80, soft_wrap=True)
     try:
         compare(methods, seeds=seeds, config=settings, out=out, jobs=jobs, run=synthetic_runs.run, console=console)
     finally:
@@ -80,7 +80,7 @@ def test_comparison_reports_the_last_round_with_mean_and_spread(tmp_path):
     assert f"{statistics.fmean(personal):.3f} ± {statistics.stdev(personal):.3f}" in text
     assert "fedavg *" in text
     assert "* needs equal architectures: every client got cnn." in text
-    assert "5 different" in text
+    assert "5 kinds" in text
     markdown = (tmp_path / "comparison.md").read_text()
     assert markdown.count("\n|") == 4
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
@@ -107,15 +107,11 @@ def test_completed_runs_are_kept_and_interrupted_ones_resumed(tmp_path):
     go(tmp_path, seeds=(0,))
     table = (tmp_path / "comparison.csv").read_bytes()
     (tmp_path / "calls.txt").unlink()
-    interrupted = tmp_path / "fedhenn-seed0"
-    (interrupted / "summary.json").unlink()
-    (interrupted / "checkpoint").mkdir()
-    (interrupted / "checkpoint" / "state.json").write_text("{}")
-    (tmp_path / "local-seed0" / "summary.json").unlink()  # killed before its first checkpoint
+    (tmp_path / "fedhenn-seed0" / "summary.json").unlink()
     text = go(tmp_path, seeds=(0, 1))
-    assert "1 of 6 runs were completed before" in text
+    assert "2 of 6 runs were completed before" in text
     started = [f"{method}-seed1 started 1" for method in ALL]
-    assert calls(tmp_path) == sorted([*started, "fedhenn-seed0 resumed 1", "local-seed0 started 1"])
+    assert calls(tmp_path) == sorted([*started, "fedhenn-seed0 resumed 1"])
     assert set(table.splitlines()[1:4:1]) <= set((tmp_path / "comparison.csv").read_bytes().splitlines())
 
     (tmp_path / "calls.txt").unlink()
@@ -137,7 +133,7 @@ def test_failed_runs_are_named_while_the_others_go_on(tmp_path):
     assert "fedhenn-seed0: its process ended with exit code 137" in message
     assert "fedavg-seed1: client 3: its model has no head" in message
     assert "local-seed0: ZeroDivisionError: no clients in round 4" in message
-    assert "local-seed1: ended without completing; last failure, round 2, client 1: no reply within 60 s" in message
+    assert "local-seed1: 3 of 10 clients replied, 5 are needed" in message
     assert "Traceback" in (tmp_path / "logs" / "local-seed0.log").read_text()
     assert "1 of 2" in go.printed
     with (tmp_path / "comparison.csv").open() as file:
@@ -157,7 +153,8 @@ def test_runs_with_other_settings_are_never_touched(tmp_path):
     (tmp_path / "calls.txt").unlink()
     with pytest.raises(ConfigError) as caught:
         go(tmp_path, methods=("local", "fedavg", "fedhenn"), seeds=(0,), settings=SETTINGS | {"local-epochs": 5})
-    assert "local-seed0 holds a run with other settings (local-epochs = 3 instead of 5)" in str(caught.value)
+    assert "local-seed0 holds a run with other settings (" in str(caught.value)
+    assert "local-epochs = 3 instead of 5" in str(caught.value)
     assert "fedavg-seed0 is there already and is not the directory of a run" in str(caught.value)
     assert {path: path.read_bytes() for path in before} == before
     assert not (tmp_path / "calls.txt").exists()

@@ -129,7 +129,11 @@ def test_drawing_leaves_matplotlib_as_it_was(make_run):
     ("options", "figures", "said"),
     [
         ({"rounds": 1, "clients": 1}, ["accuracy", "clients", "bytes"], "Completed: 1 of 1 rounds"),
-        ({"status": "failed"}, ["accuracy", "clients", "bytes"], "This run failed: 6 of 6 rounds"),
+        (
+            {"status": "failed"},
+            ["accuracy", "clients", "bytes"],
+            "This run failed: 3 of 10 clients replied, 5 are needed What there is: 6 of 6 rounds",
+        ),
         ({"status": None}, ["accuracy", "clients", "bytes"], "Unfinished: 6 of 6 rounds"),
         ({"status": None, "evaluate_every": 9}, ["bytes"], "No client was evaluated."),
         ({"rounds": 0, "status": None}, ["bytes"], "Unfinished: 0 of 0 rounds"),

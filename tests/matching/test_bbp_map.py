@@ -1,0 +1,185 @@
+"""Properties and faults of BBP-MAP."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedhet.matching import LayerMatch, attach, match_layer
+
+SEEDS = st.integers(0, 2**32 - 1)
+WIDTHS = st.lists(st.integers(1, 12), min_size=1, max_size=6)
+
+
+def random_layers(seed: int, widths: list[int], columns: int) -> list[np.ndarray]:
+    random = np.random.RandomState(seed)
+    return [random.randn(width, columns) for width in widths]
+
+
+def planted_layers(seed: int, clients: int, width: int, columns: int, noise: float):
+    """Copies of one layer with their rows in different orders, and where each row came from."""
+    random = np.random.RandomState(seed)
+    base = random.randn(width, columns)
+    orders = [random.permutation(width) for _ in range(clients)]
+    return base, [(base + noise * random.randn(width, columns))[order] for order in orders], orders
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=SEEDS,
+    widths=WIDTHS,
+    columns=st.integers(1, 20),
+    sweeps=st.integers(0, 3),
+    gamma=st.sampled_from([1e-3, 1.0, 7.0, 1e3]),
+    scale=st.sampled_from([0.03, 1.0, 5.0]),
+    compatible=st.booleans(),
+)
+def test_every_row_has_a_global_row_of_its_own(seed, widths, columns, sweeps, gamma, scale, compatible):
+    layers = [scale * rows for rows in random_layers(seed, widths, columns)]
+    match = match_layer(layers, gamma=gamma, sweeps=sweeps, seed=seed, reference_compatible=compatible)
+    counts = np.zeros(len(match.counts), dtype=int)
+    for rows, assignment in zip(layers, match.assignments, strict=True):
+        assert assignment.shape == (len(rows),)
+        assert len(np.unique(assignment)) == len(rows)
+        counts[assignment] += 1
+    np.testing.assert_array_equal(counts, match.counts)
+    assert match.counts.min() >= 1
+    assert match.weights.shape == (len(counts), columns)
+    assert max(widths) <= len(counts) <= sum(widths)
+
+
+def test_more_rows_than_the_reference_has_room_for():
+    # The client of 720 rows is taken out of a layer that others hold at 20: the cap leaves 680 new rows for 700 needed.
+    for compatible in (False, True):
+        layers = random_layers(0, [720, 20], 3)
+        match = match_layer(layers, gamma=1e-3, sweeps=1, reference_compatible=compatible)
+        assert [len(np.unique(assignment)) for assignment in match.assignments] == [720, 20]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, clients=st.integers(2, 8), width=st.integers(1, 20), noise=st.sampled_from([0.0, 0.05]))
+def test_planted_permutations_are_recovered(seed, clients, width, noise):
+    base, layers, orders = planted_layers(seed, clients, width, 100, noise)
+    match = match_layer(layers, gamma=1.0, average="mean")
+    assert len(match.counts) == width
+    for assignment, order in zip(match.assignments, orders, strict=True):
+        # Local rows that stem from one base row share one global row.
+        np.testing.assert_array_equal(assignment[np.argsort(order)], match.assignments[0][np.argsort(orders[0])])
+    if not noise:
+        np.testing.assert_allclose(match.weights[match.assignments[0][np.argsort(orders[0])]], base, atol=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=SEEDS, widths=st.lists(st.integers(1, 12), min_size=2, max_size=6), average=st.sampled_from(["map", "mean"])
+)
+def test_permuting_a_client_permutes_its_assignment_only(seed, widths, average):
+    layers = random_layers(seed, widths, 12)
+    random = np.random.RandomState(seed)
+    client = random.randint(len(widths))
+    order = random.permutation(widths[client])
+    permuted = [rows[order] if j == client else rows for j, rows in enumerate(layers)]
+    before, after = (match_layer(rows, seed=3, average=average) for rows in (layers, permuted))
+
+    def place(match: LayerMatch) -> np.ndarray:
+        # Rows are opened in the order of the local ones, so the global order itself may follow the permutation.
+        return match.weights[np.lexsort(match.weights.T)]
+
+    np.testing.assert_allclose(place(after), place(before), atol=1e-6)
+    for j, assignment in enumerate(after.assignments):
+        expected = before.weights[before.assignments[j]]
+        np.testing.assert_allclose(after.weights[assignment], expected[order] if j == client else expected, atol=1e-6)
+
+
+def test_averages_follow_their_formulas():
+    layers = random_layers(1, [5, 7, 4], 6)
+    prior = np.linspace(-1, 1, 6)
+    options = {"sigma2": 0.5, "sigma0_2": 2.0, "prior_mean": prior, "seed": 4}
+    posterior = match_layer(layers, **options)
+    mean = match_layer(layers, average="mean", **options)
+    total = np.zeros_like(mean.weights)
+    for rows, assignment in zip(layers, mean.assignments, strict=True):
+        total[assignment] += rows
+    counts = mean.counts[:, None]
+    np.testing.assert_allclose(mean.weights, total / counts)
+    np.testing.assert_allclose(posterior.weights, (total / 0.5 + prior / 2) / (counts / 0.5 + 1 / 2))
+
+
+def test_only_the_scale_of_weights_and_variances_together_matters():
+    layers = random_layers(2, [9, 6, 9, 8], 5)
+    small = match_layer([0.01 * rows for rows in layers], sigma2=1e-4, sigma0_2=1e-4, prior_mean=1e-3)
+    large = match_layer(layers, prior_mean=0.1)
+    for one, other in zip(small.assignments, large.assignments, strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_allclose(small.weights, 0.01 * large.weights)
+
+
+def test_size_budget():
+    layers = random_layers(3, [10, 12, 10, 11], 40)
+    unbounded = match_layer(layers, sigma2=0.01)
+    assert len(unbounded.counts) > 20
+    for budget, size in ((20, 20), (1, 12)):
+        match = match_layer(layers, sigma2=0.01, max_rows=budget)
+        assert len(match.counts) == size
+        assert [len(np.unique(assignment)) for assignment in match.assignments] == [10, 12, 10, 11]
+
+
+def test_one_client_is_its_own_global_layer():
+    (rows,) = random_layers(4, [6], 3)
+    match = match_layer([rows], average="mean")
+    np.testing.assert_array_equal(match.assignments[0], np.arange(6))
+    np.testing.assert_array_equal(match.weights, rows)
+
+
+def test_inputs_are_left_alone():
+    layers = [rows.astype(np.float32) for rows in random_layers(5, [8, 8, 8], 4)]
+    copies = [rows.copy() for rows in layers]
+    match_layer(layers)
+    for rows, copy in zip(layers, copies, strict=True):
+        np.testing.assert_array_equal(rows, copy)
+
+
+@pytest.mark.parametrize("average", ["map", "mean"])
+def test_a_late_client_is_attached_to_the_frozen_rows(average):
+    _, layers, orders = planted_layers(6, 5, 15, 60, 0.05)
+    match = match_layer(layers[:4], gamma=1.0, prior_mean=0.1, average=average)
+    late = attach(layers[4][3:], match, prior_mean=0.1, average=average)
+    home = match.assignments[0][np.argsort(orders[0])]
+    np.testing.assert_array_equal(late, home[orders[4][3:]])
+
+
+def test_attaching_uses_every_frozen_row_once_even_if_foreign():
+    layers = random_layers(7, [8, 8, 8], 5)
+    match = match_layer(layers)
+    size = len(match.counts)
+    late = attach(np.random.RandomState(8).randn(size, 5), match)
+    np.testing.assert_array_equal(np.sort(late), np.arange(size))
+    with pytest.raises(ValueError, match=rf"{size + 1} rows, more than the {size} frozen"):
+        attach(np.zeros((size + 1, 5)), match)
+    with pytest.raises(ValueError, match="4 columns, the frozen rows 5"):
+        attach(np.zeros((2, 4)), match)
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "message"),
+    [
+        ([], {}, "no clients"),
+        ([np.ones((2, 3)), np.ones((2, 4))], {}, "client 1: rows have 4 columns"),
+        ([np.ones((2, 3)), np.ones((0, 3))], {}, "client 1: .* at least one"),
+        ([np.ones(3)], {}, "client 0: "),
+        ([np.full((2, 3), 1j)], {}, "client 0: .* real numbers"),
+        ([np.ones((2, 3)), np.full((2, 3), np.nan)], {}, "client 1: .* finite"),
+        ([np.ones((2, 3))], {"average": "median"}, "'map' or 'mean', got 'median'"),
+        ([np.ones((2, 3))], {"sigma2": 0.0}, "sigma2 must be positive"),
+        ([np.ones((2, 3))], {"sigma0_2": -1.0}, "sigma0_2 must be positive"),
+        ([np.ones((2, 3))], {"gamma": np.inf}, "gamma must be positive"),
+        ([np.ones((2, 3))], {"sweeps": -1}, "sweeps must not be negative"),
+        ([np.ones((2, 3))], {"max_rows": 0}, "max_rows must be positive"),
+        ([np.ones((2, 3))], {"prior_mean": np.zeros(2)}, r"prior_mean must be a scalar or \(3,\)"),
+        ([np.ones((2, 3))], {"prior_mean": np.nan}, "prior_mean must be finite"),
+        ([np.ones((2, 3))], {"solver": "magic"}, "unknown assignment solver 'magic': choose one of scipy"),
+    ],
+)
+def test_faults_are_named(weights, options, message):
+    with pytest.raises(ValueError, match=message):
+        match_layer(weights, **options)
