@@ -156,7 +156,7 @@ class _Application:
                 record["metrics"] = MetricRecord({**sizes, **metrics})
                 record["report"] = ConfigRecord(_report(half, store))
             except FedhetError as error:
-                report = {"client": info.name, "refusal": str(error), "lost": isinstance(error, LostState)}
+                report: dict[str, Any] = {"client": info.name, "refusal": str(error), "lost": isinstance(error, LostState)}
                 record = RecordDict({"report": ConfigRecord(report)})
             else:
                 if client.device.type == "cuda":  # clients in other processes share the GPU
@@ -263,12 +263,12 @@ class _Application:
     def _restore(self, half: ClientHalf, store: "_Store", payload: Payload) -> None:
         """Put the model and the method's memory into the state that the server expects."""
         client, expected = half.client, half.client.request.expected
-        saved: dict[str, Tensor] | None = {}
+        saved: dict[str, Tensor] = {}
         if expected >= 0 and store.lasts(half):
-            saved = store.client.load(expected)
-            if saved is None:
+            found = store.client.load(expected)
+            store.lost, saved = found is None, found or {}
+            if store.lost:
                 _log.warning("client %s lost its state of round %d and starts afresh", client.name, expected)
-                store.lost, saved = True, {}
         own = client.model.state_dict()
         known = {*payload.arrays.get("model", {}), *(name.removeprefix("model/") for name in saved)}
         if not own.keys() <= known:

@@ -13,12 +13,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedhet import registry
 from fedhet.errors import ConfigError, FedhetError, nearest
 
 Value = bool | int | float | str
+
+DEFAULT_PRESET = "fedhenn/digits"
 
 
 def option(
@@ -100,9 +102,9 @@ class Config:
         """`flat` as one line of JSON: how the server tells its clients."""
         return json.dumps(self.flat())
 
-    def but(self, **changes: Value) -> "Config":
+    def but(self, **changes: Any) -> "Config":
         """The same configuration with some fields changed."""
-        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+        return dataclasses.replace(self, **changes)
 
 
 def resolve(chosen: Mapping[str, Any]) -> Config:
@@ -124,7 +126,8 @@ def resolve(chosen: Mapping[str, Any]) -> Config:
     complete = {**strategy.common, **layers}
 
     problems: list[str] = []
-    common, own = {}, {}
+    common: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     for key, value in complete.items():
         if problem := _unknown(key):
             problems.append(problem)
@@ -207,10 +210,10 @@ def parse_setting(text: str) -> tuple[str, Value]:
 def keys() -> Iterator[tuple[str, Value, str]]:
     """Every key with its default and its meaning, the methods' own last."""
     for f in _common_fields():
-        yield _kebab(f.name), f.default, f.metadata["help"]  # type: ignore[misc]
+        yield _kebab(f.name), _default(f), f.metadata["help"]
     for method in registry.methods():
         for f in fields(registry.strategy(method).Parameters):
-            yield f"{method}.{_kebab(f.name)}", f.default, f.metadata["help"]
+            yield f"{method}.{_kebab(f.name)}", _default(f), f.metadata["help"]
 
 
 def to_toml(flat: Mapping[str, Value]) -> str:
@@ -228,6 +231,11 @@ def to_toml(flat: Mapping[str, Value]) -> str:
 
 def _toml_value(value: Value) -> str:
     return json.dumps(value) if isinstance(value, str | bool) else repr(value)
+
+
+def _default(field: dataclasses.Field[Value]) -> Value:
+    assert field.default is not dataclasses.MISSING, f"option {field.name} needs a default"
+    return field.default
 
 
 def _kebab(name: str) -> str:
@@ -256,7 +264,7 @@ def _unknown(key: str) -> str | None:
 
 
 def _checked(key: str, value: Any, spec: dataclasses.Field[Any]) -> Value:
-    wanted = type(spec.default)
+    wanted = type(_default(spec))
     if wanted is float and type(value) is int:
         value = float(value)
     if wanted is str and type(value) in (int, float):
@@ -276,7 +284,7 @@ def _checked(key: str, value: Any, spec: dataclasses.Field[Any]) -> Value:
     ):
         if limits[limit] is not None and not holds(limits[limit]):
             raise ConfigError(f"{key} = {value!r}: must be {words} {limits[limit]:g}")
-    return value  # type: ignore[no-any-return]
+    return cast(Value, value)
 
 
 def _conflicts(common: Mapping[str, Any]) -> list[str]:

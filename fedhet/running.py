@@ -23,8 +23,6 @@ from fedhet.server import EvaluateFunction, FederatedStrategy, ModelFunction, Ob
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
-DEFAULT_PRESET = "fedhenn/digits"
-
 
 @dataclass(frozen=True)
 class RunResult:
@@ -32,7 +30,7 @@ class RunResult:
 
     Attributes:
         folder: the run directory.
-        summary: what `summary.json` holds.
+        summary: what `summary.json` holds; empty where the server wrote it to a disk that is not seen from here.
     """
 
     folder: Path
@@ -59,7 +57,7 @@ def run(
         out: the run directory; a new one under `runs/` if left out.
         engine: `local`, `ray`, or a SuperLink connection of Flower's config; `local` unless `config` says otherwise.
         resume: go on with the run in this directory; its own configuration counts, `config` may change single keys.
-        observers: told of every round (local engine only).
+        observers: told of every round, if its history can be read here.
 
     Raises:
         FedhetError: the configuration is wrong, the directory holds another run, or the run failed.
@@ -68,12 +66,13 @@ def run(
     if resume is not None:
         out, chosen = Path(resume), _resumed(Path(resume), chosen)
     elif not config:
-        chosen = {"preset": DEFAULT_PRESET}
+        chosen = {"preset": configuration.DEFAULT_PRESET}
     if engine is not None:
         chosen["engine"] = engine
     complete = configuration.resolve(chosen)
     folder = Path(out or complete.out or _new_folder(Path("runs"), complete)).resolve()
-    population.check(complete)
+    if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
+        population.check(complete)
     if complete.engine == "local":
         from fedhet.engines.local import run_locally
 
@@ -81,8 +80,9 @@ def run(
     else:
         from fedhet.engines.flower import run_on_flower
 
-        run_on_flower(complete, folder, resume=resume is not None)
-    return RunResult(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+        run_on_flower(complete, folder, resume=resume is not None, observers=observers)
+    summary = folder / "summary.json"
+    return RunResult(folder, json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {})
 
 
 def serve(

@@ -692,8 +692,9 @@ def _open(message: Message) -> tuple[Reply, dict[str, Any]]:
 
 def _name(message: Message) -> str:
     """The name that a client gave in its reply, refusing or not; empty where there is none."""
-    report = message.content.config_records.get("report", {}) if message.has_content() else {}
-    return str(report.get("client", ""))
+    if not message.has_content() or "report" not in message.content.config_records:
+        return ""
+    return str(message.content.config_records["report"].get("client", ""))
 
 
 def _spec(report: Mapping[str, Any]) -> Spec:

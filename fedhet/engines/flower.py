@@ -132,7 +132,8 @@ def connections() -> list[str]:
 def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> dict[str, Any]:
     settings = config.flat() | {"preset": "", "out": str(folder), "resume": resume}
     if simulated:
-        settings["state-dir"] = config.state_dir or str(folder / "state")
+        settings["state-dir"] = str(Path(config.state_dir).resolve()) if config.state_dir else str(folder / "state")
+        settings["data"] = str(Path(config.data).expanduser().resolve()) if config.data else ""
         return settings
     del settings["state-dir"]  # a node's own
     return settings if "clients" in config.chosen else {k: v for k, v in settings.items() if k != "clients"}

@@ -26,7 +26,6 @@ Ints = npt.NDArray[np.intp]
 _MOST_POPULAR = 10
 _REFERENCE_ROWS = 700
 _FIRST_OFFER = 8
-_CACHED_COLUMNS = 256
 
 
 @dataclass(frozen=True)
@@ -341,10 +340,8 @@ def _average(
     average: str,
 ) -> npt.NDArray[np.float64]:
     total = np.zeros((len(counts), clients[0].shape[1]))
-    for start in range(0, total.shape[1], _CACHED_COLUMNS):
-        part = slice(start, start + _CACHED_COLUMNS)
-        for rows, assignment in zip(clients, assignments, strict=True):
-            total[assignment, part] += rows[:, part]
+    for rows, assignment in zip(clients, assignments, strict=True):
+        total[assignment] += rows
     if average == "mean":
         return total / counts[:, None]
     return (s * total + s0 * prior) / (s0 + s * counts)[:, None]

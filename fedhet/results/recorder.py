@@ -42,13 +42,10 @@ class RunDirectory:
         self.folder, self.config, self.engine = folder, config, engine
         self.started_at = time.perf_counter()
         self.earlier_seconds = 0.0
+        check_folder(folder, resume=resume)
         if resume:
-            if not (folder / "config.toml").is_file():
-                raise FedhetError(f"{folder} holds no run to resume")
             self._rewind()
             return
-        if (folder / "config.toml").exists() or (folder / "history.jsonl").exists():
-            raise FedhetError(f"{folder} holds a run already: choose another folder (out), or resume that run")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.toml").write_text(_config_text(config, folder), encoding="utf-8")
         (folder / "history.jsonl").touch()
@@ -144,6 +141,18 @@ class RunDirectory:
 
     def _write(self, name: str, value: Any) -> None:
         _replace(self.folder / name, json.dumps(value, indent=2) + "\n")
+
+
+def check_folder(folder: Path, *, resume: bool = False) -> None:
+    """Find out whether a folder can be the directory of a run.
+
+    Raises:
+        FedhetError: it holds a run already (without `resume`), or none (with it).
+    """
+    if resume and not (folder / "config.toml").is_file():
+        raise FedhetError(f"{folder} holds no run to resume")
+    if not resume and ((folder / "config.toml").exists() or (folder / "history.jsonl").exists()):
+        raise FedhetError(f"{folder} holds a run already: choose another folder (out), or resume that run")
 
 
 def _config_text(config: Config, folder: Path) -> str:

@@ -1,0 +1,137 @@
+"""Seconds a round, against a bare PyTorch loop that does the same work; and the memory of a run with many clients."""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedhet import config as configuration
+from fedhet import models, population
+from fedhet.engines.local import run_locally
+from fedhet.server import FederatedStrategy, RoundReport
+
+pytestmark = pytest.mark.benchmark
+
+CLIENTS, BATCH, RATE, ROUNDS = 20, 16, 0.05, 15
+
+
+def settings(architecture: str) -> dict[str, object]:
+    return {
+        "method": "fedavg",
+        "dataset": "digits",
+        "clients": CLIENTS,
+        "architectures": architecture,
+        "batch-size": BATCH,
+        "learning-rate": RATE,
+        "rounds": ROUNDS,
+    }
+
+
+class BareLoop:
+    """FedAvg with evaluation before and after, in plain PyTorch, one round a call."""
+
+    def __init__(self, architecture: str) -> None:
+        self.config = configuration.resolve(settings(architecture))
+        dataset = population.dataset_of(self.config)
+        self.transform = dataset.transform
+        infos = [population.ClientInfo(str(i), i, CLIENTS, self.config) for i in range(CLIENTS)]
+        self.data = [population.data_of(info) for info in infos]
+        self.model = models.build(architecture, dataset.input_shape, dataset.classes)
+        self.weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+    def __call__(self) -> float:
+        start = time.perf_counter()
+        total = sum(len(data.train) for data in self.data)
+        mean = {name: torch.zeros_like(tensor) for name, tensor in self.weights.items()}
+        for data in self.data:
+            self.model.load_state_dict(self.weights)
+            self.evaluate(data.test.inputs, data.test.labels)
+            self.train(data.train.inputs, data.train.labels)
+            self.evaluate(data.test.inputs, data.test.labels)
+            for name, tensor in self.model.state_dict().items():
+                mean[name] += tensor * (len(data.train) / total)
+        self.weights = mean
+        return time.perf_counter() - start
+
+    def train(self, inputs: Tensor, labels: Tensor) -> float:
+        self.model.train()
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
+        order, loss_sum = torch.randperm(len(labels)), 0.0
+        for index in order.split(BATCH):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(self.model(self.transform(inputs[index])), labels[index])
+            loss.backward()
+            optimizer.step()
+            loss_sum += loss.item() * len(index)
+        return loss_sum / len(labels)
+
+    @torch.inference_mode()
+    def evaluate(self, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
+        self.model.eval()
+        outputs = self.model(self.transform(inputs))
+        loss = nn.functional.cross_entropy(outputs, labels).item()
+        return (outputs.argmax(1) == labels).float().mean().item(), loss
+
+
+class Interleaved:
+    """Observer that runs the bare loop between fedhet's rounds, so that both sides meet the same machine."""
+
+    def __init__(self, bare: Callable[[], float]) -> None:
+        self.bare, self.ours, self.theirs = bare, [], []
+        self.resumed = 0.0
+
+    def started(self, strategy: FederatedStrategy, first: int, last: int) -> None:
+        pass
+
+    def round(self, strategy: FederatedStrategy, report: RoundReport) -> None:
+        now = time.perf_counter()
+        if report.row["round"] and not report.row.get("final"):
+            self.ours.append(now - self.resumed)
+            self.theirs.append(self.bare())
+        self.resumed = time.perf_counter()
+
+    def finished(self, strategy: FederatedStrategy) -> None:
+        pass
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("architecture", "limit"), [("cnn-2-2", 1.15), ("mlp", 1.3)])
+def test_round_costs_little_more_than_a_bare_loop(architecture: str, limit: float, tmp_path: Path) -> None:
+    with one_thread():
+        observer = Interleaved(BareLoop(architecture))
+        run_locally(configuration.resolve(settings(architecture)), tmp_path / "run", observers=[observer])
+    ours, theirs = statistics.median(observer.ours[1:]), statistics.median(observer.theirs[1:])
+    print(f"\n{architecture}: fedhet {ours:.3f} s a round, bare loop {theirs:.3f} s, ratio {ours / theirs:.3f} (<= {limit})")
+    assert ours / theirs <= limit
+
+
+def test_memory_of_two_hundred_clients(tmp_path: Path) -> None:
+    """Peak resident memory of a whole process that runs 200 clients with different networks."""
+    program = f"""
+import resource, fedhet
+fedhet.run(
+    {{"method": "fedavg", "dataset": "digits", "clients": 200, "architectures": "cnn-2-2", "rounds": 3}},
+    out={str(tmp_path / "run")!r},
+)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    peak = float(output.splitlines()[-1])
+    print(f"\n200 clients on digits: peak {peak:.2f} GiB (<= 1.5 GB)")
+    assert peak * 1.0737 <= 1.5
