@@ -1,6 +1,7 @@
 """The client side's runtime: one ClientApp for every method, around the method's client half."""
 
 import hashlib
+import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.evaluation import evaluate
 from fedhet.exchange import spec_of
 from fedhet.population import ClientInfo
-from fedhet.randomness import derive_seed
+from fedhet.randomness import derive_seed, seed_everything
 from fedhet.representations import Representation
 from fedhet.store import ClientStore, read_tensors, write_tensors
 from fedhet.task import Task, get_task
@@ -80,7 +81,7 @@ class _Application:
 
     def __init__(self, model: ModelFunction | None, data: DataFunction | None, task: Task | None) -> None:
         self._model, self._data, self._task = model, data, task
-        self._models: OrderedDict[object, nn.Module] = OrderedDict()
+        self._models: OrderedDict[object, Representation] = OrderedDict()
         self._data_kept: dict[object, ClientData] = {}
         self._pools: dict[str, Tensor] = {}
 
@@ -123,7 +124,7 @@ class _Application:
         def work(half: ClientHalf, payload: Payload, store: "_Store") -> tuple[Payload, Metrics]:
             client = half.client
             self._restore(half, store, payload)
-            own = {name: tensor.clone() for name, tensor in client.model.state_dict().items()} if half.personal else {}
+            own = {name: tensor.clone() for name, tensor in client.tensors.items()} if half.personal else {}
             half.receive(payload)
             metrics = self._scores(half, "received")
             if half.personal:
@@ -166,7 +167,7 @@ class _Application:
 
     def _train(self, half: ClientHalf, payload: Payload) -> Metrics:
         client = half.client
-        torch.manual_seed(client.seed("dropout"))
+        seed_everything(client.seed("dropout"))
         stream = client.generator("batches")
         loss, epochs = 0.0, 0
         for phase in half.phases(payload):
@@ -205,11 +206,10 @@ class _Application:
         data = self._data_of(info, device)
         if len(data.train) == 0:
             raise DataError(f"client {info.name} has no training examples")
-        model = self._model_of(info).to(device)
-        try:
-            representation = Representation(model, config.head)
-        except ValueError as error:
-            raise ModelError(f"client {info.name}: {error}") from error
+        representation = self._network_of(info)
+        model = representation.model
+        if device.type != "cpu":
+            model.to(device)
         dataset = population.dataset_of(config) if self._data is None else None
         return Client(
             name=info.name,
@@ -227,15 +227,18 @@ class _Application:
             keep_pool=lambda pool: self._keep_pool(store, pool),
         )
 
-    def _model_of(self, info: ClientInfo) -> nn.Module:
-        """A model object of the client's architecture, reused, in whatever state."""
+    def _network_of(self, info: ClientInfo) -> Representation:
+        """A model object of the client's architecture with its head, reused, in whatever state."""
         key: tuple[object, ...] = (info.name, info.config.seed)
         if self._model is None:
             dataset = population.dataset_of(info.config)
             key = (population.architecture_of(info), dataset.input_shape, dataset.classes)
-        key = (*key, info.config.parameters)
+        key = (*key, info.config.head, info.config.parameters)
         if key not in self._models:
-            self._models[key] = self._build(info)
+            try:
+                self._models[key] = Representation(self._build(info), info.config.head)
+            except ValueError as error:
+                raise ModelError(f"client {info.name}: {error}") from error
             if len(self._models) > MODELS_KEPT:
                 self._models.popitem(last=False)
         self._models.move_to_end(key)
@@ -269,7 +272,7 @@ class _Application:
             store.lost, saved = found is None, found or {}
             if store.lost:
                 _log.warning("client %s lost its state of round %d and starts afresh", client.name, expected)
-        own = client.model.state_dict()
+        own = client.tensors
         known = {*payload.arrays.get("model", {}), *(name.removeprefix("model/") for name in saved)}
         if not own.keys() <= known:
             self._initialise(client, store, client.name)
@@ -283,7 +286,7 @@ class _Application:
 
     def _initialise(self, client: Client, store: "_Store", whose: str) -> None:
         """Fresh weights: the client's own, or those from which all clients of a run start."""
-        torch.manual_seed(derive_seed(client.config.seed, "initial weights", whose))
+        seed_everything(derive_seed(client.config.seed, "initial weights", whose))
         client.model.load_state_dict(self._build(store.info).state_dict())
 
     # ---- the shared pool
@@ -326,7 +329,7 @@ class _Store:
         return kept | {f"memory/{name}": tensor for name, tensor in half.client.memory.items()}
 
     def _lasting(self, half: ClientHalf) -> dict[str, Tensor]:
-        state = half.client.model.state_dict()
+        state = half.client.tensors
         travels = set() if half.personal else half.travelling().keys()
         return {name: tensor for name, tensor in state.items() if name not in travels}
 
@@ -349,9 +352,9 @@ def _report(half: ClientHalf, store: _Store) -> dict[str, Any]:
 
 
 def _unpack(content: RecordDict, context: Context) -> tuple[ClientInfo, Request]:
-    values: dict[str, Any] = dict(content.config_records["request"])
+    record = content.config_records["request"]
     node = dict(context.node_config)
-    config = _settings(str(values.pop("settings")), tuple((key, node[key]) for key in NODE_KEYS if key in node))
+    config = _settings(str(record["settings"]), tuple((key, node[key]) for key in NODE_KEYS if key in node))
     place = node.get("partition-id")
     info = ClientInfo(
         name=str(node.get("name", context.node_id if place is None else place)),
@@ -360,7 +363,7 @@ def _unpack(content: RecordDict, context: Context) -> tuple[ClientInfo, Request]
         config=config,
         node_config=node,
     )
-    return info, Request(**values)
+    return info, Request(**json.loads(str(record["request"])))
 
 
 @lru_cache(maxsize=256)

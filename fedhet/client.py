@@ -6,6 +6,7 @@ Model, data, optimiser, device, random streams and lasting state come from a `Cl
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -90,6 +91,11 @@ class Client:
         """Name of the module whose input is the representation."""
         return self.representation.head
 
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """The model's state dict, which shares its memory."""
+        return self.model.state_dict()
+
     def seed(self, *purpose: object) -> int:
         """A seed for one purpose of this client in this round."""
         return derive_seed(self.config.seed, *purpose, self.name, self.request.round)
@@ -137,7 +143,7 @@ class ClientHalf:
 
     def travelling(self) -> dict[str, Tensor]:
         """The model's tensors that travel."""
-        return self.exchange().select(self.client.model.state_dict(), self.client.head)
+        return self.exchange().select(self.client.tensors, self.client.head)
 
     def greet(self, payload: Payload) -> Payload:
         """Answer the server's greeting with whatever the method wants to know first."""
@@ -149,7 +155,7 @@ class ClientHalf:
 
     def receive(self, payload: Payload) -> None:
         """Take in what the server sent, before anything is evaluated or trained."""
-        load_into(self.client.model, payload.arrays.get("model", {}))
+        load_into(self.client.tensors, payload.arrays.get("model", {}))
 
     def terms(self, payload: Payload) -> tuple[LossTerm, ...]:
         """What is added to the task's loss."""

@@ -178,17 +178,21 @@ def run_configs() -> Path:
     return next(p for p in (package / "run_configs", package.parent / "run_configs") if p.is_dir())
 
 
+def presets() -> list[str]:
+    """Names of all presets."""
+    folder = run_configs()
+    return [path.relative_to(folder).with_suffix("").as_posix() for path in sorted(folder.rglob("*.toml"))]
+
+
 def preset_path(name: str) -> Path:
     """The file of a preset.
 
     Raises:
         ConfigError: there is no such preset; the nearest name is given.
     """
-    folder = run_configs()
-    path = folder / f"{name}.toml"
+    path = run_configs() / f"{name}.toml"
     if not path.is_file():
-        known = [p.relative_to(folder).with_suffix("").as_posix() for p in sorted(folder.rglob("*.toml"))]
-        raise ConfigError(nearest("preset", name, known))
+        raise ConfigError(nearest("preset", name, presets()))
     return path
 
 
@@ -223,13 +227,14 @@ def to_toml(flat: Mapping[str, Value]) -> str:
     for key in flat.keys() - plain.keys():
         table, _, name = key.rpartition(".")
         tables.setdefault(table, {})[name] = flat[key]
-    lines = [f"{key} = {_toml_value(value)}" for key, value in plain.items()]
+    lines = [f"{key} = {toml_value(value)}" for key, value in plain.items()]
     for table in sorted(tables):
-        lines += ["", f"[{table}]", *(f"{key} = {_toml_value(tables[table][key])}" for key in sorted(tables[table]))]
+        lines += ["", f"[{table}]", *(f"{key} = {toml_value(tables[table][key])}" for key in sorted(tables[table]))]
     return "\n".join(lines) + "\n"
 
 
-def _toml_value(value: Value) -> str:
+def toml_value(value: Value) -> str:
+    """A value as TOML writes it."""
     return json.dumps(value) if isinstance(value, str | bool) else repr(value)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedhet.errors import ModelError
 from fedhet.wire import Arrays, to_tensor
@@ -50,17 +50,20 @@ def spec_of(tensors: Mapping[str, Tensor]) -> Spec:
     return {name: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()}
 
 
-def load_into(model: nn.Module, arrays: Arrays) -> None:
+def load_into(tensors: Mapping[str, Tensor], arrays: Arrays) -> None:
     """Copy arrays into a model's parameters and buffers, by name.
+
+    Args:
+        tensors: the model's state dict, which shares its memory.
+        arrays: what to copy.
 
     Raises:
         ModelError: a name is not the model's, or a shape differs.
     """
-    state = model.state_dict()
     for name, array in arrays.items():
-        if name not in state or tuple(state[name].shape) != array.shape:
-            own = list(state[name].shape) if name in state else "no such tensor"
+        if name not in tensors or tuple(tensors[name].shape) != array.shape:
+            own = list(tensors[name].shape) if name in tensors else "no such tensor"
             raise ModelError(f"{name} arrived with shape {list(array.shape)}; the model has {own}")
     with torch.no_grad():
         for name, array in arrays.items():
-            state[name].copy_(to_tensor(array))
+            tensors[name].copy_(to_tensor(array))

@@ -70,7 +70,7 @@ def run(
     if engine is not None:
         chosen["engine"] = engine
     complete = configuration.resolve(chosen)
-    folder = Path(out or complete.out or _new_folder(Path("runs"), complete)).resolve()
+    folder = Path(out or complete.out or new_folder(Path("runs"), complete)).resolve()
     if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
         population.check(complete)
     if complete.engine == "local":
@@ -156,7 +156,7 @@ def make_server_app(
         config = configuration.resolve(context.run_config)
         engine = config.engine if "engine" in config.chosen else "flwr"
         home = Path.home() / ".fedhet" / "runs"
-        folder = Path(config.out or _new_folder(home, config)).resolve()
+        folder = Path(config.out or new_folder(home, config)).resolve()
         pool = shared(config) if shared else population.shared_pool(config)
         log.info("results go to %s", folder)
         serve(
@@ -190,7 +190,8 @@ def _resumed(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     return {**configuration.read(folder / "config.toml"), **changes}
 
 
-def _new_folder(parent: Path, config: Config) -> Path:
+def new_folder(parent: Path, config: Config) -> Path:
+    """A folder for a new run that is not there yet, named by method, data set and time."""
     stem = f"{config.method}-{config.dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 1000))
     return next(parent / name for name in names if not (parent / name).exists())

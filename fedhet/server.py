@@ -5,6 +5,7 @@ observers of every round. A method defines `configure_fit` (what each client rec
 server learns). One round is one exchange: evaluation rides in the training reply.
 """
 
+import json
 import logging
 import math
 import time
@@ -248,7 +249,7 @@ class FederatedStrategy(Strategy):
         if not self.global_model or "model" not in self.state.arrays:
             return None
         model = self.network_of(self.in_order(self.state.clients)[0])
-        load_into(model, self.state.arrays["model"])
+        load_into(model.state_dict(), self.state.arrays["model"])
         return model
 
     def matrices(self) -> dict[str, Any]:
@@ -514,12 +515,10 @@ class FederatedStrategy(Strategy):
         return messages
 
     def _message(self, kind: str, node: int, content: RecordDict, **request: Any) -> Message:
-        number, final = self._round.number, self._round.final
-        run = str(self.state.values["run"])
-        content["request"] = ConfigRecord(
-            {"settings": self._settings, "round": number, "final": final, "run": run, **request}
-        )
-        return Message(content, dst_node_id=node, message_type=kind, group_id=str(number))
+        current = self._round
+        common = {"round": current.number, "final": current.final, "run": self.state.values["run"]}
+        content["request"] = ConfigRecord({"settings": self._settings, "request": json.dumps({**common, **request})})
+        return Message(content, dst_node_id=node, message_type=kind, group_id=str(current.number))
 
     def _send(self, messages: Iterable[Message]) -> Iterable[Message]:
         assert self._grid is not None, "a strategy talks to its clients only after start or configure_train"

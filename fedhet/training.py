@@ -126,9 +126,9 @@ def train(
     examples = phase.examples or examples
     with _frozen(model, phase.trains) as parameters:
         optimizer = phase.optimisation.build(parameters)
-        total, seen = torch.zeros((), device=device), 0
+        total, seen, whole = torch.zeros((), device=device), 0, _normalises(model)
         for _ in range(phase.epochs):
-            for index in batches(len(examples), phase.optimisation.batch_size, generator, whole=_normalises(model)):
+            for index in batches(len(examples), phase.optimisation.batch_size, generator, whole=whole):
                 index = index.to(device)
                 inputs, labels = prepare(examples.inputs[index], generator), examples.labels[index]
                 optimizer.zero_grad(set_to_none=True)

@@ -215,7 +215,7 @@ class FedHeNN(FederatedStrategy):
         """A stored client model's representation of X(t)."""
         assert self.shared is not None
         model = self.network_of(client)
-        load_into(model, self.state.arrays[f"peer-{client}"])
+        load_into(model.state_dict(), self.state.arrays[f"peer-{client}"])
         model.eval()
         with torch.no_grad():
             rad = self.shared[torch.from_numpy(self.rad(round)).long()]

@@ -113,8 +113,8 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
             with _superlink(home, work, environment):
                 _follow([*arguments, *federation], work / "empty", environment, config, folder, work, observers)
         finally:
-            if folder.is_dir():
-                shutil.copyfile(work / "superlink.log", folder / "flower.log")
+            if folder.is_dir() and (work / "run.log").is_file():
+                shutil.copyfile(work / "run.log", folder / "flower.log")
 
 
 def connections() -> list[str]:
@@ -188,7 +188,7 @@ def _command(name: str) -> str:
 @contextlib.contextmanager
 def _superlink(home: Path, work: Path, environment: Mapping[str, str]) -> Iterator[None]:
     """A SuperLink for one simulation, in a folder without code; it and all that it starts end with this context."""
-    port, control = _free_ports(2)
+    port = _free_port()
     (work / "empty").mkdir()
     home.mkdir()
     (home / "config.toml").write_text(
@@ -198,7 +198,6 @@ def _superlink(home: Path, work: Path, environment: Mapping[str, str]) -> Iterat
     )
     command = [_command("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--control-api-address", f"127.0.0.1:{control}"]
     with (work / "superlink.log").open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -216,10 +215,9 @@ def _superlink(home: Path, work: Path, environment: Mapping[str, str]) -> Iterat
         _end(process)
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(each.getsockname()[1]) for each in sockets]
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def _await_health(port: int, process: subprocess.Popen[bytes], output: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet import config as configuration
 from fedhet.config import Config
-from fedhet.errors import FedhetError
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.history import ClientRow, accuracy_curve, last10, read_clients, read_history
 from fedhet.state import State
 from fedhet.store import write_tensors
@@ -35,7 +35,7 @@ class RunDirectory:
         resume: go on with the run that is in the folder.
 
     Raises:
-        FedhetError: the folder holds a run already (without `resume`), or none (with it).
+        ConfigError: the folder holds a run already (without `resume`), or none (with it).
     """
 
     def __init__(self, folder: Path, config: Config, engine: str, *, resume: bool = False) -> None:
@@ -147,12 +147,12 @@ def check_folder(folder: Path, *, resume: bool = False) -> None:
     """Find out whether a folder can be the directory of a run.
 
     Raises:
-        FedhetError: it holds a run already (without `resume`), or none (with it).
+        ConfigError: it holds a run already (without `resume`), or none (with it).
     """
     if resume and not (folder / "config.toml").is_file():
-        raise FedhetError(f"{folder} holds no run to resume")
+        raise ConfigError(f"{folder} holds no run to resume")
     if not resume and ((folder / "config.toml").exists() or (folder / "history.jsonl").exists()):
-        raise FedhetError(f"{folder} holds a run already: choose another folder (out), or resume that run")
+        raise ConfigError(f"{folder} holds a run already: choose another folder (out), or resume that run")
 
 
 def _config_text(config: Config, folder: Path) -> str:

@@ -1,0 +1,239 @@
+"""The command line. torch and Flower are imported only by what needs them: `fedhet --help` answers at once."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    help="Federated learning among clients whose neural networks differ.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set one key; may be repeated. `fedhet keys` lists them."),
+]
+Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the data set's files.")]
+
+
+def main() -> None:
+    """Entry point of the `fedhet` command."""
+    app(prog_name="fedhet")
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+    if version:
+        from fedhet import __version__
+
+        typer.echo(f"fedhet {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CONFIG]", help="A TOML file or the name of a preset (`fedhet list`); fedhenn/digits if left out."
+        ),
+    ] = None,
+    settings: Settings = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory; a new one under runs/.")] = None,
+    data: Data = None,
+    engine: Annotated[
+        str | None, typer.Option(help="local, ray, or a SuperLink connection of Flower's config.", metavar="ENGINE")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Go on with the run in this directory; its settings count.")
+    ] = None,
+) -> None:
+    """Run a federation from beginning to end."""
+    with _errors():
+        from fedhet import config as configuration
+
+        if resume is not None and (config is not None or out is not None):
+            raise ConfigError("--resume goes on with a run as it was configured, where it is: leave CONFIG and --out out")
+        chosen = _chosen(config, settings, data) if resume is None else _set(settings, data)
+        if seed is not None:
+            chosen["seed"] = seed
+        if resume is None and out is None:
+            out = _quietly().new_folder(Path("runs"), configuration.resolve(chosen))
+        _run(chosen, out=out, engine=engine, resume=resume)
+
+
+@app.command()
+def compare(
+    methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Methods, in the order of the table.")],
+    seeds: Annotated[str, typer.Option(help="Comma-separated; every method runs once with each.")] = "0,1,2",
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Settings for all: a TOML file or a preset; else fedhenn/digits.")
+    ] = None,
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the comparison; else named by the methods, in runs/.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; as many as cores if left out.")] = None,
+    data: Data = None,
+) -> None:
+    """Run several methods on the same clients and data; interrupted, the same command goes on."""
+    with _errors():
+        try:
+            numbers = [int(seed) for seed in seeds.split(",")]
+        except ValueError:
+            raise ConfigError(f"--seeds {seeds}: write whole numbers with commas, such as 0,1,2") from None
+        chosen = _chosen(config, settings, data)
+        _quietly()
+        from fedhet.results import compare as comparing
+
+        folder = out or Path("runs") / f"compare-{'-'.join(methods)}"
+        try:
+            comparing.compare(methods, seeds=numbers, config=chosen, out=folder, jobs=jobs, console=_console())
+        except KeyboardInterrupt:
+            _stop("stopped; the same command goes on where it was", INTERRUPTED)
+        typer.echo(f"{folder}: comparison.md, comparison.csv, comparison.png, and a folder for each run")
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]) -> None:
+    """Write a run's report.html, and its figures as PNG."""
+    with _errors(everything_is_input=True):
+        from fedhet.results.report import write_report
+
+        typer.echo(str(write_report(folder)))
+
+
+@app.command("list")
+def list_names() -> None:
+    """Name the methods, models, data sets, partitions and presets."""
+    from fedhet import config as configuration
+    from fedhet import models, registry
+
+    sections = {
+        "methods": registry.methods(),
+        "models": registry.models(),
+        "families of models": models.families(),
+        "data sets": registry.datasets(),
+        "partitions": registry.partitions(),
+        "presets": configuration.presets(),
+    }
+    for heading, names in sections.items():
+        typer.echo(f"{heading + ':':20}{', '.join(names)}")
+
+
+@app.command()
+def keys(
+    toml: Annotated[bool, typer.Option("--toml", help="Print the table that pyproject.toml declares to Flower.")] = False,
+) -> None:
+    """Show all configuration keys, their defaults and what they mean."""
+    from fedhet import config as configuration
+
+    _quietly()
+    if toml:
+        from fedhet.engines.flower import app_table
+
+        typer.echo(app_table(), nl=False)
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table("key", "default", "meaning", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for key, default, meaning in configuration.keys():
+        table.add_row(key, "" if default == "" else configuration.toml_value(default), meaning)
+    _console().print(table, markup=False)
+
+
+def _run(chosen: dict[str, Any], *, out: Path | None, engine: str | None, resume: Path | None) -> None:
+    from fedhet.results.progress import ProgressLine
+    from fedhet.results.tables import closing_table
+
+    console = _console()
+    started = time.perf_counter()
+    folder = out or resume
+    assert folder is not None
+    try:
+        result = _quietly().run(chosen, out=out, engine=engine, resume=resume, observers=[ProgressLine(console)])
+    except KeyboardInterrupt:
+        known = (folder / "config.toml").is_file()
+        _stop(f"stopped; go on with: fedhet run --resume {folder}" if known else "stopped", INTERRUPTED)
+    if not result.summary:
+        typer.echo(f"completed in {time.perf_counter() - started:.1f} s; the server wrote its results to {folder}")
+        return
+    console.print(closing_table(result.folder))
+    typer.echo(f"{_shown(result.folder)}: report.html, summary.json, history.jsonl, clients.csv, models/")
+
+
+def _chosen(config: str | None, settings: Sequence[str] | None, data: Path | None) -> dict[str, Any]:
+    """What the user set: a file or a preset, and single keys on top of it."""
+    from fedhet import config as configuration
+
+    if config is not None and (config.endswith(".toml") or Path(config).is_file()):
+        base = configuration.read(Path(config))
+    else:
+        base = {"preset": config or configuration.DEFAULT_PRESET}
+    return base | _set(settings, data)
+
+
+def _set(settings: Sequence[str] | None, data: Path | None) -> dict[str, Any]:
+    from fedhet import config as configuration
+
+    chosen: dict[str, Any] = dict(configuration.parse_setting(text) for text in settings or ())
+    if data is not None:
+        chosen["data"] = str(data.expanduser().resolve())
+    return chosen
+
+
+def _quietly() -> Any:
+    """`fedhet.running`, with Flower's own chatter silenced; its import sets the level, so it comes first."""
+    import logging
+
+    from fedhet import running
+
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    return running
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def _shown(folder: Path) -> Path:
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
+
+
+@contextmanager
+def _errors(*, everything_is_input: bool = False) -> Iterator[None]:
+    """Errors for people: one message, no traceback; bad input exits with 2, a run that failed with 1."""
+    try:
+        yield
+    except (ConfigError, DataError, ModelError) as error:
+        _stop(str(error), BAD_INPUT)
+    except FedhetError as error:
+        _stop(str(error), BAD_INPUT if everything_is_input else FAILED)
+    except OSError as error:
+        _stop(f"{type(error).__name__}: {error}", FAILED)
+    except KeyboardInterrupt:
+        _stop("stopped", INTERRUPTED)
+
+
+def _stop(message: str, code: int) -> NoReturn:
+    typer.echo(f"fedhet: {message}", err=True)
+    raise typer.Exit(code)
