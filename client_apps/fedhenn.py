@@ -5,15 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedhet.client import Client, ClientHalf
+from fedhet.client import Client, ClientHalf, LostState
+from fedhet.errors import ModelError
 from fedhet.exchange import Exchange
 from fedhet.randomness import numpy_generator
-from fedhet.representations import Alignment, RandomStream, isolated
+from fedhet.representations import Alignment, RandomStream, isolated, represent
 from fedhet.representations.targets import compress, mean_rbf_blocks, pack, unpack, unpack_blocks
 from fedhet.training import LossTerm, Step
-from fedhet.wire import Arrays, Payload, to_arrays, to_tensor
-
-ROWS_AT_ONCE = 512
+from fedhet.wire import Arrays, Payload, to_tensor
 
 
 class FedHeNN(ClientHalf):
@@ -28,11 +27,10 @@ class FedHeNN(ClientHalf):
     def exchange(self) -> Exchange:
         """All weights where the server averages them or computes representations from them; else nothing."""
         own = self.parameters
-        return (
-            super().exchange()
-            if own.setting == "homogeneous" or own.representations == "server"
-            else Exchange("nothing")
-        )
+        if own.setting == "homogeneous":
+            return super().exchange()
+        # The server cannot represent anything without BatchNorm's statistics, which nobody averages here.
+        return Exchange("all" if own.representations == "server" else "nothing")
 
     def greet(self, payload: Payload) -> Payload:
         """Keep the pool, and tell what some of it looks like before training."""
@@ -44,7 +42,10 @@ class FedHeNN(ClientHalf):
     def finish(self, payload: Payload) -> Payload:
         """Tell what it looks like after training."""
         digest = payload.values.get("pool")
-        return self._probe(self.client.pool(digest)) if digest else Payload()
+        try:
+            return self._probe(self.client.pool(digest)) if digest else Payload()
+        except LostState:  # the evaluation counts without it
+            return Payload()
 
     def answer(self, question: str, payload: Payload) -> Payload:
         """The representation of the rows asked for."""
@@ -91,6 +92,8 @@ class FedHeNN(ClientHalf):
         own = self.parameters
         rows = to_tensor(payload.arrays["next-rad"]["rows"]).long()
         features = self._features(self.client.pool(payload.values["pool"])[rows])
+        if not features.isfinite().all():
+            raise ModelError("its representation has values that are not finite: has training diverged?")
         return pack(compress(features, error=own.target_error), own.target_dtype)
 
     def _probe(self, pool: Tensor | None) -> Payload:
@@ -98,14 +101,18 @@ class FedHeNN(ClientHalf):
             return Payload()
         order = numpy_generator(self.client.config.seed, "probe").permutation(len(pool))[: self.parameters.probe]
         features = self._features(pool[torch.from_numpy(order)].to(self.client.device))
-        return Payload({"probe": to_arrays({"features": features}, "float16")})
+        return Payload({"probe": pack(compress(features))} if features.isfinite().all() else {})
 
-    @torch.no_grad()
     def _features(self, inputs: Tensor) -> Tensor:
-        """Phi of raw inputs, (n, d), in evaluation mode."""
-        self.client.model.eval()
-        parts = inputs.split(ROWS_AT_ONCE)
-        return torch.cat([self.client.representation(self.client.transform(part)) for part in parts])
+        """Phi of raw inputs, (n, d), in evaluation mode.
+
+        Raises:
+            ModelError: the head's input is no (n, d).
+        """
+        try:
+            return represent(self.client.representation, inputs, self.client.transform)
+        except ValueError as error:
+            raise ModelError(str(error)) from error
 
 
 class AlignmentTerm:

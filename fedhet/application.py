@@ -81,7 +81,7 @@ class _Application:
 
     def __init__(self, model: ModelFunction | None, data: DataFunction | None, task: Task | None) -> None:
         self._model, self._data, self._task = model, data, task
-        self._models: OrderedDict[object, Representation] = OrderedDict()
+        self._networks: OrderedDict[object, _Network] = OrderedDict()
         self._data_kept: dict[object, ClientData] = {}
         self._pools: dict[str, Tensor] = {}
 
@@ -143,26 +143,25 @@ class _Application:
         work: Callable[[ClientHalf, Payload, "_Store"], tuple[Payload, Metrics]],
     ) -> Message:
         info, request = _unpack(message.content, context)
-        with torch.random.fork_rng(devices=[]):
-            try:
-                # More threads than cores over all clients of a host slow every one of them down a hundredfold.
-                if torch.get_num_threads() != info.config.threads_per_client:
-                    torch.set_num_threads(info.config.threads_per_client)
-                store = _Store(info, request)
-                client = self._client(info, request, store)
-                half = registry.client_half(info.config.method)(client)
-                payload, metrics = work(half, decode(message.content), store)
-                record = Encoder()(payload)
-                sizes = {"num-examples": len(client.data.train), "test-examples": len(client.data.test)}
-                record["metrics"] = MetricRecord({**sizes, **metrics})
-                record["report"] = ConfigRecord(_report(half, store))
-            except FedhetError as error:
-                report: dict[str, Any] = {"client": info.name, "refusal": str(error), "lost": isinstance(error, LostState)}
-                record = RecordDict({"report": ConfigRecord(report)})
-            else:
-                if client.device.type == "cuda":  # clients in other processes share the GPU
-                    client.model.cpu()
-                    torch.cuda.empty_cache()
+        try:
+            # More threads than cores over all clients of a host slow every one of them down a hundredfold.
+            if torch.get_num_threads() != info.config.threads_per_client:
+                torch.set_num_threads(info.config.threads_per_client)
+            store = _Store(info, request)
+            client = self._client(info, request, store)
+            half = registry.client_half(info.config.method)(client)
+            payload, metrics = work(half, decode(message.content), store)
+            record = Encoder()(payload)
+            sizes = {"num-examples": len(client.data.train), "test-examples": len(client.data.test)}
+            record["metrics"] = MetricRecord({**sizes, **metrics})
+            record["report"] = ConfigRecord(_report(half, store))
+        except FedhetError as error:
+            report: dict[str, Any] = {"client": info.name, "refusal": str(error), "lost": isinstance(error, LostState)}
+            record = RecordDict({"report": ConfigRecord(report)})
+        else:
+            if client.device.type == "cuda":  # clients in other processes share the GPU
+                self._network_of(info, torch.device("cpu"))
+                torch.cuda.empty_cache()
         return Message(record, reply_to=message)
 
     def _train(self, half: ClientHalf, payload: Payload) -> Metrics:
@@ -206,19 +205,17 @@ class _Application:
         data = self._data_of(info, device)
         if len(data.train) == 0:
             raise DataError(f"client {info.name} has no training examples")
-        representation = self._network_of(info)
-        model = representation.model
-        if device.type != "cpu":
-            model.to(device)
+        network = self._network_of(info, device)
         dataset = population.dataset_of(config) if self._data is None else None
         return Client(
             name=info.name,
             config=config,
             request=request,
             data=data,
-            model=model,
-            representation=representation,
-            architecture=population.architecture_of(info) if self._model is None else type(model).__name__,
+            model=network.representation.model,
+            representation=network.representation,
+            tensors=network.tensors,
+            architecture=network.name if self._model else population.architecture_of(info),
             task=dataset.task if dataset else self._task or get_task("classification"),
             device=device,
             transform=dataset.transform if dataset else as_input,
@@ -227,22 +224,22 @@ class _Application:
             keep_pool=lambda pool: self._keep_pool(store, pool),
         )
 
-    def _network_of(self, info: ClientInfo) -> Representation:
+    def _network_of(self, info: ClientInfo, device: torch.device) -> "_Network":
         """A model object of the client's architecture with its head, reused, in whatever state."""
         key: tuple[object, ...] = (info.name, info.config.seed)
         if self._model is None:
             dataset = population.dataset_of(info.config)
             key = (population.architecture_of(info), dataset.input_shape, dataset.classes)
         key = (*key, info.config.head, info.config.parameters)
-        if key not in self._models:
+        if key not in self._networks:
             try:
-                self._models[key] = Representation(self._build(info), info.config.head)
+                self._networks[key] = _Network(Representation(self._build(info), info.config.head))
             except ValueError as error:
                 raise ModelError(f"client {info.name}: {error}") from error
-            if len(self._models) > MODELS_KEPT:
-                self._models.popitem(last=False)
-        self._models.move_to_end(key)
-        return self._models[key]
+            if len(self._networks) > MODELS_KEPT:
+                self._networks.popitem(last=False)
+        self._networks.move_to_end(key)
+        return self._networks[key].to(device)
 
     def _build(self, info: ClientInfo) -> nn.Module:
         model = (self._model or population.model_of)(info)
@@ -309,6 +306,23 @@ class _Application:
         self._pools.setdefault(digest, pool.clone())
 
 
+class _Network:
+    """A model object that one client after the other uses, with its head and its state dict, which shares its memory."""
+
+    def __init__(self, representation: Representation) -> None:
+        self.representation = representation
+        self.name = type(representation.model).__name__
+        self.device = torch.device("cpu")
+        self.tensors = representation.model.state_dict()
+
+    def to(self, device: torch.device) -> "_Network":
+        """The same network on a device."""
+        if device != self.device:
+            self.representation.model.to(device)
+            self.device, self.tensors = device, self.representation.model.state_dict()
+        return self
+
+
 class _Store:
     """Where a client's lasting things are, and which they are."""
 
@@ -329,9 +343,10 @@ class _Store:
         return kept | {f"memory/{name}": tensor for name, tensor in half.client.memory.items()}
 
     def _lasting(self, half: ClientHalf) -> dict[str, Tensor]:
-        state = half.client.tensors
-        travels = set() if half.personal else half.travelling().keys()
-        return {name: tensor for name, tensor in state.items() if name not in travels}
+        if half.personal:
+            return half.client.tensors
+        travels = half.travelling()
+        return {name: tensor for name, tensor in half.client.tensors.items() if name not in travels}
 
 
 def _report(half: ClientHalf, store: _Store) -> dict[str, Any]:
@@ -352,7 +367,7 @@ def _report(half: ClientHalf, store: _Store) -> dict[str, Any]:
 
 
 def _unpack(content: RecordDict, context: Context) -> tuple[ClientInfo, Request]:
-    record = content.config_records["request"]
+    record = content["request"]
     node = dict(context.node_config)
     config = _settings(str(record["settings"]), tuple((key, node[key]) for key in NODE_KEYS if key in node))
     place = node.get("partition-id")

@@ -68,7 +68,9 @@ def run(
         from fedhet import config as configuration
 
         if resume is not None and (config is not None or out is not None):
-            raise ConfigError("--resume goes on with a run as it was configured, where it is: leave CONFIG and --out out")
+            raise ConfigError(
+                "--resume goes on with a run as it was configured, where it is: leave CONFIG and --out out"
+            )
         chosen = _chosen(config, settings, data) if resume is None else _set(settings, data)
         if seed is not None:
             chosen["seed"] = seed
@@ -138,7 +140,9 @@ def list_names() -> None:
 
 @app.command()
 def keys(
-    toml: Annotated[bool, typer.Option("--toml", help="Print the table that pyproject.toml declares to Flower.")] = False,
+    toml: Annotated[
+        bool, typer.Option("--toml", help="Print the table that pyproject.toml declares to Flower.")
+    ] = False,
 ) -> None:
     """Show all configuration keys, their defaults and what they mean."""
     from fedhet import config as configuration

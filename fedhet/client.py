@@ -6,7 +6,6 @@ Model, data, optimiser, device, random streams and lasting state come from a `Cl
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -61,6 +60,7 @@ class Client:
         data: its examples, on the device.
         model: its network, on the device.
         representation: gives Phi of the network, and the name of its head.
+        tensors: the network's state dict, which shares its memory.
         architecture: the architecture's name.
         task: loss, metric and prediction.
         device: where it computes.
@@ -77,6 +77,7 @@ class Client:
     data: ClientData
     model: nn.Module
     representation: Representation
+    tensors: dict[str, Tensor]
     architecture: str
     task: Task
     device: torch.device
@@ -90,11 +91,6 @@ class Client:
     def head(self) -> str:
         """Name of the module whose input is the representation."""
         return self.representation.head
-
-    @cached_property
-    def tensors(self) -> dict[str, Tensor]:
-        """The model's state dict, which shares its memory."""
-        return self.model.state_dict()
 
     def seed(self, *purpose: object) -> int:
         """A seed for one purpose of this client in this round."""

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from fedhet import registry
+from fedhet import models, registry
 from fedhet.errors import ConfigError, FedhetError, nearest
 
 Value = bool | int | float | str
@@ -111,8 +111,8 @@ def resolve(chosen: Mapping[str, Any]) -> Config:
     """Complete and check what a user set.
 
     Args:
-        chosen: kebab-case keys and values; nested tables count as dotted keys, `""` as not chosen for the keys
-            whose values are not text. `preset` names a file of `run_configs/` without its suffix.
+        chosen: kebab-case keys and values; nested tables count as dotted keys, `""` as not chosen. `preset` names a
+            file of `run_configs/` without its suffix.
 
     Raises:
         ConfigError: with every problem found, each naming its key and what would be right.
@@ -122,10 +122,12 @@ def resolve(chosen: Mapping[str, Any]) -> Config:
     layers = {**preset, **wanted}
     layers.pop("preset", None)
     name = str(layers.get("method", Config.method))
-    strategy = registry.strategy(name)
-    complete = {**strategy.common, **layers}
-
     problems: list[str] = []
+    try:
+        complete = {**registry.strategy(name).common, **layers}
+    except ConfigError as error:
+        problems.append(str(error))
+        complete = layers
     common: dict[str, Any] = {}
     own: dict[str, Any] = {}
     for key, value in complete.items():
@@ -143,11 +145,10 @@ def resolve(chosen: Mapping[str, Any]) -> Config:
             common[spec.name] = value
         elif method == name:
             own[spec.name] = value
-    if not problems:
-        problems = _conflicts(common)
+    problems += _conflicts(common, numbers=not problems)
     if problems:
         raise ConfigError("\n".join(problems))
-    return Config(**common, parameters=strategy.Parameters(**own), chosen=frozenset(wanted))
+    return Config(**common, parameters=registry.strategy(name).Parameters(**own), chosen=frozenset(wanted))
 
 
 @cache
@@ -206,9 +207,11 @@ def parse_setting(text: str) -> tuple[str, Value]:
     if not equals:
         raise ConfigError(f"--set {text}: write KEY=VALUE")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        return key.strip(), value
+        parsed = None
+    # Dates and lists are TOML as well, but no key takes them.
+    return key.strip(), parsed if isinstance(parsed, Value) else value
 
 
 def keys() -> Iterator[tuple[str, Value, str]]:
@@ -235,7 +238,8 @@ def to_toml(flat: Mapping[str, Value]) -> str:
 
 def toml_value(value: Value) -> str:
     """A value as TOML writes it."""
-    return json.dumps(value) if isinstance(value, str | bool) else repr(value)
+    # TOML has no surrogate pairs, which JSON escapes rarer characters to.
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else repr(value)
 
 
 def _default(field: dataclasses.Field[Value]) -> Value:
@@ -289,11 +293,11 @@ def _checked(key: str, value: Any, spec: dataclasses.Field[Any]) -> Value:
     ):
         if limits[limit] is not None and not holds(limits[limit]):
             raise ConfigError(f"{key} = {value!r}: must be {words} {limits[limit]:g}")
-    return cast(Value, value)
+    return value
 
 
-def _conflicts(common: Mapping[str, Any]) -> list[str]:
-    """Problems of names and of keys that do not go together."""
+def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
+    """Problems of names and, unless some of the `numbers` are wrong already, of keys that do not go together."""
     config = Config(**common)
     problems = []
     if config.dataset not in registry.datasets():
@@ -303,10 +307,13 @@ def _conflicts(common: Mapping[str, Any]) -> list[str]:
     try:
         from fedhet.population import architectures
 
-        architectures(config, config.clients)
+        if numbers:
+            architectures(config, config.clients)
+        else:
+            models.expand(config.architectures)
     except FedhetError as error:
         problems.append(str(error))
-    if config.min_clients > config.clients and "clients" in common:
+    if numbers and config.min_clients > config.clients and "clients" in common:
         problems.append(f"min-clients = {config.min_clients}: must be at most clients = {config.clients}")
     return problems
 

@@ -35,11 +35,13 @@ class ClientInfo:
     node_config: dict[str, Any] = field(default_factory=dict)
 
 
+@lru_cache(maxsize=64)
 def dataset_of(config: Config) -> DataSet:
     """The configured data set, loaded once a process."""
     return data.load(config.dataset, config.data or None, input_size=config.input_size)
 
 
+@lru_cache(maxsize=64)
 def architectures(config: Config, clients: int) -> list[str]:
     """The architecture of each of so many clients.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
+from rich.console import Console
 from torch import Tensor
 
 from fedhet import config as configuration
@@ -18,6 +19,7 @@ from fedhet.config import Config
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.evaluation import evaluate
 from fedhet.results.history import Row, read_history
+from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import RunDirectory
 from fedhet.server import EvaluateFunction, FederatedStrategy, ModelFunction, Observer
 
@@ -168,6 +170,7 @@ def make_server_app(
             shared=pool,
             model=model,
             evaluate_fn=evaluate_fn,
+            observers=[ProgressLine(Console(force_terminal=False, highlight=False))],
         )
 
     return app

@@ -680,20 +680,20 @@ def _open(message: Message) -> tuple[Reply, dict[str, Any]]:
     if message.has_error():
         raise FedhetError(f"failed: {message.error.reason or f'error code {message.error.code}'}")
     records = message.content
-    if "report" not in records.config_records:
+    if "report" not in records:
         raise WireError("its reply is not that of fedhet's client app: make it with fedhet.make_client_app")
-    report = dict(records.config_records["report"])
+    report: dict[str, Any] = dict(records["report"])
     if "refusal" in report:
         raise (Lost if report.get("lost") else FedhetError)(str(report["refusal"]))
-    metrics: dict[str, Any] = dict(records.metric_records["metrics"])
+    metrics: dict[str, Any] = dict(records["metrics"])
     return Reply(str(report["client"]), int(metrics["num-examples"]), decode(records), metrics), report
 
 
 def _name(message: Message) -> str:
     """The name that a client gave in its reply, refusing or not; empty where there is none."""
-    if not message.has_content() or "report" not in message.content.config_records:
+    if not message.has_content() or "report" not in message.content:
         return ""
-    return str(message.content.config_records["report"].get("client", ""))
+    return str(message.content["report"].get("client", ""))
 
 
 def _spec(report: Mapping[str, Any]) -> Spec:

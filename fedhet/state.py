@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.errors import FedhetError
-from fedhet.store import read_tensors, write_tensors
-from fedhet.wire import Arrays, to_arrays, to_tensor
+from fedhet.store import read_tensors, write_arrays
+from fedhet.wire import Arrays, to_arrays
 
 
 @dataclass
@@ -45,8 +45,10 @@ class State:
         """Write the state to a folder. The JSON file comes last and names the array file, so that both fit."""
         name = f"{self.round}.safetensors"
         groups = self.arrays.items()
-        tensors = {f"{group}/{key}": to_tensor(array) for group, arrays in groups for key, array in arrays.items()}
-        write_tensors(folder / name, tensors)
+        write_arrays(
+            folder / name,
+            {f"{group}/{key}": array for group, arrays in groups for key, array in arrays.items()},
+        )
         clients = {name: vars(client) for name, client in self.clients.items()}
         text = json.dumps({"round": self.round, "arrays": name, "values": self.values, "clients": clients})
         temporary = folder / ".state.json"
@@ -66,13 +68,14 @@ class State:
         try:
             saved = json.loads((folder / "state.json").read_text(encoding="utf-8"))
             tensors = read_tensors(folder / saved["arrays"])
-        except (OSError, ValueError, KeyError) as error:
-            raise FedhetError(f"{folder} holds no checkpoint that can be read: {error}") from error
+            clients = {name: ClientRecord(**record) for name, record in saved["clients"].items()}
+            round, values = saved["round"], saved["values"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise FedhetError(f"{folder} holds no checkpoint that can be read: {error!r}") from error
         if tensors is None:
             raise FedhetError(f"{folder}: the checkpoint's arrays {saved['arrays']} are missing")
         arrays: dict[str, Arrays] = {}
         for name, array in to_arrays(tensors).items():
             group, _, key = name.partition("/")
             arrays.setdefault(group, {})[key] = array
-        clients = {name: ClientRecord(**record) for name, record in saved["clients"].items()}
-        return cls(saved["round"], arrays, saved["values"], clients)
+        return cls(round, arrays, values, clients)

@@ -5,10 +5,14 @@ died in mid-round trains again from where it was, and none ever trains twice on 
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
 
 
 class ClientStore:
@@ -31,21 +35,39 @@ class ClientStore:
                 path.unlink(missing_ok=True)
 
     def load(self, round: int) -> dict[str, torch.Tensor] | None:
-        """The state after `round`, or None where it is lost."""
-        return read_tensors(self._path(round))
+        """The state after `round`, or None where it is lost: missing, or damaged."""
+        try:
+            return read_tensors(self._path(round))
+        except FedhetError as error:
+            _log.warning("%s", error)
+            return None
 
     def _path(self, round: int) -> Path:
         return self.folder / f"{round}.safetensors"
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor] | None:
-    """The tensors of a safetensors file, or None where there is no such file."""
-    return load_file(path) if path.is_file() else None
+    """The tensors of a safetensors file, or None where there is no such file.
+
+    Raises:
+        FedhetError: the file is damaged.
+    """
+    if not path.is_file():
+        return None
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise FedhetError(f"{path} is damaged: {error}") from error
 
 
-def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write tensors to a safetensors file, whole or not at all; tensors that share memory are written apart."""
+    write_arrays(path, {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()})
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Write arrays to a safetensors file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, temporary)
+    save_file({name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}, temporary)
     os.replace(temporary, path)

@@ -141,11 +141,11 @@ class Classification(Task):
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy over the predictions."""
-        return F.cross_entropy(outputs.flatten(0, -2), labels.flatten())
+        return F.cross_entropy(*_flat(outputs, labels))
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> AccuracyScore:
         """Number of right predictions and sum of cross entropy."""
-        loss = F.cross_entropy(outputs.flatten(0, -2), labels.flatten(), reduction="sum")
+        loss = F.cross_entropy(*_flat(outputs, labels), reduction="sum")
         return AccuracyScore(loss, labels.numel(), (outputs.argmax(-1) == labels).sum())
 
     def probabilities(self, outputs: Tensor) -> Tensor:
@@ -155,6 +155,11 @@ class Classification(Task):
     def predict(self, outputs: Tensor) -> Tensor:
         """The most probable class."""
         return outputs.argmax(-1)
+
+
+def _flat(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Predictions in one row, as cross entropy takes them."""
+    return (outputs, labels) if outputs.ndim == 2 else (outputs.flatten(0, -2), labels.flatten())
 
 
 class NextCharacter(Classification):

@@ -5,6 +5,7 @@ regulariser is a loss term: a function of the current `Step` that returns a scal
 """
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.data import Examples
+from fedhet.errors import ModelError
 from fedhet.representations import Representation
 from fedhet.task import Task
 
@@ -72,7 +74,7 @@ class Phase:
         epochs: passes over the examples.
         optimisation: how parameters are stepped.
         trains: which parameters are trained, by their names; the others, and the statistics of modules that have
-            only frozen parameters, do not change.
+            only frozen parameters, do not change. A parameter that does not require gradients is never trained.
         terms: added to the task's loss.
         features_of: hands Phi of every batch to the terms.
         examples: what is trained on, if not the client's training part.
@@ -122,30 +124,37 @@ def train(
 
     Returns:
         The mean of the whole loss over all steps, weighted by batch size; NaN without a step.
+
+    Raises:
+        ModelError: the phase trains none of the model's parameters.
     """
     examples = phase.examples or examples
     with _frozen(model, phase.trains) as parameters:
         optimizer = phase.optimisation.build(parameters)
-        total, seen, whole = torch.zeros((), device=device), 0, _normalises(model)
+        losses: list[Tensor] = []
+        sizes: list[int] = []
+        whole, terms, features_of = _normalises(model), phase.terms, phase.features_of
         for _ in range(phase.epochs):
             for index in batches(len(examples), phase.optimisation.batch_size, generator, whole=whole):
                 index = index.to(device)
                 inputs, labels = prepare(examples.inputs[index], generator), examples.labels[index]
                 optimizer.zero_grad(set_to_none=True)
-                with phase.features_of.capture() if phase.features_of else nullcontext() as captured:
+                with features_of.capture() if features_of else nullcontext() as captured:
                     outputs = model(inputs)
                 loss = task.loss(outputs, labels)
-                if phase.terms:
+                if terms:
                     step = Step(model, inputs, labels, outputs, captured.features if captured else None)
-                    for term in phase.terms:
+                    for term in terms:
                         if (value := term(step)) is not None:
                             loss = loss + value
                 loss.backward()
                 optimizer.step()
-                total += loss.detach() * len(index)
-                seen += len(index)
+                losses.append(loss.detach())  # read at the end: reading makes a GPU wait
+                sizes.append(len(index))
         optimizer.zero_grad(set_to_none=True)
-    return float(total) / seen if seen else math.nan
+    if not losses:
+        return math.nan
+    return math.fsum(map(operator.mul, torch.stack(losses).tolist(), sizes)) / sum(sizes)
 
 
 def batches(count: int, size: int, generator: torch.Generator, *, whole: bool = False) -> Iterator[Tensor]:
@@ -174,20 +183,26 @@ def _normalises(model: nn.Module) -> bool:
 def _frozen(model: nn.Module, trains: Callable[[str], bool] | None) -> Iterator[list[nn.Parameter]]:
     """Training mode with only the chosen parameters live; yields them."""
     model.train()
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if trains is None:
-        yield list(model.parameters())
+        yield [parameter for _, parameter in trainable]
         return
-    live = {name: trains(name) for name, _ in model.named_parameters()}
-    if not any(live.values()):
-        raise ValueError("a phase trains none of the model's parameters")
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(live[name])
+    live = [parameter for name, parameter in trainable if trains(name)]
+    if not live:
+        raise ModelError(
+            f"a phase of training has no parameters to train: of {len(trainable)} trainable ones of "
+            f"{type(model).__name__}, none is in the part that it trains"
+        )
+    model.requires_grad_(False)
+    for parameter in live:
+        parameter.requires_grad_(True)
     for module in model.modules():
         own = list(module.parameters(recurse=False))
         if own and not any(parameter.requires_grad for parameter in own):
             module.eval()
     try:
-        yield [parameter for parameter in model.parameters() if parameter.requires_grad]
+        yield live
     finally:
-        model.requires_grad_(True)
+        for _, parameter in trainable:
+            parameter.requires_grad_(True)
         model.train()

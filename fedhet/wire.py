@@ -47,8 +47,12 @@ class Encoder:
 
     def __call__(self, payload: Payload) -> RecordDict:
         """The record of a payload."""
-        records: dict[str, Any] = {name: self._record(group) for name, group in payload.arrays.items()}
-        return RecordDict({**records, "values": ConfigRecord(payload.values)})
+        record = RecordDict()
+        for name, group in payload.arrays.items():
+            record[name] = self._record(group)
+        if payload.values:
+            record["values"] = ConfigRecord(payload.values)
+        return record
 
     def _record(self, group: Arrays) -> ArrayRecord:
         # The group is kept beside its record, so that its id cannot be given to another object meanwhile.
@@ -63,8 +67,8 @@ def decode(record: RecordDict) -> Payload:
     Raises:
         WireError: an array's bytes do not fit its dtype and shape, or are of a kind that cannot be read.
     """
-    arrays = {name: decode_arrays(group) for name, group in record.array_records.items()}
-    return Payload(arrays, dict(record.config_records.get("values", {})))
+    arrays = {name: decode_arrays(group) for name, group in record.items() if isinstance(group, ArrayRecord)}
+    return Payload(arrays, dict(record["values"]) if "values" in record else {})
 
 
 def decode_arrays(record: ArrayRecord) -> Arrays:
@@ -75,7 +79,7 @@ def decode_arrays(record: ArrayRecord) -> Arrays:
     """
     try:
         return {name: _decode(array) for name, array in record.items()}
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, EOFError) as error:
         raise WireError(f"arrays cannot be read: {error}") from error
 
 
@@ -89,7 +93,12 @@ def encode_arrays(arrays: Arrays) -> ArrayRecord:
 
 def to_arrays(tensors: Mapping[str, torch.Tensor], dtype: str = "") -> Arrays:
     """Tensors as arrays, on the CPU and without a copy where that can be; floating ones cast to `dtype` if given."""
-    return {name: _cast(tensor.detach().cpu().numpy(), dtype) for name, tensor in tensors.items()}
+    return cast({name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}, dtype)
+
+
+def cast(arrays: Arrays, dtype: str) -> Arrays:
+    """The same arrays, floating ones as `dtype` if that is given; without a copy where they are so already."""
+    return {name: _cast(array, dtype) for name, array in arrays.items()}
 
 
 def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -142,5 +151,5 @@ def _decode(array: Array) -> np.ndarray[Any, Any]:
         return array.numpy()
     dtype = np.dtype(array.dtype)
     if not array.data:  # frombuffer refuses an empty buffer
-        return np.empty(array.shape, dtype)
+        return np.empty(0, dtype).reshape(array.shape)
     return np.frombuffer(array.data, dtype).reshape(array.shape)

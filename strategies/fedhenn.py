@@ -7,6 +7,7 @@ averaged as in FedAvg, and each client is pulled towards the representation of t
 One exchange a round: a client of round t receives the target on X(t), and returns its representation of X(t+1).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,10 +22,13 @@ from fedhet.config import Value, option
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.exchange import load_into
 from fedhet.randomness import numpy_generator
-from fedhet.representations import Representation, linear_cka
+from fedhet.representations import Representation, linear_cka, represent
 from fedhet.representations.targets import mean_rbf_blocks, mean_target, pack, pack_blocks, unpack
 from fedhet.server import FederatedStrategy, Reply
-from fedhet.wire import Arrays, Payload, WireError, to_arrays, to_tensor
+from fedhet.wire import Arrays, Payload, WireError, to_arrays
+
+LEAST_ROWS = 8
+"""Rows on which similarity can be estimated: RBF blocks of at most as many have at least the four that HSIC_1 needs."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,13 @@ class Parameters:
     )
     eta0: float = option(0.001, "weight of the proximal term, eta(t) = eta0 f(t)", at_least=0)
     schedule: str = option("sqrt", "f(t), t = 0 in the first round", choices=("sqrt", "linear", "constant"))
-    rad_size: int = option(5000, "rows of the pool in a round's RAD (at most the pool's)", at_least=8)
+    rad_size: int = option(5000, "rows of the pool in a round's RAD (at most the pool's)", at_least=LEAST_ROWS)
     rad_source: str = option(
         "held-out",
         "pool that the RAD is drawn from: held out of all training data, or the union of the clients' (the paper's)",
         choices=("held-out", "train-union"),
     )
-    rad_batch: int = option(128, "rows of the RAD in a training step; 0: all, as in the paper", at_least=0)
+    rad_batch: int = option(128, "rows of the RAD in a training step (8 or more); 0: all, as in the paper", at_least=0)
     rad_every: int = option(1, "take the term every so many steps, that much heavier", at_least=1)
     kernel: str = option(
         "linear",
@@ -82,6 +86,8 @@ class Parameters:
                 "fedhenn.kernel = 'procrustes' compares equally wide representations of one global model: it needs "
                 "fedhenn.setting = 'homogeneous'"
             )
+        if 0 < self.rad_batch < LEAST_ROWS:
+            raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: must be 0 (all rows) or at least {LEAST_ROWS}")
         if self.peer_weights not in ("uniform", "examples"):
             _listed(self.peer_weights)
 
@@ -127,7 +133,8 @@ class FedHeNN(FederatedStrategy):
         if not self.parameters.eta0:
             return
         if self.shared is not None:
-            values["pool"], values["pool-size"] = pool_digest(self.shared), len(self.shared)
+            if "pool" not in values:
+                values["pool"], values["pool-size"] = pool_digest(self.shared), len(self.shared)
         elif "pool" not in said:
             raise FedhetError(
                 "there is no pool to align on: set shared-samples, or give make_server_app(shared=...), or have the "
@@ -137,6 +144,8 @@ class FedHeNN(FederatedStrategy):
             raise FedhetError("its shared pool is not the first client's: all must have the same examples in one order")
         else:
             values["pool-size"] = said["pool-size"]
+        if values["pool-size"] < LEAST_ROWS:
+            raise FedhetError(f"the pool has {values['pool-size']} examples: at least {LEAST_ROWS} are needed to align")
         if "probe" in reply.arrays:
             self.state.arrays[f"before-{client}"] = reply.arrays["probe"]
 
@@ -150,11 +159,15 @@ class FedHeNN(FederatedStrategy):
         return payload
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """The target on X(t) and eta(t); the rows of X(t+1), on which the next target will be."""
+        """The target on X(t) and eta(t); the rows of X(t+1), on which the next target will be.
+
+        There is no term in the first round, whose clients have learnt nothing yet.
+        """
         payload = self.received_by_all()
         if not self.parameters.eta0:
             return dict.fromkeys(clients, payload)
-        eta = self.parameters.eta(round)
+        self._weights(clients)
+        eta = self.parameters.eta(round) if round > 1 else 0.0
         target = None if self.homogeneous or not eta else self._target(round)
         if eta and (self.homogeneous or target):
             payload.values["eta"] = eta
@@ -166,7 +179,9 @@ class FedHeNN(FederatedStrategy):
         return dict.fromkeys(clients, payload)
 
     def check_reply(self, reply: Reply) -> None:
-        """Representations must be of the rows that were asked for."""
+        """Representations must be there, and of the rows that were asked for."""
+        if not math.isfinite(reply.payload.values.get("distance", 0.0)):
+            raise WireError("its distance from the target is not finite")
         if "features" in reply.arrays:
             try:
                 rows = len(unpack(reply.arrays["features"]).values)
@@ -180,10 +195,12 @@ class FedHeNN(FederatedStrategy):
         if self.homogeneous:
             super().aggregate_fit(round, replies)
         elif self.parameters.representations == "server":
+            sent = {f"peer-{c}": reply.arrays["model"] for c, reply in replies.items() if "model" in reply.arrays}
             self.state.values["peers"] = list(replies)
-            self.state.arrays |= {f"peer-{client}": reply.arrays["model"] for client, reply in replies.items()}
-        elif sent := {client: reply for client, reply in replies.items() if "features" in reply.arrays}:
-            self.state.arrays["target"] = self._mean({c: _features(reply) for c, reply in sent.items()})
+            self.state.arrays |= sent
+        elif target := self._mean(_features(replies)):
+            self.state.arrays["target"] = target
+            self.state.values["target-round"] = round + 1
         distances = [r.payload.values["distance"] for r in replies.values() if "distance" in r.payload.values]
         return {"alignment": 1 - float(np.mean(distances))} if distances else {}
 
@@ -200,30 +217,33 @@ class FedHeNN(FederatedStrategy):
     def _target(self, round: int) -> Arrays | None:
         """The mean kernel on X(t), as it travels; None as long as there is nobody to take it of."""
         if self.parameters.representations == "server":
-            peers = [client for client in self.state.clients if f"peer-{client}" in self.state.arrays]
+            peers = [c for c in self.in_order(self.state.clients) if f"peer-{c}" in self.state.arrays]
             if self.parameters.peers == "selected":
                 peers = [client for client in peers if client in self.state.values["peers"]]
-            return self._mean({client: self._represent(client, round) for client in peers}) if peers else None
+            return self._mean({client: self._represent(client, round) for client in peers})
         if self.parameters.peers == "all":
             asked = {"next-rad": {"rows": self.rad(round)}}
             question = Payload(asked, {"pool": self.state.values["pool"]})
-            answers = self.ask("features", dict.fromkeys(self.present, question))
-            return self._mean({client: _features(reply) for client, reply in answers.items()}) if answers else None
-        return self.state.arrays.get("target")
+            return self._mean(_features(self.ask("features", dict.fromkeys(self.present, question))))
+        # After a round that did not count, the last target is of other rows than this round's.
+        return self.state.arrays["target"] if self.state.values.get("target-round") == round else None
 
     def _represent(self, client: str, round: int) -> Tensor:
         """A stored client model's representation of X(t)."""
         assert self.shared is not None
         model = self.network_of(client)
         load_into(model.state_dict(), self.state.arrays[f"peer-{client}"])
-        model.eval()
-        with torch.no_grad():
-            rad = self.shared[torch.from_numpy(self.rad(round)).long()]
-            return Representation(model, self.config.head)(self.transform(rad))
+        rad = self.shared[torch.from_numpy(self.rad(round)).long()]
+        return represent(Representation(model, self.config.head), rad, self.transform)
 
-    def _mean(self, features: Mapping[str, Tensor]) -> Arrays:
-        """K-bar = sum_j w_j K_j: a factor of it, or for the RBF kernel the diagonal blocks that batches use."""
+    def _mean(self, features: Mapping[str, Tensor]) -> Arrays | None:
+        """K-bar = sum_j w_j K_j: a factor of it, or for the RBF kernel the diagonal blocks that batches use.
+
+        None where nobody has a weight.
+        """
         own, peers, weights = self.parameters, list(features.values()), self._weights(list(features))
+        if not any(weights):
+            return None
         if own.kernel == "rbf":
             blocks = mean_rbf_blocks(
                 peers, weights, own.rad_batch, threshold=own.rbf_threshold, normalise=own.kernel_norm
@@ -242,8 +262,7 @@ class FedHeNN(FederatedStrategy):
         if len(listed) < len(self.state.clients):
             raise ConfigError(f"fedhenn.peer-weights has {len(listed)} numbers for {len(self.state.clients)} clients")
         order = {client: index for index, client in enumerate(self.in_order(self.state.clients))}
-        weights = [listed[order[client]] for client in clients]
-        return weights if any(weights) else [1 / len(clients)] * len(clients)
+        return [listed[order[client]] for client in clients]
 
     # ---- report
 
@@ -264,12 +283,13 @@ class FedHeNN(FederatedStrategy):
         return {"cka": {"clients": clients, "architectures": names, **pairwise}}
 
 
-def _features(reply: Reply) -> Tensor:
-    return unpack(reply.arrays["features"]).values
+def _features(replies: Mapping[str, Reply]) -> dict[str, Tensor]:
+    """The representations of the clients that sent one."""
+    return {c: unpack(reply.arrays["features"]).values for c, reply in replies.items() if "features" in reply.arrays}
 
 
 def _pairwise(probes: Sequence[Arrays]) -> list[list[float]]:
-    features = [to_tensor(probe["features"]).float() for probe in probes]
+    features = [unpack(probe).values for probe in probes]
     return [[float(linear_cka(one, other)) for other in features] for one in features]
 
 

@@ -5,6 +5,7 @@ with it: permutation groups (FedMA), nodes and edges (FLHA-GHN) and blocks (FedH
 """
 
 import operator
+import warnings
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -146,7 +147,9 @@ def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
     example = torch.cat([example, example]) if example.shape[0] == 1 else example
     modes = {module: module.training for module in model.modules()}
     try:
-        return torch.export.export(model.eval(), (example,), strict=False)
+        with warnings.catch_warnings():  # nn.LSTM reassigns its list of weights; nothing of it stays
+            warnings.filterwarnings("ignore", "The tensor attributes? .*assigned during export")
+            return torch.export.export(model.eval(), (example,), strict=False)
     except Exception as error:  # torch.export raises whatever the model's own forward or the tracer raises
         raise UnsupportedArchitecture(
             f"torch.export cannot trace {type(model).__name__} on an input of shape {tuple(example.shape)}: {error}\n"

@@ -272,7 +272,9 @@ class _Solver:
             return
         if node.operator == "getitem":
             source = node.inputs[0]
-            self.values[node.name] = self.tuples.get(source, (self.values[source],))[node.options["index"]]
+            # A pooling that also says where its maxima lay says it in the same axes.
+            several = self.tuples.get(source)
+            self.values[node.name] = several[node.options["index"]] if several else self.values[source]
             return
         inputs = [self.values[name] for name in node.inputs]
         if node.operator == "select" and isinstance(inputs[0], _Stacked):

@@ -41,8 +41,8 @@ from fedhet.server import Observer, RoundReport
 log = logging.getLogger("flwr").getChild("fedhet")
 
 SIMULATION = "ray"
-STARTUP, FAREWELL = 60.0, 15.0
-"""Seconds that a SuperLink may take to start, and processes to end when they are asked to."""
+STARTUP, PATIENCE, FAREWELL = 60.0, 30.0, 3.0
+"""Seconds for a SuperLink to start, for a command to answer, and for processes to end when they are asked to."""
 
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -231,44 +231,51 @@ def _await_health(port: int, process: subprocess.Popen[bytes], output: Path) -> 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started; again and harder where asking is not enough."""
+    """End a process and all that it started: Flower's simulation goes on training when it is only asked to stop."""
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(process.pid)
         family = [root, *root.children(recursive=True)]
-        _signal([root], "terminate")
-        _, left = psutil.wait_procs(family, timeout=FAREWELL)
-        left = [each for each in {*left, *(child for parent in left for child in _children(parent))}]
-        _signal(left, "kill")
-        psutil.wait_procs(left, timeout=FAREWELL)
+        process.terminate()
+        patience = time.monotonic() + FAREWELL
+        while any(map(_lives, family)) and time.monotonic() < patience:
+            time.sleep(0.05)
+        for each in [*family, *(child for each in family for child in _children(each))]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
     process.wait()
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:
     try:
-        return process.children(recursive=True)
+        return list(process.children(recursive=True))
     except psutil.NoSuchProcess:
         return []
 
 
-def _signal(processes: Sequence[psutil.Process], how: str) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            getattr(process, how)()
-
-
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM ends this process as Ctrl-C does, in order: what was started ends with it."""
+    """SIGTERM ends this process as Ctrl-C does, in order, and no second signal disturbs what is being ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-    before = {number: signal.signal(number, end) for number in numbers}
+    wanted = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {each: handler for each in wanted if (handler := signal.getsignal(each)) != signal.SIG_IGN}
     try:
+        for each in before:
+            signal.signal(each, end)
         yield
     finally:
         for number, handler in before.items():
@@ -292,9 +299,17 @@ def _follow(
     flwr = _command("flwr")
 
     def ask(*words: str) -> str:
-        return subprocess.run(
-            [flwr, *words], cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=60
-        ).stdout
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return subprocess.run(
+                [flwr, *words],
+                cwd=place,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=PATIENCE,
+            ).stdout
+        return ""
 
     with output.open("wb") as sink:
         process = subprocess.Popen(
@@ -373,6 +388,8 @@ class _Watch:
         status = history.stat()
         if status.st_size == self._size or (self._earlier and status.st_ino == self._earlier.st_ino):
             return  # nothing new, or still that of the run to be resumed
+        if not history.read_bytes().endswith(b"\n"):
+            return  # being written
         self._size = status.st_size
         rows = read_history(self._folder)
         if not self._started:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
@@ -127,12 +128,13 @@ def run_locally(
     """
     if not config.state_dir:
         config = config.but(state_dir=str(folder / "state"))
-    serve(
-        config,
-        LocalGrid(app or make_client_app(), config.clients),
-        folder,
-        engine="local",
-        resume=resume,
-        shared=population.shared_pool(config),
-        observers=observers,
-    )
+    with torch.random.fork_rng(devices=[]):  # clients seed torch's global generator, which is the caller's here
+        serve(
+            config,
+            LocalGrid(app or make_client_app(), config.clients),
+            folder,
+            engine="local",
+            resume=resume,
+            shared=population.shared_pool(config),
+            observers=observers,
+        )

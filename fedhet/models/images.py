@@ -114,8 +114,8 @@ class MLP(nn.Module):
 
 @register_model("mlp")
 def mlp(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Two hidden layers of 128 and 64 units."""
-    return MLP(input_shape, (128, 64), classes)
+    """Two hidden layers of 200 units: the 2NN of McMahan et al. (AISTATS 2017)."""
+    return MLP(input_shape, (200, 200), classes)
 
 
 class VGG9(nn.Module):

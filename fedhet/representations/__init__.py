@@ -2,7 +2,7 @@
 
 from fedhet.representations.alignment import Alignment
 from fedhet.representations.cka import debiased_linear_cka, linear_cka, procrustes_distance, rbf_cka
-from fedhet.representations.features import RandomStream, Representation, head_name, isolated
+from fedhet.representations.features import RandomStream, Representation, head_name, isolated, represent
 
 __all__ = [
     "Alignment",
@@ -14,4 +14,5 @@ __all__ = [
     "linear_cka",
     "procrustes_distance",
     "rbf_cka",
+    "represent",
 ]

@@ -1,11 +1,13 @@
 """Phi, the input of a model's head, of any `nn.Module`; and forward passes that leave no trace in the model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+ROWS_AT_ONCE = 512
 
 
 def head_name(model: nn.Module, head: str = "") -> str:
@@ -149,6 +151,22 @@ class Representation:
     @property
     def _title(self) -> str:
         return f"head {self.head or type(self._module).__name__!r} of {type(self.model).__name__}"
+
+
+@torch.no_grad()
+def represent(representation: Representation, inputs: Tensor, transform: Callable[[Tensor], Tensor]) -> Tensor:
+    """Phi `(n, d)` of raw inputs in evaluation mode, without a graph and not all rows at once.
+
+    Args:
+        representation: of the model, which is left in evaluation mode.
+        inputs: `(n, ...)` as they are stored.
+        transform: from raw inputs to the model's.
+
+    Raises:
+        ValueError: as the representation does.
+    """
+    representation.model.eval()
+    return torch.cat([representation(transform(part)) for part in inputs.split(ROWS_AT_ONCE)])
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
