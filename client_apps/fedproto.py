@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedhet.client import Client, ClientHalf
 from fedhet.config import Config
-from fedhet.errors import ModelError
+from fedhet.errors import DataError, ModelError
 from fedhet.evaluation import BATCH
 from fedhet.exchange import Exchange
 from fedhet.representations import head_name
@@ -30,7 +30,7 @@ class FedProto(ClientHalf):
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        """With `fedproto.width`, the model carries a linear layer from Phi to that width, beside its head.
+        """With `fedproto.width`, the model carries weight and bias of a linear map from Phi to that width.
 
         Raises:
             ModelError: the head is no `nn.Linear`, so that the width of Phi is not known.
@@ -39,11 +39,9 @@ class FedProto(ClientHalf):
             head = model.get_submodule(head_name(model, config.head))
             if not isinstance(head, nn.Linear):
                 raise ModelError(f"fedproto.width needs an nn.Linear as head, not a {type(head).__name__}")
-            others = dict(model._modules)
-            # First in order, so that the last nn.Linear is the head still.
-            model._modules.clear()
-            model.add_module(PROJECTION, nn.Linear(head.in_features, config.parameters.width))
-            model._modules.update(others)
+            # As parameters, since a module would be taken for the head, and an nn.Sequential would call it.
+            for name, parameter in nn.Linear(head.in_features, config.parameters.width).named_parameters():
+                model.register_parameter(f"{PROJECTION}_{name}", parameter)
         return model
 
     def exchange(self) -> Exchange:
@@ -51,7 +49,13 @@ class FedProto(ClientHalf):
         return Exchange("nothing")
 
     def greet(self, payload: Payload) -> Payload:
-        """The width of the representation."""
+        """The width of the representation.
+
+        Raises:
+            DataError: examples have no single class.
+        """
+        if self.client.data.train.labels.ndim != 1:
+            raise DataError(f"client {self.client.name}: fedproto needs examples of one class each")
         return Payload(values={"width": self._embed(self.client.data.train.inputs[:2]).shape[1]})
 
     def receive(self, payload: Payload) -> None:
@@ -114,5 +118,9 @@ class FedProto(ClientHalf):
         return self._project(self.client.representation(self.client.transform(inputs)))
 
     def _project(self, features: Tensor) -> Tensor:
-        projection = self.client.model._modules.get(PROJECTION)
-        return projection(features) if projection is not None else features
+        if not self.parameters.width:
+            return features
+        own = self.client.model._parameters
+        weight, bias = own[f"{PROJECTION}_weight"], own[f"{PROJECTION}_bias"]
+        assert weight is not None
+        return F.linear(features, weight, bias)

@@ -49,9 +49,8 @@ def architectures(config: Config, clients: int) -> list[str]:
         ModelError: an unknown model, or a list that does not fit the number of clients.
     """
     names = models.expand(config.architectures)
-    if config.assign in models.ASSIGNMENTS:
-        return models.assign(names, config.assign, clients, config.seed)
-    return models.assign(names, models.expand(config.assign), clients, config.seed)
+    listed = "," in config.assign or config.assign in (*models.names(), *models.families())
+    return models.assign(names, models.expand(config.assign) if listed else config.assign, clients, config.seed)
 
 
 def architecture_of(client: ClientInfo) -> str:

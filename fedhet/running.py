@@ -16,7 +16,7 @@ from torch import Tensor
 from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.config import Config
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import ConfigError
 from fedhet.evaluation import evaluate
 from fedhet.results.history import Row, read_history
 from fedhet.results.progress import ProgressLine
@@ -116,24 +116,13 @@ def serve(
         FedhetError: as the strategy's `start`.
     """
     directory = RunDirectory(folder, config, engine, resume=resume)
-    strategy: FederatedStrategy | None = None
-    try:
-        strategy = registry.strategy(config.method)(
-            config, shared=shared, model=model, observers=[directory, *observers]
-        )
-        if resume and (state := directory.state) is not None:
-            strategy.state = state
-        if evaluate_fn is None and config.test_on != "local" and strategy.global_model:
-            evaluate_fn = _on_common_test(strategy)
-        strategy.start(grid, evaluate_fn=evaluate_fn)
-    except BaseException as error:  # recorded and raised again, Ctrl-C included
-        directory.failed(strategy, error)
-        raise
-    finally:
-        for observer in observers:
-            if (close := getattr(observer, "close", None)) is not None:
-                close()
-        _report(folder)
+    strategy = registry.strategy(config.method)(
+        config, shared=shared, model=model, observers=[directory, *observers]
+    )
+    strategy.state = directory.state or strategy.state
+    if evaluate_fn is None and config.test_on != "local":
+        evaluate_fn = _on_common_test(strategy)
+    strategy.start(grid, evaluate_fn=evaluate_fn)
 
 
 def make_server_app(
@@ -198,13 +187,3 @@ def new_folder(parent: Path, config: Config) -> Path:
     stem = f"{config.method}-{config.dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 1000))
     return next(parent / name for name in names if not (parent / name).exists())
-
-
-def _report(folder: Path) -> None:
-    """Write the report; a figure that fails must not take a finished run with it."""
-    from fedhet.results.report import write_report
-
-    try:
-        write_report(folder)
-    except FedhetError as error:
-        log.warning("no report: %s", error)

@@ -13,6 +13,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -32,7 +33,18 @@ from fedhet.population import ClientInfo
 from fedhet.randomness import numpy_generator
 from fedhet.results.history import ClientRow, client_order, summarise
 from fedhet.state import ClientRecord, State
-from fedhet.wire import Arrays, Encoder, Payload, WireError, check, check_finite, decode, decode_arrays, encode_arrays
+from fedhet.wire import (
+    Arrays,
+    Encoder,
+    Payload,
+    WireError,
+    cast,
+    check,
+    check_finite,
+    decode,
+    decode_arrays,
+    encode_arrays,
+)
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -113,6 +125,9 @@ class Observer(Protocol):
     def finished(self, strategy: "FederatedStrategy") -> None:
         """All rounds and the evaluation at the end are complete."""
 
+    def failed(self, strategy: "FederatedStrategy", error: BaseException) -> None:
+        """The run ended before its end."""
+
 
 class FederatedStrategy(Strategy):
     """Base of all strategies of fedhet; a `flwr.serverapp.strategy.Strategy` that starts on any Grid.
@@ -155,7 +170,7 @@ class FederatedStrategy(Strategy):
         self.specs: dict[str, Spec] = {}
         self.metric, self.personal = "accuracy", False
         self._nodes: dict[str, int] = {}
-        self._refused: set[int] = set()
+        self._refused: dict[int, str] = {}  # nodes that cannot take part, and whose name bars them, if one does
         self._grid: Grid | None = None
         self._settings = self.config.text()
         self._round = _Round()
@@ -188,7 +203,7 @@ class FederatedStrategy(Strategy):
     def received_by_all(self) -> Payload:
         """What any client receives, to train on or only to be evaluated; by default the shared model."""
         model = self.state.arrays.get("model")
-        return Payload({"model": model} if model else {})
+        return Payload({"model": cast(model, self.config.wire_dtype)} if model else {})
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         """What each chosen client receives in this round.
@@ -205,11 +220,14 @@ class FederatedStrategy(Strategy):
     def check_reply(self, reply: Reply) -> None:
         """Check what a method's own groups of arrays hold, after training or in an answer to `ask`.
 
-        That all arrays are finite, and the names and shapes of the model's, are checked already.
+        That all arrays are finite, and the names and shapes of the model's, are checked already. By default the model
+        must be there, if it travels.
 
         Raises:
             WireError: what is wrong with them.
         """
+        if self.specs[reply.client] and "model" not in reply.arrays:
+            raise WireError("its model is missing")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Learn from the valid replies of a round; returns metrics for the history.
@@ -271,11 +289,12 @@ class FederatedStrategy(Strategy):
         """Run all rounds, the closing round if there is one, and the evaluation at the end.
 
         Takes what Flower's own `start` takes; what is left out comes from the configuration. A strategy whose `state`
-        was loaded goes on after `state.round`.
+        was loaded goes on after `state.round`. With the key `out` and no observers, a run directory is written.
 
         Args:
             grid: the clients.
-            initial_arrays: what is shared before the first round; by default the first client's initial weights.
+            initial_arrays: the shared model before the first round, for methods that have one and when nothing is
+                resumed; by default the first client's initial weights.
             num_rounds: rounds of training.
             timeout: seconds to wait for replies.
             train_config: keys of the configuration to change, for training and the evaluation that rides with it.
@@ -291,6 +310,19 @@ class FederatedStrategy(Strategy):
         self._grid, self._rides = grid, True
         if initial_arrays:
             self.state.arrays["model"] = decode_arrays(initial_arrays)
+        if self.config.out and not self.observers:
+            self._record(Path(self.config.out))
+        try:
+            result = self._run(grid, evaluate_fn)
+        except BaseException as error:  # told and raised again, Ctrl-C included
+            for observer in self.observers:
+                observer.failed(self, error)
+            raise
+        for observer in self.observers:
+            observer.finished(self)
+        return result
+
+    def _run(self, grid: Grid, evaluate_fn: EvaluateFunction | None) -> Result:
         result, last = Result(), self.config.rounds + bool(self.config.closing_epochs)
         for observer in self.observers:
             observer.started(self, self.state.round + 1, last)
@@ -303,9 +335,14 @@ class FederatedStrategy(Strategy):
             self._evaluate_globally(round, evaluate_fn, result)
         result.evaluate_metrics_clientapp[last] = self._evaluate_at_the_end(last + 1, grid)
         result.arrays = encode_arrays(self.state.arrays.get("model", {}))
-        for observer in self.observers:
-            observer.finished(self)
         return result
+
+    def _record(self, folder: Path) -> None:
+        from fedhet.results.recorder import RunDirectory
+
+        directory = RunDirectory(folder.resolve(), self.config, "flwr", resume=self.config.resume)
+        self.state = directory.state or self.state
+        self.observers = [directory]
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -313,7 +350,7 @@ class FederatedStrategy(Strategy):
         """Flower's hook: the messages of a round. Within `start`, clients that do not train are evaluated with it."""
         self._grid, self._round = grid, _Round(server_round)
         self._override(config)
-        if arrays:
+        if arrays and self.equal_architectures:
             self.state.arrays["model"] = decode_arrays(arrays)
         self._greet(grid)
         self._fetch_first_model()
@@ -323,6 +360,8 @@ class FederatedStrategy(Strategy):
             if client not in self._nodes:
                 self._round.fail(client, "is not there")
         payloads = self.configure_fit(server_round, [client for client in self._nodes if client in drawn])
+        # A client may turn out to be lost when it is asked something on the way.
+        payloads = {client: payload for client, payload in payloads.items() if client in self._nodes}
         self._round.training = frozenset(payloads)
         evaluate = self._rides and (closing or self._evaluates(server_round))
         epochs = self.config.closing_epochs if closing else self.config.local_epochs
@@ -418,11 +457,12 @@ class FederatedStrategy(Strategy):
         exact = "clients" in self.config.chosen
         wanted = self.config.clients if exact else self.config.min_clients
         patience = time.monotonic() + self.config.wait_for_clients
+        grace = time.monotonic() + GRACE
         while True:
             count = len(list(grid.get_node_ids()))
             if count >= wanted and (exact or time.monotonic() >= patience):
                 break
-            if time.monotonic() >= max(patience, self._round.started + GRACE):
+            if time.monotonic() >= max(patience, grace):
                 break
             time.sleep(0.1)
         if exact and count != wanted:
@@ -443,32 +483,38 @@ class FederatedStrategy(Strategy):
         """Learn who is there; ask newcomers for their names and what they have."""
         present = set(grid.get_node_ids())
         self._nodes = {client: node for client, node in self._nodes.items() if node in present}
-        new = sorted(present - set(self._nodes.values()) - self._refused)
-        if not new:
-            return
+        self._refused = {node: name for node, name in self._refused.items() if not name or name in self._nodes}
+        if new := sorted(present - set(self._nodes.values()) - self._refused.keys()):
+            self._welcome_nodes(new)
+        if not self._nodes:
+            raise FedhetError(f"no client can serve:\n{self._round.reasons() or '  there are no nodes'}")
+
+    def _welcome_nodes(self, new: Sequence[int]) -> None:
         greeting = self.greeting()
         encoder = Encoder()
         messages = [self._message(MessageType.QUERY, node, encoder(greeting), question="greet") for node in new]
         self._round.sent = dict(zip(new, messages, strict=True))
         for node, message in self._by_node(self._send(messages)).items():
+            name = _name(message)
             try:
                 reply, report = _open(message)
                 self._admit(node, reply, report)
             except FedhetError as error:
-                self._refused.add(node)
-                self._round.fail(_name(message) or f"at node {node}", str(error))
+                if not message.has_error():  # one that only failed is asked again
+                    self._refused[node] = name if name in self._nodes else ""
+                self._round.fail(name or f"at node {node}", str(error))
                 continue
-            if reply.client not in self.state.clients:
-                self._round.down[reply.client] += greeting.nbytes
-                self._round.up[reply.client] += reply.payload.nbytes
-                self.state.clients[reply.client] = ClientRecord(reply.examples, str(report.get("architecture", "")))
+            self._round.down[name] += greeting.nbytes
+            self._round.up[name] += reply.payload.nbytes
+            if name not in self.state.clients:
+                self.state.clients[name] = ClientRecord(reply.examples, str(report.get("architecture", "")))
         self._nodes = {client: self._nodes[client] for client in sorted(self._nodes, key=client_order)}
-        if not self._nodes:
-            raise FedhetError(f"no client can serve:\n{self._round.reasons()}")
 
     def _admit(self, node: int, reply: Reply, report: Mapping[str, Any]) -> None:
         if reply.client in self._nodes:
             raise FedhetError("another node goes by this name as well; each needs a partition-id (or name) of its own")
+        if reply.client in ("", ".", "..") or "/" in reply.client:
+            raise FedhetError(f"its name {reply.client!r} cannot be that of a file: give the node another name")
         spec = _spec(report)
         if self.equal_architectures and self.specs:
             first = min(self.specs, key=client_order)
@@ -485,17 +531,16 @@ class FederatedStrategy(Strategy):
 
     def _fetch_first_model(self) -> None:
         """What is shared starts as the first client's initial weights, unless each starts from its own."""
-        first = next(iter(self._nodes))
-        if (
-            self.equal_architectures
-            and self.config.shared_init
-            and self.specs[first]
-            and not self.state.arrays.get("model")
-        ):
-            answer = self.ask("first", {first: Payload()})
-            if first not in answer:
-                raise FedhetError(f"client {first} did not give the first weights:\n{self._round.reasons()}")
-            self.state.arrays["model"] = answer[first].arrays["model"]
+        travels = any(self.specs[client] for client in self._nodes)
+        if not (self.equal_architectures and self.config.shared_init and travels) or self.state.arrays.get("model"):
+            return
+        for client in self.present:  # all would give the same: they are drawn from the seed, not from the client
+            question = self._messages(MessageType.QUERY, {client: Payload()}, question="first")
+            answer = self._collect(self._send(question)).get(client)
+            if answer is not None and "model" in answer.arrays:
+                self.state.arrays["model"] = weighted_average([answer.arrays["model"]], [1.0], self.specs[client])
+                return
+        raise FedhetError(f"no client gave the first weights:\n{self._round.reasons()}")
 
     # ---- messages
 
@@ -577,7 +622,7 @@ class FederatedStrategy(Strategy):
             if name == "model":
                 narrow = self.config.wire_dtype
                 spec = {
-                    key: (shape, narrow if dtype == "float32" else dtype)
+                    key: (shape, narrow if np.dtype(dtype).kind == "f" else dtype)
                     for key, (shape, dtype) in self.specs[client].items()
                 }
                 check(group, spec, "its model")
@@ -617,7 +662,8 @@ class FederatedStrategy(Strategy):
         current = self._round
         losses = [(r.metrics["train-loss"], r.examples) for r in replies.values() if "train-loss" in r.metrics]
         weight = sum(examples for _, examples in losses)
-        train_loss = math.fsum(loss * examples for loss, examples in losses) / weight if weight else None
+        finite = weight and all(math.isfinite(loss) for loss, _ in losses)
+        train_loss = math.fsum(loss * examples for loss, examples in losses) / weight if finite else None
         row = {
             "round": current.number,
             **({"final": True} if current.final else {}),
@@ -685,8 +731,11 @@ def _open(message: Message) -> tuple[Reply, dict[str, Any]]:
     report: dict[str, Any] = dict(records["report"])
     if "refusal" in report:
         raise (Lost if report.get("lost") else FedhetError)(str(report["refusal"]))
-    metrics: dict[str, Any] = dict(records["metrics"])
-    return Reply(str(report["client"]), int(metrics["num-examples"]), decode(records), metrics), report
+    metrics: dict[str, Any] = dict(records["metrics"]) if "metrics" in records else {}
+    examples = metrics.get("num-examples", 0)
+    if "client" not in report or not 1 <= examples < math.inf:
+        raise WireError(f"its reply is damaged: it names {examples} training examples")
+    return Reply(str(report["client"]), int(examples), decode(records), metrics), report
 
 
 def _name(message: Message) -> str:

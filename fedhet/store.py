@@ -4,6 +4,8 @@ The server names the round that it expects. A client whose answer was lost goes 
 died in mid-round trains again from where it was, and none ever trains twice on top of itself.
 """
 
+import logging
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
+
+from fedhet.errors import FedhetError
+
+_log = logging.getLogger("flwr").getChild("fedhet")
 
 
 class ClientStore:

@@ -8,7 +8,7 @@ import numpy as np
 from fedhet.config import option
 from fedhet.errors import ModelError
 from fedhet.server import FederatedStrategy, Reply
-from fedhet.wire import Payload, WireError
+from fedhet.wire import Payload, WireError, check
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,9 @@ class FedProto(FederatedStrategy):
     def check_reply(self, reply: Reply) -> None:
         """Prototypes are (k, d), with k classes and k numbers of examples."""
         own = reply.arrays.get("prototypes", {})
-        shapes = {name: array.shape for name, array in own.items()}
-        k = len(own["classes"]) if "classes" in own else 0
-        if shapes != {"means": (k, self.state.values["width"]), "classes": (k,), "counts": (k,)}:
-            raise WireError(f"its prototypes have shapes {shapes}")
+        k = own["classes"].size if "classes" in own else 0
+        means = ((k, self.state.values["width"]), "float32")
+        check(own, {"means": means, "classes": ((k,), "int64"), "counts": ((k,), "int64")}, "its prototypes")
         if k and (own["classes"].min() < 0 or own["counts"].min() < 1):
             raise WireError("its prototypes have classes or numbers of examples below what can be")
 

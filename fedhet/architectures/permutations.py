@@ -297,7 +297,7 @@ class _Solver:
             )
         self.values[node.name] = result
 
-    def source(self, node: Node) -> _Value:
+    def source(self, node: Node, *values: _Value) -> _Value:
         return tuple(map(_fixed, node.shape))
 
     def outside(self, node: Node) -> _Value:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
@@ -78,6 +78,7 @@ class LocalGrid(Grid):
         ids = []
         for message in messages:
             ids.append(self._identify(message))
+            message.content = _own(message.content)
             self._replies[ids[-1]] = self._handle(message)
         return ids
 
@@ -104,6 +105,19 @@ class LocalGrid(Grid):
         key = str(next(self._ids))
         message.metadata.__dict__["_message_id"] = key
         return key
+
+
+def _own(content: RecordDict) -> RecordDict:
+    """A message's arrays for one client alone: one that changed what it was sent would change it for all."""
+    own = RecordDict()
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord):
+            private = ArrayRecord()
+            for key, array in record.items():
+                private[key] = Array(array.dtype, array.shape, array.stype, bytes(memoryview(array.data)))
+            record = private
+        own[name] = record
+    return own
 
 
 def run_locally(

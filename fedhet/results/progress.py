@@ -56,12 +56,12 @@ class ProgressLine:
                 f"round {row['round']}/{self._last}: {news}, {left:.0f} s left", markup=False, highlight=False
             )
 
-    def finished(self, strategy: "FederatedStrategy") -> None:
-        """Close the line."""
-        self.close()
+    def failed(self, strategy: "FederatedStrategy", error: BaseException) -> None:
+        """Take the line away."""
+        self.finished(strategy)
 
-    def close(self) -> None:
-        """Take the line away, whatever happened."""
+    def finished(self, strategy: "FederatedStrategy") -> None:
+        """Take the line away."""
         if self._live is not None:
             self._live.stop()
             self._live = None

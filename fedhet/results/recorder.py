@@ -14,6 +14,7 @@ from fedhet import config as configuration
 from fedhet.config import Config
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.history import ClientRow, accuracy_curve, last10, read_clients, read_history
+from fedhet.results.report import write_report
 from fedhet.state import State
 from fedhet.store import write_tensors
 from fedhet.wire import to_tensor
@@ -82,17 +83,19 @@ class RunDirectory:
         if matrices := strategy.matrices():
             self._write("matrices.json", matrices)
         self._write("summary.json", self.summary("completed", strategy))
+        write_report(self.folder)
 
-    def failed(self, strategy: "FederatedStrategy | None", error: BaseException) -> None:
-        """Write the summary of a run that ended before its end."""
+    def failed(self, strategy: "FederatedStrategy", error: BaseException) -> None:
+        """Write the summary of a run that ended before its end, and a report of what there is."""
         reason = str(error) if isinstance(error, FedhetError) else f"{type(error).__name__}: {error}"
         self._write("summary.json", self.summary("failed", strategy) | {"error": reason})
+        write_report(self.folder)
 
-    def summary(self, status: str, strategy: "FederatedStrategy | None") -> dict[str, Any]:
+    def summary(self, status: str, strategy: "FederatedStrategy") -> dict[str, Any]:
         """What `summary.json` holds, from the history."""
         rows = read_history(self.folder)
-        personal = "trained" if strategy is not None and strategy.personal else "received"
-        has_global = strategy is not None and strategy.global_model
+        personal = "trained" if strategy.personal else "received"
+        has_global = strategy.global_model
         on = "common" if self.config.test_on == "global" else "own"
 
         def last(which: str, *statistics: str) -> dict[str, float] | None:
@@ -102,12 +105,12 @@ class RunDirectory:
         summary: dict[str, Any] = {
             "method": self.config.method,
             "dataset": self.config.dataset,
-            "clients": len(strategy.state.clients) if strategy is not None else 0,
+            "clients": len(strategy.state.clients),
             "rounds": max((row["round"] for row in rows if not row.get("final")), default=0),
             "seed": self.config.seed,
             "engine": self.engine,
             "personal": personal,
-            "metric": strategy.metric if strategy is not None else "accuracy",
+            "metric": strategy.metric,
             "personal_accuracy": last(personal, "weighted", "mean", "std", "min", "max"),
             "global_accuracy": last("received", "weighted", "mean") if has_global else None,
             "last10": last10(rows, personal, has_global=has_global),  # type: ignore[arg-type]

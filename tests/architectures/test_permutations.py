@@ -105,15 +105,16 @@ class Mobile(nn.Module):
         super().__init__()
         a, b, c = random.integers(2, 6, 3)
         self.stem, self.wide = nn.Conv2d(2, a, 3, padding=1), nn.Conv2d(a, b, 1, bias=False)
-        self.depthwise, self.norm = nn.Conv2d(b, 2 * b, 3, padding=1, groups=b), nn.BatchNorm2d(2 * b)
-        self.squeeze, self.excite = nn.Conv2d(2 * b, c, 1), nn.Conv2d(c, 2 * b, 1)
+        self.depthwise, self.norm = nn.Conv2d(b, b, 3, padding=1, groups=b), nn.BatchNorm2d(b)
+        self.squeeze, self.excite = nn.Conv2d(b, c, 1), nn.Conv2d(c, b, 1)
+        self.double = nn.Conv2d(b, 2 * b, 1, groups=b)
         self.narrow, self.head = nn.Conv2d(2 * b, a, 1), nn.Linear(a, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.hardswish(self.stem(x))
         y = F.relu6(self.norm(self.depthwise(self.wide(x))))
         y = y * torch.sigmoid(self.excite(F.relu(self.squeeze(F.adaptive_avg_pool2d(y, 1)))))
-        return self.head(F.adaptive_max_pool2d(self.narrow(y) + x, 1).flatten(1))
+        return self.head(F.adaptive_max_pool2d(self.narrow(self.double(y)) + x, 1).flatten(1))
 
 
 class Text(nn.Module):
@@ -323,7 +324,7 @@ def test_depthwise_filters_are_columns_of_their_channels_unit() -> None:
     groups = groups_of(model, x)
     wide = groups[1]
     assert wide.name == "wide"
-    assert ("depthwise.weight", 2) in {(slot.parameter, slot.block) for slot in wide.rows}
+    assert {("depthwise.weight", 1), ("double.weight", 2)} <= {(slot.parameter, slot.block) for slot in wide.rows}
     assert "excite.weight" in {slot.parameter for slot in wide.carried}
 
 
@@ -424,7 +425,7 @@ class Refused(nn.Module):
         ("scale", "parameter scale"),
         ("shuffle", "view"),
         ("slice", "slice"),
-        ("halves", "put together differently"),
+        ("halves", r"put together differently"),
         ("sum", "mean"),
     ],
 )

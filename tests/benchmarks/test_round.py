@@ -100,6 +100,9 @@ class Interleaved:
     def finished(self, strategy: FederatedStrategy) -> None:
         pass
 
+    def failed(self, strategy: FederatedStrategy, error: BaseException) -> None:
+        pass
+
 
 @contextmanager
 def one_thread() -> Iterator[None]:
