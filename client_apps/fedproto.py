@@ -69,7 +69,7 @@ class FedProto(ClientHalf):
         return [replace(phase, features_of=self.client.representation) for phase in super().phases(payload)]
 
     def terms(self, payload: Payload) -> tuple[LossTerm, ...]:
-        """The term lambda * mean over d of (Phi(x)_d - C_y,d)^2, over the examples whose class has a global prototype."""
+        """The term lambda * mean_d (Phi(x)_d - C_y,d)^2, over the examples whose class has a global prototype."""
         if not len(self.classes):
             return ()
         count = int(self.classes.max()) + 1

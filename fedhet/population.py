@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fedhet import data, models, registry
 from fedhet.config import Config
 from fedhet.data import ClientData, DataSet, Examples, Split
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, ModelError
+from fedhet.representations import Representation
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,14 @@ def check(config: Config) -> None:
             f"{config.method} averages weights position by position and needs equal architectures, not "
             f"{', '.join(dealt)}: set architectures to one of them"
         )
-    with torch.random.fork_rng(devices=[]):
+    batch = dataset.transform(dataset.train.inputs[:2])
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         for name in dealt:
-            models.build(name, dataset.input_shape, dataset.classes)
+            model = models.build(name, dataset.input_shape, dataset.classes).eval()
+            try:
+                Representation(model, config.head)(batch)
+            except ValueError as error:
+                raise ModelError(f"model {name!r}: {error}") from error
 
 
 def _place(client: ClientInfo) -> tuple[int, int]:

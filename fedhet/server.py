@@ -308,10 +308,10 @@ class FederatedStrategy(Strategy):
         self._override({key: value for key, value in overrides.items() if value is not None})
         self._override({**(evaluate_config or {}), **(train_config or {})})
         self._grid, self._rides = grid, True
-        if initial_arrays:
-            self.state.arrays["model"] = decode_arrays(initial_arrays)
         if self.config.out and not self.observers:
             self._record(Path(self.config.out))
+        if initial_arrays and self.equal_architectures and not self.state.round:
+            self.state.arrays["model"] = decode_arrays(initial_arrays)
         try:
             result = self._run(grid, evaluate_fn)
         except BaseException as error:  # told and raised again, Ctrl-C included

@@ -5,7 +5,6 @@ died in mid-round trains again from where it was, and none ever trains twice on 
 """
 
 import logging
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -71,6 +71,7 @@ class StackedLSTM(nn.Module):
         self.dropout, self.bidirectional = lstm.dropout, lstm.bidirectional
         for name, parameter in lstm._parameters.items():
             self.register_parameter(name, parameter)
+        self.train(lstm.training)
 
     def forward(
         self, sequence: Tensor, states: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None

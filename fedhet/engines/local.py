@@ -120,6 +120,13 @@ def _own(content: RecordDict) -> RecordDict:
     return own
 
 
+def server_context(run_config: dict[str, bool | float | int | str] | None = None) -> Context:
+    """The context that a ServerApp is called with on a `LocalGrid`."""
+    return Context(
+        run_id=RUN_ID, node_id=SERVER_ID, node_config={}, state=RecordDict(), run_config=dict(run_config or {})
+    )
+
+
 def run_locally(
     config: Config,
     folder: Path,

@@ -107,14 +107,14 @@ class Mobile(nn.Module):
         self.stem, self.wide = nn.Conv2d(2, a, 3, padding=1), nn.Conv2d(a, b, 1, bias=False)
         self.depthwise, self.norm = nn.Conv2d(b, b, 3, padding=1, groups=b), nn.BatchNorm2d(b)
         self.squeeze, self.excite = nn.Conv2d(b, c, 1), nn.Conv2d(c, b, 1)
-        self.double = nn.Conv2d(b, 2 * b, 1, groups=b)
+        self.twofold = nn.Conv2d(b, 2 * b, 1, groups=b)
         self.narrow, self.head = nn.Conv2d(2 * b, a, 1), nn.Linear(a, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.hardswish(self.stem(x))
         y = F.relu6(self.norm(self.depthwise(self.wide(x))))
         y = y * torch.sigmoid(self.excite(F.relu(self.squeeze(F.adaptive_avg_pool2d(y, 1)))))
-        return self.head(F.adaptive_max_pool2d(self.narrow(self.double(y)) + x, 1).flatten(1))
+        return self.head(F.adaptive_max_pool2d(self.narrow(self.twofold(y)) + x, 1).flatten(1))
 
 
 class Text(nn.Module):
@@ -324,7 +324,7 @@ def test_depthwise_filters_are_columns_of_their_channels_unit() -> None:
     groups = groups_of(model, x)
     wide = groups[1]
     assert wide.name == "wide"
-    assert {("depthwise.weight", 1), ("double.weight", 2)} <= {(slot.parameter, slot.block) for slot in wide.rows}
+    assert {("depthwise.weight", 1), ("twofold.weight", 2)} <= {(slot.parameter, slot.block) for slot in wide.rows}
     assert "excite.weight" in {slot.parameter for slot in wide.carried}
 
 
@@ -459,9 +459,7 @@ def test_states_and_assignments_that_do_not_fit_are_refused_by_name() -> None:
     assert widths({"one.bias": torch.zeros(9)}, groups)[0] == 9
 
 
-@pytest.mark.parametrize(
-    ("name", "count"), [("resnet18", 12), ("mobilenet_v3_small", 27), ("vgg11", 10), ("densenet121", 120)]
-)
+@pytest.mark.parametrize(("name", "count"), [("resnet18", 12), ("mobilenet_v3_small", 27), ("densenet121", 120)])
 @pytest.mark.slow
 def test_torchvisions_networks(name: str, count: int) -> None:
     torchvision = pytest.importorskip("torchvision")

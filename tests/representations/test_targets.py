@@ -53,7 +53,8 @@ def relative(value: Tensor, expected: Tensor) -> float:
 
 
 def size(packed: dict[str, Any]) -> int:
-    return sum(value.nbytes for value in packed.values() if isinstance(value, np.ndarray))
+    """Bytes of the values themselves; the three numbers beside them are seven more."""
+    return sum(value.nbytes for value in packed.values() if value.ndim)
 
 
 @pytest.mark.parametrize("normalise", ["raw", "frobenius"])
@@ -164,7 +165,8 @@ def test_weak_columns_travel_in_one_byte() -> None:
     assert packed["coarse"].dtype == np.int8
     assert size(packed) < 2 * target.values.numel()
     received = unpack(packed)
-    assert (received.coarse, received.error, received.whole) == (target.coarse, target.error, False)
+    assert (received.coarse, received.whole) == (target.coarse, False)
+    assert received.error == pytest.approx(target.error)
 
 
 def test_rbf_blocks_are_those_of_the_plain_mean_kernel() -> None:

@@ -1,0 +1,664 @@
+"""FedHeNN end to end on a few digits: what it reduces to, what it optimises, what each option does, what goes wrong."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedhet import make_client_app, population
+from fedhet.config import Config, resolve
+from fedhet.data import load
+from fedhet.engines.local import run_locally
+from fedhet.errors import ConfigError, FedhetError
+from fedhet.population import ClientInfo
+from fedhet.representations import Representation, linear_cka, procrustes_distance, represent
+from fedhet.representations.cka import kernel_cka, rbf_kernel
+from fedhet.representations.targets import Factor, mean_rbf_blocks, pack, unpack, unpack_blocks
+from fedhet.results.history import Row, read_history
+from fedhet.wire import Arrays, Payload, decode, encode_arrays
+
+TINY = {
+    "method": "fedhenn",
+    "dataset": "digits",
+    "partition": "classes",
+    "classes-per-client": 4,
+    "clients": 3,
+    "samples-per-client": 20,
+    "shared-samples": 96,
+    "architectures": "mlp,cnn",
+    "rounds": 3,
+    "fraction-train": 1.0,
+    "local-epochs": 1,
+    "batch-size": 10,
+    "learning-rate": 0.05,
+    "momentum": 0.5,
+    "weight-decay": 0.0,
+    "closing-epochs": 0,
+    "fedhenn.eta0": 0.3,
+    "fedhenn.probe": 0,
+}
+EXACT = {"fedhenn.target-error": 0.0, "fedhenn.target-dtype": "float32"}
+
+
+@dataclass
+class Exchange:
+    """A message to a client and its answer."""
+
+    kind: str
+    client: str
+    round: int
+    question: str
+    sent: Payload
+    answered: Payload
+
+
+@dataclass
+class Wire:
+    """A Flower mod that keeps all exchanges; `spoil(client, round, reply)` may change a training reply on its way."""
+
+    spoil: Callable[[str, int, Message], None] | None = None
+    log: list[Exchange] = field(default_factory=list)
+
+    def __call__(self, message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        request = dict(message.content["request"])
+        client, number = str(context.node_config["partition-id"]), int(request["round"])
+        reply = call_next(message, context)
+        kind = message.metadata.message_type
+        if self.spoil is not None and kind == "train":
+            self.spoil(client, number, reply)
+        question = str(request["question"]) if "question" in request else ""
+        answered = decode(reply.content) if reply.has_content() else Payload()
+        self.log.append(Exchange(kind, client, number, question, decode(message.content), answered))
+        return reply
+
+    def training(self, round: int) -> dict[str, Exchange]:
+        return {e.client: e for e in self.log if e.kind == "train" and e.round == round}
+
+    def asked(self, question: str) -> list[Exchange]:
+        return [e for e in self.log if e.question == question]
+
+
+@dataclass
+class Run:
+    """A finished run."""
+
+    folder: Path
+    config: Config
+    wire: Wire
+
+    @property
+    def rows(self) -> list[Row]:
+        return read_history(self.folder)
+
+    @property
+    def pool(self) -> Tensor:
+        pool = population.shared_pool(self.config)
+        assert pool is not None
+        return pool
+
+    def info(self, client: str) -> ClientInfo:
+        return ClientInfo(client, int(client), self.config.clients, self.config)
+
+    def state(self, client: str, round: int) -> dict[str, Tensor]:
+        """A client's own state after a round; only that of the last two rounds is kept."""
+        saved = load_file(self.folder / "state" / "clients" / client / f"{round}.safetensors")
+        return {name.removeprefix("model/"): tensor for name, tensor in saved.items()}
+
+    def network(self, client: str, tensors: dict[str, Tensor] | Arrays) -> nn.Module:
+        model = population.model_of(self.info(client))
+        model.load_state_dict({name: torch.as_tensor(np.array(value)) for name, value in tensors.items()})
+        return model
+
+    def phi(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        return represent(Representation(model), inputs, population.dataset_of(self.config).transform)
+
+
+def run(
+    folder: Path,
+    settings: dict[str, Any] | None = None,
+    *,
+    model: Callable[[ClientInfo], nn.Module] | None = None,
+    data: Callable[[ClientInfo], Any] | None = None,
+    spoil: Callable[[str, int, Message], None] | None = None,
+) -> Run:
+    config, wire = resolve({**TINY, **(settings or {})}), Wire(spoil)
+    run_locally(config, folder, app=make_client_app(model, data, mods=[wire]))
+    return Run(folder, config, wire)
+
+
+class Noisy(nn.Module):
+    """A network with dropout and BatchNorm."""
+
+    def __init__(self, width: int = 24, classes: int = 10) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Flatten(1), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, width)
+        )
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(images).relu())
+        return logits
+
+
+def accuracies(rows: list[Row]) -> list[Any]:
+    return [(row["round"], row["received"], row["trained"], row["train_loss"]) for row in rows]
+
+
+# ---- what it reduces to
+
+
+@pytest.mark.parametrize(("setting", "other"), [("homogeneous", "fedavg"), ("heterogeneous", "local")])
+def test_without_the_term_it_is_fedavg_or_local_training(setting: str, other: str, tmp_path: Path) -> None:
+    def model(client: ClientInfo) -> nn.Module:
+        return Noisy(24 if setting == "homogeneous" else 16 + 4 * int(client.name))
+
+    expected = run(tmp_path / other, {"method": other}, model=model)
+    none = run(tmp_path / "none", {"fedhenn.setting": setting, "fedhenn.eta0": 0.0}, model=model)
+    least = run(tmp_path / "least", {"fedhenn.setting": setting, "fedhenn.eta0": 1e-30}, model=model)
+
+    names = ["global"] if setting == "homogeneous" else ["0", "1", "2"]
+    for name in names:
+        there, same, near = (r.folder / "models" / f"{name}.safetensors" for r in (expected, none, least))
+        assert same.read_bytes() == there.read_bytes()
+        for key, tensor in load_file(there).items():
+            torch.testing.assert_close(load_file(near)[key], tensor, rtol=0, atol=1e-6)
+    assert accuracies(none.rows[:-1]) == accuracies(expected.rows[:-1])
+    for near, row in zip(least.rows[1:], expected.rows[1:], strict=True):
+        assert near["received"]["accuracy"] == row["received"]["accuracy"]
+    assert all("alignment" in row["metrics"] for row in least.rows[2:-1])
+    assert not any(row["metrics"] for row in none.rows)
+    assert none.rows[0]["bytes_down"] == expected.rows[0]["bytes_down"]
+
+
+# ---- what it optimises
+
+
+@pytest.mark.parametrize(
+    ("setting", "kernel"),
+    [
+        ("heterogeneous", "linear"),
+        ("heterogeneous", "rbf"),
+        ("homogeneous", "linear"),
+        ("homogeneous", "rbf"),
+        ("homogeneous", "procrustes"),
+    ],
+)
+def test_a_round_descends_the_papers_equation_written_out(setting: str, kernel: str, tmp_path: Path) -> None:
+    eta0, rate = 0.7, 0.2
+    done = run(
+        tmp_path,
+        {
+            "fedhenn.setting": setting,
+            "fedhenn.kernel": kernel,
+            "fedhenn.eta0": eta0,
+            "fedhenn.rad-batch": 0,
+            "fedhenn.rad-size": 50,
+            **EXACT,
+            "architectures": "mlp" if setting == "homogeneous" else "mlp,cnn",
+            "rounds": 2,
+            "local-epochs": 2,
+            "batch-size": 20,
+            "learning-rate": rate,
+            "momentum": 0.0,
+        },
+    )
+    dataset, second = population.dataset_of(done.config), done.wire.training(2)
+    rad = done.pool[torch.from_numpy(np.array(second["0"].sent.arrays["rad"]["rows"])).long()]
+    assert len(rad) == 50
+    assert second["0"].sent.values["eta"] == eta0
+    h = torch.eye(50, dtype=torch.float64) - 1 / 50
+
+    def k(features: Tensor) -> Tensor:
+        features = features.double()
+        kernel_ = rbf_kernel(features) if kernel == "rbf" else features @ features.T
+        return h @ kernel_ @ h
+
+    peers = {client: done.network(client, done.state(client, 1)) for client in ("0", "1", "2")}
+    mean = sum((k(done.phi(model, rad)) / 3 for model in peers.values()), torch.zeros(()))
+    for client, exchange in second.items():
+        model = peers[client]
+        if setting == "homogeneous":
+            model = done.network(client, exchange.sent.arrays["model"])
+            reference = done.phi(model, rad)
+            mean = k(reference)
+        before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+        train = population.data_of(done.info(client)).train
+        plain = nn.Sequential(*model.children())
+        distance = torch.zeros(())
+        for _ in range(2):
+            own = plain[:-1](dataset.transform(rad))
+            if kernel == "procrustes":
+                distance = procrustes_distance(own, reference)
+            else:
+                distance = 1 - (k(own) * mean).sum() / torch.sqrt((k(own) ** 2).sum() * (mean**2).sum())
+            loss = F.cross_entropy(plain(dataset.transform(train.inputs)), train.labels) + eta0 * distance
+            model.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter -= rate * parameter.grad
+        expected = nn.utils.parameters_to_vector(model.parameters()).detach() - before
+        trained = done.network(client, done.state(client, 2))
+        change = nn.utils.parameters_to_vector(trained.parameters()).detach() - before
+        assert (change - expected).norm() < 1e-4 * expected.norm()
+        assert float(distance.detach()) > 1e-4
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_clients_agree_more_than_alone_on_images_outside_the_pool(seed: int, tmp_path: Path) -> None:
+    settings = {"seed": seed, "rounds": 6, "local-epochs": 2, "fedhenn.rad-batch": 48}
+    together, alone = run(tmp_path / "fedhenn", settings), run(tmp_path / "local", {**settings, "method": "local"})
+    images = population.dataset_of(together.config).test.inputs[:150]
+
+    def agreement(done: Run) -> float:
+        clients = ["0", "1", "2"]
+        networks = [done.network(c, load_file(done.folder / "models" / f"{c}.safetensors")) for c in clients]
+        features = [done.phi(network, images) for network in networks]
+        return float(np.mean([float(linear_cka(features[i], features[j])) for i, j in ((0, 1), (0, 2), (1, 2))]))
+
+    assert agreement(together) > agreement(alone) + 0.05
+
+
+def test_clients_with_different_label_sets_and_head_sizes_align(tmp_path: Path) -> None:
+    digits = load("digits")
+    label_sets = {"0": [0, 1, 2], "1": [3, 4, 5, 6], "2": [7, 8, 9, 0, 4]}
+
+    def data(client: ClientInfo) -> dict[str, Any]:
+        def part(examples: Any, count: int) -> tuple[Tensor, Tensor]:
+            own = label_sets[client.name]
+            rows = torch.cat([(examples.labels == label).nonzero()[:count, 0] for label in own])
+            labels = torch.tensor([own.index(int(label)) for label in examples.labels[rows]])
+            return examples.inputs[rows].float() / 16, labels
+
+        return {"train": part(digits.train, 6), "test": part(digits.test, 5), "shared": pool}
+
+    def model(client: ClientInfo) -> nn.Module:
+        return Noisy(20 + 6 * int(client.name), len(label_sets[client.name]))
+
+    pool = digits.train.inputs[-100:].float() / 16
+    settings = {"rounds": 5, "local-epochs": 4, "shared-samples": 0, "fedhenn.probe": 64, "fedhenn.rad-batch": 50}
+    done = run(tmp_path / "together", settings, model=model, data=data)
+    alone = run(tmp_path / "alone", {**settings, "method": "local"}, model=model, data=data)
+    assert not any(row["failures"] for row in done.rows)
+    assert not any("pool" in exchange.sent.arrays for exchange in done.wire.log)
+
+    def agreement(of: Run) -> float:
+        features = []
+        for client, labels in label_sets.items():
+            network = model(done.info(client))
+            network.load_state_dict(load_file(of.folder / "models" / f"{client}.safetensors"))
+            assert network.head.out_features == len(labels)
+            features.append(represent(Representation(network), digits.test.inputs.float() / 16, lambda x: x))
+        return float(np.mean([float(linear_cka(features[i], features[j])) for i, j in ((0, 1), (0, 2), (1, 2))]))
+
+    assert agreement(done) > agreement(alone)
+
+
+# ---- what its options do
+
+
+@pytest.mark.parametrize(
+    ("schedule", "etas"),
+    [("sqrt", [0.1, 0.1 * 2**0.5, 0.1 * 3**0.5]), ("linear", [0.1, 0.2, 0.3]), ("constant", [0.1, 0.1, 0.1])],
+)
+def test_schedule_is_the_weight_by_round_and_the_first_round_has_none(
+    schedule: str, etas: list[float], tmp_path: Path
+) -> None:
+    settings = {"rounds": 3, "closing-epochs": 1, "fedhenn.eta0": 0.1, "fedhenn.schedule": schedule}
+    done = run(tmp_path, {**settings, "architectures": "mlp", "clients": 2})
+    assert "eta" not in done.wire.training(1)["0"].sent.values
+    assert "alignment" not in done.rows[1]["metrics"]
+    sent = [done.wire.training(round)["0"].sent.values["eta"] for round in (2, 3, 4)]
+    assert sent == pytest.approx(etas)
+
+
+def test_a_round_aligns_on_the_rows_that_the_round_before_was_asked_about(tmp_path: Path) -> None:
+    done = run(tmp_path, {"fedhenn.rad-size": 40})
+    rounds = {round: done.wire.training(round) for round in (1, 2, 3)}
+    for round in (1, 2):
+        asked = rounds[round]["0"].sent.arrays["next-rad"]["rows"]
+        assert asked.dtype == np.int32
+        assert len(np.unique(asked)) == len(asked) == 40
+        assert asked.max() < 96
+        for exchange in rounds[round + 1].values():
+            np.testing.assert_array_equal(exchange.sent.arrays["rad"]["rows"], asked)
+        assert len(unpack(rounds[round]["0"].answered.arrays["features"]).values) == 40
+    assert set(rounds[2]["0"].sent.arrays["rad"]["rows"]) != set(rounds[3]["0"].sent.arrays["rad"]["rows"])
+
+
+def test_pool_is_the_held_out_one_or_the_clients_training_data(tmp_path: Path) -> None:
+    held_out, union = run(tmp_path / "one"), run(tmp_path / "two", {"fedhenn.rad-source": "train-union"})
+    sent = held_out.wire.asked("greet")[0].sent.arrays["pool"]["inputs"]
+    np.testing.assert_array_equal(sent, held_out.pool.numpy())
+    sent = union.wire.asked("greet")[0].sent.arrays["pool"]["inputs"]
+    parts = [population.data_of(union.info(client)).train.inputs for client in ("0", "1", "2")]
+    np.testing.assert_array_equal(sent, torch.cat(parts).numpy())
+
+
+def test_pool_travels_once_and_all_bytes_are_counted(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    carried = [exchange for exchange in done.wire.log if "pool" in exchange.sent.arrays]
+    assert [(e.question, e.client) for e in carried] == [("greet", "0"), ("greet", "1"), ("greet", "2")]
+    for row in done.rows:
+        own = [e for e in done.wire.log if e.round == row["round"]]
+        assert row["bytes_down"] == sum(e.sent.nbytes for e in own)
+        assert row["bytes_up"] == sum(e.answered.nbytes for e in own)
+    assert done.rows[0]["bytes_down"] == 3 * done.pool.numpy().nbytes
+    assert done.wire.training(1)["0"].sent.nbytes == 4 * 96
+
+
+@pytest.mark.parametrize(("batch", "every", "passes"), [(0, 1, [96] * 4), (16, 1, [16] * 4), (16, 3, [16] * 2)])
+def test_steps_use_so_many_rows_and_every_so_many_th_has_the_term(
+    batch: int, every: int, passes: list[int], tmp_path: Path
+) -> None:
+    seen: list[int] = []
+
+    class Counting(Noisy):
+        def forward(self, images: Tensor) -> Tensor:
+            if self.training:
+                seen.append(len(images))
+            return super().forward(images)
+
+    settings = {"rounds": 2, "local-epochs": 2, "fedhenn.rad-batch": batch, "fedhenn.rad-every": every}
+    run(tmp_path, settings, model=lambda client: Counting())
+    assert [rows for rows in seen if rows != 10] == passes * 3  # clients
+
+
+def test_a_rarer_term_is_that_much_heavier(tmp_path: Path) -> None:
+    one_step = {"rounds": 2, "batch-size": 20, "fedhenn.rad-batch": 0}
+    often = run(tmp_path / "often", {**one_step, "fedhenn.eta0": 0.4})
+    rare = run(tmp_path / "rare", {**one_step, "fedhenn.eta0": 0.2, "fedhenn.rad-every": 2})
+    for client in ("0", "1", "2"):
+        for name, tensor in often.state(client, 2).items():
+            torch.testing.assert_close(rare.state(client, 2)[name], tensor, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+@pytest.mark.parametrize("norm", ["raw", "frobenius"])
+@pytest.mark.parametrize("weights", ["uniform", "examples", "1,0,3"])
+def test_target_is_the_weighted_mean_of_the_peers_kernels(
+    kernel: str, norm: str, weights: str, tmp_path: Path
+) -> None:
+    settings = {
+        "rounds": 2,
+        "partition": "dirichlet",
+        "samples-per-client": 0,
+        "local-epochs": 0,
+        "fedhenn.kernel": kernel,
+        "fedhenn.kernel-norm": norm,
+        "fedhenn.peer-weights": weights,
+        "fedhenn.rad-batch": 0,
+        "fedhenn.rbf-threshold": 0.8,
+        **EXACT,
+    }
+    done = run(tmp_path, settings)
+    features = {c: unpack(e.answered.arrays["features"]).values for c, e in done.wire.training(1).items()}
+    examples = [len(population.data_of(done.info(client)).train) for client in features]
+    assert len(set(examples)) == 3
+    shares = {"uniform": [1, 1, 1], "examples": examples}.get(weights, [1, 0, 3])
+    expected = torch.zeros(96, 96)
+    for share, own in zip(shares, features.values(), strict=True):
+        values = own - own.mean(0)
+        peer = values @ values.T if kernel == "linear" else mean_rbf_blocks([own], [1.0], 0, threshold=0.8)[0]
+        expected += share * (peer / peer.norm() if norm == "frobenius" else peer)
+    sent = done.wire.training(2)["0"].sent.arrays["target"]
+    if kernel == "rbf":
+        (target,) = unpack_blocks(sent)
+    else:
+        target = unpack(sent).values @ unpack(sent).values.T
+    if weights in ("uniform", "examples"):
+        expected /= sum(shares)
+    torch.testing.assert_close(target, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_a_round_without_weight_has_no_term(tmp_path: Path) -> None:
+    settings = {"rounds": 4, "fraction-train": 0.3, "fedhenn.peer-weights": "0,0,1", "fedhenn.schedule": "constant"}
+    done = run(tmp_path, settings)
+    participants = {row["round"]: row["participants"] for row in done.rows}
+    for round in (2, 3, 4):
+        (exchange,) = done.wire.training(round).values()
+        assert ("target" in exchange.sent.arrays) == (participants[round - 1] == ["2"])
+
+
+def test_peers_are_the_last_rounds_clients_or_all_of_them(tmp_path: Path) -> None:
+    settings = {"rounds": 3, "fraction-train": 0.3, **EXACT}
+    selected = run(tmp_path / "selected", settings)
+    everyone = run(tmp_path / "all", {**settings, "fedhenn.peers": "all"})
+    assert not selected.wire.asked("features")
+    assert [(e.round, e.client) for e in everyone.wire.asked("features")] == [(r, c) for r in (2, 3) for c in "012"]
+    assert not any("features" in e.answered.arrays for e in everyone.wire.training(1).values())
+
+    def kernel(arrays: Arrays) -> Tensor:
+        values = unpack(arrays).values
+        return values @ values.T
+
+    (sent,) = (e.sent.arrays["target"] for e in everyone.wire.training(2).values())
+    answers = [kernel(e.answered.arrays["features"]) for e in everyone.wire.asked("features") if e.round == 2]
+    torch.testing.assert_close(kernel(sent), torch.stack(answers).mean(0), rtol=1e-4, atol=1e-5)
+    (sent,) = (e.sent.arrays["target"] for e in selected.wire.training(2).values())
+    (answer,) = (e.answered.arrays["features"] for e in selected.wire.training(1).values())
+    torch.testing.assert_close(kernel(sent), kernel(answer), rtol=1e-4, atol=1e-5)
+
+
+def test_server_and_clients_compute_the_same_representations(tmp_path: Path) -> None:
+    # BatchNorm's statistics travel with the models, for the server could not do without them.
+    settings = {"rounds": 2, "architectures": "mlp,resnet8", "clients": 2, "batch-norm": "local", **EXACT}
+    clients = run(tmp_path / "clients", settings)
+    server = run(tmp_path / "server", {**settings, "fedhenn.representations": "server"})
+
+    def target(done: Run) -> Tensor:
+        values = unpack(done.wire.training(2)["0"].sent.arrays["target"]).values
+        return values @ values.T
+
+    torch.testing.assert_close(target(server), target(clients), rtol=1e-5, atol=1e-5 * float(target(clients).max()))
+    for exchange in clients.wire.training(1).values():
+        assert set(exchange.answered.arrays) == {"features"}
+    for exchange in server.wire.training(1).values():
+        assert set(exchange.answered.arrays) == {"model"}
+    assert not any("model" in e.sent.arrays for done in (clients, server) for e in done.wire.log)
+
+
+def test_target_error_and_dtype_are_bytes(tmp_path: Path) -> None:
+    def sent(name: str, error: float, dtype: str) -> Arrays:
+        settings = {"rounds": 2, "fedhenn.target-error": error, "fedhenn.target-dtype": dtype}
+        return run(tmp_path / name, settings).wire.training(2)["0"].sent.arrays["target"]
+
+    whole, half, coarse = sent("a", 0.0, "float32"), sent("b", 0.0, "float16"), sent("c", 0.2, "float16")
+    assert whole["fine"].dtype == np.float32
+    assert half["fine"].dtype == np.float16
+    assert bool(whole["whole"])
+    assert whole["fine"].shape == half["fine"].shape
+    assert not coarse["whole"]
+    assert sum(a.nbytes for a in coarse.values()) < sum(a.nbytes for a in half.values()) / 2
+
+
+def test_probe_gives_the_report_its_matrices(tmp_path: Path) -> None:
+    done = run(tmp_path / "with", {"fedhenn.probe": 64, "rounds": 6, "local-epochs": 2})
+    found = json.loads((done.folder / "matrices.json").read_text())["cka"]
+    assert found["clients"] == ["0", "1", "2"]
+    assert found["architectures"] == ["mlp", "cnn", "mlp"]
+    for when in ("before", "after"):
+        matrix = np.array(found[when])
+        np.testing.assert_allclose(matrix, matrix.T, atol=1e-6)
+        np.testing.assert_allclose(np.diag(matrix), 1, atol=1e-6)
+    networks = [load_file(done.folder / "models" / f"{c}.safetensors") for c in "02"]
+    features = [done.phi(done.network(c, tensors), done.pool) for c, tensors in zip("02", networks, strict=True)]
+    assert found["after"][0][2] == pytest.approx(float(linear_cka(*features)), abs=0.1)
+    assert not (run(tmp_path / "without").folder / "matrices.json").exists()
+
+
+def test_all_clients_train_in_the_closing_round(tmp_path: Path) -> None:
+    done = run(tmp_path, {"rounds": 2, "fraction-train": 0.3, "closing-epochs": 1})
+    assert [len(row["participants"]) for row in done.rows] == [0, 1, 1, 3, 0]
+    for exchange in done.wire.training(3).values():
+        assert exchange.sent.values["eta"] == pytest.approx(0.3 * 2**0.5)
+
+
+@pytest.mark.parametrize("change", [{"fedhenn.rbf-threshold": 2.0}, {"fedhenn.kernel": "linear"}])
+def test_kernel_and_bandwidth_matter(change: dict[str, Any], tmp_path: Path) -> None:
+    settings = {"rounds": 2, "clients": 2, "fedhenn.kernel": "rbf", "fedhenn.rad-batch": 24}
+    one, other = run(tmp_path / "one", settings), run(tmp_path / "other", {**settings, **change})
+    assert one.rows[2]["metrics"]["alignment"] != other.rows[2]["metrics"]["alignment"]
+    assert len(unpack_blocks(one.wire.training(2)["0"].sent.arrays["target"])) == 4
+
+
+# ---- what goes wrong
+
+
+def _with_features(reply: Message, features: Arrays) -> None:
+    reply.content["features"] = encode_arrays(features)
+
+
+def _one_row_less(reply: Message) -> None:
+    _with_features(reply, pack(Factor(torch.randn(95, 4)), "float32"))
+
+
+def _not_finite(reply: Message) -> None:
+    packed = pack(Factor(torch.randn(96, 4)), "float32")
+    _with_features(reply, packed | {"fine": np.full((96, 4), np.nan, np.float32)})
+
+
+def _without_step(reply: Message) -> None:
+    packed = pack(Factor(torch.randn(96, 4)), "float32")
+    _with_features(reply, {key: value for key, value in packed.items() if key != "steps"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [(_one_row_less, "has 95 rows, the RAD 96"), (_not_finite, "not finite"), (_without_step, "cannot be read: .*steps")],
+)
+def test_a_wrong_representation_is_refused_by_name(
+    damage: Callable[[Message], None], reason: str, tmp_path: Path
+) -> None:
+    def spoil(client: str, round: int, reply: Message) -> None:
+        if (client, round) == ("1", 1):
+            damage(reply)
+
+    done = run(tmp_path, {"rounds": 2, **EXACT}, spoil=spoil)
+    (failure,) = done.rows[1]["failures"]
+    assert failure["client"] == "1"
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(failure["reason"])
+    assert done.rows[1]["participants"] == ["0", "2"]
+    assert done.rows[2]["participants"] == ["0", "1", "2"]
+    answers = [unpack(done.wire.training(1)[c].answered.arrays["features"]).values for c in "02"]
+    expected = torch.stack([a @ a.T for a in answers]).mean(0)
+    target = unpack(done.wire.training(2)["1"].sent.arrays["target"]).values
+    torch.testing.assert_close(target @ target.T, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("representations", ["clients", "server"])
+def test_replies_without_what_was_asked_for_leave_the_others(representations: str, tmp_path: Path) -> None:
+    def spoil(client: str, round: int, reply: Message) -> None:
+        for name in ("features", "model"):
+            if client == "1" and name in reply.content:
+                del reply.content[name]
+
+    done = run(tmp_path, {"fedhenn.representations": representations}, spoil=spoil)
+    assert all("alignment" in row["metrics"] for row in done.rows[2:4])
+
+
+def test_after_a_lost_round_no_target_is_taken_for_another_rounds(tmp_path: Path) -> None:
+    def spoil(client: str, round: int, reply: Message) -> None:
+        if round == 2:
+            _one_row_less(reply)
+
+    done = run(tmp_path, {"rounds": 4}, spoil=spoil)
+    assert [len(row["failures"]) for row in done.rows] == [0, 0, 3, 0, 0, 0]
+    assert "target" not in done.wire.training(3)["0"].sent.arrays
+    assert "eta" not in done.wire.training(3)["0"].sent.values
+    assert "target" in done.wire.training(4)["0"].sent.arrays
+
+
+def test_a_client_that_lost_the_pool_is_greeted_again_and_goes_on(tmp_path: Path) -> None:
+    config = resolve({**TINY, "rounds": 4})
+    steady = make_client_app()
+
+    def app(message: Message, context: Context) -> Message:
+        """Client 1 is a new process for every message; before round 2 the pool on its disk is lost."""
+        if context.node_config["partition-id"] != 1:
+            return steady(message, context)
+        if dict(message.content["request"])["round"] == 2 and message.metadata.message_type == "train":
+            for path in (tmp_path / "state" / "pools").glob("*.safetensors"):
+                path.unlink()
+        return make_client_app()(message, context)
+
+    run_locally(config, tmp_path, app=app)  # type: ignore[arg-type]
+    rows = read_history(tmp_path)
+    assert [[f["client"] for f in row["failures"]] for row in rows] == [[], [], ["1"], [], [], []]
+    assert "greeted again" in rows[2]["failures"][0]["reason"]
+    assert [row["participants"] for row in rows[3:5]] == [["0", "1", "2"]] * 2
+
+
+def test_a_model_without_one_row_an_example_is_refused_in_words(tmp_path: Path) -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 10)
+
+        def forward(self, images: Tensor) -> Tensor:
+            logits: Tensor = self.head(images[:, 0]).mean(1)
+            return logits
+
+    with pytest.raises(FedhetError, match=r"the input of head 'head' of Wide must be .* one row an example"):
+        run(tmp_path, {"fedhenn.probe": 32}, model=lambda client: Wide())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fedhenn.kernel": "procrustes"}, "it needs fedhenn.setting = 'homogeneous'"),
+        ({"fedhenn.peer-weights": "some"}, "'some': must be uniform, examples, or numbers separated by commas"),
+        ({"fedhenn.peer-weights": "1,-1,2"}, "none negative"),
+        ({"fedhenn.peer-weights": "0,0,0"}, "must be uniform, examples, or numbers"),
+        ({"fedhenn.peer-weights": "1,nan,1"}, "must be uniform, examples, or numbers"),
+        ({"fedhenn.rad-batch": 3}, "must be 0 .all rows. or at least 8"),
+        ({"fedhenn.rad-size": 4}, "fedhenn.rad-size = 4: must be at least 8"),
+        ({"fedhenn.eta0": -1}, "fedhenn.eta0 = -1.0: must be at least 0"),
+        ({"fedhenn.schedule": "cubic"}, "must be one of sqrt, linear, constant"),
+        ({"fedhenn.rad_batch": 8}, "fedhenn.rad-batch"),
+    ],
+)
+def test_wrong_settings_are_found_before_anything_starts(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve({**TINY, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shared-samples": 0}, "no pool to align on: set shared-samples"),
+        ({"shared-samples": 5}, "the pool has 5 examples: at least 8"),
+        ({"fedhenn.peer-weights": "1,2"}, "peer-weights has 2 numbers for 3 clients"),
+    ],
+)
+def test_settings_that_do_not_fit_the_clients(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(FedhetError, match=message):
+        run(tmp_path, settings)
+    assert len(read_history(tmp_path)) <= 1
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "failed"
+
+
+def test_kernel_cka_of_the_blocks_is_what_clients_report(tmp_path: Path) -> None:
+    """The alignment of the history is the mean CKA to the target, here on the whole RAD before any step."""
+    settings = {"rounds": 2, "batch-size": 20, "fedhenn.kernel": "rbf", "fedhenn.rad-batch": 0, **EXACT}
+    done = run(tmp_path, settings)
+    sent = done.wire.training(2)["0"].sent.arrays
+    rad = done.pool[torch.from_numpy(np.array(sent["rad"]["rows"])).long()]
+    (target,) = unpack_blocks(sent["target"])
+    found = []
+    for client in ("0", "1", "2"):
+        features = done.phi(done.network(client, done.state(client, 1)), rad)
+        found.append(float(kernel_cka(rbf_kernel(features), target)))
+    assert done.rows[2]["metrics"]["alignment"] == pytest.approx(np.mean(found), abs=1e-5)

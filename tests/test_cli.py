@@ -1,0 +1,203 @@
+"""The command line: what it prints, what it exits with, and that bad input is answered and writes nothing."""
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import fedhet
+from fedhet import cli, registry
+from fedhet import config as configuration
+from fedhet.errors import FedhetError
+
+QUICK = ["local/digits", "--set", "rounds=1", "--set", "clients=2", "--set", "local-epochs=1"]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    level = logging.getLogger("flwr").level
+    yield
+    logging.getLogger("flwr").setLevel(level)
+
+
+def fedhet_command(*arguments: str) -> Result:
+    result = CliRunner().invoke(cli.app, list(arguments), prog_name="fedhet")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def refused(*arguments: str) -> str:
+    """Asserts that a command is refused as bad input and writes nothing; returns its message."""
+    before = sorted(Path().rglob("*"))
+    result = fedhet_command(*arguments)
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.output
+    assert sorted(Path().rglob("*")) == before
+    return result.stderr
+
+
+class TestRun:
+    def test_a_run_ends_with_the_table_and_says_where_its_files_are(self) -> None:
+        result = fedhet_command("run", *QUICK, "--seed", "3", "--out", "here")
+        assert result.exit_code == 0
+        assert "round 1/1" in result.stdout
+        assert "cnn-1-1" in result.stdout
+        assert "here: report.html" in result.stdout
+        summary = json.loads(Path("here/summary.json").read_text())
+        assert (summary["status"], summary["seed"], summary["clients"]) == ("completed", 3, 2)
+
+    def test_without_out_a_new_folder_is_made_under_runs(self) -> None:
+        for _ in range(2):
+            assert fedhet_command("run", *QUICK).exit_code == 0
+        assert len(list(Path("runs").iterdir())) == 2
+
+    def test_set_goes_on_top_of_a_file(self) -> None:
+        Path("mine.toml").write_text('method = "local"\nclients = 2\nrounds = 5\narchitectures = "mlp"\n')
+        assert fedhet_command("run", "mine.toml", "--set", "rounds=1", "--out", "here").exit_code == 0
+        assert configuration.read(Path("here/config.toml"))["rounds"] == 1
+
+    def test_a_run_can_be_extended_by_resuming_it(self) -> None:
+        assert fedhet_command("run", *QUICK, "--out", "here").exit_code == 0
+        assert fedhet_command("run", "--resume", "here", "--set", "rounds=2").exit_code == 0
+        assert json.loads(Path("here/summary.json").read_text())["rounds"] == 2
+
+    def test_a_run_that_fails_exits_with_1_and_its_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def run(*args: object, **kwargs: object) -> None:
+            raise FedhetError("no client can serve")
+
+        monkeypatch.setattr("fedhet.running.run", run)
+        result = fedhet_command("run", *QUICK, "--out", "here")
+        assert (result.exit_code, result.stderr) == (1, "fedhet: no client can serve\n")
+
+    def test_control_c_says_how_to_go_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def run(*args: object, **kwargs: object) -> None:
+            Path("here").mkdir()
+            Path("here/config.toml").touch()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("fedhet.running.run", run)
+        result = fedhet_command("run", *QUICK, "--out", "here")
+        assert (result.exit_code, result.stderr) == (130, "fedhet: stopped; go on with: fedhet run --resume here\n")
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["fedhen/digits"], "did you mean 'fedhenn/digits'"),
+            (["missing.toml"], "no configuration file missing.toml"),
+            (["--set", "method=fedhen"], "unknown method 'fedhen'; did you mean 'fedhenn'"),
+            (["--set", "architectures=cnn-3-4"], "unknown model 'cnn-3-4'; did you mean 'cnn-3-"),
+            (["--set", "dataset=digit"], "unknown dataset 'digit'; did you mean 'digits'"),
+            (["--set", "partition=clases"], "did you mean 'classes'"),
+            (["--set", "lerning-rate=1"], "unknown key 'lerning-rate'; did you mean 'learning-rate'"),
+            (["--set", "fedhenn.eta=1"], "did you mean 'fedhenn.eta0'"),
+            (["--set", "rounds=many"], "rounds = 'many': must be a whole number"),
+            (["--set", "augment=1"], "augment = 1: must be true or false"),
+            (["--set", "clients=0"], "clients = 0: must be at least 1"),
+            (["--set", "fraction-train=1.5"], "fraction-train = 1.5: must be at most 1"),
+            (["--set", "learning-rate=nan"], "must be finite"),
+            (["--set", "rounds"], "write KEY=VALUE"),
+            (["--set", "classes-per-client=11"], "11"),
+            (["--set", "head=nonsense"], "nonsense"),
+            (["fedavg/digits", "--set", "architectures=cnn-family"], "needs equal architectures"),
+            (["--engine", "rai"], "unknown engine 'rai'; did you mean 'ray'"),
+            (["--resume", "nothing"], "nothing holds no run to resume"),
+            (["fedavg/digits", "--resume", "nothing"], "leave CONFIG and --out out"),
+            (["--seed", "-1"], "seed = -1"),
+            (["--set", "dataset=mnist", "--data", "nowhere"], "nowhere"),
+        ],
+    )
+    def test_is_answered_with_what_would_be_right(
+        self, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+        assert message in refused("run", *arguments)
+
+    def test_all_problems_are_told_at_once(self) -> None:
+        stderr = refused("run", "--set", "rounds=many", "--set", "clients=0", "--set", "batchsize=3")
+        assert all(key in stderr for key in ("rounds = 'many'", "clients = 0", "'batch-size'"))
+
+    def test_a_file_that_is_not_toml(self) -> None:
+        Path("broken.toml").write_text("rounds = = 3")
+        assert "broken.toml is not a TOML file" in refused("run", "broken.toml")
+
+    @pytest.mark.parametrize("damaged", [False, True])
+    def test_data_that_is_missing_or_damaged(self, damaged: bool) -> None:
+        Path("data").mkdir()
+        if damaged:
+            Path("data/train-images-idx3-ubyte").write_bytes(b"nothing of the kind")
+        stderr = refused("run", "fedavg/digits", "--set", "dataset=mnist", "--data", "data")
+        assert "data" in stderr
+        assert "mnist" in stderr.lower()
+
+    @pytest.mark.parametrize("engine", ["local", "ray"])
+    def test_a_folder_that_holds_a_run(self, engine: str) -> None:
+        assert fedhet_command("run", *QUICK, "--out", "here").exit_code == 0
+        history = Path("here/history.jsonl").read_bytes()
+        assert "holds a run already" in refused("run", *QUICK, "--out", "here", "--engine", engine)
+        assert Path("here/history.jsonl").read_bytes() == history
+
+    def test_of_other_commands(self) -> None:
+        assert "no such folder" in refused("report", "nothing")
+        assert "unknown method 'fedavgg'" in refused("compare", "fedavgg")
+        assert "write whole numbers" in refused("compare", "fedavg", "--seeds", "0;1")
+        assert "Usage" in refused("frobnicate")
+
+
+class TestOtherCommands:
+    def test_compare_writes_its_table_and_goes_on(self) -> None:
+        command = ["compare", "local", "fedavg", "--seeds", "0", "--jobs", "1", "--set", "rounds=1"]
+        command += ["--set", "clients=2", "--set", "local-epochs=1"]
+        result = fedhet_command(*command)
+        assert result.exit_code == 0, result.output
+        assert "fedavg *" in result.stdout
+        folder = Path("runs/compare-local-fedavg")
+        assert {path.name for path in folder.glob("comparison.*")} == {
+            "comparison.md",
+            "comparison.csv",
+            "comparison.png",
+        }
+        assert "2 of 2 runs were completed before" in fedhet_command(*command).stdout
+
+    def test_report(self) -> None:
+        assert fedhet_command("run", *QUICK, "--out", "here").exit_code == 0
+        Path("here/report.html").unlink()
+        assert fedhet_command("report", "here").stdout == "here/report.html\n"
+        assert Path("here/report.html").is_file()
+
+    def test_list_names_everything(self) -> None:
+        listed = fedhet_command("list").stdout
+        names = [*registry.methods(), *registry.models(), *registry.datasets(), *registry.partitions()]
+        assert all(name in listed for name in [*names, *configuration.presets()])
+
+    def test_keys_shows_every_key(self) -> None:
+        shown = fedhet_command("keys").stdout
+        assert all(key in shown for key, _, _ in configuration.keys())
+
+    def test_version(self) -> None:
+        assert fedhet_command("--version").stdout == f"fedhet {fedhet.__version__}\n"
+
+    def test_help_and_list_do_not_wait_for_flower(self) -> None:
+        code = (
+            "import sys, fedhet.cli; assert not {'torch', 'flwr', 'rich.table'} & sys.modules.keys()\n"
+            "fedhet.cli.list_names(); assert not {'flwr', 'ray'} & sys.modules.keys()"
+        )
+        root = str(Path(fedhet.__file__).parent.parent)
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=root, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("preset", configuration.presets())
+def test_presets_are_complete_and_right(preset: str) -> None:
+    path = configuration.preset_path(preset)
+    assert 'preset = ""' in path.read_text(), "a file given to flwr run must switch the default preset off"
+    assert configuration.resolve(configuration.read(path)).method == preset.split("/")[0]
