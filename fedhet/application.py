@@ -187,6 +187,8 @@ class _Application:
         """Metric and loss of the model as it is, on the client's own test part and on the common one, as asked."""
         client = half.client
         metrics: Metrics = {}
+        if not half.evaluates(when):
+            return metrics
         sets = {"": client.data.test} if client.config.test_on != "global" else {}
         if client.config.test_on != "local" and self._data is None and half.personal and when == "trained":
             sets["common-"] = _examples_to(population.common_test(client.config), client.device)

@@ -92,6 +92,10 @@ class Client:
         """Name of the module whose input is the representation."""
         return self.representation.head
 
+    def work_on(self, model: nn.Module) -> None:
+        """Go on with another network of the same structure, whose widths differ from the configured ones."""
+        self.model, self.representation, self.tensors = model, Representation(model, self.head), model.state_dict()
+
     def seed(self, *purpose: object) -> int:
         """A seed for one purpose of this client in this round."""
         return derive_seed(self.config.seed, *purpose, self.name, self.request.round)
@@ -165,6 +169,10 @@ class ClientHalf:
         """What is sent back after training."""
         travels = self.travelling()
         return Payload({"model": to_arrays(travels, self.client.config.wire_dtype)} if travels else {})
+
+    def evaluates(self, when: str) -> bool:
+        """Whether the client has a model to evaluate: as `received`, or as `trained`."""
+        return True
 
     def scores(self) -> Callable[[Tensor], Tensor] | None:
         """From a prepared batch to outputs, where the method predicts otherwise than by the model's own outputs."""

@@ -11,7 +11,7 @@ import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,14 @@ class Config:
 
     parameters: Any = None  # the method's frozen dataclass of its own keys
     chosen: frozenset[str] = frozenset()  # keys that the user set, as against presets and defaults
+
+    def __hash__(self) -> int:
+        """Computed once: configurations are keys of caches that every message looks into."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, f.name) for f in fields(self)))
 
     def flat(self) -> dict[str, Value]:
         """Every key and value, the method's own under its name: what `resolve` takes."""

@@ -205,6 +205,13 @@ class FederatedStrategy(Strategy):
         model = self.state.arrays.get("model")
         return Payload({"model": cast(model, self.config.wire_dtype)} if model else {})
 
+    def received_by(self, clients: Sequence[str]) -> dict[str, Payload]:
+        """What each of these clients receives only to be evaluated."""
+        return dict.fromkeys(clients, self.received_by_all())
+
+    def prepare(self) -> None:
+        """Settle what depends on the clients, once they are there and before the first round, also of a resumed run."""
+
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         """What each chosen client receives in this round.
 
@@ -323,10 +330,12 @@ class FederatedStrategy(Strategy):
         return result
 
     def _run(self, grid: Grid, evaluate_fn: EvaluateFunction | None) -> Result:
-        result, last = Result(), self.config.rounds + bool(self.config.closing_epochs)
+        result = Result()
+        self._gather(grid)
+        self.prepare()
+        last = self.config.rounds + bool(self.config.closing_epochs)
         for observer in self.observers:
             observer.started(self, self.state.round + 1, last)
-        self._gather(grid)
         self._evaluate_globally(self.state.round, evaluate_fn, result)
         for round in range(self.state.round + 1, last + 1):
             messages = self.configure_train(round, ArrayRecord(), ConfigRecord(), grid)
@@ -368,7 +377,7 @@ class FederatedStrategy(Strategy):
         messages = self._messages(MessageType.TRAIN, payloads, epochs=epochs, evaluate=evaluate)
         if evaluate:
             others = [client for client in self._nodes if client not in payloads]
-            messages += self._messages(MessageType.EVALUATE, dict.fromkeys(others, self.received_by_all()))
+            messages += self._messages(MessageType.EVALUATE, self.received_by(others))
         return messages
 
     def aggregate_train(
@@ -398,7 +407,7 @@ class FederatedStrategy(Strategy):
         self._override(config)
         if not self._evaluates(server_round):
             return []
-        return self._messages(MessageType.EVALUATE, dict.fromkeys(self._nodes, self.received_by_all()))
+        return self._messages(MessageType.EVALUATE, self.received_by(self.present))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Flower's hook, for its own loop."""
@@ -420,7 +429,7 @@ class FederatedStrategy(Strategy):
     def _evaluate_at_the_end(self, number: int, grid: Grid) -> MetricRecord:
         self._round = _Round(number, final=True)
         self._greet(grid)
-        messages = self._messages(MessageType.EVALUATE, dict.fromkeys(self._nodes, self.received_by_all()))
+        messages = self._messages(MessageType.EVALUATE, self.received_by(self.present))
         replies = self._collect(self._send(messages))
         self.conclude(replies)
         return self._complete(replies, {})

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from fedhet.errors import FedhetError
-from fedhet.store import read_tensors, write_arrays
-from fedhet.wire import Arrays, to_arrays
+from fedhet.store import write_arrays
+from fedhet.wire import Arrays
 
 
 @dataclass
@@ -41,41 +43,28 @@ class State:
     values: dict[str, Any] = field(default_factory=dict)
     clients: dict[str, ClientRecord] = field(default_factory=dict)
 
-    def save(self, folder: Path) -> None:
-        """Write the state to a folder. The JSON file comes last and names the array file, so that both fit."""
-        name = f"{self.round}.safetensors"
-        groups = self.arrays.items()
-        write_arrays(
-            folder / name,
-            {f"{group}/{key}": array for group, arrays in groups for key, array in arrays.items()},
-        )
+    def save(self, path: Path) -> None:
+        """Write the state to one safetensors file, whole or not at all; all but the arrays is its metadata."""
+        arrays = {f"{group}/{key}": array for group, own in self.arrays.items() for key, array in own.items()}
         clients = {name: vars(client) for name, client in self.clients.items()}
-        text = json.dumps({"round": self.round, "arrays": name, "values": self.values, "clients": clients})
-        temporary = folder / ".state.json"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(folder / "state.json")
-        for path in folder.glob("*.safetensors"):
-            if path.name != name:
-                path.unlink()
+        text = json.dumps({"round": self.round, "values": self.values, "clients": clients})
+        write_arrays(path, arrays, metadata={"state": text})
 
     @classmethod
-    def load(cls, folder: Path) -> "State":
+    def load(cls, path: Path) -> "State":
         """Read what `save` wrote.
 
         Raises:
-            FedhetError: there is no checkpoint in the folder, or it is damaged.
+            FedhetError: there is no such file, or it is damaged.
         """
         try:
-            saved = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-            tensors = read_tensors(folder / saved["arrays"])
+            with safe_open(path, "numpy") as file:
+                saved = json.loads(file.metadata()["state"])
+                arrays: dict[str, Arrays] = {}
+                for name in file.keys():  # noqa: SIM118 (not a mapping)
+                    group, _, key = name.partition("/")
+                    arrays.setdefault(group, {})[key] = file.get_tensor(name)
             clients = {name: ClientRecord(**record) for name, record in saved["clients"].items()}
-            round, values = saved["round"], saved["values"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise FedhetError(f"{folder} holds no checkpoint that can be read: {error!r}") from error
-        if tensors is None:
-            raise FedhetError(f"{folder}: the checkpoint's arrays {saved['arrays']} are missing")
-        arrays: dict[str, Arrays] = {}
-        for name, array in to_arrays(tensors).items():
-            group, _, key = name.partition("/")
-            arrays.setdefault(group, {})[key] = array
-        return cls(round, arrays, values, clients)
+            return cls(saved["round"], arrays, saved["values"], clients)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise FedhetError(f"{path} is no checkpoint that can be read: {error!r}") from error

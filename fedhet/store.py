@@ -71,9 +71,12 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     write_arrays(path, {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()})
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Write arrays to a safetensors file, whole or not at all."""
+def write_arrays(
+    path: Path, arrays: Mapping[str, np.ndarray[Any, Any]], *, metadata: dict[str, str] | None = None
+) -> None:
+    """Write arrays, and text beside them, to a safetensors file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file({name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}, temporary)
+    whole = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+    save_file(whole, temporary, metadata=metadata)
     os.replace(temporary, path)

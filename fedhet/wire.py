@@ -7,6 +7,7 @@ plain values, a `ConfigRecord`. Flower's own `stype` goes through `np.save`; raw
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -83,11 +84,17 @@ def decode_arrays(record: ArrayRecord) -> Arrays:
         raise WireError(f"arrays cannot be read: {error}") from error
 
 
+@lru_cache(maxsize=64)
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """A dtype's name; NumPy puts it together anew at every call."""
+    return dtype.name
+
+
 def encode_arrays(arrays: Arrays) -> ArrayRecord:
     """One record of arrays."""
     record = ArrayRecord()
     for name, array in arrays.items():
-        record[name] = Array(array.dtype.name, tuple(array.shape), STYPE, array.tobytes())
+        record[name] = Array(dtype_name(array.dtype), tuple(array.shape), STYPE, array.tobytes())
     return record
 
 
@@ -125,7 +132,7 @@ def check(
         raise WireError(f"{what}: missing {sorted(missing)[:3]}, unexpected {sorted(extra)[:3]}")
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
-        if array.shape != tuple(shape) or array.dtype.name != dtype:
+        if array.shape != tuple(shape) or dtype_name(array.dtype) != dtype:
             raise WireError(f"{what}: {name} is {array.dtype.name}{list(array.shape)}, expected {dtype}{list(shape)}")
     check_finite(arrays, what)
 
@@ -143,7 +150,7 @@ def check_finite(arrays: Arrays, what: str) -> None:
 
 
 def _cast(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    return array.astype(dtype) if dtype and array.dtype.kind == "f" and array.dtype.name != dtype else array
+    return array.astype(dtype) if dtype and array.dtype.kind == "f" and dtype_name(array.dtype) != dtype else array
 
 
 def _decode(array: Array) -> np.ndarray[Any, Any]:

@@ -92,7 +92,7 @@ class Parameters:
             _listed(self.peer_weights)
 
     def eta(self, round: int) -> float:
-        """The term's weight eta(t) = eta0 f(t) in a round (from 1); t = round - 1."""
+        """The weight of the term in a round (from 1): eta0 f(t) with t = round - 1."""
         return self.eta0 * {"sqrt": (round - 1) ** 0.5, "linear": round - 1, "constant": 1.0}[self.schedule]
 
 
@@ -239,7 +239,7 @@ class FedHeNN(FederatedStrategy):
     def _mean(self, features: Mapping[str, Tensor]) -> Arrays | None:
         """K-bar = sum_j w_j K_j: a factor of it, or for the RBF kernel the diagonal blocks that batches use.
 
-        None where nobody has a weight.
+        None where there is nobody, or nobody with a weight.
         """
         own, peers, weights = self.parameters, list(features.values()), self._weights(list(features))
         if not any(weights):
@@ -254,7 +254,7 @@ class FedHeNN(FederatedStrategy):
 
     def _weights(self, clients: Sequence[str]) -> list[float]:
         if self.parameters.peer_weights == "uniform":
-            return [1 / len(clients)] * len(clients)
+            return [1 / max(len(clients), 1)] * len(clients)
         if self.parameters.peer_weights == "examples":
             examples = [self.state.clients[client].examples for client in clients]
             return [count / sum(examples) for count in examples]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedhet.server import FederatedStrategy, RoundReport
 
 COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
+CHECKPOINT = Path("checkpoint") / "state.safetensors"
 PACKAGES = ("fedhet", "flwr", "torch", "numpy", "scipy")
 
 
@@ -56,7 +57,8 @@ class RunDirectory:
     @property
     def state(self) -> State | None:
         """The state after the last complete round, None before the first checkpoint."""
-        return State.load(self.folder / "checkpoint") if (self.folder / "checkpoint" / "state.json").is_file() else None
+        path = self.folder / CHECKPOINT
+        return State.load(path) if path.is_file() else None
 
     def started(self, strategy: "FederatedStrategy", first: int, last: int) -> None:
         """Nothing to write yet."""
@@ -68,7 +70,7 @@ class RunDirectory:
         with (self.folder / "clients.csv").open("a", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(dataclasses.astuple(row) for row in report.clients)
         if not report.row.get("final"):
-            strategy.state.save(self.folder / "checkpoint")
+            strategy.state.save(self.folder / CHECKPOINT)
 
     def finished(self, strategy: "FederatedStrategy") -> None:
         """Write models, matrices, summary and report."""

@@ -1,0 +1,256 @@
+"""Flower's engines: the app that is shipped, and runs on Ray that equal local ones and leave nothing behind."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+import uuid
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.config_utils import load_and_validate
+
+import fedhet
+from fedhet import config as configuration
+from fedhet import registry
+from fedhet.engines import flower
+from fedhet.errors import ConfigError, FedhetError
+from fedhet.results.history import read_history
+from fedhet.running import RunResult
+
+ROOT = Path(fedhet.__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def pyproject() -> dict[str, Any]:
+    path = ROOT / "pyproject.toml"
+    if not path.is_file():
+        pytest.skip("fedhet is installed; only a checkout is a Flower app")
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def members(fab: bytes) -> set[str]:
+    return set(zipfile.ZipFile(io.BytesIO(fab)).namelist())
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    items: dict[str, Any] = {}
+    for key, value in table.items():
+        items |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return items
+
+
+class TestApp:
+    def test_the_table_declares_every_key_as_not_chosen_but_for_the_preset(self, pyproject: dict[str, Any]) -> None:
+        declared = flat(pyproject["tool"]["flwr"]["app"]["config"])
+        keys = [key for key, _, _ in configuration.keys()]
+        regenerate = "print it anew with `fedhet keys --toml`"
+        assert declared == {"preset": "fedhenn/digits"} | dict.fromkeys(keys, ""), regenerate
+        assert declared == flat(tomllib.loads(flower.app_table())["tool"]["flwr"]["app"]["config"])
+
+    def test_no_federations_are_shipped(self, pyproject: dict[str, Any]) -> None:
+        assert "federations" not in pyproject["tool"]["flwr"]
+
+    def test_the_bundle_of_a_checkout_holds_all_that_runs_and_no_tests(self, pyproject: dict[str, Any]) -> None:
+        fab = build_fab_from_disk(ROOT)
+        names = members(fab)
+        wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fedhet").rglob("*.py")}
+        for method in registry.methods():
+            wanted |= {f"strategies/{method}.py", f"client_apps/{method}.py", f"run_configs/{method}/digits.toml"}
+        assert wanted <= names
+        assert {name.split("/")[0] for name in names} == {
+            "fedhet",
+            "strategies",
+            "client_apps",
+            "run_configs",
+            "pyproject.toml",
+            ".info",
+        }
+        assert len(fab) < 10e6
+
+    @pytest.mark.parametrize("installed", [False, True])
+    def test_the_app_that_is_made_for_a_run_holds_the_code_that_runs(
+        self, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if installed:
+            package = tmp_path / "site-packages" / "fedhet"
+            shutil.copytree(ROOT / "fedhet", package)
+            for name in ("strategies", "client_apps", "run_configs"):
+                shutil.copytree(ROOT / name, package / name)
+            monkeypatch.setattr(fedhet, "__file__", str(package / "__init__.py"))
+        app = flower._make_app(tmp_path / "app")
+        settings, warnings = load_and_validate(app / "pyproject.toml")
+        assert not warnings
+        assert settings["tool"]["flwr"]["app"]["config"]["preset"] == "fedhenn/digits"
+        inside = "fedhet/" if installed else ""
+        names = members(build_fab_from_disk(app))
+        assert {f"{inside}strategies/fedavg.py", f"{inside}run_configs/fedavg/digits.toml"} <= names
+        copied = subprocess.run(
+            [sys.executable, "-c", "import fedhet.client_app, fedhet.strategies as s; print(s.__file__)"],
+            cwd=app,
+            env={**os.environ, "PYTHONPATH": str(app)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert copied.stdout.startswith(str(app))
+
+    def test_the_run_config_of_a_simulation_is_complete(self, tmp_path: Path) -> None:
+        config = configuration.resolve({"preset": "fedproto/digits", "seed": 4})
+        settings = flower._run_config(config, tmp_path, False, True)
+        again = configuration.resolve(tomllib.loads(configuration.to_toml(settings)))
+        assert settings["preset"] == ""
+        assert again.but(out="", state_dir="", chosen=config.chosen) == config
+        assert (again.out, again.state_dir) == (str(tmp_path), str(tmp_path / "state"))
+
+    def test_nodes_elsewhere_keep_their_state_and_their_number(self, tmp_path: Path) -> None:
+        for chosen, told in (({}, False), ({"clients": 3}, True)):
+            config = configuration.resolve({"preset": "fedavg/digits", "engine": "remote", **chosen})
+            settings = flower._run_config(config, tmp_path, False, False)
+            assert "state-dir" not in settings
+            assert ("clients" in settings) == told
+
+
+class TestConnections:
+    def test_an_engine_is_local_ray_or_a_connection_of_flowers_config(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+        (tmp_path / "config.toml").write_text('[superlink]\ndefault = "hospital"\n[superlink.hospital]\naddress = "x:1"\n')
+        with pytest.raises(ConfigError, match=r"'hospitall'; did you mean 'hospital'\? known: hospital, local, ray"):
+            fedhet.run({"method": "fedavg"}, engine="hospitall", out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    def test_a_damaged_flower_config_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+        (tmp_path / "config.toml").write_text("= =")
+        with pytest.raises(ConfigError, match=r"config\.toml is not a TOML file"):
+            fedhet.run({"method": "fedavg"}, engine="hospital", out=tmp_path / "run")
+
+
+def settings_of(method: str) -> dict[str, Any]:
+    """Something small that exercises a method; mixed architectures where it takes them."""
+    preset = configuration.read(configuration.preset_path(f"{method}/digits"))
+    return preset | {"clients": 3, "rounds": 2, "local-epochs": 2, "samples-per-client": 30, "shared-samples": 64}
+
+
+def repeatable(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "timing"} for row in history]
+
+
+class Watcher:
+    """An observer that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.rounds: list[int] = []
+        self.begun: tuple[int, int] | None = None
+
+    def started(self, strategy: object, first: int, last: int) -> None:
+        self.begun = (first, last)
+
+    def round(self, strategy: object, report: Any) -> None:
+        self.rounds.append(report.row["round"])
+        assert [row.round for row in report.clients] == [report.row["round"]] * 3
+
+    def finished(self, strategy: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", registry.methods())
+def test_ray_and_local_give_the_same_history(method: str, tmp_path: Path) -> None:
+    watcher = Watcher()
+    local = fedhet.run(settings_of(method), out=tmp_path / "local")
+    ray = fedhet.run(settings_of(method), out=tmp_path / "ray", engine="ray", observers=[watcher])
+    assert (ray.summary["engine"], ray.summary["status"]) == ("ray", "completed")
+    assert repeatable(ray.history) == repeatable(local.history)
+    assert {path.name: path.read_bytes() for path in (ray.folder / "models").iterdir()} == {
+        path.name: path.read_bytes() for path in (local.folder / "models").iterdir()
+    }
+    assert watcher.rounds == [row["round"] for row in ray.history]
+
+
+@pytest.mark.slow
+def test_flwr_run_of_a_checkout_gives_the_same_history(tmp_path: Path, pyproject: dict[str, Any]) -> None:
+    local = fedhet.run({"preset": "fedavg/digits", "rounds": 2, "clients": 3}, out=tmp_path / "local")
+    environment = flower._environment() | {"FLWR_HOME": str(tmp_path / "flower"), "OMP_NUM_THREADS": "1"}
+    with flower._superlink(tmp_path / "flower", tmp_path, environment):
+        output = subprocess.run(
+            [
+                flower._command("flwr"),
+                *("run", str(ROOT), "--stream"),
+                *("--run-config", f'preset="fedavg/digits" rounds=2 clients=3 out="{tmp_path / "flwr"}"'),
+                *("--federation-config", "num-supernodes=3 client-resources-num-cpus=1"),
+            ],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    assert "round 2/2" in output
+    assert repeatable(read_history(tmp_path / "flwr")) == repeatable(local.history)
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_on_ray_says_why(tmp_path: Path) -> None:
+    with pytest.raises(FedhetError, match="no reply within") as failure:
+        fedhet.run(settings_of("fedavg") | {"timeout": 0.001}, out=tmp_path / "run", engine="ray")
+    assert not isinstance(failure.value, ConfigError)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_leaves_nothing_running_and_can_be_resumed(how: signal.Signals, code: int, tmp_path: Path) -> None:
+    settings = settings_of("fedrep") | {"rounds": 500, "engine": "ray"}
+    (tmp_path / "run.toml").write_text(configuration.to_toml(settings))
+    mark, out = uuid.uuid4().hex, tmp_path / "run"
+    process = subprocess.Popen(
+        # A shell's background job ignores Ctrl-C, and the test may be one.
+        [
+            *(sys.executable, "-c"),
+            "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import fedhet.cli; fedhet.cli.main()",
+            *("run", "run.toml", "--out", str(out)),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "FEDHET_TEST": mark, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while process.poll() is None and not (out / "checkpoint" / "state.safetensors").is_file():
+        time.sleep(0.2)
+    assert len(marked(mark)) > 5
+    process.send_signal(how)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert not marked(mark)
+    if how == signal.SIGINT:
+        assert f"go on with: fedhet run --resume {out}" in stderr
+
+    done = max(row["round"] for row in read_history(out))
+    straight = fedhet.run(settings | {"rounds": done + 2, "engine": "local"}, out=tmp_path / "straight")
+    resumed: RunResult = fedhet.run({"rounds": done + 2}, resume=out)
+    assert resumed.summary["engine"] == "ray"
+    assert repeatable(resumed.history) == repeatable(straight.history)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Processes that inherited an environment, dead ones that nobody has collected left out."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("FEDHET_TEST") == mark:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
