@@ -99,7 +99,7 @@ def check(config: Config) -> None:
     dataset = dataset_of(config)
     _split(_data_keys(config), config.clients)
     dealt = sorted(set(architectures(config, config.clients)))
-    if registry.strategy(config.method).equal_architectures and len(dealt) > 1:
+    if registry.strategy(config.method)(config).equal_architectures and len(dealt) > 1:
         raise ConfigError(
             f"{config.method} averages weights position by position and needs equal architectures, not "
             f"{', '.join(dealt)}: set architectures to one of them"

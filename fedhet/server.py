@@ -722,7 +722,9 @@ def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: S
         mean = np.zeros(shape)
         for group, weight in zip(groups, weights, strict=True):
             mean += np.multiply(group[name], weight / total, dtype=np.float64)
-        average[name] = (mean if np.dtype(dtype).kind == "f" else np.rint(mean)).astype(dtype)
+if np.dtype(dtype).kind != "f":
+            np.rint(mean, out=mean)
+        average[name] = mean.astype(dtype)
     return average
 
 

@@ -116,13 +116,13 @@ class FedHeNN(FederatedStrategy):
         super().__init__(*args, **settings)
         self.homogeneous = self.parameters.setting == "homogeneous"
         self.equal_architectures = self.global_model = self.homogeneous
-        if self.parameters.rad_source == "train-union":
-            self.shared = population.training_union(self.config)
 
     # ---- greeting: the pool, once
 
     def greeting(self) -> Payload:
         """The pool that all RADs are drawn from."""
+        if self.parameters.rad_source == "train-union":
+            self.shared = population.training_union(self.config)
         if self.shared is None or not self.parameters.eta0:
             return Payload()
         return Payload({"pool": to_arrays({"inputs": self.shared})})

@@ -54,8 +54,8 @@ class FedProto(FederatedStrategy):
         k = own["classes"].size if "classes" in own else 0
         means = ((k, self.state.values["width"]), "float32")
         check(own, {"means": means, "classes": ((k,), "int64"), "counts": ((k,), "int64")}, "its prototypes")
-        if k and (own["classes"].min() < 0 or own["counts"].min() < 1):
-            raise WireError("its prototypes have classes or numbers of examples below what can be")
+        if k and (own["classes"].min() < 0 or own["counts"].min() < 1 or len(np.unique(own["classes"])) < k):
+            raise WireError("its prototypes have classes or numbers of examples that cannot be")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """C_j = sum_i n_ij C_ij / sum_i n_ij; a class that nobody of this round holds keeps its prototype."""

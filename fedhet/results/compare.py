@@ -186,7 +186,7 @@ def plan(
     mixed = any(len(set(population.architectures(base, base.clients))) > 1 for base in bases)
     cases: list[Case] = []
     for method in methods:
-        forced = mixed and registry.strategy(method).equal_architectures
+        forced = mixed and registry.strategy(method)(completed[method]).equal_architectures
         own = {key: value for key, value in completed[method].flat().items() if key.startswith(f"{method}.")}
         for seed in seeds:
             settings = configuration.resolve({**for_all, **own, "method": method, "seed": seed})

@@ -16,8 +16,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.history import ClientRow, accuracy_curve, last10, read_clients, read_history
 from fedhet.results.report import write_report
 from fedhet.state import State
-from fedhet.store import write_tensors
-from fedhet.wire import to_tensor
+from fedhet.store import write_arrays
 
 if TYPE_CHECKING:
     from fedhet.server import FederatedStrategy, RoundReport
@@ -80,8 +79,7 @@ class RunDirectory:
             models.mkdir(exist_ok=True)
             path.replace(models / path.name)
         if strategy.global_model and "model" in strategy.state.arrays:
-            tensors = {name: to_tensor(array) for name, array in strategy.state.arrays["model"].items()}
-            write_tensors(models / "global.safetensors", tensors)
+            write_arrays(models / "global.safetensors", strategy.state.arrays["model"])
         if matrices := strategy.matrices():
             self._write("matrices.json", matrices)
         self._write("summary.json", self.summary("completed", strategy))

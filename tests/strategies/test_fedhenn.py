@@ -52,7 +52,7 @@ EXACT = {"fedhenn.target-error": 0.0, "fedhenn.target-dtype": "float32"}
 @pytest.fixture(autouse=True)
 def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing figures takes five times as long as these runs."""
-    monkeypatch.setattr("fedhet.results.report.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("fedhet.results.recorder.write_report", lambda folder: folder / "report.html")
 
 
 @dataclass
@@ -391,9 +391,7 @@ def test_a_rarer_term_is_that_much_heavier(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
 @pytest.mark.parametrize("norm", ["raw", "frobenius"])
 @pytest.mark.parametrize("weights", ["uniform", "examples", "1,0,3"])
-def test_target_is_the_weighted_mean_of_the_peers_kernels(
-    kernel: str, norm: str, weights: str, tmp_path: Path
-) -> None:
+def test_target_is_the_weighted_mean_of_the_peers_kernels(kernel: str, norm: str, weights: str, tmp_path: Path) -> None:
     settings = {
         "rounds": 2,
         "partition": "dirichlet",
@@ -540,7 +538,11 @@ def _without_step(reply: Message) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
-    [(_one_row_less, "has 95 rows, the RAD 96"), (_not_finite, "not finite"), (_without_step, "cannot be read: .*steps")],
+    [
+        (_one_row_less, "has 95 rows, the RAD 96"),
+        (_not_finite, "not finite"),
+        (_without_step, "cannot be read: .*steps"),
+    ],
 )
 def test_a_wrong_representation_is_refused_by_name(
     damage: Callable[[Message], None], reason: str, tmp_path: Path

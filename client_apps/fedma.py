@@ -1,0 +1,199 @@
+"""FedMA, client half: train what is not settled yet behind what is (Wang et al., ICLR 2020, algorithm 1).
+
+Between the rounds of a pass a client keeps its network: settled groups as they are globally, in the global order, then
+its own layers, whose inputs from settled groups are in that order too, zeros where it has no such unit.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedhet.architectures import PermutationGroups, architecture_graph, cut_out, permutation_groups, resize
+from fedhet.client import Client, ClientHalf
+from fedhet.evaluation import BATCH
+from fedhet.exchange import Exchange
+from fedhet.matching.groups import describe, parameters_of, patch, rest_of, tie
+from fedhet.training import Optimisation, Phase
+from fedhet.wire import Arrays, Payload, cast, to_arrays, to_tensor
+
+
+class FedMA(ClientHalf):
+    """Local training of all layers in the first round of a pass, then of those behind the settled ones."""
+
+    remembers = True
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._configured = client.model
+        self._done = 0  # groups of this pass that are settled here
+        self._complete = self._begins = self._lost = False
+
+    def exchange(self) -> Exchange:
+        """Nothing of the model stays as it is: the method keeps what it needs."""
+        return Exchange("all")
+
+    @cached_property
+    def groups(self) -> PermutationGroups:
+        """The permutation groups of the client's architecture."""
+        return groups_of(self.client, self._configured)
+
+    def greet(self, payload: Payload) -> Payload:
+        """Tell the server what moves together."""
+        return Payload(values={"groups": describe(self.groups)})
+
+    # ---- what comes
+
+    def receive(self, payload: Payload) -> None:
+        """Put what is settled in front of what is one's own."""
+        place = payload.values.get("place")
+        if place is not None:
+            kept = self._kept(place)
+            if kept is None:
+                self._lost = self._begins = True
+                return
+            self._done = place[1]
+            self._go_on(kept, payload)
+        elif "model" in payload.arrays:
+            self._use(payload.arrays["model"])
+            self.client.memory.clear()
+            for index, assignment in payload.arrays.get("assignments", {}).items():
+                self.client.memory[f"assignment/{index}"] = torch.from_numpy(assignment.copy())
+            self._complete = True
+            if self.client.config.batch_norm == "local":
+                reestimate(self.client, lambda name: True)
+        self._begins = place is None or self._complete
+
+    def evaluates(self, when: str) -> bool:
+        """In the middle of a pass there is no global model."""
+        return self._complete if when == "received" else not self._lost
+
+    def _kept(self, place: Sequence[int]) -> Arrays | None:
+        """The network after the round that the server builds on; None if it is lost."""
+        memory = self.client.memory
+        if "place" not in memory or memory["place"].tolist() != list(place):
+            return None
+        return to_arrays({name.removeprefix("model/"): t for name, t in memory.items() if name.startswith("model/")})
+
+    def _go_on(self, state: Arrays, payload: Payload) -> None:
+        groups, arrays, memory = self.groups, payload.arrays, self.client.memory
+        known = self._done
+        while f"group-{self._done}" in arrays:
+            settled = {name: array.astype(np.float32) for name, array in arrays[f"group-{self._done}"].items()}
+            assignment = arrays["assignments"][str(self._done)]
+            state = patch(state, groups, self._done, assignment, settled.pop("rows"), settled)
+            memory[f"assignment/{self._done}"] = torch.from_numpy(assignment.copy())
+            self._done += 1
+        if last := arrays.get("last"):
+            state = tie(state | {name: array.astype(state[name].dtype) for name, array in last.items()}, groups)
+            self._complete = True
+        self._use(state)
+        if self._done > known:
+            settled_names = self._settled_names()
+            reestimate(self.client, lambda name: name in settled_names)
+
+    def _use(self, state: Arrays) -> None:
+        self.client.work_on(resize(self._configured, {name: to_tensor(array) for name, array in state.items()}))
+
+    def _settled_names(self) -> set[str]:
+        return {name for index in range(self._done) for name in parameters_of(self.groups, index)}
+
+    # ---- what is done
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        """All layers at the beginning of a pass, else those that are not settled."""
+        if self._lost:
+            return []
+        if self._begins:
+            if self._complete:
+                self._cut_out()
+            return [Phase(self.client.request.epochs, self.client.optimisation())]
+        settled = self._settled_names()
+        epochs = self.parameters.retrain_epochs or self.client.config.local_epochs
+        if self._done == len(self.groups):
+            epochs *= self.parameters.last_epochs
+        return [Phase(epochs, self._optimisation(), trains=lambda name: name not in settled)]
+
+    def _optimisation(self) -> Optimisation:
+        usual, own = self.client.optimisation(), self.parameters
+        if self._done < len(self.groups):
+            return usual
+        rate = usual.learning_rate * own.last_learning_rate
+        return replace(usual, learning_rate=rate, weight_decay=own.last_weight_decay)
+
+    def _cut_out(self) -> None:
+        """The client's own units of the global model; the first ones, if it did not take part in the pass before."""
+        memory, groups = self.client.memory, self.groups
+        own = {
+            index: memory[f"assignment/{index}"].numpy() if f"assignment/{index}" in memory else np.arange(group.width)
+            for index, group in enumerate(groups)
+        }
+        self._use(cut_out(to_arrays(self.client.tensors), groups, own))
+        memory.clear()
+        self._done, self._complete = 0, False
+
+    def reply(self, payload: Payload) -> Payload:
+        """The groups that are due, in the last round the output layer and how many examples of each class there are."""
+        memory, client, groups = self.client.memory, self.client, self.groups
+        number, step = payload.values["pass"], payload.values["step"]
+        if self._lost:
+            memory.clear()
+            memory["place"] = torch.tensor([-1, 0])
+            return Payload(values={"lost": True})
+        memory |= {f"model/{name}": tensor for name, tensor in client.tensors.items()}
+        memory["place"] = torch.tensor([number, self._done])
+        due = [name for i in range(self._done, min(step + 1, len(groups))) for name in parameters_of(groups, i)]
+        arrays: dict[str, Arrays] = {}
+        if step == len(groups):
+            due += rest_of(groups, statistics=client.config.batch_norm == "aggregate")
+            if client.task.name == "classification":
+                arrays["classes"] = class_counts(client, groups)
+        arrays["update"] = cast(to_arrays({name: client.tensors[name] for name in due}), client.config.wire_dtype)
+        return Payload(arrays)
+
+
+def groups_of(client: Client, model: nn.Module) -> PermutationGroups:
+    """The permutation groups of a client's model as it was configured."""
+    return permutation_groups(architecture_graph(model, client.transform(client.data.train.inputs[:2])))
+
+
+@torch.no_grad()
+def reestimate(client: Client, chosen: Callable[[str], bool]) -> None:
+    """Take BatchNorm's statistics anew from a client's training examples, in the layers whose parameters are chosen.
+
+    Averaged weights give other activations than those that the statistics were taken of. A unit that does not vary
+    here (one that the client never had, whose inputs are still zeros) counts as of variance 1.
+    """
+    layers = [
+        module
+        for name, module in client.model.named_modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats and chosen(f"{name}.weight")
+    ]
+    if not layers or len(client.data.train) < 2:
+        return
+    momenta = [layer.momentum for layer in layers]
+    client.model.eval()
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.train()
+        layer.momentum = None  # the mean over all batches
+    for batch in client.data.train.inputs.split(BATCH):
+        if len(batch) > 1:
+            client.model(client.transform(batch))
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.eval()
+        layer.momentum = momentum
+        variance = layer.running_var
+        assert variance is not None
+        variance[variance == 0] = 1
+
+
+def class_counts(client: Client, groups: PermutationGroups) -> Arrays:
+    """How many examples of each class a client has, (C,) int64."""
+    classes = client.tensors[groups.fixed[-1]].shape[0]
+    labels = client.data.train.labels.flatten().cpu().numpy()
+    return {"counts": np.bincount(labels, minlength=classes).astype(np.int64)}

@@ -1,0 +1,318 @@
+"""FedMA, server half: clients' units are matched layer by layer (Wang et al., ICLR 2020, algorithm 1).
+
+A pass settles one permutation group a round (in a plain network: one layer), and the output layer in its last round:
+groups + 1 rounds. Round n of a pass brings up group n, its inputs in the global order; what was settled goes down with
+the next message, with each client's own assignment, and the clients train on behind it. A further pass ("FedMA with
+communication") starts from local models that the clients cut out of the global one.
+
+A client that missed rounds sends all groups that it missed; it is assigned to their settled rows, which stay as they
+are. All that a pass has settled is in `state`, so a run can go on at any group.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import nn
+
+from fedhet.architectures import PermutationGroups, expand, resize
+from fedhet.config import Value, option
+from fedhet.errors import FedhetError
+from fedhet.matching import LayerMatch
+from fedhet.matching.groups import (
+    GroupMatch,
+    Matching,
+    assemble,
+    attach_late,
+    average_rest,
+    match_group,
+    parameters_of,
+    rest_of,
+    understand,
+)
+from fedhet.randomness import derive_seed
+from fedhet.server import FederatedStrategy, Reply
+from fedhet.wire import Arrays, Payload, WireError, cast, check, to_tensor
+
+
+@dataclass(frozen=True)
+class MatchingParameters:
+    """The keys of matching, with FedMA's values."""
+
+    gamma: float = option(7.0, "mass of the beta process: larger opens more global units (LSTMs: 0.001)", above=0)
+    sigma2: float = option(1.0, "variance of local units around global ones", above=0)
+    sigma0_2: float = option(1.0, "variance of global units around the prior mean", above=0)
+    sweeps: int = option(5, "how often each client is matched again", at_least=0)
+    average: str = option(
+        "map",
+        "global weights: posterior mean (the authors' code) or plain mean (the paper); embeddings and LSTMs are always "
+        "averaged plainly",
+        choices=("map", "mean"),
+    )
+    variances: str = option(
+        "fixed", "sigma2 and sigma0-2: as given, or estimated for each layer", choices=("fixed", "estimated")
+    )
+    max_growth: float = option(
+        0.0,
+        "widest that a global layer may become, in widths of the clients' layer (at least 1); 0: no limit",
+        at_least=0,
+    )
+    solver: str = option("scipy", "assignment solver", choices=("scipy", "lapsolver", "lapx"))
+    reference_prior: bool = option(
+        False, "put the bias's prior mean on column 0 after the first layer, as the authors' code does"
+    )
+
+    def matching(self) -> Matching:
+        """What the matching takes."""
+        return Matching(**{name: getattr(self, name) for name in MatchingParameters.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class Parameters(MatchingParameters):
+    """FedMA's own keys, with the paper's values."""
+
+    passes: int = option(1, "passes over all layers, if rounds = 0", at_least=1)
+    retrain_epochs: int = option(
+        0, "epochs that clients train behind a layer just matched; 0: as many as local-epochs", at_least=0
+    )
+    last_epochs: int = option(3, "epochs of the round of the output layer, in retrain-epochs", at_least=0)
+    last_learning_rate: float = option(0.1, "learning rate of that round, in learning-rate", above=0)
+    last_weight_decay: float = option(1e-4, "weight decay of that round", at_least=0)
+
+
+class FedMA(FederatedStrategy):
+    """Matched averaging. `rounds = 0` (the default) means as many as `fedma.passes` passes need."""
+
+    name = "fedma"
+    Parameters = Parameters
+    equal_architectures = True
+    global_model = True
+    common: ClassVar[Mapping[str, Value]] = {
+        "clients": 16,
+        "rounds": 0,
+        "shared-init": False,
+        "local-epochs": 150,
+        "batch-size": 64,
+        "learning-rate": 0.01,
+        "momentum": 0.9,
+    }
+
+    # ---- the structure that all clients have
+
+    def welcome(self, client: str, reply: Reply) -> None:
+        """All clients must have the same permutation groups, which each finds in its own model."""
+        told = reply.payload.values.get("groups")
+        values = self.state.values
+        if values.setdefault("groups", told) != told or told is None:
+            raise FedhetError(f"{self.name} needs equal architectures, and this one's layers are connected otherwise")
+        values.setdefault("pass", 0)
+        values.setdefault("step", 0)
+        values.setdefault("participants", [])
+        values.setdefault("places", {})
+
+    def prepare(self) -> None:
+        """Without a number of rounds: those of all passes."""
+        if not self.config.rounds:
+            self._override({"rounds": self.parameters.passes * (len(self.groups) + 1)})
+
+    @cached_property
+    def groups(self) -> PermutationGroups:
+        """The permutation groups of the clients' architecture."""
+        return understand(self.state.values["groups"])
+
+    @property
+    def sizes(self) -> list[int]:
+        """Global widths of the groups that this pass has settled."""
+        return [len(self.state.arrays[f"group-{index}"]["rows"]) for index in range(self.state.values["step"])]
+
+    # ---- a round
+
+    def _schedule(self, round: int) -> list[str]:
+        """Participants are drawn once a pass."""
+        values = self.state.values
+        if not values["participants"]:
+            values["participants"] = super()._schedule(values["pass"] + 1)
+        return list(values["participants"])
+
+    def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
+        """What has been settled since the client's last message, and which group is next."""
+        payloads = {client: self._news(client) for client in clients}
+        for payload in payloads.values():
+            payload.values |= {key: self.state.values[key] for key in ("pass", "step")}
+        return payloads
+
+    def received_by(self, clients: Sequence[str]) -> dict[str, Payload]:
+        """The last complete global model, or what a client lacks of it."""
+        return {client: self._complete_model(client) for client in clients}
+
+    def _news(self, client: str) -> Payload:
+        place = self.state.values["places"].get(client)
+        if place is None or place[0] != self.state.values["pass"]:
+            return self._complete_model(client)
+        mine = self._assignments(client)
+        new = range(place[1], len(mine))
+        arrays = {f"group-{index}": self.state.arrays[f"group-{index}"] for index in new}
+        if new:
+            arrays["assignments"] = {str(index): mine[index] for index in new}
+        return Payload(arrays, {"place": place})
+
+    def _complete_model(self, client: str) -> Payload:
+        values, arrays = self.state.values, self.state.arrays
+        last_place = [values["pass"] - 1, len(self.groups)]
+        if values["places"].get(client) == last_place:
+            return Payload({"last": arrays["last"]}, {"place": last_place})
+        if "model" not in arrays:
+            return Payload()
+        payload = Payload({"model": cast(arrays["model"], self.config.wire_dtype)})
+        own = arrays.get(f"assignments-{client}", {})
+        if values["places"].get(client, [None])[0] == last_place[0] and len(own) == len(self.groups):
+            payload.arrays["assignments"] = own
+        return payload
+
+    def _assignments(self, client: str) -> dict[int, Any]:
+        """A client's assignments of the groups of this pass that it has sent."""
+        if self.state.values["places"].get(client, [None])[0] != self.state.values["pass"]:
+            return {}
+        stored = self.state.arrays.get(f"assignments-{client}", {})
+        return {index: stored[str(index)] for index in range(len(stored))}
+
+    def check_reply(self, reply: Reply) -> None:
+        """All parameters of the groups that are due, in the client's widths and the global ones."""
+        if "lost" in reply.payload.values:
+            return
+        client, step, sizes = reply.client, self.state.values["step"], self.sizes
+        done = len(self._assignments(client))
+        widths = [*sizes[:done], *self.groups.widths[done:]]
+        shapes, spec = self.groups.shapes(widths), self.specs[client]
+        narrow = self.config.wire_dtype
+        expected = {
+            name: (shapes[name], narrow if spec[name][1] == "float32" else spec[name][1])
+            for name in self._due(done, step)
+        }
+        check(reply.arrays.get("update", {}), expected, f"its update for group {step}")
+        if "classes" in reply.arrays:
+            classes = shapes[self.groups.fixed[-1]][0]
+            check(reply.arrays["classes"], {"counts": ((classes,), "int64")}, "its class counts")
+            if (reply.arrays["classes"]["counts"] < 0).any():
+                raise WireError("its class counts are negative")
+
+    def _due(self, done: int, step: int) -> list[str]:
+        """Names of what a client with so many assignments has to send in a step."""
+        indices = range(done, min(step + 1, len(self.groups)))
+        names = [name for index in indices for name in parameters_of(self.groups, index)]
+        if step == len(self.groups):
+            names += rest_of(self.groups, statistics=self.config.batch_norm == "aggregate")
+        return list(dict.fromkeys(names))
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Match the group that is due, or average the output layer and complete the pass."""
+        values = self.state.values
+        step = values["step"]
+        there = {client: reply for client, reply in replies.items() if "lost" not in reply.payload.values}
+        for client in replies.keys() - there.keys():
+            values["places"].pop(client, None)
+        states, late = {}, {}
+        for client, reply in there.items():
+            try:
+                held = len(self._assignments(client))
+                states[client] = self._caught_up(client, reply.arrays["update"], held, step)
+                values["places"][client] = [values["pass"], held]
+                late[client] = {i: own for i, own in self._assignments(client).items() if i >= held}
+            except ValueError as error:
+                self._round.fail(client, f"waits for the next pass: {error}")
+        if not states:
+            return {}
+        if step < len(self.groups):
+            return self._match(step, states)
+        self._finish(states, {client: there[client] for client in states}, list(late.values()))
+        return {}
+
+    def _caught_up(self, client: str, update: Arrays, held: int, step: int) -> Arrays:
+        """A client's update with all groups before this step in the global order, and its assignments kept.
+
+        Raises:
+            ValueError: the client is wider than a settled group.
+        """
+        state = {
+            name: array.astype(np.float32) if array.dtype == np.float16 else array for name, array in update.items()
+        }
+        own = self._assignments(client)
+        for index in range(held, step):
+            settled = self._settled(index)
+            own[index] = attach_late(
+                state, self.groups, index, settled.match, settled.prior_mean, self.parameters.matching()
+            ).astype(np.int32)
+            state = expand(state, self.groups, {index: own[index]}, {index: len(settled.match.counts)})
+        self._keep(client, own)
+        return state
+
+    def _keep(self, client: str, assignments: Mapping[int, Any]) -> None:
+        self.state.arrays[f"assignments-{client}"] = {str(index): mine for index, mine in assignments.items()}
+
+    def _match(self, step: int, states: Mapping[str, Arrays]) -> dict[str, float]:
+        own = {client: self._assignments(client) for client in states}
+        seed = derive_seed(self.config.seed, "matching", self.state.values["pass"], step) % 2**32
+        matched = match_group(
+            list(states.values()), self.groups, step, list(own.values()), self.sizes, self.parameters.matching(), seed
+        )
+        for client, assignment in zip(states, matched.match.assignments, strict=True):
+            self._keep(client, own[client] | {step: assignment.astype(np.int32)})
+        self._settle(step, matched, len(states))
+        self.state.values["step"] = step + 1
+        local = np.mean([len(assignment) for assignment in matched.match.assignments])
+        size = len(matched.match.counts)
+        return {"group": float(step), "units": float(size), "growth": float(size / local)}
+
+    def _settle(self, index: int, matched: GroupMatch, clients: int) -> None:
+        match, arrays = matched.match, self.state.arrays
+        arrays[f"group-{index}"] = cast(
+            {name: array.astype(np.float32) for name, array in {"rows": match.weights, **matched.carried}.items()},
+            self.config.wire_dtype,
+        )
+        arrays[f"match-{index}"] = {
+            "counts": match.counts,
+            "prior-mean": matched.prior_mean,
+            "variances": np.array([match.sigma2, match.sigma0_2]),
+            "clients": np.array([clients]),
+        }
+
+    def _settled(self, index: int) -> GroupMatch:
+        """A group of this pass as it was settled."""
+        found, settled = self.state.arrays[f"match-{index}"], dict(self.state.arrays[f"group-{index}"])
+        assignments = [np.empty(0, np.intp)] * int(found["clients"][0])
+        rows = settled.pop("rows").astype(np.float64)
+        match = LayerMatch(assignments, rows, found["counts"], *map(float, found["variances"]))
+        return GroupMatch(match, found["prior-mean"], settled)
+
+    def _finish(
+        self, states: Mapping[str, Arrays], replies: Mapping[str, Reply], late: Sequence[Mapping[int, Any]]
+    ) -> None:
+        values, arrays = self.state.values, self.state.arrays
+        counted = all("classes" in reply.arrays for reply in replies.values())
+        rest = average_rest(
+            list(states.values()),
+            self.groups,
+            examples=[reply.examples for reply in replies.values()],
+            class_counts=[reply.arrays["classes"]["counts"] for reply in replies.values()] if counted else None,
+            assignments=late,
+            sizes=self.sizes,
+            statistics=self.config.batch_norm == "aggregate",
+        )
+        dtypes = {name: dtype for name, (_, dtype) in self.specs[next(iter(replies))].items()}
+        arrays["last"] = cast(
+            {name: array.astype(dtypes[name]) for name, array in rest.items()}, self.config.wire_dtype
+        )
+        settled = [(s.match.weights, s.carried) for s in map(self._settled, range(len(self.groups)))]
+        arrays["model"] = assemble(self.groups, dtypes, settled, arrays["last"])
+        values["pass"], values["step"], values["participants"] = values["pass"] + 1, 0, []
+
+    # ---- results
+
+    def global_network(self) -> nn.Module | None:
+        """The global model in its own widths, None before the first pass is complete."""
+        if "model" not in self.state.arrays:
+            return None
+        model = self.network_of(self.in_order(self.state.clients)[0])
+        return resize(model, {name: to_tensor(array) for name, array in self.state.arrays["model"].items()})
