@@ -722,7 +722,7 @@ def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: S
         mean = np.zeros(shape)
         for group, weight in zip(groups, weights, strict=True):
             mean += np.multiply(group[name], weight / total, dtype=np.float64)
-if np.dtype(dtype).kind != "f":
+        if np.dtype(dtype).kind != "f":
             np.rint(mean, out=mean)
         average[name] = mean.astype(dtype)
     return average

@@ -11,62 +11,27 @@ are. All that a pass has settled is in `state`, so a run can go on at any group.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import nn
 
-from fedhet.architectures import PermutationGroups, expand, resize
+from fedhet.architectures import expand
 from fedhet.config import Value, option
-from fedhet.errors import FedhetError
 from fedhet.matching import LayerMatch
 from fedhet.matching.groups import (
     GroupMatch,
-    Matching,
     assemble,
     attach_late,
     average_rest,
     match_group,
     parameters_of,
     rest_of,
-    understand,
 )
 from fedhet.randomness import derive_seed
-from fedhet.server import FederatedStrategy, Reply
-from fedhet.wire import Arrays, Payload, WireError, cast, check, to_tensor
+from fedhet.server import Reply
+from fedhet.wire import Arrays, Payload, cast, check
 
-
-@dataclass(frozen=True)
-class MatchingParameters:
-    """The keys of matching, with FedMA's values."""
-
-    gamma: float = option(7.0, "mass of the beta process: larger opens more global units (LSTMs: 0.001)", above=0)
-    sigma2: float = option(1.0, "variance of local units around global ones", above=0)
-    sigma0_2: float = option(1.0, "variance of global units around the prior mean", above=0)
-    sweeps: int = option(5, "how often each client is matched again", at_least=0)
-    average: str = option(
-        "map",
-        "global weights: posterior mean (the authors' code) or plain mean (the paper); embeddings and LSTMs are always "
-        "averaged plainly",
-        choices=("map", "mean"),
-    )
-    variances: str = option(
-        "fixed", "sigma2 and sigma0-2: as given, or estimated for each layer", choices=("fixed", "estimated")
-    )
-    max_growth: float = option(
-        0.0,
-        "widest that a global layer may become, in widths of the clients' layer (at least 1); 0: no limit",
-        at_least=0,
-    )
-    solver: str = option("scipy", "assignment solver", choices=("scipy", "lapsolver", "lapx"))
-    reference_prior: bool = option(
-        False, "put the bias's prior mean on column 0 after the first layer, as the authors' code does"
-    )
-
-    def matching(self) -> Matching:
-        """What the matching takes."""
-        return Matching(**{name: getattr(self, name) for name in MatchingParameters.__dataclass_fields__})
+from ._matched import MatchedStrategy, MatchingParameters
 
 
 @dataclass(frozen=True)
@@ -82,13 +47,11 @@ class Parameters(MatchingParameters):
     last_weight_decay: float = option(1e-4, "weight decay of that round", at_least=0)
 
 
-class FedMA(FederatedStrategy):
+class FedMA(MatchedStrategy):
     """Matched averaging. `rounds = 0` (the default) means as many as `fedma.passes` passes need."""
 
     name = "fedma"
     Parameters = Parameters
-    equal_architectures = True
-    global_model = True
     common: ClassVar[Mapping[str, Value]] = {
         "clients": 16,
         "rounds": 0,
@@ -99,33 +62,21 @@ class FedMA(FederatedStrategy):
         "momentum": 0.9,
     }
 
-    # ---- the structure that all clients have
-
-    def welcome(self, client: str, reply: Reply) -> None:
-        """All clients must have the same permutation groups, which each finds in its own model."""
-        told = reply.payload.values.get("groups")
-        values = self.state.values
-        if values.setdefault("groups", told) != told or told is None:
-            raise FedhetError(f"{self.name} needs equal architectures, and this one's layers are connected otherwise")
-        values.setdefault("pass", 0)
-        values.setdefault("step", 0)
-        values.setdefault("participants", [])
-        values.setdefault("places", {})
-
     def prepare(self) -> None:
         """Without a number of rounds: those of all passes."""
         if not self.config.rounds:
             self._override({"rounds": self.parameters.passes * (len(self.groups) + 1)})
 
-    @cached_property
-    def groups(self) -> PermutationGroups:
-        """The permutation groups of the clients' architecture."""
-        return understand(self.state.values["groups"])
-
     @property
     def sizes(self) -> list[int]:
         """Global widths of the groups that this pass has settled."""
         return [len(self.state.arrays[f"group-{index}"]["rows"]) for index in range(self.state.values["step"])]
+
+    def welcome(self, client: str, reply: Reply) -> None:
+        """Nothing is settled yet."""
+        super().welcome(client, reply)
+        for key, value in {"pass": 0, "step": 0, "participants": [], "places": {}}.items():
+            self.state.values.setdefault(key, value)
 
     # ---- a round
 
@@ -192,11 +143,7 @@ class FedMA(FederatedStrategy):
             for name in self._due(done, step)
         }
         check(reply.arrays.get("update", {}), expected, f"its update for group {step}")
-        if "classes" in reply.arrays:
-            classes = shapes[self.groups.fixed[-1]][0]
-            check(reply.arrays["classes"], {"counts": ((classes,), "int64")}, "its class counts")
-            if (reply.arrays["classes"]["counts"] < 0).any():
-                raise WireError("its class counts are negative")
+        super().check_reply(reply)
 
     def _due(self, done: int, step: int) -> list[str]:
         """Names of what a client with so many assignments has to send in a step."""
@@ -243,13 +190,10 @@ class FedMA(FederatedStrategy):
             settled = self._settled(index)
             own[index] = attach_late(
                 state, self.groups, index, settled.match, settled.prior_mean, self.parameters.matching()
-            ).astype(np.int32)
+            )
             state = expand(state, self.groups, {index: own[index]}, {index: len(settled.match.counts)})
-        self._keep(client, own)
+        self.keep_assignments(client, own)
         return state
-
-    def _keep(self, client: str, assignments: Mapping[int, Any]) -> None:
-        self.state.arrays[f"assignments-{client}"] = {str(index): mine for index, mine in assignments.items()}
 
     def _match(self, step: int, states: Mapping[str, Arrays]) -> dict[str, float]:
         own = {client: self._assignments(client) for client in states}
@@ -258,7 +202,7 @@ class FedMA(FederatedStrategy):
             list(states.values()), self.groups, step, list(own.values()), self.sizes, self.parameters.matching(), seed
         )
         for client, assignment in zip(states, matched.match.assignments, strict=True):
-            self._keep(client, own[client] | {step: assignment.astype(np.int32)})
+            self.keep_assignments(client, own[client] | {step: assignment})
         self._settle(step, matched, len(states))
         self.state.values["step"] = step + 1
         local = np.mean([len(assignment) for assignment in matched.match.assignments])
@@ -290,12 +234,11 @@ class FedMA(FederatedStrategy):
         self, states: Mapping[str, Arrays], replies: Mapping[str, Reply], late: Sequence[Mapping[int, Any]]
     ) -> None:
         values, arrays = self.state.values, self.state.arrays
-        counted = all("classes" in reply.arrays for reply in replies.values())
         rest = average_rest(
             list(states.values()),
             self.groups,
             examples=[reply.examples for reply in replies.values()],
-            class_counts=[reply.arrays["classes"]["counts"] for reply in replies.values()] if counted else None,
+            class_counts=self.class_counts(replies),
             assignments=late,
             sizes=self.sizes,
             statistics=self.config.batch_norm == "aggregate",
@@ -307,12 +250,3 @@ class FedMA(FederatedStrategy):
         settled = [(s.match.weights, s.carried) for s in map(self._settled, range(len(self.groups)))]
         arrays["model"] = assemble(self.groups, dtypes, settled, arrays["last"])
         values["pass"], values["step"], values["participants"] = values["pass"] + 1, 0, []
-
-    # ---- results
-
-    def global_network(self) -> nn.Module | None:
-        """The global model in its own widths, None before the first pass is complete."""
-        if "model" not in self.state.arrays:
-            return None
-        model = self.network_of(self.in_order(self.state.clients)[0])
-        return resize(model, {name: to_tensor(array) for name, array in self.state.arrays["model"].items()})

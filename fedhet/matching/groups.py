@@ -183,6 +183,38 @@ def match_group(
     return GroupMatch(match, prior, _carried(states, groups, index, placed, [*sizes, len(match.counts)], match, how))
 
 
+def match_networks(
+    states: Sequence[State],
+    groups: PermutationGroups,
+    how: Matching,
+    seed: int | np.random.RandomState,
+) -> tuple[list[GroupMatch], list[dict[str, Array]]]:
+    """Match whole networks at once, without training in between (PFNM: Yurochkin et al., ICML 2019).
+
+    Args:
+        states: A client each, all its arrays.
+        groups: Their common structure.
+        how: The options.
+        seed: Of the order in each sweep; one stream for all groups.
+
+    Returns:
+        What each group settled, and the clients' states in the global order, zeros where a client has no unit.
+    """
+    random = seed if isinstance(seed, np.random.RandomState) else np.random.RandomState(seed)
+    settled: list[GroupMatch] = []
+    moved = [dict(state) for state in states]
+    assignments: list[dict[int, Array]] = [{} for _ in states]
+    for group in groups:
+        sizes = [len(each.match.counts) for each in settled]
+        matched = match_group(moved, groups, group.index, assignments, sizes, how, random)
+        settled.append(matched)
+        size = {group.index: len(matched.match.counts)}
+        for j, assignment in enumerate(matched.match.assignments):
+            assignments[j][group.index] = assignment
+            moved[j] = expand(moved[j], groups, {group.index: assignment}, size)
+    return settled, moved
+
+
 def attach_late(
     state: State,
     groups: PermutationGroups,

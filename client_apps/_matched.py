@@ -1,0 +1,56 @@
+"""What FedMA's and PFNM's client halves share."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedhet.architectures import PermutationGroups, architecture_graph, permutation_groups
+from fedhet.client import Client
+from fedhet.evaluation import BATCH
+from fedhet.wire import Arrays
+
+
+def groups_of(client: Client, model: nn.Module) -> PermutationGroups:
+    """The permutation groups of a client's model as it was configured."""
+    return permutation_groups(architecture_graph(model, client.transform(client.data.train.inputs[:2])))
+
+
+@torch.no_grad()
+def reestimate(client: Client, chosen: Callable[[str], bool]) -> None:
+    """Take BatchNorm's statistics anew from a client's training examples, in the layers whose parameters are chosen.
+
+    Averaged weights give other activations than those that the statistics were taken of. A unit that does not vary
+    here (one that the client never had, whose inputs are still zeros) counts as of variance 1.
+    """
+    layers = [
+        module
+        for name, module in client.model.named_modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats and chosen(f"{name}.weight")
+    ]
+    if not layers or len(client.data.train) < 2:
+        return
+    momenta = [layer.momentum for layer in layers]
+    client.model.eval()
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.train()
+        layer.momentum = None  # the mean over all batches
+    for batch in client.data.train.inputs.split(BATCH):
+        if len(batch) > 1:
+            client.model(client.transform(batch))
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.eval()
+        layer.momentum = momentum
+        variance = layer.running_var
+        assert variance is not None
+        variance[variance == 0] = 1
+
+
+def class_counts(client: Client, groups: PermutationGroups) -> Arrays:
+    """How many examples of each class a client has, (C,) int64."""
+    classes = client.tensors[groups.fixed[-1]].shape[0]
+    labels = client.data.train.labels.flatten().cpu().numpy()
+    return {"counts": np.bincount(labels, minlength=classes).astype(np.int64)}

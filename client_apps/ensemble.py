@@ -1,0 +1,13 @@
+"""Ensemble, client half: train a network of one's own and send it."""
+
+from fedhet.client import ClientHalf
+
+
+class Ensemble(ClientHalf):
+    """One phase; the whole network goes up, nothing comes down."""
+
+    personal = True
+
+    def evaluates(self, when: str) -> bool:
+        """Nothing is received."""
+        return when == "trained"

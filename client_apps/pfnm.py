@@ -1,0 +1,55 @@
+"""PFNM, client half: train a network and send it (Yurochkin et al., ICML 2019)."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from fedhet.architectures import PermutationGroups, cut_out, resize
+from fedhet.client import Client, ClientHalf
+from fedhet.matching.groups import describe
+from fedhet.training import Phase
+from fedhet.wire import Arrays, Payload, to_arrays, to_tensor
+
+from ._matched import class_counts, groups_of, reestimate
+
+
+class PFNM(ClientHalf):
+    """One phase, from weights of one's own or from one's own units of the global model."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._configured = client.model
+
+    @cached_property
+    def groups(self) -> PermutationGroups:
+        """The permutation groups of the client's architecture."""
+        return groups_of(self.client, self._configured)
+
+    def greet(self, payload: Payload) -> Payload:
+        """Tell the server what moves together."""
+        return Payload(values={"groups": describe(self.groups)})
+
+    def receive(self, payload: Payload) -> None:
+        """Take on the global model in its own widths."""
+        if "model" in payload.arrays:
+            self._use(payload.arrays["model"])
+            reestimate(self.client, lambda name: True)
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        """Training of one's own units; the first ones of the global model, if it has none of the client's."""
+        if "model" in payload.arrays:
+            own = payload.arrays.get("assignments", {})
+            assignments = {g.index: own.get(str(g.index), np.arange(g.width)) for g in self.groups}
+            self._use(cut_out(to_arrays(self.client.tensors), self.groups, assignments))
+        return super().phases(payload)
+
+    def reply(self, payload: Payload) -> Payload:
+        """The network, and how many examples of each class there are."""
+        reply = super().reply(payload)
+        if self.client.task.name == "classification":
+            reply.arrays["classes"] = class_counts(self.client, self.groups)
+        return reply
+
+    def _use(self, state: Arrays) -> None:
+        self.client.work_on(resize(self._configured, {name: to_tensor(array) for name, array in state.items()}))

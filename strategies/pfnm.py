@@ -1,0 +1,77 @@
+"""PFNM, server half: whole networks are matched at once (Yurochkin et al., ICML 2019; FedMA's one-shot baseline).
+
+The paper's method is one round. In further rounds clients go on from the units that they have in the global model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedhet.config import Value
+from fedhet.matching.groups import assemble, average_rest, match_networks
+from fedhet.randomness import derive_seed
+from fedhet.server import Reply
+from fedhet.wire import Payload
+
+from ._matched import MatchedStrategy, MatchingParameters
+
+
+@dataclass(frozen=True)
+class Parameters(MatchingParameters):
+    """PFNM's own keys: those of matching."""
+
+
+class PFNM(MatchedStrategy):
+    """FedMA's matching of all layers in one round, without training in between."""
+
+    name = "pfnm"
+    Parameters = Parameters
+    common: ClassVar[Mapping[str, Value]] = {
+        "clients": 16,
+        "rounds": 1,
+        "shared-init": False,
+        "local-epochs": 150,
+        "batch-size": 64,
+        "learning-rate": 0.01,
+        "momentum": 0.9,
+    }
+
+    def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
+        """The global model, and which of its units are the client's; nothing before there is one."""
+        common, arrays = self.received_by_all(), self.state.arrays
+        return {
+            client: Payload(
+                common.arrays | ({"assignments": arrays[key]} if (key := f"assignments-{client}") in arrays else {})
+            )
+            for client in clients
+        }
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Match all groups in order, then average the output layer."""
+        states = [
+            {name: array.astype(self.specs[client][name][1]) for name, array in reply.arrays["model"].items()}
+            for client, reply in replies.items()
+        ]
+        seed = derive_seed(self.config.seed, "matching", round) % 2**32
+        settled, moved = match_networks(states, self.groups, self.parameters.matching(), seed)
+        matches = [each.match for each in settled]
+        own = [{i: match.assignments[j] for i, match in enumerate(matches)} for j in range(len(replies))]
+        rest = average_rest(
+            moved,
+            self.groups,
+            examples=[reply.examples for reply in replies.values()],
+            class_counts=self.class_counts(replies),
+            assignments=own,
+            sizes=[len(match.counts) for match in matches],
+            statistics=self.config.batch_norm == "aggregate",
+        )
+        for client in self.state.clients:  # those of an earlier global model mean nothing any more
+            self.state.arrays.pop(f"assignments-{client}", None)
+        for client, mine in zip(replies, own, strict=True):
+            self.keep_assignments(client, mine)
+        dtypes = {name: dtype for name, (_, dtype) in self.specs[next(iter(replies))].items()}
+        self.state.arrays["model"] = assemble(
+            self.groups, dtypes, [(each.match.weights, each.carried) for each in settled], rest
+        )
+        local, units = sum(self.groups.widths), sum(len(match.counts) for match in matches)
+        return {"units": float(units), "growth": float(units / local)}
