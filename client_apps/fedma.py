@@ -18,7 +18,7 @@ from fedhet.matching.groups import describe, parameters_of, patch, rest_of, tie
 from fedhet.training import Optimisation, Phase
 from fedhet.wire import Arrays, Payload, cast, to_arrays, to_tensor
 
-from ._matched import class_counts, groups_of, reestimate
+from ._matched import class_counts, groups_of, reestimate  # noqa: TID251 - this folder is fedhet.client_apps
 
 
 class FedMA(ClientHalf):

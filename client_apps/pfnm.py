@@ -11,7 +11,7 @@ from fedhet.matching.groups import describe
 from fedhet.training import Phase
 from fedhet.wire import Arrays, Payload, to_arrays, to_tensor
 
-from ._matched import class_counts, groups_of, reestimate
+from ._matched import class_counts, groups_of, reestimate  # noqa: TID251 - this folder is fedhet.client_apps
 
 
 class PFNM(ClientHalf):

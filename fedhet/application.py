@@ -398,6 +398,7 @@ def _examples_to(examples: Examples, device: torch.device) -> Examples:
     return Examples(examples.inputs.to(device), examples.labels.to(device))
 
 
+@lru_cache(maxsize=8)
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise FedhetError("device = 'cuda', but torch sees no GPU here: use device = 'auto' or 'cpu'")

@@ -157,7 +157,8 @@ def keys(
     from rich.table import Table
 
     table = Table("key", "default", "meaning", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for key, default, meaning in configuration.keys():
+    rows = configuration.keys()
+    for key, default, meaning in rows:
         table.add_row(key, "" if default == "" else configuration.toml_value(default), meaning)
     _console().print(table, markup=False)
 

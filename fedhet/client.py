@@ -105,9 +105,10 @@ class Client:
         return torch.Generator().manual_seed(self.seed(*purpose))
 
     def optimisation(self) -> Optimisation:
-        """How parameters are stepped in this round, as configured."""
+        """How parameters are stepped in this round, as configured; the closing round has the last round's rate."""
         config = self.config
-        rate = scheduled(config.lr_schedule, config.learning_rate, self.request.round, config.rounds)
+        round = min(self.request.round, config.rounds)
+        rate = scheduled(config.lr_schedule, config.learning_rate, round, config.rounds)
         return Optimisation(config.optimizer, rate, config.momentum, config.weight_decay, config.batch_size)
 
     def prepare(self, inputs: Tensor, generator: torch.Generator) -> Tensor:

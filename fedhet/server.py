@@ -44,6 +44,7 @@ from fedhet.wire import (
     decode,
     decode_arrays,
     encode_arrays,
+    to_tensor,
 )
 
 log = logging.getLogger("flwr").getChild("fedhet")
@@ -719,12 +720,12 @@ def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: S
     total = float(sum(weights))
     average: Arrays = {}
     for name, (shape, dtype) in spec.items():
-        mean = np.zeros(shape)
+        mean = torch.zeros(shape, dtype=torch.float64)
         for group, weight in zip(groups, weights, strict=True):
-            mean += np.multiply(group[name], weight / total, dtype=np.float64)
+            mean.add_(to_tensor(group[name]), alpha=weight / total)
         if np.dtype(dtype).kind != "f":
-            np.rint(mean, out=mean)
-        average[name] = mean.astype(dtype)
+            mean.round_()
+        average[name] = mean.numpy().astype(dtype)
     return average
 
 

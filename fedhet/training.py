@@ -138,7 +138,7 @@ def train(
             for index in batches(len(examples), phase.optimisation.batch_size, generator, whole=whole):
                 index = index.to(device)
                 inputs, labels = prepare(examples.inputs[index], generator), examples.labels[index]
-                optimizer.zero_grad(set_to_none=True)
+                _forget_gradients(parameters)
                 with features_of.capture() if features_of else nullcontext() as captured:
                     outputs = model(inputs)
                 loss = task.loss(outputs, labels)
@@ -151,10 +151,16 @@ def train(
                 optimizer.step()
                 losses.append(loss.detach())  # read at the end: reading makes a GPU wait
                 sizes.append(len(index))
-        optimizer.zero_grad(set_to_none=True)
+        _forget_gradients(parameters)
     if not losses:
         return math.nan
     return math.fsum(map(operator.mul, torch.stack(losses).tolist(), sizes)) / sum(sizes)
+
+
+def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    # What Optimizer.zero_grad does, without its profiling, which is a tenth of a small network's step.
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def batches(count: int, size: int, generator: torch.Generator, *, whole: bool = False) -> Iterator[Tensor]:

@@ -143,10 +143,11 @@ def check_finite(arrays: Arrays, what: str) -> None:
     Raises:
         WireError: naming the array.
     """
-    for name, array in arrays.items():
-        # A sum is finite unless an entry is not (or it overflows, which the slow look then clears).
-        if array.dtype.kind == "f" and not np.isfinite(array.sum()) and not np.isfinite(array).all():
-            raise WireError(f"{what}: {name} has values that are not finite")
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, array in arrays.items():
+            # A sum is finite unless an entry is not (or it overflows, which the slow look then clears).
+            if array.dtype.kind == "f" and not np.isfinite(array.sum()) and not np.isfinite(array).all():
+                raise WireError(f"{what}: {name} has values that are not finite")
 
 
 def _cast(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:

@@ -1,6 +1,6 @@
 """What FedMA's and PFNM's server halves share: how to match, what all clients' networks look like, and the results."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from fedhet.config import option
 from fedhet.errors import FedhetError
 from fedhet.matching.groups import Matching, understand
 from fedhet.server import FederatedStrategy, Reply
-from fedhet.wire import WireError, check, to_tensor
+from fedhet.wire import Arrays, WireError, check, to_tensor
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,9 @@ class MatchingParameters:
     def matching(self) -> Matching:
         """What the matching takes."""
         return Matching(**{name: getattr(self, name) for name in MatchingParameters.__dataclass_fields__})
+
+
+FILTERS_SHOWN = 8
 
 
 class MatchedStrategy(FederatedStrategy):
@@ -93,3 +96,65 @@ class MatchedStrategy(FederatedStrategy):
             return None
         model = self.network_of(self.in_order(self.state.clients)[0])
         return resize(model, {name: to_tensor(array) for name, array in self.state.arrays["model"].items()})
+
+    def keep_filters(self, states: "Mapping[str, Arrays]") -> None:
+        """Remember the clients' first convolution as it was before matching, for the report."""
+        name = self._first_convolution()
+        if name is not None:
+            self.state.arrays["filters"] = {client: state[name].copy() for client, state in states.items()}
+
+    def matrices(self) -> dict[str, Any]:
+        """Which clients share which global units; for images some first filters side by side (the paper's figure 5)."""
+        arrays = self.state.arrays
+        own = {client: arrays.get(f"assignments-{client}", {}) for client in self.in_order(self.state.clients)}
+        last = str(len(self.groups) - 1)
+        own = {client: assignments for client, assignments in own.items() if last in assignments}
+        if not own or "model" not in arrays:
+            return {}
+        layers = [
+            {"name": group.name, "units": _membership([own[client][str(group.index)] for client in own])}
+            for group in self.groups
+        ]
+        found: dict[str, Any] = {"shared_filters": {"clients": list(own), "layers": layers}}
+        if name := self._first_convolution():
+            found["filters"] = self._filters(name, {client: mine["0"] for client, mine in own.items()})
+        return found
+
+    def _first_convolution(self) -> str | None:
+        """The weight (L, C, h, w) of the first group's first layer, if that is a convolution of images."""
+        slot = self.groups[0].rows[0]
+        return slot.parameter if slot.axis == 0 and len(self.groups.axes[slot.parameter]) == 4 else None
+
+    def _filters(self, name: str, own: "Mapping[str, np.ndarray[Any, Any]]") -> dict[str, Any]:
+        """Filters that most clients share: each client's, the matched one, and the plain mean at the same place."""
+        kept = {client: array for client, array in self.state.arrays["filters"].items() if client in own}
+        matched = self.state.arrays["model"][name]
+        popularity = np.bincount(np.concatenate([own[client] for client in kept]), minlength=len(matched))
+        chosen = np.argsort(-popularity, kind="stable")[:FILTERS_SHOWN]
+        places = {client: {int(unit): place for place, unit in enumerate(own[client])} for client in kept}
+        plain = []
+        for unit in chosen:  # the place that the first client has it at: where plain averaging would put it
+            place = next(where[unit] for where in places.values() if unit in where)
+            plain.append(np.mean([array[place] for array in kept.values() if place < len(array)], axis=0))
+        shown = list(kept)[:FILTERS_SHOWN]
+        local = [[kept[c][places[c][unit]] if unit in places[c] else None for unit in chosen.tolist()] for c in shown]
+        return {
+            "layer": name,
+            "clients": shown,
+            "units": chosen.tolist(),
+            "local": [[None if each is None else _listed(each) for each in filters] for filters in local],
+            "matched": [_listed(each) for each in matched[chosen]],
+            "plain": [_listed(each) for each in plain],
+        }
+
+
+def _membership(assignments: "Sequence[np.ndarray[Any, Any]]") -> list[list[int]]:
+    """Clients by global units: 1 where a client has the unit."""
+    matrix = np.zeros((len(assignments), 1 + max(int(own.max()) for own in assignments)), dtype=int)
+    for row, own in zip(matrix, assignments, strict=True):
+        row[own] = 1
+    return matrix.tolist()
+
+
+def _listed(filter: "np.ndarray[Any, Any]") -> Any:
+    return np.round(filter.astype(np.float64), 4).tolist()

@@ -31,7 +31,7 @@ from fedhet.randomness import derive_seed
 from fedhet.server import Reply
 from fedhet.wire import Arrays, Payload, cast, check
 
-from ._matched import MatchedStrategy, MatchingParameters
+from ._matched import MatchedStrategy, MatchingParameters  # noqa: TID251 - this folder is fedhet.strategies
 
 
 @dataclass(frozen=True)
@@ -196,6 +196,8 @@ class FedMA(MatchedStrategy):
         return state
 
     def _match(self, step: int, states: Mapping[str, Arrays]) -> dict[str, float]:
+        if step == 0:
+            self.keep_filters(states)
         own = {client: self._assignments(client) for client in states}
         seed = derive_seed(self.config.seed, "matching", self.state.values["pass"], step) % 2**32
         matched = match_group(

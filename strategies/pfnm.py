@@ -13,7 +13,7 @@ from fedhet.randomness import derive_seed
 from fedhet.server import Reply
 from fedhet.wire import Payload
 
-from ._matched import MatchedStrategy, MatchingParameters
+from ._matched import MatchedStrategy, MatchingParameters  # noqa: TID251 - this folder is fedhet.strategies
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,13 @@ class PFNM(MatchedStrategy):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Match all groups in order, then average the output layer."""
-        states = [
-            {name: array.astype(self.specs[client][name][1]) for name, array in reply.arrays["model"].items()}
+        states = {
+            client: {name: array.astype(self.specs[client][name][1]) for name, array in reply.arrays["model"].items()}
             for client, reply in replies.items()
-        ]
+        }
+        self.keep_filters(states)
         seed = derive_seed(self.config.seed, "matching", round) % 2**32
-        settled, moved = match_networks(states, self.groups, self.parameters.matching(), seed)
+        settled, moved = match_networks(list(states.values()), self.groups, self.parameters.matching(), seed)
         matches = [each.match for each in settled]
         own = [{i: match.assignments[j] for i, match in enumerate(matches)} for j in range(len(replies))]
         rest = average_rest(

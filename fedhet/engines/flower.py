@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import torch
 
 import fedhet
@@ -69,7 +69,8 @@ clientapp = "fedhet.client_app:app"
 
 def app_table() -> str:
     """The `[tool.flwr.app.config]` table: every key, `""` for not chosen, but for the preset."""
-    declared = dict.fromkeys((key for key, _, _ in configuration.keys()), "")
+    keys, _, _ = zip(*configuration.keys(), strict=True)
+    declared = dict.fromkeys(keys, "")
     lines = configuration.to_toml({"preset": configuration.DEFAULT_PRESET, **declared}).splitlines()
     inner = [f"[tool.flwr.app.config.{line[1:]}" if line.startswith("[") else line for line in lines]
     return "\n".join(["[tool.flwr.app.config]", *inner]) + "\n"
@@ -239,7 +240,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         patience = time.monotonic() + FAREWELL
         while any(map(_lives, family)) and time.monotonic() < patience:
             time.sleep(0.05)
-        for each in [*family, *(child for each in family for child in _children(each))]:
+        for each in [*family, *(child for parent in family for child in _children(parent))]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
     process.wait()

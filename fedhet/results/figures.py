@@ -7,7 +7,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,8 +185,75 @@ def cka_figure(matrices: Mapping[str, Any]) -> "Figure":
     return figure
 
 
+def shared_filters_figure(matrices: "Mapping[str, Any]") -> "Figure":
+    """Which clients share which global units, layer by layer; the units of a layer that most clients share come first.
+
+    Args:
+        matrices: `clients` and `layers`, each with its `name` and `units`, clients by global units, 1 or 0.
+    """
+    clients = [str(client) for client in matrices["clients"]]
+    layers = matrices["layers"]
+    ordered = []
+    for layer in layers:
+        columns = sorted(zip(*layer["units"], strict=True), key=sum, reverse=True)
+        ordered.append([list(row) for row in zip(*columns, strict=True)])
+    figure, (axes,) = new_figure(8.4, max(1.8, 0.9 + 0.17 * len(clients)))
+    rows = [[value for layer in ordered for value in layer[client]] for client in range(len(clients))]
+    axes.imshow(rows, vmin=0, vmax=1.4, cmap="Blues", aspect="auto", interpolation="nearest")
+    axes.grid(visible=False)
+    ends = list(accumulate((len(layer[0]) for layer in ordered), initial=0))
+    for edge in ends[1:-1]:
+        axes.axvline(edge - 0.5, color=ORANGE, linewidth=1)
+    middles = [(start + end - 1) / 2 for start, end in pairwise(ends)]
+    labels = [f"{layer['name']} ({len(matrix[0])})" for layer, matrix in zip(layers, ordered, strict=True)]
+    axes.set_xticks(middles, labels, fontsize=8, rotation=30, ha="right")
+    axes.set_ylabel("client")
+    if len(clients) <= 24:
+        axes.set_yticks(range(len(clients)), clients, fontsize=8)
+    return figure
+
+
+def filters_figure(matrices: "Mapping[str, Any]") -> "Figure":
+    """First-layer filters that were matched: a row a client, then the global one, then the plain mean at that place.
+
+    Three channels are shown as colours, others by their mean, each filter in its own range.
+
+    Args:
+        matrices: `clients`, `units`, `local` (a client's filters, None where it has none), `matched` and `plain`;
+            a filter is (channels, height, width).
+    """
+    import numpy as np
+
+    rows = [*matrices["local"], matrices["matched"], matrices["plain"]]
+    labels = [*(f"client {client}" for client in matrices["clients"]), "matched", "plain mean"]
+    _, height, width = np.shape(matrices["matched"][0])
+    canvas = np.zeros((len(rows) * (height + 1), len(matrices["units"]) * (width + 1), 4))
+    for row, filters in enumerate(rows):
+        for column, values in enumerate(filters):
+            if values is None:
+                continue
+            tile = np.moveaxis(np.asarray(values, dtype=float), 0, -1)
+            tile = tile if tile.shape[-1] == 3 else tile.mean(-1, keepdims=True).repeat(3, -1)
+            low, high = tile.min(), tile.max()
+            top, left = row * (height + 1), column * (width + 1)
+            canvas[top : top + height, left : left + width, :3] = (tile - low) / (high - low) if high > low else 0.5
+            canvas[top : top + height, left : left + width, 3] = 1
+    figure, (axes,) = new_figure(1.4 + 0.55 * len(matrices["units"]), 0.7 + 0.5 * len(rows))
+    axes.imshow(canvas, interpolation="nearest")
+    axes.grid(visible=False)
+    axes.set_yticks([row * (height + 1) + (height - 1) / 2 for row in range(len(rows))], labels, fontsize=8)
+    places = [column * (width + 1) + (width - 1) / 2 for column in range(len(matrices["units"]))]
+    axes.set_xticks(places, [str(unit) for unit in matrices["units"]], fontsize=8)
+    axes.set_xlabel("global filter")
+    return figure
+
+
 # What is drawn of each matrix in `matrices.json`, by its name; a method that writes another adds its drawing here.
-MATRIX_FIGURES: "dict[str, Callable[[Mapping[str, Any]], Figure]]" = {"cka": cka_figure}
+MATRIX_FIGURES: "dict[str, Callable[[Mapping[str, Any]], Figure]]" = {
+    "cka": cka_figure,
+    "shared_filters": shared_filters_figure,
+    "filters": filters_figure,
+}
 
 
 def new_figure(width: float, height: float, panels: int = 1) -> "tuple[Figure, list[Axes]]":

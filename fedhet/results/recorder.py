@@ -44,11 +44,12 @@ class RunDirectory:
         self.started_at = time.perf_counter()
         self.earlier_seconds = 0.0
         check_folder(folder, resume=resume)
+        folder.mkdir(parents=True, exist_ok=True)
         if resume:
             self._rewind()
+        _replace(folder / "config.toml", _config_text(config, folder))
+        if resume:
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.toml").write_text(_config_text(config, folder), encoding="utf-8")
         (folder / "history.jsonl").touch()
         with (folder / "clients.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow(COLUMNS)
@@ -75,9 +76,10 @@ class RunDirectory:
         """Write models, matrices, summary and report."""
         models = self.folder / "models"
         # Clients of a simulation leave their models in their state folder, as they would on machines of their own.
-        for path in sorted((self.folder / "state" / "models").glob("*.safetensors")):
+        kept = Path(self.config.state_dir or self.folder / "state") / strategy.state.values["run"] / "models"
+        for path in sorted(kept.glob("*.safetensors")):
             models.mkdir(exist_ok=True)
-            path.replace(models / path.name)
+            shutil.move(path, models / path.name)
         if strategy.global_model and "model" in strategy.state.arrays:
             write_arrays(models / "global.safetensors", strategy.state.arrays["model"])
         if matrices := strategy.matrices():

@@ -16,6 +16,8 @@ _CAPTIONS = {
     "clients": "The clients' accuracies at their last evaluation, by architecture.",
     "bytes": "Payload bytes of all clients together, the greeting included.",
     "cka": "Similarity (linear CKA, 0 to 1) of the representations of every two clients.",
+    "shared_filters": "Which clients share which units of the global model, layer by layer (widths in brackets).",
+    "filters": "First-layer filters that were matched, beside the global ones and plain averages at the same places.",
 }
 
 _STYLE = """

@@ -1,0 +1,183 @@
+import json
+import tomllib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedhet import config as configuration
+from fedhet.errors import FedhetError
+from fedhet.results.history import ClientRow, read_clients, read_history
+from fedhet.results.recorder import RunDirectory, check_folder
+from fedhet.server import RoundReport
+from fedhet.state import ClientRecord, State
+from fedhet.store import read_tensors, write_tensors
+from fedhet.wire import to_tensor
+
+
+@pytest.fixture(autouse=True)
+def _no_report(monkeypatch):
+    monkeypatch.setattr("fedhet.results.recorder.write_report", lambda folder: None)
+
+
+CONFIG = configuration.resolve({"method": "fedavg", "rounds": 3, "learning-rate": 0.05})
+
+
+def strategy_of(round=0):
+    clients = {"0": ClientRecord(5, "mlp", round), "1": ClientRecord(7, "mlp", round)}
+    arrays = {"model": {"w": np.full(2, float(round), np.float32)}}
+    return SimpleNamespace(
+        state=State(round, arrays, {"run": ""}, clients),
+        personal=False,
+        global_model=True,
+        metric="accuracy",
+        matrices=lambda: {},
+    )
+
+
+def statistics(value):
+    names = ("weighted", "mean", "std", "min", "max")
+    return {"accuracy": dict.fromkeys(names, value), "loss": dict.fromkeys(names, 1 - value), "clients": 2}
+
+
+def report(number, value=0.5, **more):
+    row = {
+        "round": number,
+        "participants": ["0", "1"],
+        "failures": [],
+        "received": statistics(value),
+        "trained": None,
+        "common": None,
+        "train_loss": 0.1 + 0.2,
+        "metrics": {},
+        "bytes_up": 8,
+        "bytes_down": 4,
+        "timing": {"seconds": 1.5},
+        **more,
+    }
+    return RoundReport(row, [ClientRow(number, c, "mlp", 5, 0.1 + 0.2, None, 4, 2) for c in "01"])
+
+
+def record(directory, *numbers):
+    for number in numbers:
+        directory.round(strategy_of(number), report(number, number / 10))
+
+
+def test_a_run_directory_holds_what_the_design_says(tmp_path):
+    directory = RunDirectory(tmp_path / "run", CONFIG, "local")
+    record(directory, 0, 1, 2, 3)
+    strategy = strategy_of(3)
+    directory.round(strategy, report(4, 0.75, final=True))
+    write_tensors(tmp_path / "run" / "state" / "models" / "1.safetensors", {"w": to_tensor(np.ones(2))})
+    directory.finished(strategy)
+    folder = tmp_path / "run"
+    assert [row["round"] for row in read_history(folder)] == [0, 1, 2, 3, 4]
+    assert read_history(folder)[1] == report(1, 0.1).row
+    assert read_clients(folder)[2:4] == report(1).clients
+    assert (folder / "clients.csv").read_text().splitlines()[0] == (
+        "round,client,architecture,examples,accuracy,loss,bytes_up,bytes_down"
+    )
+    assert read_tensors(folder / "models" / "global.safetensors")["w"].tolist() == [3, 3]
+    assert read_tensors(folder / "models" / "1.safetensors")["w"].tolist() == [1, 1]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary | {"seconds": 0, "last10": None} == {
+        "method": "fedavg",
+        "dataset": "digits",
+        "clients": 2,
+        "rounds": 3,
+        "seed": 0,
+        "engine": "local",
+        "personal": "received",
+        "metric": "accuracy",
+        "personal_accuracy": dict.fromkeys(("weighted", "mean", "std", "min", "max"), 0.75),
+        "global_accuracy": {"weighted": 0.75, "mean": 0.75},
+        "last10": None,
+        "bytes_up": 40,
+        "bytes_down": 20,
+        "failures": 0,
+        "seconds": 0,
+        "status": "completed",
+    }
+
+
+def test_the_configuration_in_it_is_complete_and_can_be_run_again(tmp_path):
+    RunDirectory(tmp_path, CONFIG.but(state_dir=str(tmp_path / "state"), out="elsewhere"), "local")
+    table = tomllib.loads((tmp_path / "config.toml").read_text())
+    assert {"fedhet", "flwr", "torch", "python"} <= table["versions"].keys()
+    assert "out" not in table
+    assert "state-dir" not in table
+    assert configuration.resolve(configuration.read(tmp_path / "config.toml")).but(chosen=CONFIG.chosen) == CONFIG
+
+
+def test_the_last_round_counts_never_the_best(tmp_path):
+    directory = RunDirectory(tmp_path, CONFIG, "local")
+    for number, value in ((1, 0.9), (2, 0.3)):
+        directory.round(strategy_of(number), report(number, value))
+    assert directory.summary("completed", strategy_of(2))["personal_accuracy"]["weighted"] == 0.3
+
+
+def test_an_earlier_run_is_never_written_over(tmp_path):
+    record(RunDirectory(tmp_path, CONFIG, "local"), 0, 1)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(FedhetError, match="holds a run already"):
+        RunDirectory(tmp_path, CONFIG, "local")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    with pytest.raises(FedhetError, match="holds no run to resume"):
+        check_folder(tmp_path / "other", resume=True)
+
+
+def test_a_failed_run_says_so_and_why(tmp_path):
+    directory = RunDirectory(tmp_path, CONFIG, "local")
+    record(directory, 0)
+    for error, reason in ((FedhetError("no client"), "no client"), (KeyError("a"), "KeyError: 'a'")):
+        directory.failed(strategy_of(), error)
+        summary = json.loads((tmp_path / "summary.json").read_text())
+        assert (summary["status"], summary["error"]) == ("failed", reason)
+
+
+def files(folder):
+    return {name: (folder / name).read_bytes() for name in ("history.jsonl", "clients.csv", "config.toml")}
+
+
+def test_resuming_goes_back_to_the_last_complete_round(tmp_path):
+    record(RunDirectory(tmp_path / "whole", CONFIG, "local"), 0, 1, 2)
+    folder = tmp_path / "run"
+    directory = RunDirectory(folder, CONFIG, "local")
+    record(directory, 0, 1, 2)
+    # A crash after the rows of a round, and before its state; another in mid-write.
+    for path in (folder / "history.jsonl", folder / "clients.csv"):
+        lines = path.read_text().splitlines()
+        path.write_text(path.read_text() + lines[-1].replace('"round": 2', '"round": 3').replace("2,", "3,", 1) + "\n3,0,m")
+    directory.finished(strategy_of(2))
+    resumed = RunDirectory(folder, CONFIG, "local", resume=True)
+    assert resumed.state.round == 2
+    assert files(folder) == files(tmp_path / "whole")
+    assert not (folder / "summary.json").exists()
+    assert not (folder / "models").exists()
+    assert resumed.earlier_seconds == 4.5
+    record(resumed, 3)
+    assert [row["round"] for row in read_history(folder)] == [0, 1, 2, 3]
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_afresh(tmp_path):
+    RunDirectory(tmp_path, CONFIG, "local")
+    (tmp_path / "history.jsonl").write_text(json.dumps(report(0).row) + "\n")
+    resumed = RunDirectory(tmp_path, CONFIG, "local", resume=True)
+    assert resumed.state is None
+    assert read_history(tmp_path) == []
+    assert read_clients(tmp_path) == []
+
+
+def test_what_was_changed_in_resuming_is_in_the_configuration(tmp_path):
+    record(RunDirectory(tmp_path, CONFIG, "local"), 0)
+    RunDirectory(tmp_path, CONFIG.but(rounds=9), "local", resume=True)
+    assert configuration.read(tmp_path / "config.toml")["rounds"] == 9
+
+
+def test_personal_models_are_fetched_from_wherever_the_state_is(tmp_path):
+    config = CONFIG.but(state_dir=str(tmp_path / "state-of-clients"))
+    write_tensors(tmp_path / "state-of-clients" / "models" / "0.safetensors", {"w": to_tensor(np.ones(2))})
+    directory = RunDirectory(tmp_path / "run", config, "local")
+    record(directory, 0)
+    directory.finished(strategy_of(0))
+    assert (tmp_path / "run" / "models" / "0.safetensors").is_file()

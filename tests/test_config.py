@@ -1,0 +1,196 @@
+import tomllib
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedhet import config as configuration
+from fedhet import registry
+from fedhet.config import Config, parse, parse_setting, read, resolve, to_toml
+from fedhet.errors import ConfigError
+
+
+def problems(**settings):
+    with pytest.raises(ConfigError) as caught:
+        resolve({key.replace("_", "-"): value for key, value in settings.items()})
+    return str(caught.value).splitlines()
+
+
+def test_defaults_are_complete_and_valid_for_every_method():
+    for method in registry.methods():
+        config = resolve({"method": method})
+        assert config.method == method
+        assert type(config.parameters) is registry.strategy(method).Parameters
+
+
+def test_what_the_user_set_goes_before_preset_before_paper_before_default():
+    paper = resolve({"method": "fedhenn"})
+    assert (paper.rounds, paper.parameters.eta0, paper.alpha) == (200, 0.001, Config.alpha)
+    preset = resolve({"preset": "fedhenn/digits"})
+    assert (preset.rounds, preset.parameters.eta0, preset.closing_epochs) == (20, 0.1, paper.closing_epochs)
+    user = resolve({"preset": "fedhenn/digits", "rounds": 3, "fedhenn.eta0": 0.5})
+    assert (user.rounds, user.parameters.eta0, user.learning_rate) == (3, 0.5, preset.learning_rate)
+    assert user.chosen == {"rounds", "fedhenn.eta0", "preset"}
+
+
+def test_every_preset_is_complete():
+    for path in configuration.run_configs().rglob("*.toml"):
+        assert tomllib.loads(path.read_text())["preset"] == ""
+        resolve(read(path))
+
+
+def test_a_method_of_ones_own_choice_takes_its_own_papers_values_under_a_preset():
+    config = resolve({"preset": "fedhenn/digits", "method": "fedprox", "architectures": "cnn"})
+    assert config.method == "fedprox"
+    assert config.parameters.mu == 0.1
+    assert config.rounds == 20
+
+
+def test_an_empty_text_is_not_chosen():
+    config = resolve({"method": "fedavg", "rounds": "", "fedprox.mu": "", "seed": "", "data": ""})
+    assert config == resolve({"method": "fedavg"})
+    assert config.chosen == {"method"}
+
+
+def test_nested_tables_are_dotted_keys():
+    assert resolve({"method": "fedprox", "fedprox": {"mu": 0.25}}) == resolve({"method": "fedprox", "fedprox.mu": 0.25})
+
+
+def test_keys_of_other_methods_are_checked_and_have_no_effect():
+    assert resolve({"method": "fedavg", "fedprox.mu": 3.0}).but(chosen=frozenset()) == resolve(
+        {"method": "fedavg"}
+    ).but(chosen=frozenset())
+    assert "at least 0" in problems(method="fedavg", **{"fedprox.mu": -1.0})[0]
+
+
+def test_all_problems_are_told_at_once():
+    told = problems(
+        method="fedavgg",
+        dataset="digit",
+        partition="clases",
+        rounds=-1,
+        alpha="much",
+        fraction_train=1.5,
+        augment=1,
+        optimizer="sdg",
+        learning_rat=0.1,
+        seed=True,
+        **{"fedprox.muu": 1, "fedpox.mu": 1},
+    )
+    text = "\n".join(told)
+    for expected in (
+        "unknown method 'fedavgg'; did you mean 'fedavg'?",
+        "unknown dataset 'digit'; did you mean 'digits'?",
+        "unknown partition 'clases'; did you mean 'classes'?",
+        "rounds = -1: must be at least 0",
+        "alpha = 'much': must be a number",
+        "fraction-train = 1.5: must be at most 1",
+        "augment = 1: must be true or false",
+        "optimizer = 'sdg': must be one of sgd, adam, adamw",
+        "unknown key 'learning-rat'; did you mean 'learning-rate'?",
+        "seed = True: must be a whole number",
+        "unknown key 'fedprox.muu'; did you mean 'fedprox.mu'?",
+        "fedpox.mu: unknown method 'fedpox'; did you mean 'fedprox'?",
+    ):
+        assert expected in text
+    assert len(told) == 12
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"architectures": "cnn33"}, "unknown model 'cnn33'"),
+        ({"architectures": ","}, "no architecture given"),
+        ({"architectures": "mlp,cnn", "assign": "one-of-each"}, "2 architectures to assign one-of-each, but 10 clients"),
+        ({"assign": "mlp,cnn"}, "2 architectures in the list, but 10 clients"),
+        ({"assign": "round-robbin"}, "unknown way to assign architectures 'round-robbin'; did you mean 'round-robin'?"),
+        ({"clients": 2, "min-clients": 3}, "min-clients = 3: must be at most clients = 2"),
+        ({"clients": 0}, "clients = 0: must be at least 1"),
+        ({"rounds": 2.0}, "rounds = 2.0: must be a whole number"),
+        ({"rounds": "2"}, "rounds = '2': must be a whole number"),
+        ({"learning-rate": float("nan")}, "must be finite"),
+        ({"learning-rate": float("inf")}, "must be finite"),
+        ({"learning-rate": 0}, "learning-rate = 0.0: must be above 0"),
+        ({"dataset": True}, "dataset = True: must be text"),
+        ({"preset": "fedhen/digits"}, "did you mean 'fedhenn/digits'?"),
+        ({"test-on": "globl"}, "must be one of local, global, both"),
+        ({"rounds": [1]}, "rounds = [1]: must be a whole number"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_would_be_right(settings, message):
+    with pytest.raises(ConfigError) as caught:
+        resolve({"method": "fedavg", **settings})
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_whole_numbers_serve_as_numbers_and_numbers_as_text():
+    config = resolve({"method": "fedavg", "timeout": 5, "architectures": "mlp", "data": 3})
+    assert (config.timeout, type(config.timeout), config.data) == (5.0, float, "3")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rounds=12", ("rounds", 12)),
+        ("alpha = 1e-3", ("alpha", 0.001)),
+        ("augment=true", ("augment", True)),
+        ("architectures=cnn,mlp", ("architectures", "cnn,mlp")),
+        ('dataset="digits"', ("dataset", "digits")),
+        ("out=runs/a=b", ("out", "runs/a=b")),
+        ("out=2026-01-31", ("out", "2026-01-31")),
+        ("fedhenn.peer-weights=[1]", ("fedhenn.peer-weights", "[1]")),
+        ("rounds=", ("rounds", "")),
+        ("augment=True", ("augment", "True")),
+    ],
+)
+def test_a_setting_of_the_command_line(text, expected):
+    assert parse_setting(text) == expected
+    assert type(parse_setting(text)[1]) is type(expected[1])
+
+
+def test_a_setting_needs_an_equals_sign():
+    with pytest.raises(ConfigError, match="--set rounds: write KEY=VALUE"):
+        parse_setting("rounds")
+
+
+@given(
+    data=st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=20),
+    rate=st.floats(1e-30, 1e30),
+    seed=st.integers(0, 2**62),
+    augment=st.booleans(),
+    mu=st.floats(0, 1e9),
+)
+def test_toml_and_text_give_the_configuration_back(data, rate, seed, augment, mu):
+    chosen = {"method": "fedprox", "data": data, "learning-rate": rate, "seed": seed, "augment": augment}
+    config = resolve({**chosen, "fedprox.mu": mu})
+    assert resolve(tomllib.loads(to_toml(config.flat()))).but(chosen=config.chosen) == config
+    assert parse(config.text()).but(chosen=config.chosen) == config
+
+
+def test_a_file_that_is_missing_or_no_toml(tmp_path):
+    with pytest.raises(ConfigError, match="no configuration file .*nothing.toml"):
+        read(tmp_path / "nothing.toml")
+    (tmp_path / "bad.toml").write_text("rounds = = 3")
+    with pytest.raises(ConfigError, match="bad.toml is not a TOML file"):
+        read(tmp_path / "bad.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="is not a TOML file"):
+        read(tmp_path / "binary.toml")
+
+
+def test_the_versions_in_a_runs_configuration_are_no_keys(tmp_path):
+    (tmp_path / "config.toml").write_text('method = "fedavg"\n[versions]\ntorch = "2"\n')
+    assert read(tmp_path / "config.toml") == {"method": "fedavg"}
+
+
+def test_keys_lists_every_key_once_with_a_meaning():
+    listed = list(configuration.keys())
+    names = [name for name, _, _ in listed]
+    assert len(set(names)) == len(names)
+    assert all(meaning for _, _, meaning in listed)
+    own = [f"{m}.{f.name}".replace("_", "-") for m in registry.methods() for f in fields(registry.strategy(m).Parameters)]
+    assert set(own) <= set(names)
+    assert {"method", "learning-rate", "seed"} <= set(names)
+    assert not {"parameters", "chosen"} & set(names)

@@ -1,0 +1,49 @@
+import pytest
+import torch
+from torch import nn
+
+from fedhet import evaluation
+from fedhet.data import Examples
+from fedhet.evaluation import evaluate
+from fedhet.task import get_task
+
+TASK = get_task("classification")
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def examples_of(count):
+    generator = torch.Generator().manual_seed(0)
+    return Examples(torch.randn(count, 5, generator=generator), torch.randint(3, (count,), generator=generator))
+
+
+@pytest.mark.parametrize("batch", [1, 7, 20, 100])
+def test_the_score_is_that_of_all_examples_in_evaluation_mode_however_they_are_cut(batch, monkeypatch):
+    monkeypatch.setattr(evaluation, "BATCH", batch)
+    model, examples = network(), examples_of(20)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    score = evaluate(model, examples, TASK, lambda inputs: inputs * 2)
+    outputs = model.eval()(examples.inputs * 2)
+    assert score.value == (outputs.argmax(1) == examples.labels).double().mean().item()
+    assert score.loss == pytest.approx(nn.functional.cross_entropy(outputs, examples.labels).item(), rel=1e-5)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_method_may_predict_otherwise():
+    examples = examples_of(10)
+    right = nn.functional.one_hot(examples.labels, 3).float()
+    assert evaluate(network(), examples, TASK, lambda inputs: inputs, scores=lambda inputs: right).value == 1
+
+
+def test_no_examples_have_no_score():
+    assert evaluate(network(), examples_of(0), TASK, lambda inputs: inputs) is None
+
+
+def test_a_model_can_be_trained_after_it_was_evaluated():
+    model, examples = network(), examples_of(8)
+    evaluate(model, examples, TASK, lambda inputs: inputs)
+    model.train()(examples.inputs).sum().backward()
+    assert model[0].weight.grad is not None
