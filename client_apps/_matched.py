@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedhet.architectures import PermutationGroups, architecture_graph, permutation_groups
 from fedhet.client import Client
 from fedhet.evaluation import BATCH
+from fedhet.matching.groups import describe
 from fedhet.wire import Arrays
 
 
@@ -49,8 +50,15 @@ def reestimate(client: Client, chosen: Callable[[str], bool]) -> None:
         variance[variance == 0] = 1
 
 
-def class_counts(client: Client, groups: PermutationGroups) -> Arrays:
-    """How many examples of each class a client has, (C,) int64."""
+def structure(client: Client, groups: PermutationGroups) -> dict[str, str | bool]:
+    """What the server is told of a client's network: what moves together, and whether its outputs are classes."""
+    return {"groups": describe(groups), "classes": client.task.name == "classification"}
+
+
+def class_counts(client: Client, groups: PermutationGroups) -> dict[str, Arrays]:
+    """How many examples of each class a client has, (C,) int64; nothing where labels are no classes."""
+    if client.task.name != "classification":
+        return {}
     classes = client.tensors[groups.fixed[-1]].shape[0]
     labels = client.data.train.labels.flatten().cpu().numpy()
-    return {"counts": np.bincount(labels, minlength=classes).astype(np.int64)}
+    return {"classes": {"counts": np.bincount(labels, minlength=classes).astype(np.int64)}}

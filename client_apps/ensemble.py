@@ -7,7 +7,3 @@ class Ensemble(ClientHalf):
     """One phase; the whole network goes up, nothing comes down."""
 
     personal = True
-
-    def evaluates(self, when: str) -> bool:
-        """Nothing is received."""
-        return when == "trained"

@@ -7,6 +7,7 @@ its own layers, whose inputs from settled groups are in that order too, zeros wh
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +15,11 @@ import torch
 from fedhet.architectures import PermutationGroups, cut_out, resize
 from fedhet.client import Client, ClientHalf
 from fedhet.exchange import Exchange
-from fedhet.matching.groups import describe, parameters_of, patch, rest_of, tie
+from fedhet.matching.groups import parameters_of, patch, rest_of, tie
 from fedhet.training import Optimisation, Phase
 from fedhet.wire import Arrays, Payload, cast, to_arrays, to_tensor
 
-from ._matched import class_counts, groups_of, reestimate  # noqa: TID251 - this folder is fedhet.client_apps
+from ._matched import class_counts, groups_of, reestimate, structure  # noqa: TID251 - this folder is fedhet.client_apps
 
 
 class FedMA(ClientHalf):
@@ -30,6 +31,7 @@ class FedMA(ClientHalf):
         super().__init__(client)
         self._configured = client.model
         self._done = 0  # groups of this pass that are settled here
+        self._own: dict[int, np.ndarray[Any, Any]] = {}  # where its units went in them
         self._complete = self._begins = self._lost = False
 
     def exchange(self) -> Exchange:
@@ -43,7 +45,7 @@ class FedMA(ClientHalf):
 
     def greet(self, payload: Payload) -> Payload:
         """Tell the server what moves together."""
-        return Payload(values={"groups": describe(self.groups)})
+        return Payload(values=structure(self.client, self.groups))
 
     # ---- what comes
 
@@ -59,9 +61,7 @@ class FedMA(ClientHalf):
             self._go_on(kept, payload)
         elif "model" in payload.arrays:
             self._use(payload.arrays["model"])
-            self.client.memory.clear()
-            for index, assignment in payload.arrays.get("assignments", {}).items():
-                self.client.memory[f"assignment/{index}"] = torch.from_numpy(assignment.copy())
+            self._own = {int(index): array for index, array in payload.arrays.get("assignments", {}).items()}
             self._complete = True
             if self.client.config.batch_norm == "local":
                 reestimate(self.client, lambda name: True)
@@ -76,16 +76,19 @@ class FedMA(ClientHalf):
         memory = self.client.memory
         if "place" not in memory or memory["place"].tolist() != list(place):
             return None
-        return to_arrays({name.removeprefix("model/"): t for name, t in memory.items() if name.startswith("model/")})
+        kept = to_arrays(memory)
+        own = {key.removeprefix("assignment/"): array for key, array in kept.items() if key.startswith("assignment/")}
+        self._own = {int(index): array for index, array in own.items()}
+        return {name.removeprefix("model/"): array for name, array in kept.items() if name.startswith("model/")}
 
     def _go_on(self, state: Arrays, payload: Payload) -> None:
-        groups, arrays, memory = self.groups, payload.arrays, self.client.memory
+        groups, arrays = self.groups, payload.arrays
         known = self._done
         while f"group-{self._done}" in arrays:
             settled = {name: array.astype(np.float32) for name, array in arrays[f"group-{self._done}"].items()}
             assignment = arrays["assignments"][str(self._done)]
             state = patch(state, groups, self._done, assignment, settled.pop("rows"), settled)
-            memory[f"assignment/{self._done}"] = torch.from_numpy(assignment.copy())
+            self._own[self._done] = assignment
             self._done += 1
         if last := arrays.get("last"):
             state = tie(state | {name: array.astype(state[name].dtype) for name, array in last.items()}, groups)
@@ -108,7 +111,7 @@ class FedMA(ClientHalf):
         if self._lost:
             return []
         if self._begins:
-            if self._complete:
+            if self._complete and "step" in payload.values:
                 self._cut_out()
             return [Phase(self.client.request.epochs, self.client.optimisation())]
         settled = self._settled_names()
@@ -126,30 +129,29 @@ class FedMA(ClientHalf):
 
     def _cut_out(self) -> None:
         """The client's own units of the global model; the first ones, if it did not take part in the pass before."""
-        memory, groups = self.client.memory, self.groups
-        own = {
-            index: memory[f"assignment/{index}"].numpy() if f"assignment/{index}" in memory else np.arange(group.width)
-            for index, group in enumerate(groups)
-        }
+        groups = self.groups
+        own = {group.index: self._own.get(group.index, np.arange(group.width)) for group in groups}
         self._use(cut_out(to_arrays(self.client.tensors), groups, own))
-        memory.clear()
-        self._done, self._complete = 0, False
+        self._own, self._done, self._complete = {}, 0, False
 
     def reply(self, payload: Payload) -> Payload:
         """The groups that are due, in the last round the output layer and how many examples of each class there are."""
+        if "step" not in payload.values:  # the closing round
+            return Payload()
         memory, client, groups = self.client.memory, self.client, self.groups
         number, step = payload.values["pass"], payload.values["step"]
         if self._lost:
             memory.clear()
             memory["place"] = torch.tensor([-1, 0])
             return Payload(values={"lost": True})
+        memory.clear()
         memory |= {f"model/{name}": tensor for name, tensor in client.tensors.items()}
+        memory |= {f"assignment/{index}": torch.from_numpy(own.copy()) for index, own in self._own.items()}
         memory["place"] = torch.tensor([number, self._done])
         due = [name for i in range(self._done, min(step + 1, len(groups))) for name in parameters_of(groups, i)]
         arrays: dict[str, Arrays] = {}
         if step == len(groups):
             due += rest_of(groups, statistics=client.config.batch_norm == "aggregate")
-            if client.task.name == "classification":
-                arrays["classes"] = class_counts(client, groups)
+            arrays |= class_counts(client, groups)
         arrays["update"] = cast(to_arrays({name: client.tensors[name] for name in due}), client.config.wire_dtype)
         return Payload(arrays)

@@ -7,11 +7,10 @@ import numpy as np
 
 from fedhet.architectures import PermutationGroups, cut_out, resize
 from fedhet.client import Client, ClientHalf
-from fedhet.matching.groups import describe
 from fedhet.training import Phase
 from fedhet.wire import Arrays, Payload, to_arrays, to_tensor
 
-from ._matched import class_counts, groups_of, reestimate  # noqa: TID251 - this folder is fedhet.client_apps
+from ._matched import class_counts, groups_of, reestimate, structure  # noqa: TID251 - this folder is fedhet.client_apps
 
 
 class PFNM(ClientHalf):
@@ -28,7 +27,7 @@ class PFNM(ClientHalf):
 
     def greet(self, payload: Payload) -> Payload:
         """Tell the server what moves together."""
-        return Payload(values={"groups": describe(self.groups)})
+        return Payload(values=structure(self.client, self.groups))
 
     def receive(self, payload: Payload) -> None:
         """Take on the global model in its own widths."""
@@ -47,8 +46,7 @@ class PFNM(ClientHalf):
     def reply(self, payload: Payload) -> Payload:
         """The network, and how many examples of each class there are."""
         reply = super().reply(payload)
-        if self.client.task.name == "classification":
-            reply.arrays["classes"] = class_counts(self.client, self.groups)
+        reply.arrays |= class_counts(self.client, self.groups)
         return reply
 
     def _use(self, state: Arrays) -> None:

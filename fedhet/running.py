@@ -116,9 +116,7 @@ def serve(
         FedhetError: as the strategy's `start`.
     """
     directory = RunDirectory(folder, config, engine, resume=resume)
-    strategy = registry.strategy(config.method)(
-        config, shared=shared, model=model, observers=[directory, *observers]
-    )
+    strategy = registry.strategy(config.method)(config, shared=shared, model=model, observers=[directory, *observers])
     strategy.state = directory.state or strategy.state
     if evaluate_fn is None and config.test_on != "local":
         evaluate_fn = _on_common_test(strategy)

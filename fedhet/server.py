@@ -270,9 +270,14 @@ class FederatedStrategy(Strategy):
         with torch.random.fork_rng(devices=[]):
             return self.model(info) if self.model else population.model_of(info)
 
+    @property
+    def has_global_network(self) -> bool:
+        """Whether there is a `global_network` (by now)."""
+        return self.global_model and "model" in self.state.arrays
+
     def global_network(self) -> nn.Module | None:
         """The global model as a network, None without one; needs the configured architecture to be at the server."""
-        if not self.global_model or "model" not in self.state.arrays:
+        if not self.has_global_network:
             return None
         model = self.network_of(self.in_order(self.state.clients)[0])
         load_into(model.state_dict(), self.state.arrays["model"])
@@ -439,8 +444,8 @@ class FederatedStrategy(Strategy):
         """The global model after a round, on the common test set: part of the next row, as what clients receive."""
         last = round == self.config.rounds + bool(self.config.closing_epochs)
         self._on_common_test = None
-        if function and self.global_model and "model" in self.state.arrays and (last or self._evaluates(round + 1)):
-            self._on_common_test = function(round, encode_arrays(self.state.arrays["model"]))
+        if function and self.has_global_network and (last or self._evaluates(round + 1)):
+            self._on_common_test = function(round, encode_arrays(self.state.arrays.get("model", {})))
             if self._on_common_test is not None:
                 result.evaluate_metrics_serverapp[round] = self._on_common_test
 

@@ -59,27 +59,34 @@ class MatchedStrategy(FederatedStrategy):
 
     def welcome(self, client: str, reply: Reply) -> None:
         """All clients must have the same permutation groups, which each finds in its own model."""
-        told = reply.payload.values.get("groups")
-        if told is None or self.state.values.setdefault("groups", told) != told:
-            raise FedhetError(f"{self.name} needs equal architectures, and this one's layers are connected otherwise")
+        told = {key: reply.payload.values.get(key) for key in ("groups", "classes")}
+        if None in told.values() or any(self.state.values.setdefault(key, told[key]) != told[key] for key in told):
+            raise FedhetError(
+                f"{self.name} needs equal architectures and tasks, and this one's layers are connected otherwise, or "
+                "its labels are of another kind"
+            )
 
     @cached_property
     def groups(self) -> PermutationGroups:
         """The permutation groups of the clients' architecture."""
         return understand(self.state.values["groups"])
 
-    def check_reply(self, reply: Reply) -> None:
-        """Class counts, where they are sent: one a class, none negative."""
-        if "classes" not in reply.arrays:
+    def check_classes(self, reply: Reply) -> None:
+        """Class counts, where labels are classes: one a class, none negative.
+
+        Raises:
+            WireError: what is wrong with them.
+        """
+        if not self.state.values["classes"]:
             return
         classes = self.specs[reply.client][self.groups.fixed[-1]][0][0]
-        check(reply.arrays["classes"], {"counts": ((classes,), "int64")}, "its class counts")
+        check(reply.arrays.get("classes", {}), {"counts": ((classes,), "int64")}, "its class counts")
         if (reply.arrays["classes"]["counts"] < 0).any():
             raise WireError("its class counts are negative")
 
     def class_counts(self, replies: Mapping[str, Reply]) -> "list[np.ndarray[Any, Any]] | None":
         """(J, C), how many examples of each class clients have; None where labels are no classes."""
-        if not all("classes" in reply.arrays for reply in replies.values()):
+        if not self.state.values["classes"]:
             return None
         return [reply.arrays["classes"]["counts"] for reply in replies.values()]
 
@@ -92,7 +99,7 @@ class MatchedStrategy(FederatedStrategy):
 
     def global_network(self) -> nn.Module | None:
         """The global model in its own widths, None before the first pass is complete."""
-        if "model" not in self.state.arrays:
+        if not self.has_global_network:
             return None
         model = self.network_of(self.in_order(self.state.clients)[0])
         return resize(model, {name: to_tensor(array) for name, array in self.state.arrays["model"].items()})

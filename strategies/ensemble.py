@@ -25,11 +25,10 @@ class Parameters:
 
 
 class Ensemble(FederatedStrategy):
-    """`state.arrays["model"]` holds all clients' networks, `CLIENT/NAME` for each array."""
+    """`state.arrays["member-CLIENT"]` is the newest network of each client."""
 
     name = "ensemble"
     Parameters = Parameters
-    global_model = True
     common: ClassVar[Mapping[str, Value]] = {"rounds": 1, "shared-init": False, "test-on": "both"}
 
     def received_by_all(self) -> Payload:
@@ -38,21 +37,21 @@ class Ensemble(FederatedStrategy):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Keep each client's newest network."""
-        kept = self.state.arrays.get("model", {})
-        new = {f"{client}/{name}": a for client, reply in replies.items() for name, a in reply.arrays["model"].items()}
-        self.state.arrays["model"] = kept | new
+        self.state.arrays |= {f"member-{client}": reply.arrays["model"] for client, reply in replies.items()}
         return {}
+
+    @property
+    def has_global_network(self) -> bool:
+        """Whether any client has sent its network."""
+        return any(f"member-{client}" in self.state.arrays for client in self.state.clients)
 
     def global_network(self) -> nn.Module | None:
         """A network whose outputs are the log of the mean prediction, None before any client has sent its own."""
-        arrays = self.state.arrays.get("model", {})
         members = []
-        for client in self.in_order({name.partition("/")[0] for name in arrays}):
-            network = self.network_of(client)
-            prefix = f"{client}/"
-            own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-            load_into(network.state_dict(), own)
-            members.append(network)
+        for client in self.in_order(self.state.clients):
+            if own := self.state.arrays.get(f"member-{client}"):
+                members.append(self.network_of(client))
+                load_into(members[-1].state_dict(), own)
         return Mean(members, get_task("multi-label" if self.metric == "auc" else "classification")) if members else None
 
 

@@ -89,14 +89,26 @@ class FedMA(MatchedStrategy):
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         """What has been settled since the client's last message, and which group is next."""
+        if self._closes(round):
+            return {client: self._complete_model(client) for client in clients}
         payloads = {client: self._news(client) for client in clients}
         for payload in payloads.values():
             payload.values |= {key: self.state.values[key] for key in ("pass", "step")}
         return payloads
 
     def received_by(self, clients: Sequence[str]) -> dict[str, Payload]:
-        """The last complete global model, or what a client lacks of it."""
+        """The last complete global model, or what a client lacks of it.
+
+        Nothing beside a round in the middle of a pass: those who train cannot be evaluated with it either.
+        """
+        beside_training = self._rides and not self._round.final and not self._closes(self._round.number)
+        if self.state.values["step"] and beside_training:
+            return {client: Payload() for client in clients}
         return {client: self._complete_model(client) for client in clients}
+
+    def _closes(self, round: int) -> bool:
+        """Whether it is the closing round: all clients train the last complete global model, and nothing is settled."""
+        return round > self.config.rounds and self.config.closing_epochs > 0
 
     def _news(self, client: str) -> Payload:
         place = self.state.values["places"].get(client)
@@ -131,7 +143,7 @@ class FedMA(MatchedStrategy):
 
     def check_reply(self, reply: Reply) -> None:
         """All parameters of the groups that are due, in the client's widths and the global ones."""
-        if "lost" in reply.payload.values:
+        if "lost" in reply.payload.values or self._closes(self._round.number):
             return
         client, step, sizes = reply.client, self.state.values["step"], self.sizes
         done = len(self._assignments(client))
@@ -139,11 +151,12 @@ class FedMA(MatchedStrategy):
         shapes, spec = self.groups.shapes(widths), self.specs[client]
         narrow = self.config.wire_dtype
         expected = {
-            name: (shapes[name], narrow if spec[name][1] == "float32" else spec[name][1])
+            name: (shapes[name], narrow if np.dtype(spec[name][1]).kind == "f" else spec[name][1])
             for name in self._due(done, step)
         }
         check(reply.arrays.get("update", {}), expected, f"its update for group {step}")
-        super().check_reply(reply)
+        if step == len(self.groups):
+            self.check_classes(reply)
 
     def _due(self, done: int, step: int) -> list[str]:
         """Names of what a client with so many assignments has to send in a step."""
@@ -155,6 +168,8 @@ class FedMA(MatchedStrategy):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Match the group that is due, or average the output layer and complete the pass."""
+        if self._closes(round):
+            return {}
         values = self.state.values
         step = values["step"]
         there = {client: reply for client, reply in replies.items() if "lost" not in reply.payload.values}

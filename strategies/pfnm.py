@@ -46,6 +46,11 @@ class PFNM(MatchedStrategy):
             for client in clients
         }
 
+    def check_reply(self, reply: Reply) -> None:
+        """The whole network, and class counts."""
+        super().check_reply(reply)
+        self.check_classes(reply)
+
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Match all groups in order, then average the output layer."""
         states = {

@@ -102,7 +102,10 @@ def test_all_problems_are_told_at_once():
     [
         ({"architectures": "cnn33"}, "unknown model 'cnn33'"),
         ({"architectures": ","}, "no architecture given"),
-        ({"architectures": "mlp,cnn", "assign": "one-of-each"}, "2 architectures to assign one-of-each, but 10 clients"),
+        (
+            {"architectures": "mlp,cnn", "assign": "one-of-each"},
+            "2 architectures to assign one-of-each, but 10 clients",
+        ),
         ({"assign": "mlp,cnn"}, "2 architectures in the list, but 10 clients"),
         ({"assign": "round-robbin"}, "unknown way to assign architectures 'round-robbin'; did you mean 'round-robin'?"),
         ({"clients": 2, "min-clients": 3}, "min-clients = 3: must be at most clients = 2"),
@@ -190,7 +193,9 @@ def test_keys_lists_every_key_once_with_a_meaning():
     names = [name for name, _, _ in listed]
     assert len(set(names)) == len(names)
     assert all(meaning for _, _, meaning in listed)
-    own = [f"{m}.{f.name}".replace("_", "-") for m in registry.methods() for f in fields(registry.strategy(m).Parameters)]
+    own = [
+        f"{m}.{f.name}".replace("_", "-") for m in registry.methods() for f in fields(registry.strategy(m).Parameters)
+    ]
     assert set(own) <= set(names)
     assert {"method", "learning-rate", "seed"} <= set(names)
     assert not {"parameters", "chosen"} & set(names)

@@ -20,7 +20,9 @@ def state_of(round=3):
 def assert_equal(one, other):
     assert (one.round, one.values, one.clients) == (other.round, other.values, other.clients)
     assert list(one.clients) == list(other.clients)
-    assert {(g, k) for g in one.arrays for k in one.arrays[g]} == {(g, k) for g in other.arrays for k in other.arrays[g]}
+    assert {(g, k) for g in one.arrays for k in one.arrays[g]} == {
+        (g, k) for g in other.arrays for k in other.arrays[g]
+    }
     for group, arrays in one.arrays.items():
         for name, array in arrays.items():
             assert array.dtype == other.arrays[group][name].dtype
@@ -128,4 +130,3 @@ def test_a_damaged_file_is_an_error_and_a_clients_damaged_state_is_a_lost_one(tm
     with pytest.raises(FedhetError, match="1.safetensors is damaged"):
         read_tensors(path)
     assert read_tensors(tmp_path / "none.safetensors") is None
-

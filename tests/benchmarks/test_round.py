@@ -120,7 +120,9 @@ def test_round_costs_little_more_than_a_bare_loop(architecture: str, limit: floa
         observer = Interleaved(BareLoop(architecture))
         run_locally(configuration.resolve(settings(architecture)), tmp_path / "run", observers=[observer])
     ours, theirs = statistics.median(observer.ours[1:]), statistics.median(observer.theirs[1:])
-    print(f"\n{architecture}: fedhet {ours:.3f} s a round, bare loop {theirs:.3f} s, ratio {ours / theirs:.3f} (<= {limit})")
+    print(
+        f"\n{architecture}: fedhet {ours:.3f} s a round, bare loop {theirs:.3f} s, ratio {ours / theirs:.3f} (<= {limit})"
+    )
     assert ours / theirs <= limit
 
 

@@ -147,7 +147,9 @@ def test_resuming_goes_back_to_the_last_complete_round(tmp_path):
     # A crash after the rows of a round, and before its state; another in mid-write.
     for path in (folder / "history.jsonl", folder / "clients.csv"):
         lines = path.read_text().splitlines()
-        path.write_text(path.read_text() + lines[-1].replace('"round": 2', '"round": 3').replace("2,", "3,", 1) + "\n3,0,m")
+        path.write_text(
+            path.read_text() + lines[-1].replace('"round": 2', '"round": 3').replace("2,", "3,", 1) + "\n3,0,m"
+        )
     directory.finished(strategy_of(2))
     resumed = RunDirectory(folder, CONFIG, "local", resume=True)
     assert resumed.state.round == 2

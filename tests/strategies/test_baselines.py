@@ -200,7 +200,9 @@ def test_fedprox_without_its_term_is_fedavg_to_the_byte(run):
     _, one, _ = run("fedprox", "prox", **{"fedprox.mu": 0.0})
     _, other, _ = run("fedavg", "avg")
     assert rows(one) == rows(other)
-    assert (one / "models" / "global.safetensors").read_bytes() == (other / "models" / "global.safetensors").read_bytes()
+    assert (one / "models" / "global.safetensors").read_bytes() == (
+        other / "models" / "global.safetensors"
+    ).read_bytes()
 
 
 def test_fedprox_keeps_clients_closer_to_what_they_were_sent(run):
@@ -224,7 +226,9 @@ def test_fedproxs_gradient_is_that_of_the_formula():
     none = torch.empty(0)
     value = term(Step(model, none, none, none))
     now = [parameter.detach() for parameter in model.parameters()]
-    assert value.item() == pytest.approx(mu / 2 * sum((a - b).square().sum().item() for a, b in zip(now, start, strict=True)))
+    assert value.item() == pytest.approx(
+        mu / 2 * sum((a - b).square().sum().item() for a, b in zip(now, start, strict=True))
+    )
     for gradient, a, b in zip(torch.autograd.grad(value, list(model.parameters())), now, start, strict=True):
         torch.testing.assert_close(gradient, mu * (a - b))
 
@@ -295,7 +299,9 @@ def test_a_model_that_is_all_head_is_refused_by_name(tmp_path):
 
 def replies_of(*prototypes):
     return {
-        str(index): Reply(str(index), 1, Payload({"prototypes": dict(zip(("classes", "counts", "means"), own, strict=True))}))
+        str(index): Reply(
+            str(index), 1, Payload({"prototypes": dict(zip(("classes", "counts", "means"), own, strict=True))})
+        )
         for index, own in enumerate(prototypes)
     }
 
