@@ -123,7 +123,7 @@ class FedMA(ClientHalf):
     def _optimisation(self) -> Optimisation:
         usual, own = self.client.optimisation(), self.parameters
         if self._done < len(self.groups):
-            return usual
+            return replace(usual, weight_decay=0.0)  # the paper, appendix B
         rate = usual.learning_rate * own.last_learning_rate
         return replace(usual, learning_rate=rate, weight_decay=own.last_weight_decay)
 

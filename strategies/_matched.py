@@ -129,8 +129,8 @@ class MatchedStrategy(FederatedStrategy):
 
     def _first_convolution(self) -> str | None:
         """The weight (L, C, h, w) of the first group's first layer, if that is a convolution of images."""
-        slot = self.groups[0].rows[0]
-        return slot.parameter if slot.axis == 0 and len(self.groups.axes[slot.parameter]) == 4 else None
+        first = self.groups[0].rows[0] if self.groups else None
+        return first.parameter if first and not first.axis and len(self.groups.axes[first.parameter]) == 4 else None
 
     def _filters(self, name: str, own: "Mapping[str, np.ndarray[Any, Any]]") -> dict[str, Any]:
         """Filters that most clients share: each client's, the matched one, and the plain mean at the same place."""

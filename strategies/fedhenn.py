@@ -174,14 +174,17 @@ class FedHeNN(FederatedStrategy):
             payload.arrays["rad"] = {"rows": self.rad(round)}
             if target:
                 payload.arrays["target"] = target
-        if self._clients_tell and self.parameters.peers == "selected":
+        if self._told_in_replies:
             payload.arrays["next-rad"] = {"rows": self.rad(round + 1)}
         return dict.fromkeys(clients, payload)
 
     def check_reply(self, reply: Reply) -> None:
         """Representations must be there, and of the rows that were asked for."""
+        super().check_reply(reply)
         if not math.isfinite(reply.payload.values.get("distance", 0.0)):
             raise WireError("its distance from the target is not finite")
+        if "features" not in reply.arrays and self._told_in_replies:
+            raise WireError("its representation is missing")
         if "features" in reply.arrays:
             try:
                 rows = len(unpack(reply.arrays["features"]).values)
@@ -211,8 +214,10 @@ class FedHeNN(FederatedStrategy):
         return order[: self.parameters.rad_size].astype(np.int32)
 
     @property
-    def _clients_tell(self) -> bool:
-        return not self.homogeneous and self.parameters.representations == "clients"
+    def _told_in_replies(self) -> bool:
+        """Whether clients send their representation of the next round's RAD with their training reply."""
+        own = self.parameters
+        return bool(own.eta0) and not self.homogeneous and own.representations == "clients" and own.peers == "selected"
 
     def _target(self, round: int) -> Arrays | None:
         """The mean kernel on X(t), as it travels; None as long as there is nobody to take it of."""

@@ -27,8 +27,12 @@ def test_defaults_are_complete_and_valid_for_every_method():
 def test_what_the_user_set_goes_before_preset_before_paper_before_default():
     paper = resolve({"method": "fedhenn"})
     assert (paper.rounds, paper.parameters.eta0, paper.alpha) == (200, 0.001, Config.alpha)
-    preset = resolve({"preset": "fedhenn/digits"})
-    assert (preset.rounds, preset.parameters.eta0, preset.closing_epochs) == (20, 0.1, paper.closing_epochs)
+    preset, file = resolve({"preset": "fedhenn/digits"}), read(configuration.preset_path("fedhenn/digits"))
+    assert (preset.rounds, preset.parameters.eta0) == (file["rounds"], file["fedhenn.eta0"])
+    assert (preset.rounds, preset.parameters.eta0) != (paper.rounds, paper.parameters.eta0)
+    for key in registry.strategy("fedhenn").common.keys() - file.keys():
+        assert preset.flat()[key] == paper.flat()[key]
+    assert paper.weight_decay == 1e-4 != Config.weight_decay
     user = resolve({"preset": "fedhenn/digits", "rounds": 3, "fedhenn.eta0": 0.5})
     assert (user.rounds, user.parameters.eta0, user.learning_rate) == (3, 0.5, preset.learning_rate)
     assert user.chosen == {"rounds", "fedhenn.eta0", "preset"}
@@ -44,7 +48,7 @@ def test_a_method_of_ones_own_choice_takes_its_own_papers_values_under_a_preset(
     config = resolve({"preset": "fedhenn/digits", "method": "fedprox", "architectures": "cnn"})
     assert config.method == "fedprox"
     assert config.parameters.mu == 0.1
-    assert config.rounds == 20
+    assert config.rounds == read(configuration.preset_path("fedhenn/digits"))["rounds"]
 
 
 def test_an_empty_text_is_not_chosen():

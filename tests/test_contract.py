@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.serverapp.strategy import Strategy
 
 import fedhet
@@ -333,6 +333,20 @@ def test_a_client_whose_answer_is_dropped_goes_on_from_the_state_before(
     assert_same_but_for_the_fault(done, expected)
 
 
+def test_a_client_that_lacks_what_it_was_sent_is_greeted_again(method, kept, tmp_path):
+    def forget(message, client, reply):
+        if at([2], "1")(message, client):
+            reply.content.clear()
+            reply.content["report"] = ConfigRecord({"client": "1", "refusal": "no pool", "lost": True})
+
+    done = run(tmp_path / "run", settings_of(method, rounds=4), app=Tampering(after=forget))
+    assert done.row(2)["failures"] == [{"client": "1", "reason": "no pool; it is greeted again"}]
+    greeted, lost = done.row(3), kept("crash", method).row(3)
+    assert greeted["participants"] == ["0", "1", "2"]
+    assert greeted["bytes_down"] - lost["bytes_down"] == done.row(0)["bytes_down"] // 3 or done.row(0)["bytes_up"]
+    assert done.models == kept("crash", method).models
+
+
 @pytest.mark.parametrize(("number", "kind"), [(0, "query"), (1, "train"), (4, "evaluate")])
 def test_a_crash_while_greeting_starting_or_ending_stops_nothing(method, number, kind, tmp_path):
     app = Tampering(before=raising(at([number], "0", kind), RuntimeError("out of order")))
@@ -349,7 +363,7 @@ def test_a_client_that_changes_its_input_harms_no_other(method, tmp_path):
             for name, array in list(group.items()):
                 to_tensor(decode_arrays(ArrayRecord({name: array}))[name]).zero_()
                 group[name] = Array(np.zeros(3))
-        message.content["values"] = RecordDict().config_records.get("values") or message.content["request"]
+        message.content.config_records.clear()
 
     done = run(tmp_path / "run", settings_of(method), app=Tampering(after=scribble))
     assert done.rows == run(tmp_path / "clean", settings_of(method)).rows

@@ -15,7 +15,7 @@ from fedhet.application import make_client_app
 from fedhet.engines.local import FIRST_NODE, LocalGrid
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.server import weighted_average
-from fedhet.wire import decode_arrays, encode_arrays
+from fedhet.wire import Payload, decode_arrays, encode_arrays
 
 
 def model_of(client):
@@ -322,6 +322,26 @@ def client_named(name):
 
     Named.name = name
     return Named
+
+
+def test_a_client_that_turns_out_to_be_lost_when_it_is_asked_is_left_out_of_the_round(tmp_path):
+    class Asking(fedhet.FedAvg):
+        def configure_fit(self, round, clients):
+            self.ask("ping", dict.fromkeys(clients, Payload()))
+            return super().configure_fit(round, clients)
+
+    def after(where, reply):
+        if where[1] == "query" and where[0] == 1:
+            lost = ConfigRecord({"client": where[2], "refusal": "no pool", "lost": where[2] == "1"})
+            return Message(RecordDict({"report": lost}), reply_to=asked[where[2]])
+
+    asked = {}
+    app = around(before=lambda where, message: asked.__setitem__(where[2], message), after=after)
+    watch = Watch()
+    Asking(rounds=2, observers=[watch]).start(LocalGrid(app, 3))
+    assert watch.rows[1]["participants"] == ["0", "2"]
+    assert {"client": "1", "reason": "no pool; it is greeted again"} in watch.rows[1]["failures"]
+    assert watch.rows[2]["participants"] == ["0", "1", "2"]
 
 
 def test_the_log_names_failing_clients(start, caplog):

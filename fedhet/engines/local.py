@@ -8,10 +8,11 @@ error reply for a client that raises.
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
+from copy import copy
 from pathlib import Path
 
 import torch
-from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
@@ -114,7 +115,8 @@ def _own(content: RecordDict) -> RecordDict:
         if isinstance(record, ArrayRecord):
             private = ArrayRecord()
             for key, array in record.items():
-                private[key] = Array(array.dtype, array.shape, array.stype, bytes(memoryview(array.data)))
+                private[key] = own_array = copy(array)
+                own_array.data = bytes(memoryview(array.data))
             record = private
         own[name] = record
     return own

@@ -326,7 +326,7 @@ def unpack(packed: Mapping[str, npt.NDArray[np.generic]]) -> Factor:
     Raises:
         ValueError: if an entry is missing, the arrays do not fit together or are not finite.
     """
-    fine, coarse, steps = (_array(packed, key) for key in ("fine", "coarse", "steps"))
+    fine, coarse, steps = (_array(packed, key, "f" if key != "coarse" else "i") for key in ("fine", "coarse", "steps"))
     if fine.ndim != 2 or coarse.ndim != 2 or len(fine) != len(coarse) or steps.shape != coarse.shape[1:]:
         raise ValueError(f"a packed factor's arrays do not fit: {fine.shape}, {coarse.shape} and {steps.shape}")
     values = np.concatenate(
@@ -359,7 +359,7 @@ def unpack_blocks(packed: Mapping[str, npt.NDArray[np.generic]]) -> list[Tensor]
     Raises:
         ValueError: if an entry is missing, the arrays do not fit together or are not finite.
     """
-    triangles, sizes = _array(packed, "triangles"), _array(packed, "sizes").astype(np.int64)
+    triangles, sizes = _array(packed, "triangles", "f"), _array(packed, "sizes", "i").astype(np.int64)
     lengths = sizes * (sizes + 1) // 2
     if triangles.ndim != 1 or lengths.sum() != len(triangles):
         raise ValueError(f"packed blocks of {sizes.tolist()} rows need {lengths.sum()} entries, got {triangles.shape}")
@@ -389,15 +389,18 @@ def _unscaled(values: npt.NDArray[np.generic], exponent: float) -> npt.NDArray[n
     return np.ldexp(values.astype(np.float32), int(exponent))
 
 
-def _array(packed: Mapping[str, npt.NDArray[np.generic]], key: str) -> npt.NDArray[np.generic]:
+def _array(packed: Mapping[str, npt.NDArray[np.generic]], key: str, kinds: str) -> npt.NDArray[np.generic]:
+    """The array of this name, its dtype of one of these kinds (of `np.dtype.kind`)."""
     value = packed.get(key)
     if not isinstance(value, np.ndarray):
         raise ValueError(f"a packed target needs an array {key!r}, got {type(value).__name__}")
+    if value.dtype.kind not in kinds:
+        raise ValueError(f"a packed target's {key!r} cannot be of dtype {value.dtype}")
     return value
 
 
 def _number(packed: Mapping[str, npt.NDArray[np.generic]], key: str) -> float:
-    value = _array(packed, key)
+    value = _array(packed, key, "fib")
     if value.shape != () or not np.isfinite(value):
         raise ValueError(f"a packed target needs a number {key!r}, got an array of shape {value.shape}")
     return float(value)

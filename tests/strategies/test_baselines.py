@@ -1,6 +1,7 @@
 """FedAvg, FedProx, FedRep, FedProto and local training against plain computations."""
 
 import json
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -165,7 +166,7 @@ def test_learning_rates_follow_the_schedule_and_the_closing_round_still_learns(r
     run("fedavg", rounds=4, clients=1, lr_schedule=schedule, closing_epochs=3)
     rates = [phase.optimisation.learning_rate for phase, _ in phases]
     assert rates[0] == 0.1
-    assert all(one > other for one, other in zip(rates[:3], rates[1:4], strict=True))
+    assert all(one > other for one, other in pairwise(rates[:4]))
     assert rates[4] == rates[3] > 0
     assert [phase.epochs for phase, _ in phases] == [2, 2, 2, 2, 3]
     assert phases[-1][1]

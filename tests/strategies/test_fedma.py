@@ -1,0 +1,517 @@
+"""FedMA end to end: what travels when, who may be missing, going on at any group, what is computed."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message
+from safetensors.numpy import load_file
+from torch import nn
+
+import fedhet
+from fedhet import make_client_app, models, population
+from fedhet.architectures import architecture_graph, permutation_groups, permute, resize
+from fedhet.config import resolve
+from fedhet.data import load
+from fedhet.engines import local
+from fedhet.evaluation import evaluate
+from fedhet.models.text import CharLSTM
+from fedhet.results.figures import MATRIX_FIGURES
+from fedhet.results.history import read_history
+from fedhet.wire import Payload, decode, encode_arrays, to_tensor
+
+TINY = {
+    "method": "fedma",
+    "dataset": "digits",
+    "partition": "iid",
+    "clients": 3,
+    "samples-per-client": 24,
+    "architectures": "cnn",
+    "local-epochs": 1,
+    "batch-size": 8,
+    "learning-rate": 0.05,
+    "test-on": "both",
+}
+GROUPS = 4  # of the CNN: two convolutions, two linear layers
+
+
+@pytest.fixture(autouse=True)
+def _no_report(monkeypatch):
+    """The report takes longer than the run that it is on, and has tests of its own."""
+    monkeypatch.setattr("fedhet.results.recorder.write_report", lambda folder: None)
+
+
+@dataclass
+class Wire:
+    """A ClientApp that keeps all training messages; `before` and `after` may raise or change them."""
+
+    app: Callable = field(default_factory=make_client_app)
+    before: Callable[[int, str], None] = lambda round, client: None
+    after: Callable[[int, str, Message], None] = lambda round, client, reply: None
+    sent: dict[tuple[int, str], Payload] = field(default_factory=dict)
+    answered: dict[tuple[int, str], Payload] = field(default_factory=dict)
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        key = int(message.metadata.group_id), str(context.node_config["partition-id"])
+        kind = message.metadata.message_type
+        if kind == "train":
+            self.before(*key)
+        reply = self.app(message, context)
+        if kind == "train":
+            self.after(*key, reply)
+        if kind != "query":
+            self.sent[key], self.answered[key] = decode(message.content), decode(reply.content)
+        return reply
+
+
+class Watch:
+    """An observer that keeps what the strategy's state held after each round, and stops it where asked."""
+
+    def __init__(self, stop: int = -1) -> None:
+        self.stop, self.values, self.arrays = stop, {}, {}
+
+    def started(self, strategy, first, last):
+        self.last = last
+
+    def round(self, strategy, report):
+        number = report.row["round"]
+        self.values[number] = json.loads(json.dumps(strategy.state.values))
+        self.arrays[number] = {name: dict(group) for name, group in strategy.state.arrays.items()}
+        self.strategy = strategy
+        if number == self.stop:
+            raise KeyboardInterrupt
+
+    def finished(self, strategy): ...
+
+    def failed(self, strategy, error): ...
+
+
+@dataclass
+class Run:
+    folder: Path
+    wire: Wire
+    watch: Watch
+
+    @property
+    def rows(self):
+        return [{k: v for k, v in row.items() if k != "timing"} for row in read_history(self.folder)]
+
+    @property
+    def summary(self):
+        return json.loads((self.folder / "summary.json").read_text())
+
+    @property
+    def model(self):
+        return load_file(self.folder / "models" / "global.safetensors")
+
+
+def run(folder: Path, *, wire: Wire | None = None, watch: Watch | None = None, **changes) -> Run:
+    settings = TINY | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    wire, watch = wire or Wire(), watch or Watch()
+    local.run_locally(resolve(settings), folder, app=wire, observers=[watch])
+    return Run(folder, wire, watch)
+
+
+@pytest.fixture(scope="module")
+def ordinary(tmp_path_factory):
+    """Two passes of three clients."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedhet.results.recorder.write_report", lambda folder: None)
+        return run(tmp_path_factory.mktemp("ordinary") / "run", fedma__passes=2)
+
+
+# ---- an ordinary pass
+
+
+def test_a_round_brings_one_group_up_and_the_one_before_down(ordinary):
+    wire, watch = ordinary.wire, ordinary.watch
+    names = [["body.0.weight", "body.0.bias"], ["body.3.weight", "body.3.bias"]]
+    names += [["body.7.weight", "body.7.bias"], ["body.9.weight", "body.9.bias"], ["head.weight", "head.bias"]]
+    for number in range(1, 2 * GROUPS + 3):
+        step = (number - 1) % (GROUPS + 1)
+        for client in "012":
+            up, down = wire.answered[number, client].arrays, wire.sent[number, client].arrays
+            assert list(up["update"]) == names[step]
+            assert up.keys() - {"update"} == ({"classes"} if step == GROUPS else set())
+            before = {f"group-{step - 1}", "assignments"} if step else {"last"} if number > 1 else set()
+            assert down.keys() == before
+            if step:
+                assignment = down["assignments"][str(step - 1)]
+                assert assignment.dtype == np.int32
+                rows = down[f"group-{step - 1}"]["rows"]
+                assert len(set(assignment.tolist())) == len(assignment) <= len(rows)
+    widths = [len(watch.arrays[GROUPS + 1][f"group-{index}"]["rows"]) for index in range(GROUPS)]
+    assert wire.answered[GROUPS, "0"].arrays["update"]["body.9.weight"].shape == (32, widths[2])
+    assert wire.answered[GROUPS + 1, "0"].arrays["update"]["head.weight"].shape == (10, widths[3])
+
+
+def test_bytes_are_those_of_the_layers_and_the_assignments(ordinary):
+    rows, (first, second, *_) = (
+        ordinary.rows,
+        [len(ordinary.watch.arrays[GROUPS][f"group-{index}"]["rows"]) for index in range(3)],
+    )
+    assert rows[1]["bytes_up"] == 3 * 4 * 32 * (9 + 1)
+    assert rows[1]["bytes_down"] == 0
+    assert rows[2]["bytes_up"] == 3 * 4 * 32 * (9 * first + 1)
+    assert rows[2]["bytes_down"] == 3 * 4 * (first * 10 + 32)
+    assert rows[3]["bytes_down"] == 3 * 4 * (second * (9 * first + 1) + 32)
+
+
+def test_the_rounds_of_all_passes_unless_told_otherwise(ordinary, tmp_path):
+    assert ordinary.watch.last == 2 * (GROUPS + 1)
+    assert ordinary.summary["rounds"] == 2 * (GROUPS + 1)
+    short = run(tmp_path / "run", rounds=2)
+    assert short.summary["rounds"] == 2
+    assert short.summary["personal_accuracy"] is None  # no pass is complete
+    assert not (short.folder / "models").exists()
+
+
+def test_there_is_a_global_model_between_passes_only(ordinary):
+    evaluated = [row["round"] for row in ordinary.rows if row["received"]]
+    assert evaluated == [GROUPS + 2, 2 * GROUPS + 3]
+    assert [row["trained"] is not None for row in ordinary.rows] == [False, *[True] * 10, False]
+
+
+def test_what_clients_assemble_is_what_the_server_has(ordinary):
+    network = ordinary.watch.strategy.global_network()
+    dataset = load("digits", None)
+    config = ordinary.watch.strategy.config
+    losses = []
+    for number in range(3):
+        data = population.data_of(population.ClientInfo(str(number), number, 3, config))
+        losses.append(evaluate(network, data.test, dataset.task, dataset.transform).loss)
+    assert ordinary.rows[-1]["received"]["loss"]["mean"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert ordinary.rows[-1]["common"]["received"]["accuracy"] == pytest.approx(
+        evaluate(network, dataset.test, dataset.task, dataset.transform).value
+    )
+    state = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
+    assert state.keys() == ordinary.model.keys()
+    assert all(np.array_equal(state[name], array) for name, array in ordinary.model.items())
+
+
+def test_settled_layers_stay_and_the_next_pass_starts_from_ones_own_units(ordinary):
+    wire, arrays = ordinary.wire, ordinary.watch.arrays
+    assert all(
+        np.array_equal(arrays[2]["group-0"]["rows"], arrays[number]["group-0"]["rows"]) for number in range(2, 6)
+    )
+    settled = ordinary.watch.arrays[GROUPS + 1]["model"]["body.0.weight"]
+    own = ordinary.watch.arrays[GROUPS + 1]["assignments-1"]["0"]
+    update = wire.answered[GROUPS + 2, "1"].arrays["update"]["body.0.weight"]
+    assert update.shape == (32, 1, 3, 3)
+    moved = np.linalg.norm(update - settled[own])
+    assert 0 < moved < 0.5 * np.linalg.norm(update - settled[np.roll(own, 1)])
+
+
+def test_the_report_gets_its_matrices(ordinary):
+    matrices = json.loads((ordinary.folder / "matrices.json").read_text())
+    shared, filters = matrices["shared_filters"], matrices["filters"]
+    assert shared["clients"] == ["0", "1", "2"]
+    assert [np.shape(layer["units"])[1] for layer in shared["layers"]] == [
+        len(ordinary.model[f"body.{index}.weight"]) for index in (0, 3, 7, 9)
+    ]
+    assert [np.sum(layer["units"], axis=1).tolist() for layer in shared["layers"]][1] == [32] * 3
+    assert np.shape(filters["matched"]) == np.shape(filters["plain"]) == (8, 1, 3, 3)
+    np.testing.assert_allclose(filters["matched"], ordinary.model["body.0.weight"][filters["units"]], atol=1e-4)
+    for name, found in matrices.items():
+        assert MATRIX_FIGURES[name](found).axes
+
+
+def test_participants_are_drawn_once_a_pass(tmp_path):
+    done = run(tmp_path / "run", architectures="mlp", clients=4, fraction_train=0.5, fedma__passes=2)
+    drawn = [row["participants"] for row in done.rows]
+    assert drawn[1] == drawn[2] == drawn[3] and drawn[4] == drawn[5] == drawn[6] != drawn[3]
+    assert len(drawn[1]) == len(drawn[4]) == 2
+    newcomer = next(client for client in drawn[4] if client not in drawn[1])
+    assert "model" in done.wire.sent[4, newcomer].arrays
+    assert done.rows[4]["received"]["clients"] == done.rows[-1]["received"]["clients"] == 4
+
+
+def test_what_is_trained_when(tmp_path, monkeypatch):
+    phases = []
+
+    def record(model, phase, *args, **kwargs):
+        live = [name for name, _ in model.named_parameters() if phase.trains is None or phase.trains(name)]
+        phases.append((phase.epochs, len(live), phase.optimisation))
+        return 1.0
+
+    monkeypatch.setattr("fedhet.application.train", record)
+    own = {"fedma__retrain_epochs": 5, "fedma__last_epochs": 2, "weight_decay": 0.1, "local_epochs": 7}
+    run(tmp_path / "run", clients=1, architectures="mlp", **own)
+    assert [(epochs, live) for epochs, live, _ in phases] == [(7, 6), (5, 4), (10, 2)]
+    rates = [(how.learning_rate, how.weight_decay) for *_, how in phases]
+    assert rates == [(0.05, 0.1), (0.05, 0.0), (pytest.approx(0.005), 1e-4)]
+
+
+def test_half_the_bytes_in_half_precision(ordinary, tmp_path):
+    half = run(tmp_path / "run", wire_dtype="float16", fedma__passes=1)
+    assert half.rows[2]["bytes_up"] < 0.51 * ordinary.rows[2]["bytes_up"]
+    assert half.rows[-1]["received"]["accuracy"]["mean"] > 0.05
+    assert {array.dtype.name for array in half.model.values()} == {"float32"}
+
+
+# ---- who is missing
+
+
+def crash(rounds, name="1"):
+    def before(number, client):
+        if number in rounds and client == name:
+            raise RuntimeError("out of order")
+
+    return before
+
+
+def test_survivors_are_matched_and_who_comes_back_catches_up(tmp_path):
+    done = run(tmp_path / "run", wire=Wire(before=crash([2, 3])))
+    arrays, wire = done.watch.arrays, done.wire
+    assert [int(arrays[5][f"match-{index}"]["clients"][0]) for index in range(GROUPS)] == [3, 2, 2, 3]
+    sent = wire.answered[4, "1"].arrays["update"]
+    assert list(sent) == [f"body.{index}.{kind}" for index in (3, 7, 9) for kind in ("weight", "bias")]
+    assert wire.sent[4, "1"].arrays.keys() == {"group-0", "assignments"}
+    # Settled rows stay as the others made them, and each of its units has a place of its own among them.
+    for index in (1, 2):
+        assert np.array_equal(arrays[5][f"group-{index}"]["rows"], arrays[index + 1][f"group-{index}"]["rows"])
+    own = arrays[4]["assignments-1"]
+    assert [len(set(own[str(index)].tolist())) for index in range(GROUPS)] == [32, 32, 64, 32]
+    assert wire.sent[5, "1"].arrays.keys() == {"group-1", "group-2", "group-3", "assignments"}
+    assert wire.answered[5, "1"].arrays["update"].keys() == {"head.weight", "head.bias"}
+    assert wire.sent[6, "1"].arrays.keys() == {"last"}
+    assert done.rows[-1]["received"]["clients"] == 3
+
+
+@pytest.mark.parametrize("gone", [[1], [5], [1, 2, 3, 4], [4, 5]])
+def test_a_pass_is_completed_whoever_misses_what(gone, tmp_path):
+    done = run(tmp_path / "run", wire=Wire(before=crash(gone)), fedma__passes=2)
+    assert [failure["client"] for row in done.rows for failure in row["failures"]] == ["1"] * len(gone)
+    assert done.rows[-1]["received"]["clients"] == 3
+    assert done.rows[-1]["common"]["received"]["accuracy"] > 0.1
+    assert done.rows[-2]["participants"] == ["0", "1", "2"]
+
+
+def test_a_copy_of_another_client_that_comes_late_gets_its_units(tmp_path):
+    """Client 1 is client 0 with its units in another order; it misses the matching of every hidden layer."""
+    app = make_client_app(model=permuted, data=common_data)
+    done = run(
+        tmp_path / "run",
+        wire=Wire(app=app, before=crash([1, 2, 3, 4])),
+        local_epochs=0,
+        fedma__gamma=1e-3,
+        test_on="local",
+    )
+    own = [done.watch.arrays[5][f"assignments-{client}"] for client in "01"]
+    for index, order in enumerate(ORDERS["1"].values()):
+        assert np.array_equal(own[0][str(index)], own[1][str(index)][order])
+
+
+def test_a_client_that_lost_its_state_starts_the_pass_anew(tmp_path):
+    folder = tmp_path / "run"
+
+    def forget(number, client):
+        if number == 3 and client == "1":
+            for path in (folder / "state" / "clients" / "1").glob("*"):
+                path.unlink()
+
+    done = run(folder, wire=Wire(before=forget))
+    assert done.wire.answered[3, "1"].values == {"lost": True}
+    assert int(done.watch.arrays[3]["match-2"]["clients"][0]) == 2
+    assert len(done.wire.answered[4, "1"].arrays["update"]) == 8
+    assert done.rows[-1]["received"]["clients"] == 3
+    assert done.rows[3]["failures"] == []
+
+
+@pytest.mark.parametrize(
+    ("round", "spoil", "reason"),
+    [
+        (2, {"body.3.weight": lambda a: a[:, :-1]}, r"update for group 1: body.3.weight is float32\[32, 3[0-9]"),
+        (2, {"body.3.bias": lambda a: a.astype(np.float64)}, "body.3.bias is float64"),
+        (3, {"body.7.weight": lambda a: np.full_like(a, np.nan)}, "body.7.weight has values that are not finite"),
+        (3, {"body.7.weight": None}, "missing .'body.7.weight'"),
+        (5, {"counts": lambda a: -a}, "class counts are negative"),
+        (5, {"counts": None}, "class counts: missing"),
+    ],
+)
+def test_a_wrong_reply_is_refused_by_name(round, spoil, reason, tmp_path):
+    def after(number, client, reply):
+        if number == round and client == "2":
+            payload = decode(reply.content)
+            for name, group in payload.arrays.items():
+                for key in spoil.keys() & group.keys():
+                    changed = group.pop(key)
+                    if spoil[key] is not None:
+                        group[key] = spoil[key](changed)
+                reply.content[name] = encode_arrays(group)
+
+    done = run(tmp_path / "run", wire=Wire(after=after))
+    (failure,) = done.rows[round]["failures"]
+    assert failure["client"] == "2"
+    assert re.search(reason, failure["reason"])
+    assert done.rows[-1]["received"]["clients"] == 3
+
+
+def test_other_layers_between_are_refused_by_name(tmp_path):
+    class Twice(nn.Module):
+        """Two layers of the same shapes, one behind the other or side by side."""
+
+        def __init__(self, apart: bool) -> None:
+            super().__init__()
+            self.apart, self.flat = apart, nn.Flatten()
+            self.one, self.two, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+
+        def forward(self, x):
+            x = self.flat(x)
+            hidden = self.one(x).relu() + self.two(x).relu() if self.apart else self.two(self.one(x).relu()).relu()
+            return self.head(hidden)
+
+    app = make_client_app(model=lambda client: Twice(client.name == "2"))
+    done = run(tmp_path / "run", wire=Wire(app=app), test_on="local")
+    (failure,) = done.rows[0]["failures"]
+    assert failure["client"] == "2"
+    assert "connected otherwise" in failure["reason"]
+
+
+# ---- going on
+
+
+@pytest.mark.parametrize("number", range(2 * GROUPS + 2))
+def test_resuming_at_any_group_equals_not_stopping(number, ordinary, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, watch=Watch(stop=number), fedma__passes=2)
+    fedhet.run(resume=folder)
+    resumed = Run(folder, ordinary.wire, ordinary.watch)
+    assert resumed.rows == ordinary.rows
+    assert all(np.array_equal(array, ordinary.model[name]) for name, array in resumed.model.items())
+    assert resumed.summary | {"seconds": 0} == ordinary.summary | {"seconds": 0}
+
+
+# ---- what is computed
+
+
+def common_data(client):
+    digits = load("digits", None)
+    return (digits.train.inputs[:40], digits.train.labels[:40]), (digits.test.inputs, digits.test.labels)
+
+
+ORDERS: dict[str, dict[int, np.ndarray]] = {}
+
+
+def permuted(client):
+    """The same CNN for all, its units in another order at each client but the first."""
+    torch.manual_seed(5)
+    model = models.build("cnn", (1, 8, 8), 10)
+    groups = permutation_groups(architecture_graph(model, torch.zeros(2, 1, 8, 8)))
+    random = np.random.default_rng(int(client.name))
+    orders = {
+        group.index: random.permutation(group.width) if client.name != "0" else np.arange(group.width)
+        for group in groups
+    }
+    ORDERS[client.name] = orders
+    state = permute(model.state_dict(), groups, orders)
+    model.load_state_dict({name: to_tensor(array) for name, array in state.items()})
+    return model
+
+
+@pytest.mark.parametrize("method", ["fedma", "pfnm"])
+def test_permuted_copies_give_their_function_back(method, tmp_path):
+    app = make_client_app(model=permuted, data=common_data)
+    own = {f"{method}__average": "mean", f"{method}__gamma": 1.0}
+    done = run(tmp_path / "run", wire=Wire(app=app), method=method, local_epochs=0, test_on="local", **own)
+    model = permuted(population.ClientInfo("0", 0, 3, resolve(TINY)))
+    inputs = torch.rand(20, 1, 8, 8)
+    merged = resize(model, {name: to_tensor(array) for name, array in done.model.items()}, inputs)
+    with torch.no_grad():
+        np.testing.assert_allclose(merged.eval()(inputs), model.eval()(inputs), atol=1e-5)
+
+
+def test_options_reach_the_matching(tmp_path):
+    def widths(name, **own):
+        done = run(tmp_path / name, architectures="mlp", local_epochs=0, **own)
+        return [len(done.model[f"body.{index}.weight"]) for index in (1, 3)], done
+
+    usual, _ = widths("usual")
+    assert min(usual) > 200
+    assert widths("capped", fedma__max_growth=1.0)[0] == [200, 200]
+    assert widths("few", fedma__gamma=1e-6)[0] == [200, 200]
+    _, quirk = widths("quirk", fedma__reference_prior=True)
+    assert quirk.watch.arrays[3]["match-1"]["prior-mean"][0] == 0.1
+    _, estimated = widths("estimated", fedma__variances="estimated")
+    assert estimated.watch.arrays[3]["match-0"]["variances"][0] != 1
+
+
+def residual(tmp_path, **changes):
+    return run(tmp_path, architectures="resnet8", samples_per_client=64, learning_rate=0.05, momentum=0.9, **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_norm", ["aggregate", "local"])
+def test_a_residual_network_with_batch_norm(batch_norm, tmp_path):
+    done = residual(tmp_path / "run", local_epochs=4, batch_norm=batch_norm)
+    assert done.rows[-1]["received"]["accuracy"]["mean"] > 0.8
+    sent = done.wire.answered[7, "0"].arrays["update"]
+    assert any("running_var" in name for name in sent) == (batch_norm == "aggregate")
+    assert "body.1.running_var" in done.model
+    assert not any("running" in name for n in range(1, 7) for name in done.wire.answered[n, "0"].arrays["update"])
+
+
+@pytest.mark.slow
+def test_residual_networks_catch_up_too(tmp_path):
+    done = residual(tmp_path / "run", local_epochs=2, wire=Wire(before=crash([1, 2, 6])))
+    assert done.rows[-1]["received"]["clients"] == 3
+    assert all(np.isfinite(array).all() for array in done.model.values())
+    assert done.rows[-1]["received"]["accuracy"]["mean"] > 0.5
+
+
+@pytest.mark.slow
+def test_the_character_lstm(tmp_path):
+    def texts(client):
+        generator = torch.Generator().manual_seed(int(client.name))
+        starts = torch.randint(0, 9, (150, 1), generator=generator)
+        steps = torch.randint(1, 3, (150, 1), generator=generator)
+        inputs = (starts + steps * torch.arange(7)) % 9
+        examples = inputs[:, :-1], inputs[:, -1]
+        return tuple(part[:120] for part in examples), tuple(part[120:] for part in examples)
+
+    app = make_client_app(model=lambda client: CharLSTM(9, 4, 16), data=texts, task="next-character")
+    done = run(
+        tmp_path / "run",
+        wire=Wire(app=app, before=crash([2])),
+        test_on="local",
+        local_epochs=30,
+        learning_rate=1.0,
+        fedma__gamma=1e-3,
+        fedma__passes=2,
+        fedma__last_learning_rate=1.0,
+        fedma__last_epochs=1,
+    )
+    assert done.rows[-1]["received"]["accuracy"]["mean"] > 0.8
+    names = [list(done.wire.answered[number, "0"].arrays["update"]) for number in (1, 2, 3)]
+    assert names == [
+        ["embedding.weight"],
+        [f"lstm.{kind}_l0" for kind in ("weight_ih", "bias_ih", "weight_hh", "bias_hh")],
+        ["head.weight", "head.bias"],
+    ]
+    assert "classes" not in done.wire.answered[3, "0"].arrays
+
+
+@pytest.mark.slow
+def test_sixteen_vgg9s_as_in_the_papers_table_7(tmp_path):
+    def images(client):
+        generator = torch.Generator().manual_seed(int(client.name))
+        inputs, labels = torch.randn(12, 3, 32, 32, generator=generator), torch.randint(10, (12,), generator=generator)
+        return (inputs[:8], labels[:8]), (inputs[8:], labels[8:])
+
+    app = make_client_app(model=lambda client: models.build("vgg9", (3, 32, 32), 10), data=images)
+    folder = tmp_path / "run"
+    local.run_locally(resolve({"method": "fedma", "clients": 16, "local-epochs": 0}), folder, app=app)
+    model = load_file(folder / "models" / "global.safetensors")
+    assert sum(array.size for array in model.values()) == 3_900_235
+    order = [f"body.{index}.weight" for index in (0, 2, 5, 7, 11, 13, 18, 20)]
+    assert [len(model[name]) for name in order] == [47, 79, 143, 143, 271, 271, 527, 527]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["bytes_up"] / 16 == pytest.approx(14.94e6, rel=1e-3)
+    assert summary["bytes_down"] / 16 == pytest.approx(15.60e6, rel=1e-3)
+    assert summary["personal_accuracy"] is not None
