@@ -32,6 +32,11 @@ class FedHeNN(ClientHalf):
         # The server cannot represent anything without BatchNorm's statistics, which nobody averages here.
         return Exchange("all" if own.representations == "server" else "nothing")
 
+    @property
+    def starts_together(self) -> bool:
+        """Heterogeneous clients start from weights of their own, even where the server is told them."""
+        return self.parameters.setting == "homogeneous"
+
     def greet(self, payload: Payload) -> Payload:
         """Keep the pool, and tell what some of it looks like before training."""
         if "pool" in payload.arrays:

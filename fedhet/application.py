@@ -124,14 +124,17 @@ class _Application:
         def work(half: ClientHalf, payload: Payload, store: "_Store") -> tuple[Payload, Metrics]:
             client = half.client
             self._restore(half, store, payload)
-            own = {name: tensor.clone() for name, tensor in client.tensors.items()} if half.personal else {}
+            # What a client received is its own model until it has trained one.
+            trained = half.personal and client.request.expected >= 0 and not store.lost
+            own = {name: tensor.clone() for name, tensor in client.tensors.items()} if trained else {}
             half.receive(payload)
             metrics = self._scores(half, "received")
             if half.personal:
-                client.model.load_state_dict(own)
+                if trained:
+                    client.model.load_state_dict(own)
                 metrics |= self._scores(half, "trained")
                 if client.request.final:
-                    write_tensors(store.models / f"{client.name}.safetensors", own)
+                    write_tensors(store.models / f"{client.name}.safetensors", client.tensors)
             return (half.finish(payload) if client.request.final else Payload()), metrics
 
         return self._handle(message, context, work)
@@ -274,7 +277,8 @@ class _Application:
         own = client.tensors
         known = {*payload.arrays.get("model", {}), *(name.removeprefix("model/") for name in saved)}
         if not own.keys() <= known:
-            self._initialise(client, store, client.name)
+            together = client.config.shared_init and half.starts_together
+            self._initialise(client, store, "all" if together else client.name)
         with torch.no_grad():
             for name, tensor in saved.items():
                 group, _, key = name.partition("/")

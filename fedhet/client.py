@@ -142,6 +142,11 @@ class ClientHalf:
         """What of the model travels, both ways."""
         return Exchange("all", self.client.config.batch_norm == "aggregate")
 
+    @property
+    def starts_together(self) -> bool:
+        """Whether clients start from one initialisation (with `shared-init`), what does not travel included."""
+        return self.exchange().part != "nothing"
+
     def travelling(self) -> dict[str, Tensor]:
         """The model's tensors that travel."""
         return self.exchange().select(self.client.tensors, self.client.head)

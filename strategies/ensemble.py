@@ -29,7 +29,16 @@ class Ensemble(FederatedStrategy):
 
     name = "ensemble"
     Parameters = Parameters
-    common: ClassVar[Mapping[str, Value]] = {"rounds": 1, "shared-init": False, "test-on": "both"}
+    common: ClassVar[Mapping[str, Value]] = {
+        "clients": 16,
+        "rounds": 1,
+        "shared-init": False,
+        "test-on": "both",
+        "batch-size": 64,
+        "learning-rate": 0.01,
+        "momentum": 0.9,
+        "local-epochs": 150,
+    }
 
     def received_by_all(self) -> Payload:
         """Nothing."""

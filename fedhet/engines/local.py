@@ -115,8 +115,8 @@ def _own(content: RecordDict) -> RecordDict:
         if isinstance(record, ArrayRecord):
             private = ArrayRecord()
             for key, array in record.items():
-                private[key] = own_array = copy(array)
-                own_array.data = bytes(memoryview(array.data))
+                private[key] = copy(array)
+                private[key].data = bytes(memoryview(array.data))
             record = private
         own[name] = record
     return own

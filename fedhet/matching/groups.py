@@ -334,7 +334,7 @@ def average_rest(
             result[variance] = np.where(lone, 1.0, np.maximum((shares * squares).sum(0) - result[name] ** 2, 0))
         elif name not in result and not is_statistic(name):
             result[name] = stacked.mean(0)
-    return result
+    return {name: np.asarray(array) for name, array in result.items()}  # a mean of scalars is no array
 
 
 def _shares(

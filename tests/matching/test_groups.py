@@ -40,7 +40,7 @@ def arrays(model: nn.Module) -> dict[str, np.ndarray]:
     return {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}
 
 
-def merged(model, example, states, groups, how=Matching(average="mean")):
+def merged(model, example, states, groups, how):
     settled, moved = match_networks(states, groups, how, 3)
     matches = [each.match for each in settled]
     rest = average_rest(
@@ -87,7 +87,7 @@ def test_permuted_copies_of_one_network_give_its_function_back(kind):
     assert [len(each.match.counts) for each in settled] == list(groups.widths)
     np.testing.assert_allclose(outputs, expected, atol=1e-4)
     if kind != "lstm":  # with the paper's gamma units are doubled, and the function is still the same
-        settled, outputs = merged(model, example, copies, groups)
+        settled, outputs = merged(model, example, copies, groups, Matching(average="mean"))
         assert sum(len(each.match.counts) for each in settled) > sum(groups.widths)
         np.testing.assert_allclose(outputs, expected, atol=1e-4)
 

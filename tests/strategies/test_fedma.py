@@ -224,7 +224,8 @@ def test_the_report_gets_its_matrices(ordinary):
 def test_participants_are_drawn_once_a_pass(tmp_path):
     done = run(tmp_path / "run", architectures="mlp", clients=4, fraction_train=0.5, fedma__passes=2)
     drawn = [row["participants"] for row in done.rows]
-    assert drawn[1] == drawn[2] == drawn[3] and drawn[4] == drawn[5] == drawn[6] != drawn[3]
+    assert drawn[1] == drawn[2] == drawn[3]
+    assert drawn[4] == drawn[5] == drawn[6] != drawn[3]
     assert len(drawn[1]) == len(drawn[4]) == 2
     newcomer = next(client for client in drawn[4] if client not in drawn[1])
     assert "model" in done.wire.sent[4, newcomer].arrays

@@ -1,0 +1,114 @@
+"""PFNM end to end: the reference's whole network, one shot, and rounds beyond the paper."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fedhet.strategies import pfnm
+from safetensors.numpy import load_file
+
+from fedhet import models
+from fedhet.architectures import architecture_graph, permutation_groups
+from fedhet.config import resolve
+from fedhet.engines import local
+from fedhet.exchange import spec_of
+from fedhet.matching.groups import describe
+from fedhet.results.history import read_history
+from fedhet.server import Reply
+from fedhet.state import ClientRecord
+from fedhet.wire import Payload
+
+CLIENTS = range(4)
+TINY = {
+    "method": "pfnm",
+    "dataset": "digits",
+    "partition": "dirichlet",
+    "clients": 4,
+    "architectures": "mlp",
+    "local-epochs": 8,
+    "batch-size": 16,
+    "learning-rate": 0.05,
+    "momentum": 0.9,
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_report(monkeypatch):
+    monkeypatch.setattr("fedhet.results.recorder.write_report", lambda folder: None)
+
+
+def run(folder: Path, **changes):
+    settings = TINY | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    local.run_locally(resolve(settings), folder)
+    return read_history(folder), json.loads((folder / "summary.json").read_text())
+
+
+def test_the_references_lenet_through_the_server_half(reference, monkeypatch):
+    with np.load(reference / "fedma_e2e_cases.npz") as arrays:
+        case = {key.removeprefix("e2e_lenet_J4/"): value for key, value in arrays.items()}
+    model = models.build("lenet", (1, 28, 28), 10)
+    names = list(model.state_dict())
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    groups = permutation_groups(architecture_graph(model, torch.zeros(2, 1, 28, 28)))
+
+    def layout(name, array):
+        """The reference keeps linear layers transposed, filters flat."""
+        return array.T if array.ndim == 2 and len(shapes[name]) == 2 else array.reshape(-1, *shapes[name][1:])
+
+    replies = {}
+    strategy = pfnm.PFNM(**{"reference_prior": True, "clients": 4})
+    strategy.state.values |= {"groups": describe(groups), "classes": True}
+    for j in CLIENTS:
+        network = {name: layout(name, case[f"in{j}_{k}"]).astype(np.float32) for k, name in enumerate(names)}
+        assert {name: array.shape for name, array in network.items()} == shapes
+        counts = np.rint(case["averaging_weights"][j] * 10**9).astype(np.int64)
+        payload = Payload({"model": network, "classes": {"counts": counts}})
+        replies[str(j)] = Reply(str(j), 10, payload)
+        strategy.specs[str(j)] = spec_of(model.state_dict())
+        strategy.state.clients[str(j)] = ClientRecord(10)
+        strategy.check_reply(replies[str(j)])
+    monkeypatch.setattr(pfnm, "derive_seed", lambda *purpose: 12)
+    strategy.aggregate_fit(1, replies)
+    for j in CLIENTS:
+        for layer in range(3):
+            own = strategy.state.arrays[f"assignments-{j}"][str(layer)]
+            np.testing.assert_array_equal(own, case[f"assign_l{layer}_j{j}"])
+    found = strategy.state.arrays["model"]
+    for k, name in enumerate(names):
+        expected = case[f"global_{k}"]
+        expected = expected.T if len(shapes[name]) == 2 else expected
+        np.testing.assert_allclose(found[name].reshape(expected.shape), expected, atol=1e-6)
+
+
+def test_one_shot_matching_is_above_one_shot_plain_averaging(tmp_path):
+    scores = {}
+    for method in ("pfnm", "fedavg"):
+        rows, summary = run(tmp_path / method, method=method, rounds=1, shared_init=False)
+        scores[method], trained = summary["personal_accuracy"]["weighted"], rows[1]["trained"]
+        assert trained["accuracy"]["weighted"] > 0.7
+        scores[f"{method}'s clients"] = trained
+    assert scores["pfnm's clients"] == scores["fedavg's clients"]  # the same networks are merged
+    assert scores["pfnm"] > scores["fedavg"] + 0.1
+
+
+def test_further_rounds_go_on_from_ones_own_units(tmp_path):
+    rows, summary = run(tmp_path / "run", rounds=3, shared_init=False)
+    assert summary["personal_accuracy"]["weighted"] > rows[2]["received"]["accuracy"]["weighted"]
+    assert summary["personal_accuracy"]["weighted"] > 0.7
+    model = load_file(tmp_path / "run" / "models" / "global.safetensors")
+    assert len(model["body.1.weight"]) > 200
+    assert rows[4]["bytes_down"] == 4 * 4 * sum(array.size for array in model.values())
+    assert rows[1]["bytes_down"] == 0
+
+
+def test_clients_of_two_rounds_need_not_be_the_same(tmp_path):
+    rows, summary = run(tmp_path / "run", rounds=3, fraction_train=0.5)
+    assert [len(row["participants"]) for row in rows[1:4]] == [2, 2, 2]
+    assert summary["personal_accuracy"]["weighted"] > 0.4
+
+
+def test_a_residual_network(tmp_path):
+    _, summary = run(tmp_path / "run", architectures="resnet8", local_epochs=3, partition="iid", rounds=2)
+    assert summary["personal_accuracy"]["weighted"] > 0.5
