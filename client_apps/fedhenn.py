@@ -39,9 +39,10 @@ class FedHeNN(ClientHalf):
 
     def greet(self, payload: Payload) -> Payload:
         """Keep the pool, and tell what some of it looks like before training."""
+        pool = self.client.data.shared
         if "pool" in payload.arrays:
-            self.client.keep_pool(to_tensor(payload.arrays["pool"]["inputs"]))
-        pool = to_tensor(payload.arrays["pool"]["inputs"]) if "pool" in payload.arrays else self.client.data.shared
+            pool = to_tensor(payload.arrays["pool"]["inputs"])
+            self.client.keep_pool(pool)
         return self._probe(pool)
 
     def finish(self, payload: Payload) -> Payload:

@@ -309,11 +309,11 @@ class _Application:
         path = store.pools / f"{digest}.safetensors"
         if not path.is_file():
             write_tensors(path, {"pool": pool})
-        self._pools.setdefault(digest, pool.clone())
+        self._pools.setdefault(digest, pool)
 
 
 class _Network:
-    """A model object that one client after the other uses, with its head and its state dict, which shares its memory."""
+    """A model object that one client after the other uses, with its head and its state dict, which shares memory."""
 
     def __init__(self, representation: Representation) -> None:
         self.representation = representation

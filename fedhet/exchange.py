@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedhet.errors import ModelError
-from fedhet.wire import Arrays, to_tensor
+from fedhet.wire import Arrays, as_read
 
 Spec = dict[str, tuple[tuple[int, ...], str]]
 """Shape and dtype of every array of a group, by name."""
@@ -66,4 +66,4 @@ def load_into(tensors: Mapping[str, Tensor], arrays: Arrays) -> None:
             raise ModelError(f"{name} arrived with shape {list(array.shape)}; the model has {own}")
     with torch.no_grad():
         for name, array in arrays.items():
-            tensors[name].copy_(to_tensor(array))
+            tensors[name].copy_(as_read(array))

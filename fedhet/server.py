@@ -38,13 +38,13 @@ from fedhet.wire import (
     Encoder,
     Payload,
     WireError,
+    as_read,
     cast,
     check,
     check_finite,
     decode,
     decode_arrays,
     encode_arrays,
-    to_tensor,
 )
 
 log = logging.getLogger("flwr").getChild("fedhet")
@@ -727,7 +727,7 @@ def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: S
     for name, (shape, dtype) in spec.items():
         mean = torch.zeros(shape, dtype=torch.float64)
         for group, weight in zip(groups, weights, strict=True):
-            mean.add_(to_tensor(group[name]), alpha=weight / total)
+            mean.add_(as_read(group[name]), alpha=weight / total)
         if np.dtype(dtype).kind != "f":
             mean.round_()
         average[name] = mean.numpy().astype(dtype)

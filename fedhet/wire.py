@@ -19,7 +19,7 @@ from fedhet.errors import FedhetError
 Arrays = dict[str, np.ndarray[Any, Any]]
 STYPE = "fedhet.raw"
 
-# Decoded arrays are read-only views; `to_tensor` hands them on as such, and nothing writes into them.
+# Decoded arrays are read-only views; `as_read` hands them on as such, and nothing writes into them.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
@@ -109,7 +109,12 @@ def cast(arrays: Arrays, dtype: str) -> Arrays:
 
 
 def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """An array as a tensor that shares its memory: to be copied out of, never written."""
+    """An array as a tensor with memory of its own."""
+    return torch.from_numpy(np.array(array))
+
+
+def as_read(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """An array as a tensor that shares its memory: to be read on the spot, never written, since others read it too."""
     return torch.from_numpy(array)
 
 

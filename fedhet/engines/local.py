@@ -8,7 +8,6 @@ error reply for a client that raises.
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
-from copy import copy
 from pathlib import Path
 
 import torch
@@ -109,14 +108,15 @@ class LocalGrid(Grid):
 
 
 def _own(content: RecordDict) -> RecordDict:
-    """A message's arrays for one client alone: one that changed what it was sent would change it for all."""
+    """A message's records for one client alone: one that changed what it was sent would change it for all.
+
+    The bytes of the arrays are shared, since they cannot be written.
+    """
     own = RecordDict()
     for name, record in content.items():
         if isinstance(record, ArrayRecord):
             private = ArrayRecord()
-            for key, array in record.items():
-                private[key] = copy(array)
-                private[key].data = bytes(memoryview(array.data))
+            private.update(record)
             record = private
         own[name] = record
     return own
