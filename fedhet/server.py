@@ -10,9 +10,8 @@ import logging
 import math
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -31,18 +30,17 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.exchange import Spec, load_into
 from fedhet.population import ClientInfo
 from fedhet.randomness import numpy_generator
-from fedhet.results.history import ClientRow, client_order, summarise
+from fedhet.replies import LostReply, Reply, difference, name_in, open_reply, spec_in, weighted_average
+from fedhet.results.history import client_order
+from fedhet.rounds import Round, RoundReport, metric_record, statistics
 from fedhet.state import ClientRecord, State
 from fedhet.wire import (
-    Arrays,
     Encoder,
     Payload,
     WireError,
-    as_read,
     cast,
     check,
     check_finite,
-    decode,
     decode_arrays,
     encode_arrays,
 )
@@ -54,64 +52,6 @@ GRACE = 10.0
 
 ModelFunction = Callable[[ClientInfo], nn.Module]
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
-
-
-@dataclass
-class Reply:
-    """What a client sent back, decoded and checked.
-
-    Attributes:
-        client: its name.
-        examples: number of its training examples.
-        payload: the method's arrays and values.
-        metrics: what it measured.
-    """
-
-    client: str
-    examples: int
-    payload: Payload
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def arrays(self) -> dict[str, Arrays]:
-        """The groups of arrays."""
-        return self.payload.arrays
-
-
-@dataclass
-class RoundReport:
-    """What observers are told of a round.
-
-    Attributes:
-        row: the object that is a line of `history.jsonl`.
-        clients: the rows of `clients.csv`.
-    """
-
-    row: dict[str, Any]
-    clients: list[ClientRow]
-
-
-@dataclass
-class _Round:
-    """A round under way: what was asked of whom, and what it cost."""
-
-    number: int = 0
-    final: bool = False
-    started: float = field(default_factory=time.perf_counter)
-    training: frozenset[str] = frozenset()
-    sent: dict[int, Message] = field(default_factory=dict)
-    failures: list[dict[str, str]] = field(default_factory=list)
-    down: Counter[str] = field(default_factory=Counter)
-    up: Counter[str] = field(default_factory=Counter)
-
-    def fail(self, client: str, reason: str) -> None:
-        """Note that a client did not do what it was asked."""
-        log.warning("round %d, client %s: %s", self.number, client, reason)
-        self.failures.append({"client": client, "reason": reason})
-
-    def reasons(self) -> str:
-        """All failures, a line each."""
-        return "\n".join(f"  client {failure['client']}: {failure['reason']}" for failure in self.failures)
 
 
 class Observer(Protocol):
@@ -174,7 +114,7 @@ class FederatedStrategy(Strategy):
         self._refused: dict[int, str] = {}  # nodes that cannot take part, and whose name bars them, if one does
         self._grid: Grid | None = None
         self._settings = self.config.text()
-        self._round = _Round()
+        self._round = Round()
         self._rides = False
         self._on_common_test: MetricRecord | None = None
 
@@ -363,7 +303,7 @@ class FederatedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Flower's hook: the messages of a round. Within `start`, clients that do not train are evaluated with it."""
-        self._grid, self._round = grid, _Round(server_round)
+        self._grid, self._round = grid, Round(server_round)
         self._override(config)
         if arrays and self.equal_architectures:
             self.state.arrays["model"] = decode_arrays(arrays)
@@ -418,7 +358,7 @@ class FederatedStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Flower's hook, for its own loop."""
         valid = self._collect(replies)
-        return _metric_record(self._statistics(valid)) if valid else None
+        return metric_record(statistics(valid, None)) if valid else None
 
     def summary(self) -> None:
         """Log what this strategy is."""
@@ -433,7 +373,7 @@ class FederatedStrategy(Strategy):
         return self._collect(self._send(self._messages(MessageType.QUERY, payloads, question=question)), payloads)
 
     def _evaluate_at_the_end(self, number: int, grid: Grid) -> MetricRecord:
-        self._round = _Round(number, final=True)
+        self._round = Round(number, final=True)
         self._greet(grid)
         messages = self._messages(MessageType.EVALUATE, self.received_by(self.present))
         replies = self._collect(self._send(messages))
@@ -488,7 +428,7 @@ class FederatedStrategy(Strategy):
         if count < wanted:
             raise FedhetError(f"there are {count} nodes, and {wanted} are needed (min-clients)")
         fresh = not self.state.clients
-        self._round = _Round()
+        self._round = Round()
         self._greet(grid)
         self._fetch_first_model()
         if fresh:
@@ -510,9 +450,9 @@ class FederatedStrategy(Strategy):
         messages = [self._message(MessageType.QUERY, node, encoder(greeting), question="greet") for node in new]
         self._round.sent = dict(zip(new, messages, strict=True))
         for node, message in self._by_node(self._send(messages)).items():
-            name = _name(message)
+            name = name_in(message)
             try:
-                reply, report = _open(message)
+                reply, report = open_reply(message)
                 self._admit(node, reply, report)
             except FedhetError as error:
                 if not message.has_error():  # one that only failed is asked again
@@ -530,12 +470,12 @@ class FederatedStrategy(Strategy):
             raise FedhetError("another node goes by this name as well; each needs a partition-id (or name) of its own")
         if reply.client in ("", ".", "..") or "/" in reply.client:
             raise FedhetError(f"its name {reply.client!r} cannot be that of a file: give the node another name")
-        spec = _spec(report)
+        spec = spec_in(report)
         if self.equal_architectures and self.specs:
             first = min(self.specs, key=client_order)
             if spec != self.specs[first]:
                 raise FedhetError(
-                    f"{self.name} needs equal architectures, and this one's {_difference(spec, self.specs[first])} "
+                    f"{self.name} needs equal architectures, and this one's {difference(spec, self.specs[first])} "
                     f"unlike that of client {first}"
                 )
         if reply.client not in self.state.clients:
@@ -612,12 +552,12 @@ class FederatedStrategy(Strategy):
         for node, message in self._by_node(replies).items():
             client = names[node]
             try:
-                reply, report = _open(message)
+                reply, report = open_reply(message)
                 self._round.up[client] += reply.payload.nbytes
                 self._check(client, reply)
                 if client in worked:
                     self.check_reply(reply)
-            except Lost as error:
+            except LostReply as error:
                 del self._nodes[client]
                 self._round.fail(client, f"{error}; it is greeted again")
                 continue
@@ -646,145 +586,15 @@ class FederatedStrategy(Strategy):
 
     # ---- results
 
-    def _statistics(self, replies: Mapping[str, Reply]) -> dict[str, Any]:
-        """Evaluations over clients, on their own test parts and on the common one."""
-
-        def over_clients(which: str) -> dict[str, Any] | None:
-            return summarise(
-                {
-                    client: (
-                        reply.metrics[f"{which}-metric"],
-                        reply.metrics[f"{which}-loss"],
-                        int(reply.metrics["test-examples"]),
-                    )
-                    for client, reply in replies.items()
-                    if f"{which}-metric" in reply.metrics
-                }
-            )
-
-        common = {
-            "received": dict(self._on_common_test) if self._on_common_test else None,
-            "trained": over_clients("common-trained"),
-        }
-        return {
-            "received": over_clients("received"),
-            "trained": over_clients("trained"),
-            "common": common if any(common.values()) else None,
-        }
-
     def _complete(self, replies: Mapping[str, Reply], metrics: Mapping[str, float]) -> MetricRecord:
         """Tell the observers of the round."""
-        current = self._round
-        losses = [(r.metrics["train-loss"], r.examples) for r in replies.values() if "train-loss" in r.metrics]
-        weight = sum(examples for _, examples in losses)
-        finite = weight and all(math.isfinite(loss) for loss, _ in losses)
-        train_loss = math.fsum(loss * examples for loss, examples in losses) / weight if finite else None
-        row = {
-            "round": current.number,
-            **({"final": True} if current.final else {}),
-            "participants": [client for client in replies if client in current.training],
-            "failures": current.failures,
-            **self._statistics(replies),
-            "train_loss": train_loss,
-            "metrics": dict(metrics),
-            "bytes_up": current.up.total(),
-            "bytes_down": current.down.total(),
-            "timing": {"seconds": time.perf_counter() - current.started},
-        }
-        own = "trained" if self.personal else "received"
-        clients = [
-            ClientRow(
-                round=current.number,
-                client=client,
-                architecture=self.state.clients[client].architecture,
-                examples=self.state.clients[client].examples,
-                accuracy=replies[client].metrics.get(f"{own}-metric") if client in replies else None,
-                loss=replies[client].metrics.get(f"{own}-loss") if client in replies else None,
-                bytes_up=current.up[client],
-                bytes_down=current.down[client],
-            )
-            for client in sorted({*replies, *current.up, *current.down}, key=client_order)
-        ]
+        report = self._round.report(
+            replies,
+            metrics,
+            clients=self.state.clients,
+            personal=self.personal,
+            on_common_test=self._on_common_test,
+        )
         for observer in self.observers:
-            observer.round(self, RoundReport(row, clients))
-        return _metric_record(row)
-
-
-class Lost(FedhetError):
-    """A client says that it lost what the server sent it."""
-
-
-def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: Spec) -> Arrays:
-    """The weighted mean of equal groups of arrays, summed in double precision in the order given.
-
-    Args:
-        groups: one group of arrays a client, with the same names and shapes.
-        weights: one weight a client; they are divided by their sum.
-        spec: shapes and dtypes of the result; integers (BatchNorm's counters) are rounded.
-    """
-    total = float(sum(weights))
-    average: Arrays = {}
-    for name, (shape, dtype) in spec.items():
-        mean = torch.zeros(shape, dtype=torch.float64)
-        for group, weight in zip(groups, weights, strict=True):
-            mean.add_(as_read(group[name]), alpha=weight / total)
-        if np.dtype(dtype).kind != "f":
-            mean.round_()
-        average[name] = mean.numpy().astype(dtype)
-    return average
-
-
-def _open(message: Message) -> tuple[Reply, dict[str, Any]]:
-    """A reply's parts.
-
-    Raises:
-        FedhetError: it carries an error or a refusal, or is no reply of fedhet's client app.
-    """
-    if message.has_error():
-        raise FedhetError(f"failed: {message.error.reason or f'error code {message.error.code}'}")
-    records = message.content
-    if "report" not in records:
-        raise WireError("its reply is not that of fedhet's client app: make it with fedhet.make_client_app")
-    report: dict[str, Any] = dict(records["report"])
-    if "refusal" in report:
-        raise (Lost if report.get("lost") else FedhetError)(str(report["refusal"]))
-    metrics: dict[str, Any] = dict(records["metrics"]) if "metrics" in records else {}
-    examples = metrics.get("num-examples", 0)
-    if "client" not in report or not 1 <= examples < math.inf:
-        raise WireError(f"its reply is damaged: it names {examples} training examples")
-    return Reply(str(report["client"]), int(examples), decode(records), metrics), report
-
-
-def _name(message: Message) -> str:
-    """The name that a client gave in its reply, refusing or not; empty where there is none."""
-    if not message.has_content() or "report" not in message.content:
-        return ""
-    return str(message.content["report"].get("client", ""))
-
-
-def _spec(report: Mapping[str, Any]) -> Spec:
-    spec: Spec = {}
-    for key, value in report.items():
-        if key.startswith("spec."):
-            dtype, *shape = str(value).split(",")
-            spec[key.removeprefix("spec.")] = (tuple(map(int, shape)), dtype)
-    return spec
-
-
-def _difference(spec: Spec, other: Spec) -> str:
-    for name in [*spec, *other]:
-        if spec.get(name) != other.get(name):
-            own = f"has shape {list(spec[name][0])}" if name in spec else "is missing"
-            return f"{name} {own},"
-    return "order of arrays is"
-
-
-def _metric_record(row: Mapping[str, Any]) -> MetricRecord:
-    """The numbers of a row that Flower's result can hold."""
-    numbers = {"train-loss": row.get("train_loss")}
-    for which in ("received", "trained"):
-        for kind, values in (row.get(which) or {}).items():
-            if isinstance(values, dict):
-                numbers[f"{which}-{kind}"] = values["weighted"]
-    numbers |= row.get("metrics", {})
-    return MetricRecord({key: float(value) for key, value in numbers.items() if value is not None})
+            observer.round(self, report)
+        return metric_record(report.row)

@@ -12,7 +12,8 @@ from fedhet.architectures import PermutationGroups, resize
 from fedhet.config import option
 from fedhet.errors import FedhetError
 from fedhet.matching.groups import Matching, understand
-from fedhet.server import FederatedStrategy, Reply
+from fedhet.replies import Reply
+from fedhet.server import FederatedStrategy
 from fedhet.wire import Arrays, WireError, check, to_tensor
 
 

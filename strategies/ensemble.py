@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fedhet.config import Value
 from fedhet.exchange import load_into
-from fedhet.server import FederatedStrategy, Reply
+from fedhet.replies import Reply
+from fedhet.server import FederatedStrategy
 from fedhet.task import Task, get_task
 from fedhet.wire import Payload
 

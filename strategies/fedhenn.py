@@ -22,9 +22,10 @@ from fedhet.config import Value, option
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.exchange import load_into
 from fedhet.randomness import numpy_generator
+from fedhet.replies import Reply
 from fedhet.representations import Representation, linear_cka, represent
 from fedhet.representations.targets import mean_rbf_blocks, mean_target, pack, pack_blocks, unpack
-from fedhet.server import FederatedStrategy, Reply
+from fedhet.server import FederatedStrategy
 from fedhet.wire import Arrays, Payload, WireError, to_arrays
 
 LEAST_ROWS = 8

@@ -28,7 +28,7 @@ from fedhet.matching.groups import (
     rest_of,
 )
 from fedhet.randomness import derive_seed
-from fedhet.server import Reply
+from fedhet.replies import Reply
 from fedhet.wire import Arrays, Payload, cast, check
 
 from ._matched import MatchedStrategy, MatchingParameters  # noqa: TID251 - this folder is fedhet.strategies

@@ -7,7 +7,8 @@ import numpy as np
 
 from fedhet.config import option
 from fedhet.errors import ModelError
-from fedhet.server import FederatedStrategy, Reply
+from fedhet.replies import Reply
+from fedhet.server import FederatedStrategy
 from fedhet.wire import Payload, WireError, check
 
 

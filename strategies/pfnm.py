@@ -10,7 +10,7 @@ from typing import ClassVar
 from fedhet.config import Value
 from fedhet.matching.groups import assemble, average_rest, match_networks
 from fedhet.randomness import derive_seed
-from fedhet.server import Reply
+from fedhet.replies import Reply
 from fedhet.wire import Payload
 
 from ._matched import MatchedStrategy, MatchingParameters  # noqa: TID251 - this folder is fedhet.strategies

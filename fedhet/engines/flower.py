@@ -36,7 +36,8 @@ from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.results.history import client_order, read_clients, read_history
 from fedhet.results.processes import cores
 from fedhet.results.recorder import check_folder
-from fedhet.server import Observer, RoundReport
+from fedhet.rounds import RoundReport
+from fedhet.server import Observer
 
 log = logging.getLogger("flwr").getChild("fedhet")
 

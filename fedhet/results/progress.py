@@ -9,7 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedhet.results.tables import format_bytes
 
 if TYPE_CHECKING:
-    from fedhet.server import FederatedStrategy, RoundReport
+    from fedhet.rounds import RoundReport
+    from fedhet.server import FederatedStrategy
 
 
 class ProgressLine:

@@ -19,7 +19,8 @@ from fedhet.state import State
 from fedhet.store import write_arrays
 
 if TYPE_CHECKING:
-    from fedhet.server import FederatedStrategy, RoundReport
+    from fedhet.rounds import RoundReport
+    from fedhet.server import FederatedStrategy
 
 COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
 CHECKPOINT = Path("checkpoint") / "state.safetensors"

@@ -16,9 +16,9 @@ from fedhet.engines.local import run_locally
 from fedhet.errors import FedhetError
 from fedhet.evaluation import evaluate
 from fedhet.population import ClientInfo
+from fedhet.replies import Reply
 from fedhet.representations import Representation, head_name
 from fedhet.results.history import read_clients, read_history
-from fedhet.server import Reply
 from fedhet.state import State
 from fedhet.store import read_tensors
 from fedhet.training import Step

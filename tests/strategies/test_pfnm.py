@@ -15,8 +15,8 @@ from fedhet.config import resolve
 from fedhet.engines import local
 from fedhet.exchange import spec_of
 from fedhet.matching.groups import describe
+from fedhet.replies import Reply
 from fedhet.results.history import read_history
-from fedhet.server import Reply
 from fedhet.state import ClientRecord
 from fedhet.wire import Payload
 

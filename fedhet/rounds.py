@@ -1,0 +1,145 @@
+"""A round: what was asked of whom while it is under way, and what is told of it when it is complete."""
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Message, MetricRecord
+
+from fedhet.replies import Reply
+from fedhet.results.history import ClientRow, client_order, summarise
+from fedhet.state import ClientRecord
+
+log = logging.getLogger("flwr").getChild("fedhet")
+
+
+@dataclass
+class RoundReport:
+    """What observers are told of a round.
+
+    Attributes:
+        row: the object that is a line of `history.jsonl`.
+        clients: the rows of `clients.csv`.
+    """
+
+    row: dict[str, Any]
+    clients: list[ClientRow]
+
+
+@dataclass
+class Round:
+    """A round under way: what was asked of whom, and what it cost."""
+
+    number: int = 0
+    final: bool = False
+    started: float = field(default_factory=time.perf_counter)
+    training: frozenset[str] = frozenset()
+    sent: dict[int, Message] = field(default_factory=dict)
+    failures: list[dict[str, str]] = field(default_factory=list)
+    down: Counter[str] = field(default_factory=Counter)
+    up: Counter[str] = field(default_factory=Counter)
+
+    def fail(self, client: str, reason: str) -> None:
+        """Note that a client did not do what it was asked."""
+        log.warning("round %d, client %s: %s", self.number, client, reason)
+        self.failures.append({"client": client, "reason": reason})
+
+    def reasons(self) -> str:
+        """All failures, a line each."""
+        return "\n".join(f"  client {failure['client']}: {failure['reason']}" for failure in self.failures)
+
+    def report(
+        self,
+        replies: Mapping[str, Reply],
+        metrics: Mapping[str, float],
+        *,
+        clients: Mapping[str, ClientRecord],
+        personal: bool,
+        on_common_test: Mapping[str, Any] | None,
+    ) -> RoundReport:
+        """What observers are told.
+
+        Args:
+            replies: the valid ones, in order of client name.
+            metrics: the method's own.
+            clients: what is known of each client.
+            personal: whether clients have models of their own, whose accuracy is then theirs.
+            on_common_test: see `statistics`.
+        """
+        losses = [(r.metrics["train-loss"], r.examples) for r in replies.values() if "train-loss" in r.metrics]
+        weight = sum(examples for _, examples in losses)
+        finite = weight and all(math.isfinite(loss) for loss, _ in losses)
+        row = {
+            "round": self.number,
+            **({"final": True} if self.final else {}),
+            "participants": [client for client in replies if client in self.training],
+            "failures": self.failures,
+            **statistics(replies, on_common_test),
+            "train_loss": math.fsum(loss * examples for loss, examples in losses) / weight if finite else None,
+            "metrics": dict(metrics),
+            "bytes_up": self.up.total(),
+            "bytes_down": self.down.total(),
+            "timing": {"seconds": time.perf_counter() - self.started},
+        }
+        own = "trained" if personal else "received"
+        rows = [
+            ClientRow(
+                round=self.number,
+                client=client,
+                architecture=clients[client].architecture,
+                examples=clients[client].examples,
+                accuracy=replies[client].metrics.get(f"{own}-metric") if client in replies else None,
+                loss=replies[client].metrics.get(f"{own}-loss") if client in replies else None,
+                bytes_up=self.up[client],
+                bytes_down=self.down[client],
+            )
+            for client in sorted({*replies, *self.up, *self.down}, key=client_order)
+        ]
+        return RoundReport(row, rows)
+
+
+def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Evaluations over clients, on their own test parts and on the common one.
+
+    Args:
+        replies: what the clients measured.
+        on_common_test: the global model's accuracy and loss on the common test set, measured by the server.
+    """
+
+    def over_clients(which: str) -> dict[str, Any] | None:
+        return summarise(
+            {
+                client: (
+                    reply.metrics[f"{which}-metric"],
+                    reply.metrics[f"{which}-loss"],
+                    int(reply.metrics["test-examples"]),
+                )
+                for client, reply in replies.items()
+                if f"{which}-metric" in reply.metrics
+            }
+        )
+
+    common = {
+        "received": dict(on_common_test) if on_common_test else None,
+        "trained": over_clients("common-trained"),
+    }
+    return {
+        "received": over_clients("received"),
+        "trained": over_clients("trained"),
+        "common": common if any(common.values()) else None,
+    }
+
+
+def metric_record(row: Mapping[str, Any]) -> MetricRecord:
+    """The numbers of a row that Flower's result can hold."""
+    numbers = {"train-loss": row.get("train_loss")}
+    for which in ("received", "trained"):
+        for kind, values in (row.get(which) or {}).items():
+            if isinstance(values, dict):
+                numbers[f"{which}-{kind}"] = values["weighted"]
+    numbers |= row.get("metrics", {})
+    return MetricRecord({key: float(value) for key, value in numbers.items() if value is not None})
