@@ -145,8 +145,9 @@ class _Application:
         context: Context,
         work: Callable[[ClientHalf, Payload, "_Store"], tuple[Payload, Metrics]],
     ) -> Message:
-        info, request = _unpack(message.content, context)
+        name = _name(context)
         try:
+            info, request = _unpack(message.content, context)
             # More threads than cores over all clients of a host slow every one of them down a hundredfold.
             if torch.get_num_threads() != info.config.threads_per_client:
                 torch.set_num_threads(info.config.threads_per_client)
@@ -159,7 +160,7 @@ class _Application:
             record["metrics"] = MetricRecord({**sizes, **metrics})
             record["report"] = ConfigRecord(_report(half, store))
         except FedhetError as error:
-            report: dict[str, Any] = {"client": info.name, "refusal": str(error), "lost": isinstance(error, LostState)}
+            report: dict[str, Any] = {"client": name, "refusal": str(error), "lost": isinstance(error, LostState)}
             record = RecordDict({"report": ConfigRecord(report)})
         else:
             if client.device.type == "cuda":  # clients in other processes share the GPU
@@ -372,13 +373,19 @@ def _report(half: ClientHalf, store: _Store) -> dict[str, Any]:
     return report
 
 
+def _name(context: Context) -> str:
+    """The client's own name: its `name`, or else its partition id, which it keeps when its node comes back."""
+    node = context.node_config
+    return str(node.get("name", node.get("partition-id", context.node_id)))
+
+
 def _unpack(content: RecordDict, context: Context) -> tuple[ClientInfo, Request]:
     record = content["request"]
     node = dict(context.node_config)
     config = _settings(str(record["settings"]), tuple((key, node[key]) for key in NODE_KEYS if key in node))
     place = node.get("partition-id")
     info = ClientInfo(
-        name=str(node.get("name", context.node_id if place is None else place)),
+        name=_name(context),
         partition_id=None if place is None else int(place),
         num_partitions=int(node["num-partitions"]) if "num-partitions" in node else None,
         config=config,

@@ -26,6 +26,20 @@ from fedhet.server import EvaluateFunction, FederatedStrategy, ModelFunction, Ob
 log = logging.getLogger("flwr").getChild("fedhet")
 
 
+RESUMABLE = (
+    "rounds",
+    "engine",
+    "data",
+    "device",
+    "num-gpus",
+    "timeout",
+    "min-clients",
+    "wait-for-clients",
+    "state-dir",
+)
+"""Keys that may change when a run is resumed: how long and where it runs, not what it computes."""
+
+
 @dataclass(frozen=True)
 class RunResult:
     """A finished run.
@@ -177,7 +191,13 @@ def _on_common_test(strategy: FederatedStrategy) -> EvaluateFunction:
 def _resumed(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run to resume")
-    return {**configuration.read(folder / "config.toml"), **changes}
+    settings = configuration.read(folder / "config.toml")
+    different = [key for key, value in changes.items() if key not in RESUMABLE and settings.get(key) != value]
+    if different:
+        raise ConfigError(
+            f"{folder} was run with another {', '.join(different)}: a resumed run may change {', '.join(RESUMABLE)}"
+        )
+    return {**settings, **changes}
 
 
 def new_folder(parent: Path, config: Config) -> Path:

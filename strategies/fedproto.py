@@ -11,6 +11,9 @@ from fedhet.replies import Reply
 from fedhet.server import FederatedStrategy
 from fedhet.wire import Payload, WireError, check
 
+MOST_CLASSES = 2**16
+"""Class numbers from here on are refused: clients make room for all classes below the highest."""
+
 
 @dataclass(frozen=True)
 class Parameters:
@@ -55,7 +58,10 @@ class FedProto(FederatedStrategy):
         k = own["classes"].size if "classes" in own else 0
         means = ((k, self.state.values["width"]), "float32")
         check(own, {"means": means, "classes": ((k,), "int64"), "counts": ((k,), "int64")}, "its prototypes")
-        if k and (own["classes"].min() < 0 or own["counts"].min() < 1 or len(np.unique(own["classes"])) < k):
+        classes = own["classes"]
+        if k and (
+            classes.min() < 0 or classes.max() >= MOST_CLASSES or own["counts"].min() < 1 or len(set(classes)) < k
+        ):
             raise WireError("its prototypes have classes or numbers of examples that cannot be")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedhet.config import Value, option
+from fedhet.errors import ConfigError
 from fedhet.server import FederatedStrategy
 
 
@@ -22,3 +23,16 @@ class FedRep(FederatedStrategy):
     Parameters = Parameters
     common: ClassVar[Mapping[str, Value]] = {"local-epochs": 11}
     equal_architectures = True
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """Check that the head is trained at all.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        super().__init__(*args, **settings)
+        if 0 < self.config.local_epochs <= self.parameters.body_epochs:
+            raise ConfigError(
+                f"fedrep.body-epochs = {self.parameters.body_epochs} of local-epochs = {self.config.local_epochs} "
+                "leave none for the head: the head's and the body's epochs together are local-epochs"
+            )

@@ -48,7 +48,7 @@ class RunDirectory:
         folder.mkdir(parents=True, exist_ok=True)
         if resume:
             self._rewind()
-        _replace(folder / "config.toml", _config_text(config, folder))
+        _replace(folder / "config.toml", _config_text(config, folder, engine))
         if resume:
             return
         (folder / "history.jsonl").touch()
@@ -161,10 +161,12 @@ def check_folder(folder: Path, *, resume: bool = False) -> None:
         raise ConfigError(f"{folder} holds a run already: choose another folder (out), or resume that run")
 
 
-def _config_text(config: Config, folder: Path) -> str:
+def _config_text(config: Config, folder: Path, engine: str) -> str:
     flat = {key: value for key, value in config.flat().items() if key not in ("out", "resume")}
     if flat["state-dir"] == str(folder / "state"):
         del flat["state-dir"]
+    if engine not in ("local", "ray") and "clients" not in config.chosen:
+        del flat["clients"]  # the federation says how many there are, when the run is resumed too
     versions = "\n".join(f'{package} = "{_version(package)}"' for package in PACKAGES)
     return f'{configuration.to_toml(flat)}\n[versions]\n{versions}\npython = "{platform.python_version()}"\n'
 
