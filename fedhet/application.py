@@ -5,7 +5,7 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -334,11 +334,28 @@ class _Store:
     """Where a client's lasting things are, and which they are."""
 
     def __init__(self, info: ClientInfo, request: Request) -> None:
-        base = Path(info.config.state_dir) if info.config.state_dir else Path.home() / ".fedhet" / "state"
         self.info, self.lost = info, False
-        self.pools = base / "pools"
-        self.models = base / request.run / "models"
-        self.client = ClientStore(base / request.run / "clients" / info.name)
+        self._run = request.run
+
+    @cached_property
+    def _base(self) -> Path:
+        chosen = self.info.config.state_dir
+        return Path(chosen) if chosen else Path.home() / ".fedhet" / "state"
+
+    @property
+    def pools(self) -> Path:
+        """Folder of the shared pools, by digest."""
+        return self._base / "pools"
+
+    @property
+    def models(self) -> Path:
+        """Folder of the personal models."""
+        return self._base / self._run / "models"
+
+    @cached_property
+    def client(self) -> ClientStore:
+        """The client's own state."""
+        return ClientStore(self._base / self._run / "clients" / self.info.name)
 
     def lasts(self, half: ClientHalf) -> bool:
         """Whether anything of this method outlives a round at the client."""

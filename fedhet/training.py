@@ -136,7 +136,8 @@ def train(
         whole, terms, features_of = _normalises(model), phase.terms, phase.features_of
         for _ in range(phase.epochs):
             for index in batches(len(examples), phase.optimisation.batch_size, generator, whole=whole):
-                index = index.to(device)
+                if device.type != "cpu":
+                    index = index.to(device)
                 inputs, labels = prepare(examples.inputs[index], generator), examples.labels[index]
                 _forget_gradients(parameters)
                 with features_of.capture() if features_of else nullcontext() as captured:

@@ -4,6 +4,7 @@ What travels is a `Payload`: named groups of arrays (`"model"`, `"features"`, ..
 plain values, a `ConfigRecord`. Flower's own `stype` goes through `np.save`; raw bytes cost a fifth of it.
 """
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -150,8 +151,8 @@ def check_finite(arrays: Arrays, what: str) -> None:
     """
     with np.errstate(over="ignore", invalid="ignore"):
         for name, array in arrays.items():
-            # A sum is finite unless an entry is not (or it overflows, which the slow look then clears).
-            if array.dtype.kind == "f" and not np.isfinite(array.sum()) and not np.isfinite(array).all():
+            # A sum of squares is finite unless an entry is not (or it overflows, which the slow look then clears).
+            if array.dtype.kind == "f" and not math.isfinite(np.vdot(array, array)) and not np.isfinite(array).all():
                 raise WireError(f"{what}: {name} has values that are not finite")
 
 

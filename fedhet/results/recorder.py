@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedhet.server import FederatedStrategy
 
 COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
-CHECKPOINT = Path("checkpoint") / "state.safetensors"
+CHECKPOINTS = "checkpoint"
 PACKAGES = ("fedhet", "flwr", "torch", "numpy", "scipy")
 
 
@@ -58,8 +58,8 @@ class RunDirectory:
     @property
     def state(self) -> State | None:
         """The state after the last complete round, None before the first checkpoint."""
-        path = self.folder / CHECKPOINT
-        return State.load(path) if path.is_file() else None
+        saved = self._checkpoints()
+        return State.load(max(saved, key=lambda path: int(path.stem))) if saved else None
 
     def started(self, strategy: "FederatedStrategy", first: int, last: int) -> None:
         """Nothing to write yet."""
@@ -69,9 +69,15 @@ class RunDirectory:
         with (self.folder / "history.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(report.row) + "\n")
         with (self.folder / "clients.csv").open("a", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(dataclasses.astuple(row) for row in report.clients)
+            csv.writer(file, lineterminator="\n").writerows(vars(row).values() for row in report.clients)
         if not report.row.get("final"):
-            strategy.state.save(self.folder / CHECKPOINT)
+            earlier = self._checkpoints()
+            path = self.folder / CHECKPOINTS / f"{report.row['round']}.safetensors"
+            # A new name, then the old one away: replacing a file makes the disk's journal wait for the data.
+            strategy.state.save(path)
+            for old in earlier:
+                if old != path:
+                    old.unlink()
 
     def finished(self, strategy: "FederatedStrategy") -> None:
         """Write models, matrices, summary and report."""
@@ -139,11 +145,14 @@ class RunDirectory:
         _replace(self.folder / "history.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         temporary = self.folder / ".clients.csv"
         with temporary.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *map(dataclasses.astuple, clients)])
+            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *(vars(row).values() for row in clients)])
         temporary.replace(self.folder / "clients.csv")
         for name in ("summary.json", "matrices.json", "report.html"):
             (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.folder / "models", ignore_errors=True)
+
+    def _checkpoints(self) -> list[Path]:
+        return list((self.folder / CHECKPOINTS).glob("[0-9]*.safetensors"))
 
     def _write(self, name: str, value: Any) -> None:
         _replace(self.folder / name, json.dumps(value, indent=2) + "\n")
