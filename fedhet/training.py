@@ -190,10 +190,10 @@ def _normalises(model: nn.Module) -> bool:
 def _frozen(model: nn.Module, trains: Callable[[str], bool] | None) -> Iterator[list[nn.Parameter]]:
     """Training mode with only the chosen parameters live; yields them."""
     model.train()
-    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if trains is None:
-        yield [parameter for _, parameter in trainable]
+        yield [parameter for parameter in model.parameters() if parameter.requires_grad]
         return
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     live = [parameter for name, parameter in trainable if trains(name)]
     if not live:
         raise ModelError(

@@ -116,7 +116,7 @@ def _own(content: RecordDict) -> RecordDict:
     for name, record in content.items():
         if isinstance(record, ArrayRecord):
             private = ArrayRecord()
-            private.update(record)
+            private.__dict__["_data"].update(record.items())  # was checked when it was made
             record = private
         own[name] = record
     return own
