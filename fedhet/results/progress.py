@@ -48,6 +48,7 @@ class ProgressLine:
         parts += [f"{strategy.metric} {accuracy:.3f}"] if accuracy is not None else []
         parts += [f"{len(row['failures'])} failures"] if row["failures"] else []
         news = ", ".join([*parts, format_bytes(self._bytes)])
+        self._last = max(self._last, row["round"] - bool(row.get("final")))  # not known of every run beforehand
         if self._live is not None:
             self._live.update(self._live.task_ids[0], completed=min(row["round"], self._last), news=news)
         elif row["round"] and not row.get("final"):
