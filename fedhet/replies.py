@@ -88,20 +88,22 @@ def difference(spec: Spec, other: Spec) -> str:
 
 
 def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: Spec) -> Arrays:
-    """The weighted mean of equal groups of arrays, summed in double precision in the order given.
+    """The weighted mean of equal groups of arrays, summed in the order given.
 
     Args:
         groups: one group of arrays a client, with the same names and shapes.
         weights: one weight a client; they are divided by their sum.
-        spec: shapes and dtypes of the result; integers (BatchNorm's counters) are rounded.
+        spec: shapes and dtypes of the result. float32 and float64 are summed in their own precision, narrower floats in
+            float32, integers (BatchNorm's counters) in float64 and rounded.
     """
     total = float(sum(weights))
     average: Arrays = {}
     for name, (shape, dtype) in spec.items():
-        mean = torch.zeros(shape, dtype=torch.float64)
+        whole = np.dtype(dtype).kind != "f"
+        mean = torch.zeros(shape, dtype=torch.float64 if whole or dtype == "float64" else torch.float32)
         for group, weight in zip(groups, weights, strict=True):
             mean.add_(as_read(group[name]), alpha=weight / total)
-        if np.dtype(dtype).kind != "f":
+        if whole:
             mean.round_()
-        average[name] = mean.numpy().astype(dtype)
+        average[name] = mean.numpy().astype(dtype, copy=False)
     return average
