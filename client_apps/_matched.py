@@ -1,22 +1,40 @@
 """What FedMA's and PFNM's client halves share."""
 
 from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedhet.architectures import PermutationGroups, architecture_graph, permutation_groups
-from fedhet.client import Client
+from fedhet.architectures import PermutationGroups, architecture_graph, permutation_groups, resize
+from fedhet.client import Client, ClientHalf
 from fedhet.evaluation import BATCH
 from fedhet.matching.groups import describe
-from fedhet.wire import Arrays
+from fedhet.wire import Arrays, Payload, to_tensor
 
 
-def groups_of(client: Client, model: nn.Module) -> PermutationGroups:
-    """The permutation groups of a client's model as it was configured."""
-    return permutation_groups(architecture_graph(model, client.transform(client.data.train.inputs[:2])))
+class Matched(ClientHalf):
+    """A client half whose network is matched: it knows what moves together, and works in other widths."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._configured = client.model
+
+    @cached_property
+    def groups(self) -> PermutationGroups:
+        """The permutation groups of the client's model as it was configured."""
+        client = self.client
+        return permutation_groups(architecture_graph(self._configured, client.transform(client.data.train.inputs[:2])))
+
+    def greet(self, payload: Payload) -> Payload:
+        """Tell the server what moves together, and whether the outputs are classes."""
+        classes = self.client.task.name == "classification"
+        return Payload(values={"groups": describe(self.groups), "classes": classes})
+
+    def _use(self, state: Arrays) -> None:
+        """Work on a network with these weights, in their widths."""
+        self.client.work_on(resize(self._configured, {name: to_tensor(array) for name, array in state.items()}))
 
 
 @torch.no_grad()
@@ -48,11 +66,6 @@ def reestimate(client: Client, chosen: Callable[[str], bool]) -> None:
         variance = layer.running_var
         assert variance is not None
         variance[variance == 0] = 1
-
-
-def structure(client: Client, groups: PermutationGroups) -> dict[str, str | bool]:
-    """What the server is told of a client's network: what moves together, and whether its outputs are classes."""
-    return {"groups": describe(groups), "classes": client.task.name == "classification"}
 
 
 def class_counts(client: Client, groups: PermutationGroups) -> dict[str, Arrays]:

@@ -6,30 +6,28 @@ its own layers, whose inputs from settled groups are in that order too, zeros wh
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedhet.architectures import PermutationGroups, cut_out, resize
-from fedhet.client import Client, ClientHalf
+from fedhet.architectures import cut_out
+from fedhet.client import Client
 from fedhet.exchange import Exchange
 from fedhet.matching.groups import parameters_of, patch, rest_of, tie
 from fedhet.training import Optimisation, Phase
-from fedhet.wire import Arrays, Payload, cast, to_arrays, to_tensor
+from fedhet.wire import Arrays, Payload, cast, to_arrays
 
-from ._matched import class_counts, groups_of, reestimate, structure  # noqa: TID251 - this folder is fedhet.client_apps
+from ._matched import Matched, class_counts, reestimate  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class FedMA(ClientHalf):
+class FedMA(Matched):
     """Local training of all layers in the first round of a pass, then of those behind the settled ones."""
 
     remembers = True
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self._configured = client.model
         self._done = 0  # groups of this pass that are settled here
         self._own: dict[int, np.ndarray[Any, Any]] = {}  # where its units went in them
         self._complete = self._begins = self._lost = False
@@ -37,15 +35,6 @@ class FedMA(ClientHalf):
     def exchange(self) -> Exchange:
         """Nothing of the model stays as it is: the method keeps what it needs."""
         return Exchange("all")
-
-    @cached_property
-    def groups(self) -> PermutationGroups:
-        """The permutation groups of the client's architecture."""
-        return groups_of(self.client, self._configured)
-
-    def greet(self, payload: Payload) -> Payload:
-        """Tell the server what moves together."""
-        return Payload(values=structure(self.client, self.groups))
 
     # ---- what comes
 
@@ -97,9 +86,6 @@ class FedMA(ClientHalf):
         if self._done > known:
             settled_names = self._settled_names()
             reestimate(self.client, lambda name: name in settled_names)
-
-    def _use(self, state: Arrays) -> None:
-        self.client.work_on(resize(self._configured, {name: to_tensor(array) for name, array in state.items()}))
 
     def _settled_names(self) -> set[str]:
         return {name for index in range(self._done) for name in parameters_of(self.groups, index)}

@@ -1,33 +1,18 @@
 """PFNM, client half: train a network and send it (Yurochkin et al., ICML 2019)."""
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 
-from fedhet.architectures import PermutationGroups, cut_out, resize
-from fedhet.client import Client, ClientHalf
+from fedhet.architectures import cut_out
 from fedhet.training import Phase
-from fedhet.wire import Arrays, Payload, to_arrays, to_tensor
+from fedhet.wire import Payload, to_arrays
 
-from ._matched import class_counts, groups_of, reestimate, structure  # noqa: TID251 - this folder is fedhet.client_apps
+from ._matched import Matched, class_counts, reestimate  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class PFNM(ClientHalf):
+class PFNM(Matched):
     """One phase, from weights of one's own or from one's own units of the global model."""
-
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self._configured = client.model
-
-    @cached_property
-    def groups(self) -> PermutationGroups:
-        """The permutation groups of the client's architecture."""
-        return groups_of(self.client, self._configured)
-
-    def greet(self, payload: Payload) -> Payload:
-        """Tell the server what moves together."""
-        return Payload(values=structure(self.client, self.groups))
 
     def receive(self, payload: Payload) -> None:
         """Take on the global model in its own widths."""
@@ -48,6 +33,3 @@ class PFNM(ClientHalf):
         reply = super().reply(payload)
         reply.arrays |= class_counts(self.client, self.groups)
         return reply
-
-    def _use(self, state: Arrays) -> None:
-        self.client.work_on(resize(self._configured, {name: to_tensor(array) for name, array in state.items()}))

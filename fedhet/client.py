@@ -15,7 +15,7 @@ from fedhet.config import Config
 from fedhet.data import ClientData
 from fedhet.errors import FedhetError
 from fedhet.exchange import Exchange, load_into
-from fedhet.randomness import derive_seed
+from fedhet.randomness import derive_seed, torch_generator
 from fedhet.representations import Representation
 from fedhet.task import Task
 from fedhet.training import LossTerm, Optimisation, Phase, scheduled
@@ -102,7 +102,7 @@ class Client:
 
     def generator(self, *purpose: object) -> torch.Generator:
         """A random stream for one purpose of this client in this round."""
-        return torch.Generator().manual_seed(self.seed(*purpose))
+        return torch_generator(self.config.seed, *purpose, self.name, self.request.round)
 
     def optimisation(self) -> Optimisation:
         """How parameters are stepped in this round, as configured; the closing round has the last round's rate."""

@@ -81,8 +81,8 @@ def shared_pool(config: Config) -> Tensor | None:
 
 def training_union(config: Config) -> Tensor:
     """Raw inputs of all the clients' training parts together, in order of the clients."""
-    parts = _split(_data_keys(config), config.clients)
-    return torch.cat([parts.client(number).train.inputs for number in range(config.clients)])
+    parts = (_client(_data_keys(config), config.clients, number) for number in range(config.clients))
+    return torch.cat([part.train.inputs for part in parts])
 
 
 def common_test(config: Config) -> Examples:
@@ -142,5 +142,6 @@ def _split(keys: Config, clients: int) -> Split:
 
 @lru_cache(maxsize=2048)
 def _client(keys: Config, clients: int, number: int) -> ClientData:
-    part = _split(keys, clients).client(number)
-    return ClientData(part.train, part.test)
+    split = _split(keys, clients)
+    part = split.parts[number]
+    return ClientData(split.dataset.train.subset(part.train), split.dataset.test.subset(part.test))

@@ -244,10 +244,6 @@ def comparison_figure(results: Sequence[MethodResult]) -> "Figure":
     return figure
 
 
-def _architectures(settings: Config) -> list[str]:
-    return population.architectures(settings, settings.clients)
-
-
 def _job(case: Case, run: Callable[..., object]) -> Job:
     log = case.folder.parent / "logs" / f"{case.name}.log"
     keywords = {"out": case.folder, "engine": "local"}
