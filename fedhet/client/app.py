@@ -21,6 +21,7 @@ from fedhet.client.state import Keeping, Pools
 from fedhet.data import ClientData, Examples, with_validation
 from fedhet.data.own import as_client_data, as_input
 from fedhet.errors import DataError, FedhetError, ModelError
+from fedhet.machine import keep_freed_memory
 from fedhet.method import Method
 from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction
@@ -162,6 +163,7 @@ class Application:
         info, request = _opened(message, context)
         config = info.config
         self._serve(config, request.run)
+        keep_freed_memory()
         # More threads than cores over all clients of a host slow every one of them down a hundredfold.
         if torch.get_num_threads() != config.threads_per_client:
             torch.set_num_threads(config.threads_per_client)

@@ -111,9 +111,9 @@ class Optimisation:
                 {"params": [p for p in parameters if p.ndim <= 1]},
             ]
         if self.optimizer == "sgd":
-            return torch.optim.SGD(groups, lr=self.learning_rate, momentum=self.momentum)
+            return torch.optim.SGD(groups, lr=self.learning_rate, momentum=self.momentum, fused=True)
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[self.optimizer]
-        return kind(groups, lr=self.learning_rate, weight_decay=0.0)
+        return kind(groups, lr=self.learning_rate, weight_decay=0.0, fused=True)
 
 
 @dataclass(frozen=True)

@@ -304,7 +304,7 @@ def test_a_continued_adam_is_one_adam_by_hand():
     model, plain = network(), network()
     first = run(model, Phase(2, optimisation))
     assert run(model, Phase(2, optimisation, continues=True), before=first).optimizer is first.optimizer
-    by_hand = torch.optim.Adam(plain.parameters(), lr=0.01)
+    by_hand = torch.optim.Adam(plain.parameters(), lr=0.01, fused=True)
     plain.train()
     stream = [torch.Generator().manual_seed(0) for _ in range(2)]
     for generator in stream:
