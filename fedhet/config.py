@@ -18,6 +18,7 @@ from typing import Any
 
 from fedhet import data, models, registry, toml
 from fedhet.errors import ConfigError, FedhetError, nearest
+from fedhet.machine import check_device_name
 from fedhet.method import Method
 from fedhet.options import Config, Parameters, Value, checked, common_fields, default_of, kebab, option
 from fedhet.toml import read, to_toml, toml_value
@@ -189,6 +190,10 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
     """Problems of names and, unless some of the `numbers` are wrong already, of keys that do not go together."""
     config = Config(**common)
     problems = []
+    try:
+        check_device_name(config.device)
+    except ConfigError as error:
+        problems.append(str(error))
     if config.dataset not in registry.datasets():
         problems.append(nearest("dataset", config.dataset, registry.datasets()))
     if config.partition not in registry.partitions():

@@ -121,7 +121,7 @@ class Config:
     wait_for_clients: float = option(0.0, "seconds to wait for clients to come before the first round", at_least=0)
     disclose_architecture: bool = option(True, "clients tell the name of their architecture")
     head: str = option("", "module whose input is the representation; empty: the last nn.Linear")
-    device: str = option("auto", "where clients train", choices=("auto", "cpu", "cuda"))
+    device: str = option("auto", "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps")
     num_gpus: float = option(0.0, "share of a GPU for each client in a simulation on Ray", at_least=0)
     threads_per_client: int = option(1, "CPU threads of a client; more than one costs repeatability", at_least=1)
     state_dir: str = option("", "folder for the clients' own state; empty: in the run directory, or ~/.fedhet/state")

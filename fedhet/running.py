@@ -9,6 +9,7 @@ from typing import Any
 from fedhet import config as configuration
 from fedhet import population
 from fedhet.errors import ConfigError
+from fedhet.machine import device_of
 from fedhet.observing import Observer
 from fedhet.options import Config
 from fedhet.results.history import Row, read_history
@@ -75,6 +76,8 @@ def run(
     folder = Path(out or complete.out or new_folder(Path("runs"), complete)).resolve()
     if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
         population.check(complete)
+    if complete.engine in ("local", "ray"):
+        check_hardware(complete)
     if complete.engine == "local":
         from fedhet.engines.local import run_locally
 
@@ -85,6 +88,19 @@ def run(
         run_on_flower(complete, folder, resume=resume is not None, observers=observers)
     summary = folder / "summary.json"
     return RunResult(folder, json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {})
+
+
+def check_hardware(config: Config) -> None:
+    """Find out at once whether the GPUs that were asked for are on this machine.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    import torch
+
+    device_of(config.device)
+    if config.num_gpus and config.engine == "ray" and config.num_gpus > (there := torch.cuda.device_count()):
+        raise ConfigError(f"num-gpus = {config.num_gpus:g}, but torch sees {there or 'no'} GPUs here: set num-gpus = 0")
 
 
 def _resolved(config: Mapping[str, Any] | str | Path | None, resume: str | Path | None) -> Config:

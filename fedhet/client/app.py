@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,29 +10,25 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedhet import config as configuration
 from fedhet import population, registry
-from fedhet.client import jobs
+from fedhet.client import asked, flowers, jobs
 from fedhet.client.half import Client, LostState
 from fedhet.client.jobs import Job
 from fedhet.client.networks import Network, Networks
 from fedhet.client.state import Keeping, Pools
-from fedhet.data import ClientData, Examples, with_validation
+from fedhet.data import ClientData, with_validation
 from fedhet.data.own import as_client_data, as_input
 from fedhet.errors import DataError, FedhetError, ModelError
-from fedhet.machine import keep_freed_memory
+from fedhet.machine import device_of, keep_freed_memory
 from fedhet.method import Method
 from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction
 from fedhet.randomness import derive_seed, seed_everything
 from fedhet.task import Task, get_task
-from fedhet.wire import Payload, Refusal, Reply, Report, Request, decode, spec_of
+from fedhet.wire import Payload, Refusal, Reply, Report, decode, spec_of
 from fedhet.wire.protocol import FIRST, GREET, pool_in
 
 DataFunction = Callable[[ClientInfo], Any]
-
-NODE_KEYS = ("data", "device", "state-dir", "disclose-architecture")
-"""Settings that a node may make for itself, in its node config."""
 
 
 def make_client_app(
@@ -55,17 +50,19 @@ def make_client_app(
             bytes are scaled to [0, 1]. By default the configured data set's part.
         task: `classification`, `multi-label` or `next-character`; only for data of one's own.
         methods: methods of one's own that no installed package announces.
-        mods: Flower mods around every message.
+        mods: Flower mods around every message, and those of Flower's that clip and add noise (`LocalDpMod`,
+            `fixedclipping_mod`, `adaptiveclipping_mod`) around training alone, which they are made for.
 
     Raises:
         ConfigError: a method goes by the name of another, or there is no such task.
     """
     for method in methods:
         registry.give(method)
-    app = ClientApp(mods=mods)
-    application = Application(model, data, get_task(task) if data else None)
+    clipping = [mod for mod in mods or () if flowers.clips(mod)]
+    app = ClientApp(mods=[flowers.in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None)
+    application = Application(model, data, get_task(task) if data else None, mods=bool(mods), clipped=bool(clipping))
     app.query()(application.query)
-    app.train()(application.train)
+    app.train(mods=clipping)(application.train)
     app.evaluate()(application.evaluate)
     return app
 
@@ -73,8 +70,17 @@ def make_client_app(
 class Application:
     """Handles messages; holds what outlives one: networks, data, pools."""
 
-    def __init__(self, model: ModelFunction | None, data: DataFunction | None, task: Task | None) -> None:
+    def __init__(
+        self,
+        model: ModelFunction | None,
+        data: DataFunction | None,
+        task: Task | None,
+        *,
+        mods: bool = False,
+        clipped: bool = False,
+    ) -> None:
         self._model, self._data, self._task = model, data, task
+        self._mods, self._clipped = mods, clipped
         self._networks, self._pools = Networks(), Pools()
         self._data_kept: dict[tuple[str, object, torch.device], ClientData] = {}
         self._serving: object = None
@@ -92,6 +98,8 @@ class Application:
             self._restore(job)
             if question != GREET:
                 return half.answer(question, job.payload)
+            if self._clipped:
+                flowers.check_clipped(half)
             self._take_pool(job)
             return half.greet(job.payload)
 
@@ -132,7 +140,7 @@ class Application:
         return self._handle(message, context, work)
 
     def _handle(self, message: Message, context: Context, work: Callable[[Job], Payload]) -> Message:
-        name = _name(context)
+        name = asked.name_of(context)
         try:
             with self._job(message, context) as job:
                 payload = work(job)
@@ -148,26 +156,28 @@ class Application:
                     len(client.data.validation) if client.data.validation else 0,
                     trained.work,
                 )
-                record = reply.record()
+                record = reply.record(flower=client.request.flower or self._mods)
             if client.request.final:
                 self._let_go(client)
             if client.device.type == "cuda":  # clients in other processes share the GPU
                 torch.cuda.empty_cache()
         except FedhetError as error:
+            if "request" not in message.content:  # there is nobody who reads a refusal
+                asked.tell(str(error))
             record = Refusal(name, str(error), lost=isinstance(error, LostState)).record()
         return Message(record, reply_to=message)
 
     @contextmanager
     def _job(self, message: Message, context: Context) -> Iterator[Job]:
         """What a message asks of its client, with a network that is its alone inside."""
-        info, request = _opened(message, context)
+        info, request = asked.opened(message, context)
         config = info.config
         self._serve(config, request.run)
         keep_freed_memory()
         # More threads than cores over all clients of a host slow every one of them down a hundredfold.
         if torch.get_num_threads() != config.threads_per_client:
             torch.set_num_threads(config.threads_per_client)
-        device = _device(config.device)
+        device = device_of(config.device)
         data = self._data_of(info, device)
         if len(data.train) == 0:
             raise DataError(f"client {info.name} has no training examples")
@@ -202,7 +212,7 @@ class Application:
         if client.request.question == GREET:
             report.metric, report.own_data = client.task.metric, client.own_data
             report.architecture = client.network.architecture if client.config.disclose_architecture else ""
-            report.partition = _partition(context)
+            report.partition = asked.partition_of(context)
             report.spec = spec_of(job.half.shared())
             labelled, pool = job.half.traits.pool == "labelled", client.data.shared
             if pool is not None and not (labelled and pool.labels is None):
@@ -246,7 +256,7 @@ class Application:
             else:
                 data = with_validation(as_client_data(info.name, self._data(info)), validation, seed, info.name)
             parts = (data.train, data.test, data.common, data.validation)
-            train, test, common, apart = (_examples_to(part, device) for part in parts)
+            train, test, common, apart = (asked.examples_to(part, device) for part in parts)
             assert train is not None
             assert test is not None
             self._data_kept[key] = ClientData(train, test, data.shared, common, apart)
@@ -300,47 +310,3 @@ class Application:
             pool = pool if job.half.traits.pool == "labelled" else pool.unlabelled
         if pool is not None:
             job.client.request = replace(job.client.request, pool=pool.digest)
-
-
-def _name(context: Context) -> str:
-    """The client's own name: its `name`, or else its partition id, which it keeps when its node comes back."""
-    node = context.node_config
-    return str(node.get("name", node.get("partition-id", context.node_id)))
-
-
-def _partition(context: Context) -> tuple[int, int] | None:
-    node = context.node_config
-    known = "partition-id" in node and "num-partitions" in node
-    return (int(node["partition-id"]), int(node["num-partitions"])) if known else None
-
-
-def _opened(message: Message, context: Context) -> tuple[ClientInfo, Request]:
-    """Who is asked, with the configuration that came and the node's own settings; and what."""
-    request, settings = Request.read(message.content)
-    node = dict(context.node_config)
-    place, partitions = node.get("partition-id"), node.get("num-partitions")
-    info = ClientInfo(
-        name=_name(context),
-        partition_id=None if place is None else int(place),
-        num_partitions=None if partitions is None else int(partitions),
-        config=_settings(settings, tuple((key, node[key]) for key in NODE_KEYS if key in node)),
-        node_config=node,
-    )
-    return info, request
-
-
-@lru_cache(maxsize=256)
-def _settings(text: str, own: tuple[tuple[str, Any], ...]) -> Config:
-    config = configuration.parse(text)
-    return configuration.resolve({**config.flat(), **dict(own)}, strict=False, trusted=False) if own else config
-
-
-def _examples_to(examples: Examples | None, device: torch.device) -> Examples | None:
-    return None if examples is None else Examples(examples.inputs.to(device), examples.labels.to(device))
-
-
-@lru_cache(maxsize=8)
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise FedhetError("device = 'cuda', but torch sees no GPU here: use device = 'auto' or 'cpu'")
-    return torch.device("cuda:0" if name != "cpu" and torch.cuda.is_available() else "cpu")

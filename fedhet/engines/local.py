@@ -23,6 +23,7 @@ from fedhet.client.app import make_client_app
 from fedhet.observing import Observer
 from fedhet.options import Config
 from fedhet.serving import serve
+from fedhet.wire.protocol import NO_HANDLER
 
 RUN_ID = 1
 SERVER_ID = 1
@@ -54,6 +55,7 @@ class LocalGrid(Grid):
         }
         self._ids = itertools.count(1)
         self._waiting: dict[str, Message] = {}
+        self._told: set[str] = set()
 
     @property
     def run(self) -> Run:
@@ -95,8 +97,10 @@ class LocalGrid(Grid):
         try:
             reply = self._client_app(message, context)
         except Exception as error:  # a client's failure is the client's: the run goes on, as in Flower's runtime
-            _log.exception("client at node %d failed", context.node_id)
             reason = f"{type(error).__name__}: {error}"
+            if NO_HANDLER not in reason and reason not in self._told:  # one cause often hits many clients
+                self._told.add(reason)
+                _log.exception("client at node %d failed", context.node_id)
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
         self._identify(reply)
         return reply

@@ -13,12 +13,14 @@ from fedhet.data import Pool
 from fedhet.data.own import as_input, as_pool
 from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.method import Method, Traits
-from fedhet.options import Config, Parameters, Value
+from fedhet.options import Config, Parameters, Value, kebab
 from fedhet.population import ClientInfo, ModelFunction
+from fedhet.server import flowers
 from fedhet.server.aggregation import average_shared
 from fedhet.server.roster import Roster
 from fedhet.server.round import Round, draw, in_order
 from fedhet.server.state import State
+from fedhet.sharing import NOTHING
 from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, difference, load_into, spec_of
 from fedhet.wire import cast as cast_arrays
 
@@ -71,9 +73,11 @@ class ServerHalf(Generic[P, S]):
             raise ConfigError(
                 f"{cls.__name__} says not whose half it is: set its class attribute `method` to the Method"
             )
-        own = {f.name for f in fields(cls.method.Parameters)}
-        keys = {f"{cls.method.name}.{key}" if key in own else key: value for key, value in settings.items()}
-        return {"method": cls.method.name, **{key.replace("_", "-"): value for key, value in keys.items()}}
+        own = {kebab(f.name) for f in fields(cls.method.Parameters)}
+        keys = flowers.translated(settings)
+        return {"method": cls.method.name} | {
+            f"{cls.method.name}.{key}" if key in own else key: value for key, value in keys.items()
+        }
 
     # ---- what a method knows
 
@@ -94,6 +98,11 @@ class ServerHalf(Generic[P, S]):
         if self._answered is None or self._answered[0] is not self.config.parameters:
             self._answered = self.config.parameters, self.method.traits_of(self.config.parameters)
         return self._answered[1]
+
+    @property
+    def shares(self) -> bool:
+        """Whether clients learn anything of each other."""
+        return self.traits.shares.keys is not NOTHING.keys or type(self).aggregate_fit is not ServerHalf.aggregate_fit
 
     @property
     def training_rounds(self) -> int:

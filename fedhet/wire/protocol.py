@@ -22,6 +22,9 @@ from fedhet.wire.specs import Spec
 GREET, FIRST = "greet", "first"
 """Questions that every client is asked: who it is, and the weights from which all start."""
 
+NO_HANDLER = "function registered with name"
+"""What Flower says of a ClientApp that has no handler for a message, as fedhet's has for each of its own."""
+
 POOL = "pool"
 """The group of arrays that is the shared pool, in a greeting."""
 
@@ -40,6 +43,7 @@ class Request:
         question: what is asked, in a query.
         run: the run's own name, where the client's state folder serves several runs.
         pool: digest of the shared pool, if the method needs one.
+        flower: whether arrays travel in Flower's format, since a wrapper of Flower's may look into them.
     """
 
     round: int = 0
@@ -51,18 +55,30 @@ class Request:
     question: str = ""
     run: str = ""
     pool: str = ""
+    flower: bool = False
 
-    def write(self, record: RecordDict, settings: str) -> None:
-        """Put the request into a message's records, with the settings of the run (`Config.text`)."""
-        record["request"] = ConfigRecord({"settings": settings, "request": json.dumps(vars(self))})
+    def write(self, record: RecordDict, settings: str, further: Mapping[str, Any] | None = None) -> None:
+        """Put the request into a message's records.
+
+        Args:
+            record: the message's.
+            settings: those of the run (`Config.text`).
+            further: values that are not fedhet's, for Flower's mods around the clients.
+        """
+        record["request"] = ConfigRecord({**(further or {}), "settings": settings, "request": json.dumps(vars(self))})
 
     @classmethod
     def read(cls, record: RecordDict) -> tuple["Request", str]:
         """The request in a message's records, and the settings.
 
         Raises:
-            KeyError: the message is not one of fedhet's server.
+            WireError: the message is not one of fedhet's server.
         """
+        if "request" not in record:
+            raise WireError(
+                "this ClientApp is fedhet's, and the strategy that asks it is not: start one of fedhet's in the "
+                "ServerApp, such as fedhet.FedAvg, or fedhet.make_server_app()"
+            )
         found = record["request"]
         return cls(**json.loads(str(found["request"]))), str(found["settings"])
 
@@ -172,9 +188,9 @@ class Reply:
         """The groups of arrays."""
         return self.payload.arrays
 
-    def record(self) -> RecordDict:
-        """As it travels."""
-        record = Encoder()(self.payload)
+    def record(self, *, flower: bool = False) -> RecordDict:
+        """As it travels; arrays as raw bytes, or in Flower's format."""
+        record = Encoder(flower=flower)(self.payload)
         metrics: dict[str, Any] = {"num-examples": self.examples, "test-examples": self.test_examples}
         for name, measured in self.measured.items():
             metrics[f"{name}-metric"] = list(measured.metric.values)
@@ -196,11 +212,12 @@ class Reply:
         Raises:
             FedhetError: it carries an error or a refusal, or is no reply of fedhet's client app.
         """
-        if message.has_error():
-            raise FedhetError(f"failed: {message.error.reason or f'error code {message.error.code}'}")
+        reason = message.error.reason or f"error code {message.error.code}" if message.has_error() else ""
+        if NO_HANDLER in reason or (not reason and "report" not in message.content):
+            raise WireError("its ClientApp is not fedhet's: make it with fedhet.make_client_app")
+        if reason:
+            raise FedhetError(f"failed: {reason}")
         records = message.content
-        if "report" not in records:
-            raise WireError("its reply is not that of fedhet's client app: make it with fedhet.make_client_app")
         said: dict[str, Any] = dict(records["report"])
         if "refusal" in said:
             raise (LostReply if said.get("lost") else FedhetError)(str(said["refusal"]))

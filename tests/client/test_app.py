@@ -14,6 +14,7 @@ from fedhet.data import ClientData, Examples
 from fedhet.engines.local import FIRST_NODE, LocalGrid
 from fedhet.errors import FedhetError
 from fedhet.files import read_tensors
+from fedhet.wire import Reply
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -212,11 +213,12 @@ def test_without_a_test_part_a_client_trains_and_is_not_evaluated(federate, tiny
     assert [row.accuracy is None for row in watch.clients if row.round == 1] == [True, False]
 
 
-def test_a_message_that_is_not_fedhets_is_an_error_not_a_wrong_answer(tiny):
+def test_a_message_that_is_not_fedhets_gets_a_sentence_for_an_answer(tiny):
     grid = LocalGrid(tiny.app(), 1)
     content = RecordDict({"config": ConfigRecord({"lr": 0.1})})
     (reply,) = grid.send_and_receive([Message(content, dst_node_id=FIRST_NODE, message_type="train")])
-    assert reply.has_error()
+    with pytest.raises(FedhetError, match="the strategy that asks it is not: start one of fedhet's"):
+        Reply.open(reply)
 
 
 def test_dropout_and_batches_have_streams_of_their_own(federate):
