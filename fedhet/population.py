@@ -103,7 +103,7 @@ def training_union(config: Config) -> Pool:
 
 @lru_cache(maxsize=2)
 def _union(keys: Config, clients: int) -> Pool:
-    return Pool(torch.cat([_client(keys, clients, number).train.inputs for number in range(clients)]))
+    return Pool(torch.cat([_client(keys, clients, number).train.inputs[:] for number in range(clients)]))
 
 
 def common_test(config: Config) -> Examples:

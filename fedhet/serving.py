@@ -64,7 +64,7 @@ def serve(
 
 def make_server_app(
     *,
-    model: ModelFunction | None = None,
+    model: Any = None,
     shared: Callable[[Config], Any] | None = None,
     evaluate_fn: EvaluateFunction | None = None,
     methods: Sequence[Method] = (),

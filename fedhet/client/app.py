@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,16 +11,17 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedhet import population, registry
+from fedhet import given, population, registry
 from fedhet.client import asked, flowers, jobs
 from fedhet.client.half import Client, LostState
 from fedhet.client.jobs import Job
 from fedhet.client.networks import Network, Networks
 from fedhet.client.state import Keeping, Pools
+from fedhet.client.trying import precision_of, try_out
 from fedhet.data import ClientData, with_validation
 from fedhet.data.own import as_client_data, as_input
 from fedhet.errors import DataError, FedhetError, ModelError
-from fedhet.machine import device_of, keep_freed_memory
+from fedhet.machine import describe, device_of, keep_freed_memory
 from fedhet.method import Method
 from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction
@@ -28,39 +30,46 @@ from fedhet.task import Task, get_task
 from fedhet.wire import Payload, Refusal, Reply, Report, decode, spec_of
 from fedhet.wire.protocol import FIRST, GREET, pool_in
 
-DataFunction = Callable[[ClientInfo], Any]
-
 
 def make_client_app(
-    model: ModelFunction | None = None,
-    data: DataFunction | None = None,
+    model: Any = None,
+    data: Any = None,
     *,
-    task: str = "classification",
+    task: str | None = None,
     methods: Sequence[Method] = (),
     mods: list[Any] | None = None,
 ) -> ClientApp:
     """A Flower ClientApp that serves every method of fedhet; the server tells it which.
 
     Args:
-        model: from a `ClientInfo` to any `nn.Module`; by default the configured architecture. Its initial weights are
-            drawn from torch's global generator, which is seeded for each client.
+        model: from a `ClientInfo` to any `nn.Module`, or what else `fedhet.given.model_function` takes; by default the
+            configured architecture. Its initial weights are drawn from torch's global generator, which is seeded for
+            each client. Of outputs that are a tuple the first counts, of an object its `.logits`.
         data: from a `ClientInfo` to the client's data: a `ClientData`, or (train, test), or a mapping with `train`,
-            `test` and optionally `shared` (the pool: inputs, or inputs and labels) and `common` (the common test set);
-            each part a pair of tensors (inputs, labels) or a torch `Dataset`. Inputs go to the model as they are, but
-            bytes are scaled to [0, 1]. By default the configured data set's part.
-        task: `classification`, `multi-label` or `next-character`; only for data of one's own.
+            `test` and optionally `shared` (the pool: inputs, or inputs and labels), `common` (the common test set),
+            `validation` and `augment` (from a training batch, and a generator if it takes one, to a batch); each part
+            in a form that `fedhet.data.own` knows. Inputs go to the model as they are, but bytes are scaled to [0, 1].
+            By default the configured data set's part.
+        task: `classification`, `multi-label`, `next-character` or `regression`, for data of one's own; by default what
+            labels and outputs look like.
         methods: methods of one's own that no installed package announces.
         mods: Flower mods around every message, and those of Flower's that clip and add noise (`LocalDpMod`,
             `fixedclipping_mod`, `adaptiveclipping_mod`) around training alone, which they are made for.
 
     Raises:
-        ConfigError: a method goes by the name of another, or there is no such task.
+        FedhetError: a method goes by the name of another, there is no such task, or `model` or `data` is none.
     """
     for method in methods:
         registry.give(method)
     clipping = [mod for mod in mods or () if flowers.clips(mod)]
     app = ClientApp(mods=[flowers.in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None)
-    application = Application(model, data, get_task(task) if data else None, mods=bool(mods), clipped=bool(clipping))
+    application = Application(
+        given.model_function(model),
+        given.data_function(data),
+        get_task(task) if task else None,
+        mods=bool(mods),
+        clipped=bool(clipping),
+    )
     app.query()(application.query)
     app.train(mods=clipping)(application.train)
     app.evaluate()(application.evaluate)
@@ -73,7 +82,7 @@ class Application:
     def __init__(
         self,
         model: ModelFunction | None,
-        data: DataFunction | None,
+        data: given.DataFunction | None,
         task: Task | None,
         *,
         mods: bool = False,
@@ -83,6 +92,7 @@ class Application:
         self._mods, self._clipped = mods, clipped
         self._networks, self._pools = Networks(), Pools()
         self._data_kept: dict[tuple[str, object, torch.device], ClientData] = {}
+        self._tried: dict[str, tuple[Task, str]] = {}
         self._serving: object = None
 
     # ---- messages
@@ -164,7 +174,8 @@ class Application:
         except FedhetError as error:
             if "request" not in message.content:  # there is nobody who reads a refusal
                 asked.tell(str(error))
-            record = Refusal(name, str(error), lost=isinstance(error, LostState)).record()
+            reason = str(error).removeprefix(f"client {name}: ")  # the server knows who it is, and counts alike ones
+            record = Refusal(name, reason, lost=isinstance(error, LostState)).record()
         return Message(record, reply_to=message)
 
     @contextmanager
@@ -180,7 +191,7 @@ class Application:
         device = device_of(config.device)
         data = self._data_of(info, device)
         if len(data.train) == 0:
-            raise DataError(f"client {info.name} has no training examples")
+            raise DataError("has no training examples")
         if self._data and config.test_on != "local" and data.common is None:
             raise DataError(
                 f"client {info.name}: test-on = {config.test_on} needs a common test set, which data of one's own "
@@ -189,16 +200,25 @@ class Application:
         keeping = Keeping(config.state_dir, request.run, info.name)
         dataset = population.dataset_of(config) if self._data is None else None
         with self._networks.lend(self._kind(info), lambda: self._network(info)) as network:
+            network = network.to(device)
+            transform = dataset.transform if dataset else partial(as_input, dtype=precision_of(network.model))
+            task = dataset.task if dataset else self._task
+            if self._model or self._data:
+                if info.name not in self._tried:
+                    self._tried[info.name] = try_out(network, data, transform, task)
+                task, _ = self._tried[info.name]
+            assert task is not None
+            augment = dataset.augment if dataset and config.augment else data.augment
             client = Client(
                 name=info.name,
                 config=config,
                 request=request,
                 data=data,
-                network=network.to(device),
-                task=dataset.task if dataset else self._task or get_task("classification"),
+                network=network,
+                task=task,
                 device=device,
-                transform=dataset.transform if dataset else as_input,
-                augment=dataset.augment if dataset and config.augment else None,
+                transform=transform,
+                augment=augment,
                 find_pool=lambda digest: self._pools.find(digest, keeping.pools, data.shared, info.name),
                 own_data=self._data is not None,
             )
@@ -212,7 +232,13 @@ class Application:
         if client.request.question == GREET:
             report.metric, report.own_data = client.task.metric, client.own_data
             report.architecture = client.network.architecture if client.config.disclose_architecture else ""
-            report.partition = asked.partition_of(context)
+            report.partition, report.device = asked.partition_of(context), describe(client.device)
+            _, head = self._tried.get(client.name, (client.task, ""))
+            if head and not client.config.head:
+                report.note = (
+                    f"its head was guessed to be {head!r}, the last nn.Linear, which does not make its network's "
+                    "outputs: name the right one, head = '...'"
+                )
             report.spec = spec_of(job.half.shared())
             labelled, pool = job.half.traits.pool == "labelled", client.data.shared
             if pool is not None and not (labelled and pool.labels is None):
@@ -259,7 +285,8 @@ class Application:
             train, test, common, apart = (asked.examples_to(part, device) for part in parts)
             assert train is not None
             assert test is not None
-            self._data_kept[key] = ClientData(train, test, data.shared, common, apart)
+            kept = replace(data, train=train, test=test, common=common, validation=apart)
+            self._data_kept[key] = kept
         return self._data_kept[key]
 
     def _serve(self, config: Config, run: str) -> None:
@@ -269,6 +296,7 @@ class Application:
             self._serving = serving
             self._networks, self._pools = Networks(), Pools()
             self._data_kept.clear()
+            self._tried.clear()
 
     def _let_go(self, client: Client) -> None:
         """A run is at its end for this client: its data leave the GPU."""

@@ -1,6 +1,7 @@
 """A server half that talks with its clients: it greets them, sends, waits, and checks what comes back."""
 
 import copy
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +19,8 @@ from fedhet.server.state import ClientRecord
 from fedhet.wire import Arrays, Encoder, Payload, Reply, Request
 from fedhet.wire.protocol import FIRST, GREET, name_in, with_pool
 
+log = logging.getLogger("flwr").getChild("fedhet")
+
 
 class Conversation(ServerHalf[P, S]):
     """What all methods' talks with clients have in common."""
@@ -26,6 +29,7 @@ class Conversation(ServerHalf[P, S]):
         super().__init__(*args, **settings)
         self._grid: Grid | None = None
         self._initial: Arrays = {}  # shared values that the caller gave, until it is known what is shared
+        self._notes: set[str] = set()
         self._own_loop = False  # else the loop is Flower's, or that of one of its wrappers
         self._further: dict[str, Any] = {}  # what Flower's loop wants its clients to be told
 
@@ -96,6 +100,11 @@ class Conversation(ServerHalf[P, S]):
             )
         self.roster.admit(reply, node)
         self.metric, self.own_data = report.metric, self.own_data or report.own_data
+        if report.device not in self.devices:
+            self.devices.append(report.device)
+        if report.note and report.note not in self._notes:
+            self._notes.add(report.note)
+            log.warning("client %s: %s", report.client, report.note)
 
     def _ready(self) -> None:
         """What depends on the clients that are there: what is shared before the first round, and how many rounds."""
