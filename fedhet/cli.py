@@ -77,7 +77,7 @@ def run(
         if resume is not None:
             _run(by_hand, out=None, engine=engine, resume=resume)
             return
-        base = _base(config)
+        base = configuration.named(config, by_hand.get("method"))
         if "preset" not in base:
             configuration.resolve(base)  # what does not go together in the file itself
         complete = configuration.resolve(base | by_hand, strict=by_hand.keys())
@@ -109,8 +109,9 @@ def compare(
     tune: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=V1,V2,...",
-            help="Choose a key's value for each method by validation accuracy, before the runs; may be repeated.",
+            metavar="[NAME:]KEY=V1,V2,...",
+            help="Choose a key's value for each method, or for one, by validation accuracy, before the runs; may be "
+            "repeated.",
         ),
     ] = None,
     tune_runs: Annotated[
@@ -124,8 +125,10 @@ def compare(
 ) -> None:
     """Run several methods on the same clients and data; interrupted, the same command goes on."""
     with _errors():
+        from fedhet import config as configuration
+
         numbers, tuning_numbers = _numbers("--seeds", seeds), _numbers("--tune-seeds", tune_seeds)
-        chosen = _base(config) | _set(settings, data)
+        chosen = configuration.named(config) | _set(settings, data)
         _quietly()
         from fedhet import comparing
 
@@ -222,15 +225,6 @@ def _run(chosen: "Config | dict[str, Any]", *, out: Path | None, engine: str | N
     typer.echo(f"{_shown(result.folder)}: report.html, summary.json, history.jsonl, clients.csv, models/")
 
 
-def _base(config: str | None) -> dict[str, Any]:
-    """What single keys are set on top of: a file or a preset."""
-    from fedhet import config as configuration
-
-    if config is not None and (config.endswith(".toml") or Path(config).is_file()):
-        return configuration.read(Path(config))
-    return {"preset": config or configuration.DEFAULT_PRESET}
-
-
 def _set(settings: Sequence[str] | None, data: Path | None) -> dict[str, Any]:
     from fedhet import config as configuration
 
@@ -253,10 +247,11 @@ def _grid(settings: Sequence[str]) -> dict[str, list[Any]]:
 
     grid: dict[str, list[Any]] = {}
     for text in settings:
-        key, equals, values = text.partition("=")
+        name, equals, values = text.partition("=")
+        key = name.rpartition(":")[2].strip()
         if not equals or not all(value.strip() for value in values.split(",")):
-            raise ConfigError(f"--tune {text}: write KEY=V1,V2,...")
-        grid[key.strip()] = [configuration.parse_setting(f"{key}={value.strip()}")[1] for value in values.split(",")]
+            raise ConfigError(f"--tune {text}: write KEY=V1,V2,..., or NAME:KEY=V1,V2,... for one of the methods")
+        grid[name.strip()] = [configuration.parse_setting(f"{key}={value.strip()}")[1] for value in values.split(",")]
     return grid
 
 

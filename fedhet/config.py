@@ -28,6 +28,7 @@ __all__ = [
     "Parameters",
     "Value",
     "keys",
+    "named",
     "option",
     "parse",
     "parse_setting",
@@ -62,7 +63,7 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
     Raises:
         ConfigError: with every problem found, each naming its key and what would be right.
     """
-    wanted = toml.chosen(chosen)
+    wanted = {_key(key): value for key, value in toml.chosen(chosen).items()}
     if extra := wanted.pop(EXTRA, None):
         wanted |= _extra(str(extra))
     preset = read(preset_path(str(wanted["preset"]))) if wanted.get("preset") else {}
@@ -95,9 +96,35 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
     if problems or method is None:
         raise ConfigError("\n".join(problems))
     config = Config(**common, parameters=method.Parameters(**own), prefix=method.name, chosen=frozenset(wanted))
+    if config.newcomers and not method.traits_of(config.parameters).starts_newcomers:
+        raise ConfigError(
+            f"newcomers = {config.newcomers}: {method.name} has no weights to give a client that comes after the last "
+            "round: leave it out, or take a method that averages or writes them, such as layer-average or flha-ghn"
+        )
     config.parameters.check(config)
-    by_hand = wanted.keys() if strict is True else strict or ()
+    by_hand = wanted.keys() if strict is True else map(_key, strict or ())
     return _without_idle(config, frozenset(by_hand), layers.keys())
+
+
+def named(config: str | Path | None, method: object = None, given: Collection[str] = ()) -> dict[str, Any]:
+    """The settings that a name stands for, on top of which single keys are set.
+
+    Args:
+        config: a TOML file, a preset, or a method, which stands for its preset on digits; None for the preset on digits
+            of `method`, or else the default.
+        method: the method that is set by hand.
+        given: what of a user's own is given beside it (`fedhet.toml.read`).
+
+    Raises:
+        ConfigError: there is no such name; a file is missing, is not TOML, or needs what is not given.
+    """
+    if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
+        return read(Path(config), given)
+    known = presets()
+    for name in (f"{config or method}/digits", str(config or DEFAULT_PRESET)):
+        if name in known:
+            return {"preset": name}
+    raise ConfigError(nearest("method or preset", str(config), [*known, *registry.methods()]))
 
 
 @cache
@@ -145,7 +172,7 @@ def parse_setting(text: str) -> tuple[str, Value]:
     except tomllib.TOMLDecodeError:
         parsed = None
     # Dates and lists are TOML as well, but no key takes them.
-    return key.strip(), parsed if isinstance(parsed, Value) else value
+    return _key(key.strip()), parsed if isinstance(parsed, Value) else value
 
 
 def keys(*, outside: bool = True) -> Iterator[tuple[str, Value, str]]:
@@ -160,6 +187,12 @@ def keys(*, outside: bool = True) -> Iterator[tuple[str, Value, str]]:
             continue
         for f in own:
             yield f"{name}.{kebab(f.name)}", default_of(f), f.metadata["help"]
+
+
+def _key(key: str) -> str:
+    """A key as it is written in files; Python's underscores are understood."""
+    prefix, dot, name = key.rpartition(".")
+    return f"{prefix}{dot}{kebab(name)}"
 
 
 def _extra(text: str) -> dict[str, Any]:
@@ -209,6 +242,8 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
         problems.append(f"early-stopping = {config.early_stopping}: needs a validation part, such as validation = 0.2")
     if numbers and config.min_clients > config.clients and "clients" in common:
         problems.append(f"min-clients = {config.min_clients}: must be at most clients = {config.clients}")
+    if numbers and config.newcomers >= config.clients and "clients" in common:
+        problems.append(f"newcomers = {config.newcomers}: must be fewer than clients = {config.clients}")
     return problems
 
 
@@ -221,6 +256,9 @@ def _without_idle(config: Config, by_hand: frozenset[str], told: Collection[str]
     idle = config.parameters.idle(config)
     if config.optimizer != "sgd" and config.momentum:
         idle["momentum"] = "optimizer"
+    if not config.newcomers:
+        alone = {"newcomer-epochs": config.newcomer_epochs, "newcomer-learning-rate": config.newcomer_learning_rate}
+        idle |= {key: "newcomers" for key, value in alone.items() if value != default_of(_spec(key, "", key))}
     if config.augment and not data.augments(config.dataset):
         idle["augment"] = "dataset"
     if not idle:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any
 
@@ -11,6 +12,38 @@ from fedhet.errors import ConfigError, DataError, ModelError
 from fedhet.population import ClientInfo, ModelFunction
 
 DataFunction = Callable[[ClientInfo], Any]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a user gives to a run in Python.
+
+    Attributes:
+        model: what `model_function` takes; None for the configured architectures.
+        data: what `data_function` takes; None for the configured data set.
+        task: of the data; None to infer it.
+
+    Raises:
+        FedhetError: as those two.
+    """
+
+    model: Any = None
+    data: Any = None
+    task: str | None = None
+
+    def __post_init__(self) -> None:
+        """Find out at once what cannot be used."""
+        model_function(self.model)
+        data_function(self.data)
+
+    def __bool__(self) -> bool:
+        return self.model is not None or self.data is not None
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What was given, by name, for the files of a run."""
+        said = {name: described(each) for name in ("model", "data") if (each := getattr(self, name)) is not None}
+        return said | ({"task": self.task} if self.task else {})
 
 
 def model_function(model: Any) -> ModelFunction | None:

@@ -41,6 +41,7 @@ class Traits:
         together: from what initialisation clients start: all from one, where `shared-init` says so, or each from its
             own.
         pool: what is needed of the shared pool: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
+        alone: whether clients exchange nothing at all: the line that the others are measured by.
 
     Raises:
         ConfigError: the answers contradict each other.
@@ -52,6 +53,7 @@ class Traits:
     scored: Literal["received", "trained"] = "received"
     together: bool = False
     pool: Literal["none", "inputs", "labelled"] = "none"
+    alone: bool = False
 
     def __post_init__(self) -> None:
         """Check what goes together."""
@@ -62,6 +64,11 @@ class Traits:
     def whole(self) -> bool:
         """Whether what is shared is a whole network, one for all: the global model."""
         return self.networks != "any" and self.shares.averaged and self.shares.keys is EVERYTHING.keys
+
+    @property
+    def starts_newcomers(self) -> bool:
+        """Whether a client that comes after the last round receives weights; where all are alone, it is as they are."""
+        return self.alone or self.scored == "received" or (self.shares.averaged and self.shares is not NOTHING)
 
 
 AVERAGED_ALONE = "fedhet.server:FederatedStrategy"

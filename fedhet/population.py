@@ -111,14 +111,22 @@ def common_test(config: Config) -> Examples:
     return dataset_of(config).test
 
 
-def check(config: Config) -> None:
+def check(config: Config, *, own_model: bool = False, own_data: bool = False) -> None:
     """Find out at once whether data and models can be had as configured.
+
+    Args:
+        config: the configuration.
+        own_model: whether clients have models of the user's own, which are tried out when clients are greeted.
+        own_data: likewise data.
 
     Raises:
         FedhetError: what cannot, and what would do.
     """
+    if not own_data:
+        _split(_data_keys(config), config.clients)
+    if own_model or own_data:
+        return
     dataset = dataset_of(config)
-    _split(_data_keys(config), config.clients)
     dealt = sorted(set(architectures(config, config.clients)))
     if must_be_equal(config):
         networks = registry.method(config.prefix).traits_of(config.parameters).networks

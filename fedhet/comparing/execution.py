@@ -51,4 +51,4 @@ class Execution:
         keywords = {"out": case.folder, "engine": "local"}
         if (case.folder / "config.toml").is_file():
             return Job(case.name, self.run, (None,), keywords | {"resume": case.folder}, log)
-        return Job(case.name, self.run, (case.settings.flat(),), keywords, log)
+        return Job(case.name, self.run, ({**case.settings.flat(), "preset": ""},), keywords, log)

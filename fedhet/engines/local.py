@@ -20,6 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet import population
 from fedhet.client.app import make_client_app
+from fedhet.given import Given
 from fedhet.observing import Observer
 from fedhet.options import Config
 from fedhet.serving import serve
@@ -140,6 +141,7 @@ def run_locally(
     resume: bool = False,
     observers: Sequence[Observer] = (),
     app: ClientApp | None = None,
+    own: Given = Given(),  # noqa: B008 - it is frozen
 ) -> None:
     """Run a configuration in this process.
 
@@ -148,7 +150,8 @@ def run_locally(
         folder: the run directory.
         resume: go on with the run in the folder.
         observers: told of every round.
-        app: the ClientApp; fedhet's own by default.
+        app: the ClientApp; by default fedhet's, with the user's own model and data.
+        own: the user's own model and data.
 
     Raises:
         FedhetError: as the strategy's `start`.
@@ -158,10 +161,11 @@ def run_locally(
     with torch.random.fork_rng(devices=[]):  # clients seed torch's global generator, which is the caller's here
         serve(
             config,
-            LocalGrid(app or make_client_app(), config.clients),
+            LocalGrid(app or make_client_app(own.model, own.data, task=own.task), config.clients),
             folder,
             engine="local",
             resume=resume,
-            shared=population.shared_pool(config),
+            shared=population.shared_pool(config) if own.data is None else None,
+            own=own,
             observers=observers,
         )

@@ -6,6 +6,7 @@ import json
 import platform
 import shutil
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,15 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import write_arrays, write_csv, write_text
 from fedhet.observing import Observer, RoundReport, Saved, Watched
 from fedhet.results.accounts import account, validation
-from fedhet.results.history import TestSet, Which, accuracy_curve, last10, read_clients, read_history
+from fedhet.results.history import (
+    TestSet,
+    Which,
+    accuracy_curve,
+    last10,
+    newcomer_lines,
+    read_clients,
+    read_history,
+)
 from fedhet.results.report import write_report
 from fedhet.rows import STATISTICS, ClientRow
 
@@ -35,12 +44,15 @@ class RunDirectory(Observer):
         config: the run's configuration.
         engine: name of the engine, for the summary.
         resume: go on with the run that is in the folder.
+        own: the user's own model and data, in words.
 
     Raises:
         ConfigError: the folder holds a run already (without `resume`), or none (with it).
     """
 
-    def __init__(self, folder: Path, config: Config, engine: str, *, resume: bool = False) -> None:
+    def __init__(
+        self, folder: Path, config: Config, engine: str, *, resume: bool = False, own: Mapping[str, str] = {}
+    ) -> None:
         self.folder, self.config, self.engine = folder, config, engine
         self.started_at = time.perf_counter()
         self.earlier_seconds = 0.0
@@ -48,7 +60,7 @@ class RunDirectory(Observer):
         folder.mkdir(parents=True, exist_ok=True)
         if resume:
             self._rewind()
-        write_text(folder / "config.toml", _config_text(config, folder, engine))
+        write_text(folder / "config.toml", _config_text(config, folder, engine, own))
         if resume:
             return
         (folder / "history.jsonl").touch()
@@ -110,11 +122,12 @@ class RunDirectory(Observer):
 
         summary: dict[str, Any] = {
             "method": self.config.prefix,
-            "dataset": self.config.dataset,
+            "dataset": "own" if strategy.own_data else self.config.dataset,
             "clients": len(strategy.state.clients),
             "rounds": max((row["round"] for row in rows if not row.get("final")), default=0),
             "seed": self.config.seed,
             "engine": self.engine,
+            "devices": strategy.devices,
             "personal": scored,
             "metric": strategy.metric,
             "personal_accuracy": last(scored, *STATISTICS),
@@ -134,6 +147,10 @@ class RunDirectory(Observer):
         if self.config.test_on != "local":
             final = next((row for row in reversed(rows) if row.get("common")), None)
             summary["common"] = final["common"] if final else None
+        if lines := newcomer_lines(rows):
+            summary["newcomers"] = {
+                f"{start}_accuracy": values for (test, start), values in lines.items() if test == on
+            }
         return summary
 
     def _rewind(self) -> None:
@@ -171,14 +188,15 @@ def check_folder(folder: Path, *, resume: bool = False) -> None:
         raise ConfigError(f"{folder} holds a run already: choose another folder (out), or resume that run")
 
 
-def _config_text(config: Config, folder: Path, engine: str) -> str:
+def _config_text(config: Config, folder: Path, engine: str, own: Mapping[str, str]) -> str:
     flat = {key: value for key, value in config.flat().items() if key not in ("out", "resume")}
     if flat["state-dir"] == str(folder / "state"):
         del flat["state-dir"]
     if engine not in ("local", "ray") and "clients" not in config.chosen:
         del flat["clients"]  # the federation says how many there are, when the run is resumed too
     versions = {f"versions.{package}": _version(package) for package in PACKAGES}
-    return configuration.to_toml({**flat, **versions, "versions.python": platform.python_version()})
+    given = {f"own.{name}": words for name, words in own.items()}
+    return configuration.to_toml({**flat, **given, **versions, "versions.python": platform.python_version()})
 
 
 def _version(package: str) -> str:

@@ -18,6 +18,7 @@ class RunFiles:
     folder: Path
     settings: dict[str, Any]
     versions: dict[str, Any]
+    ran: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     clients: list[ClientRow] = field(default_factory=list)
     summary: dict[str, Any] | None = None
@@ -60,6 +61,7 @@ def read_run(folder: Path | str) -> RunFiles:
     return RunFiles(
         folder=folder,
         versions=settings.pop("versions", {}),
+        ran=settings.pop("ran", {}),
         settings=toml.flatten(settings),
         rows=read_history(folder),
         clients=read_clients(folder),

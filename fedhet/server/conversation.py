@@ -14,10 +14,11 @@ from fedhet.errors import FedhetError
 from fedhet.server import exchanges, flowers
 from fedhet.server.aggregation import given
 from fedhet.server.half import P, S, ServerHalf
+from fedhet.server.newcomers import comes_last
 from fedhet.server.roster import agree_on_pool
 from fedhet.server.state import ClientRecord
 from fedhet.wire import Arrays, Encoder, Payload, Reply, Request
-from fedhet.wire.protocol import FIRST, GREET, name_in, with_pool
+from fedhet.wire.protocol import FIRST, GREET, JOIN, name_in, with_pool
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -50,12 +51,16 @@ class Conversation(ServerHalf[P, S]):
 
     # ---- clients
 
-    def _greet(self, grid: Grid) -> None:
-        """Learn who is there; ask newcomers for their names and what they have."""
-        if new := self.roster.newcomers(grid):
-            self._welcome_nodes(new)
+    def _greet(self, grid: Grid, *, newcomers: bool = False) -> None:
+        """Learn who is there: ask those that are new for their names and what they have.
+
+        Those that are to come after the last round wait until it is time for `newcomers`.
+        """
+        if new := self.roster.not_greeted(grid, newcomers=newcomers):
+            self._welcome_nodes(new, newcomers=newcomers)
         if not self.roster.nodes:
-            raise FedhetError(f"no client can serve:\n{self._round.reasons() or '  there are no nodes'}")
+            nobody = "there are no nodes" if not self.roster.waiting else "all come after the last round (newcomers)"
+            raise FedhetError(f"no client can serve:\n{self._round.reasons() or f'  {nobody}'}")
         if len(self.roster.nodes) == 1 and self.roster.refused and self.shares:
             (left,) = self.roster.nodes
             raise FedhetError(
@@ -63,7 +68,7 @@ class Conversation(ServerHalf[P, S]):
                 f"{self._round.reasons()}"
             )
 
-    def _welcome_nodes(self, new: Sequence[int]) -> None:
+    def _welcome_nodes(self, new: Sequence[int], *, newcomers: bool) -> None:
         pool = self.pool()
         greeting = Payload() if pool is None else with_pool(pool)
         encoder, request = Encoder(), self._request(question=GREET)
@@ -74,6 +79,9 @@ class Conversation(ServerHalf[P, S]):
             name = name_in(message)
             try:
                 reply = Reply.open(message)
+                if not newcomers and comes_last(reply.report, self.config.newcomers):
+                    self.roster.waiting.add(node)
+                    continue
                 self._admit(node, reply)
             except FedhetError as error:
                 if not message.has_error():  # one that only failed is asked again
@@ -134,6 +142,19 @@ class Conversation(ServerHalf[P, S]):
                 self.state.model = first | self.state.model
         if not self.state.model:
             raise FedhetError(f"no client gave the first weights:\n{self._round.reasons()}")
+
+    def _meet_newcomers(self, grid: Grid) -> dict[str, Reply]:
+        """Let those in that come after the last round; what they measured, of whom there is something to give."""
+        known = set(self.present)
+        self._greet(grid, newcomers=True)
+        new = [client for client in self.present if client not in known]
+        payloads = self.evaluated_with(new, amid_training=False)
+        if not self.traits.alone:
+            for client in [client for client, payload in payloads.items() if not payload.arrays]:
+                del payloads[client]
+                self._round.fail(client, f"{self.name} has nothing to give it: nobody who trained had layers like its")
+        messages = self._messages(MessageType.QUERY, payloads, question=JOIN)
+        return self._valid(self._send(messages)) if messages else {}
 
     # ---- messages
 

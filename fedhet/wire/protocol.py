@@ -19,8 +19,13 @@ from fedhet.task import Metric
 from fedhet.wire.arrays import Arrays, Encoder, Payload, WireError, decode, to_arrays, to_tensor
 from fedhet.wire.specs import Spec
 
-GREET, FIRST = "greet", "first"
-"""Questions that every client is asked: who it is, and the weights from which all start."""
+GREET, FIRST, JOIN = "greet", "first", "join"
+"""Questions that every client is asked: who it is, the weights from which all start, and, of one that comes after the
+last round, what it achieves with what it receives."""
+
+STARTS = ("received", "scratch")
+"""From what one that comes after the last round goes on: what it received, and its own initial weights. What it
+measured after epoch 3 goes by `received-3`."""
 
 NO_HANDLER = "function registered with name"
 """What Flower says of a ClientApp that has no handler for a message, as fedhet's has for each of its own."""
