@@ -21,7 +21,6 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 app = typer.Typer(
     help="Federated learning among clients whose neural networks differ.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -51,7 +50,7 @@ def run(
     config: Annotated[
         str | None,
         typer.Argument(
-            metavar="[CONFIG]", help="A TOML file or the name of a preset (`fedhet list`); fedhenn/digits if left out."
+            metavar="[CONFIG]", help="A TOML file, a preset or a method (`fedhet list`); fedhenn/digits if left out."
         ),
     ] = None,
     settings: Settings = None,
@@ -182,6 +181,9 @@ def list_names() -> None:
 
 @app.command()
 def keys(
+    method: Annotated[
+        str | None, typer.Argument(metavar="[METHOD]", help="Only this method's own keys, with the values they take.")
+    ] = None,
     toml: Annotated[
         bool, typer.Option("--toml", help="Print the table that pyproject.toml declares to Flower.")
     ] = False,
@@ -198,11 +200,11 @@ def keys(
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table("key", "default", "meaning", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    rows = configuration.keys()
-    for key, default, meaning in rows:
-        table.add_row(key, "" if default == "" else configuration.toml_value(default), meaning)
-    _console().print(table, markup=False)
+    with _errors():
+        table = Table("key", "default", "takes", "meaning", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for key, default, takes, meaning in configuration.keys(method=method):
+            table.add_row(key, "" if default == "" else configuration.toml_value(default), takes, meaning)
+        _console().print(table, markup=False)
 
 
 def _run(chosen: "Config | dict[str, Any]", *, out: Path | None, engine: str | None, resume: Path | None) -> None:
@@ -213,16 +215,21 @@ def _run(chosen: "Config | dict[str, Any]", *, out: Path | None, engine: str | N
     started = time.perf_counter()
     folder = out or resume
     assert folder is not None
+    line = ProgressLine(console)
+    typer.echo(f"results go to {folder.resolve()}")
+    line.prepare(folder.name, "reading data, building networks, greeting clients")
     try:
-        result = _quietly().run(chosen, out=out, engine=engine, resume=resume, observers=[ProgressLine(console)])
+        result = _quietly().run(chosen, out=out, engine=engine, resume=resume, observers=[line], progress=False)
     except KeyboardInterrupt:
         known = (folder / "config.toml").is_file()
         _stop(f"stopped; go on with: fedhet run --resume {folder}" if known else "stopped", INTERRUPTED)
+    finally:
+        line.close()
     if not result.summary:
         typer.echo(f"completed in {time.perf_counter() - started:.1f} s; the server wrote its results to {folder}")
         return
     console.print(closing_table(result.folder))
-    typer.echo(f"{_shown(result.folder)}: report.html, summary.json, history.jsonl, clients.csv, models/")
+    typer.echo(f"{result.folder}: report.html, summary.json, history.jsonl, clients.csv, models/")
 
 
 def _set(settings: Sequence[str] | None, data: Path | None) -> dict[str, Any]:
@@ -269,11 +276,6 @@ def _console() -> "Console":
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-
-
-def _shown(folder: Path) -> Path:
-    here = Path.cwd()
-    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 @contextmanager

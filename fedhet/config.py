@@ -20,7 +20,7 @@ from fedhet import data, models, registry, toml
 from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.machine import check_device_name
 from fedhet.method import Method
-from fedhet.options import Config, Parameters, Value, checked, common_fields, default_of, kebab, option
+from fedhet.options import Config, Parameters, Value, checked, common_fields, default_of, kebab, option, takes
 from fedhet.toml import read, to_toml, toml_value
 
 __all__ = [
@@ -175,18 +175,30 @@ def parse_setting(text: str) -> tuple[str, Value]:
     return _key(key.strip()), parsed if isinstance(parsed, Value) else value
 
 
-def keys(*, outside: bool = True) -> Iterator[tuple[str, Value, str]]:
-    """Every key with its default and its meaning, the methods' own last; those of methods from `outside` if wanted."""
-    for f in common_fields():
-        yield kebab(f.name), default_of(f), f.metadata["help"]
-    for name in registry.methods() if outside else registry.own_methods():
+def keys(*, outside: bool = True, method: str | None = None) -> Iterator[tuple[str, Value, str, str]]:
+    """Every key with its default, the values that it takes and its meaning, the methods' own last.
+
+    Args:
+        outside: those of methods from outside too.
+        method: those of this method alone.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    if method is not None:
+        names = [registry.method(method).name]
+    else:
+        names = registry.methods() if outside else registry.own_methods()
+        for f in common_fields():
+            yield kebab(f.name), default_of(f), takes(f), f.metadata["help"]
+    for name in names:
         try:
             own = fields(registry.method(name).Parameters)
         except ConfigError as error:  # a package that is installed and broken
             log.warning("%s", error)
             continue
         for f in own:
-            yield f"{name}.{kebab(f.name)}", default_of(f), f.metadata["help"]
+            yield f"{name}.{kebab(f.name)}", default_of(f), takes(f), f.metadata["help"]
 
 
 def _key(key: str) -> str:

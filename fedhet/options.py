@@ -182,6 +182,16 @@ def default_of(field: dataclasses.Field[Value]) -> Value:
     return field.default
 
 
+def takes(field: dataclasses.Field[Any]) -> str:
+    """The values that a key takes, in words: its choices, or its kind and limits."""
+    limits = field.metadata
+    if limits["choices"]:
+        return " | ".join(limits["choices"])
+    kind = {bool: "true | false", int: "whole number", float: "number", str: "text"}[type(default_of(field))]
+    bounds = [("at_least", ">="), ("above", ">"), ("at_most", "<="), ("below", "<")]
+    return ", ".join([kind, *(f"{sign} {limits[name]:g}" for name, sign in bounds if limits[name] is not None)])
+
+
 def kebab(name: str) -> str:
     """A field's name as a key."""
     return name.replace("_", "-")

@@ -97,7 +97,6 @@ def make_server_app(
         home = Path.home() / ".fedhet" / "runs"
         folder = Path(config.out or new_folder(home, config)).resolve()
         pool = as_pool(shared(config)) if shared else population.shared_pool(config)
-        log.info("results go to %s", folder)
         serve(
             config,
             grid,

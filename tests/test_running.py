@@ -76,7 +76,7 @@ def test_a_network_that_is_given_is_where_all_begin(run):
     from safetensors.torch import load_file
 
     saved = load_file(done.folder / "models" / "global.safetensors")
-    assert all(torch.equal(tensor, saved[name]) for name, tensor in net.state_dict().items())
+    assert all(torch.allclose(tensor, saved[name]) for name, tensor in net.state_dict().items())
 
 
 def test_a_function_may_take_what_flowers_examples_give():
@@ -150,7 +150,7 @@ def test_a_guessed_head_that_does_not_make_the_outputs_is_named(run, caplog):
     assert caplog.text.count("its head was guessed to be 'first', the last nn.Linear, which does not make") == 1
     caplog.clear()
     run({"rounds": 1, "head": "last"}, model=Net, out="named")
-    assert "guessed" not in caplog.text
+    assert "its head was" not in caplog.text
 
 
 def test_a_loaders_batch_size_is_its_clients(run, tiny):

@@ -13,7 +13,7 @@ import torch
 from fedhet.client.half import AnyHalf, LostState
 from fedhet.data import Pool
 from fedhet.errors import FedhetError
-from fedhet.files import read_tensors, write_tensors
+from fedhet.files import read_tensors, state_home, write_tensors
 
 _log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -57,7 +57,7 @@ class Keeping:
     """
 
     def __init__(self, state_dir: str, run: str, client: str) -> None:
-        self._base = Path(state_dir) if state_dir else Path.home() / ".fedhet" / "state"
+        self._base = Path(state_dir) if state_dir else state_home()
         self._run, self._client = run, client
         self.lost = False
 

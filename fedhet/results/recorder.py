@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import logging
 import platform
 import shutil
 import time
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 from fedhet import config as configuration
 from fedhet.config import Config
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import write_arrays, write_csv, write_text
+from fedhet.files import state_home, write_arrays, write_csv, write_text
 from fedhet.observing import Observer, RoundReport, Saved, Watched
 from fedhet.results.accounts import account, validation
 from fedhet.results.history import (
@@ -28,6 +29,8 @@ from fedhet.results.history import (
 )
 from fedhet.results.report import write_report
 from fedhet.rows import STATISTICS, ClientRow
+
+log = logging.getLogger("flwr").getChild("fedhet")
 
 S = TypeVar("S", bound=Saved)
 
@@ -61,6 +64,7 @@ class RunDirectory(Observer):
         if resume:
             self._rewind()
         write_text(folder / "config.toml", _config_text(config, folder, engine, own))
+        log.info("results go to %s", folder)
         if resume:
             return
         (folder / "history.jsonl").touch()
@@ -92,17 +96,20 @@ class RunDirectory(Observer):
     def finished(self, strategy: Watched) -> None:
         """Write models, matrices, summary and report."""
         models = self.folder / "models"
-        # Clients of a simulation leave their models in their state folder, as they would on machines of their own.
-        kept = Path(self.config.state_dir or self.folder / "state") / strategy.state.run / "models"
-        for path in sorted(kept.glob("*.safetensors")):
-            models.mkdir(exist_ok=True)
-            shutil.move(path, models / path.name)
+        # Clients leave their models in their state folder; on a disk of another machine they stay there.
+        run = strategy.state.run
+        places = [Path(self.config.state_dir or self.folder / "state"), *([state_home()] if run else [])]
+        for place in places:
+            for path in sorted((place / run / "models").glob("*.safetensors")):
+                models.mkdir(exist_ok=True)
+                shutil.move(path, models / path.name)
         if strategy.traits.whole and strategy.state.model:
             write_arrays(models / "global.safetensors", strategy.state.model)
         if matrices := strategy.matrices():
             self._write("matrices.json", matrices)
         self._write("summary.json", self.summary("completed", strategy))
         write_report(self.folder)
+        log.info("results are in %s", self.folder)
 
     def failed(self, strategy: Watched, error: BaseException) -> None:
         """Write the summary of a run that ended before its end, and a report of what there is."""
