@@ -148,16 +148,22 @@ def compare(
             )
         except KeyboardInterrupt:
             _stop("stopped; the same command goes on where it was", INTERRUPTED)
-        typer.echo(f"{folder}: comparison.md, comparison.csv, comparison.png, and a folder for each run")
+        typer.echo(f"{folder.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]) -> None:
-    """Write a run's report.html, and its figures as PNG."""
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page on several runs.", dir_okay=False)] = Path(
+        "comparison.html"
+    ),
+) -> None:
+    """Write a run's report.html, and its main figures as PNG; or one page on several runs."""
     with _errors(everything_is_input=True):
         from fedhet.results.report import write_report
+        from fedhet.results.together import compare_folders
 
-        typer.echo(str(write_report(folder)))
+        typer.echo(str(write_report(folders[0]) if len(folders) == 1 else compare_folders(folders, out)))
 
 
 @app.command("list")

@@ -54,6 +54,11 @@ def device_of(name: str) -> "torch.device":
     return torch.device("cuda:0" if name == "cuda" else name)
 
 
+def host() -> str:
+    """This kind of machine in words, without its name."""
+    return f"{platform.system()} {platform.machine()}, {cores()} cores"
+
+
 def describe(device: "torch.device") -> str:
     """A device in words that name the hardware."""
     import torch

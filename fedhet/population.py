@@ -106,6 +106,19 @@ def _union(keys: Config, clients: int) -> Pool:
     return Pool(torch.cat([_client(keys, clients, number).train.inputs[:] for number in range(clients)]))
 
 
+def class_counts(config: Config) -> dict[str, list[Any]] | None:
+    """How many training examples of each class each simulated client has: `clients`, `classes`, `examples`.
+
+    None where examples are not of one class each.
+    """
+    parts = [_client(_data_keys(config), config.clients, number).train.labels for number in range(config.clients)]
+    if any(labels.ndim != 1 for labels in parts):
+        return None
+    classes = dataset_of(config).classes
+    examples = [torch.bincount(labels, minlength=classes).tolist() for labels in parts]
+    return {"clients": [str(n) for n in range(len(parts))], "classes": list(range(classes)), "examples": examples}
+
+
 def common_test(config: Config) -> Examples:
     """The common test set."""
     return dataset_of(config).test

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedhet import config as configuration
 from fedhet import population
@@ -13,8 +13,13 @@ from fedhet.given import Given
 from fedhet.machine import device_of
 from fedhet.observing import Observer
 from fedhet.options import Config
+from fedhet.results import frames
 from fedhet.results.history import Row, read_history
 from fedhet.serving import new_folder
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
 
 RESUMABLE = (
     "rounds",
@@ -41,6 +46,25 @@ class RunResult:
 
     folder: Path
     summary: dict[str, Any]
+
+    def frame(self) -> "pandas.DataFrame":
+        """The history as a table of pandas, a line a round.
+
+        Raises:
+            FedhetError: pandas is not installed.
+        """
+        return frames.rounds_of(self.folder)
+
+    def clients(self) -> "pandas.DataFrame":
+        """`clients.csv` as a table of pandas, a line a client and round; raises as `frame`."""
+        return frames.clients_of(self.folder)
+
+    def plot(self) -> "Figure":
+        """The accuracy by round."""
+        return frames.figure_of(self.folder)
+
+    def _repr_html_(self) -> str:
+        return frames.html_of(self.folder)
 
     @property
     def history(self) -> list[Row]:

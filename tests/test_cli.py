@@ -174,6 +174,7 @@ class TestOtherCommands:
         assert "fedavg *" in result.stdout
         folder = Path("runs/compare-local-fedavg")
         assert {path.name for path in folder.glob("comparison.*")} == {
+            "comparison.html",
             "comparison.md",
             "comparison.csv",
             "comparison.png",

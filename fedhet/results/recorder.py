@@ -5,7 +5,9 @@ import dataclasses
 import json
 import logging
 import platform
+import shlex
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -13,9 +15,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedhet import config as configuration
+from fedhet import population
 from fedhet.config import Config
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import state_home, write_arrays, write_csv, write_text
+from fedhet.machine import host
 from fedhet.observing import Observer, RoundReport, Saved, Watched
 from fedhet.results.accounts import account, validation
 from fedhet.results.history import (
@@ -74,6 +78,13 @@ class RunDirectory(Observer):
         """The state after the last complete round, of the method's kind; None before the first checkpoint."""
         last = self._last_checkpoint()
         return kind.load(last) if last else None
+
+    def started(self, strategy: Watched, first: int, last: int) -> None:
+        """Write who has which classes, where the clients' data are simulated here."""
+        if self.engine in ("local", "ray") and not strategy.own_data:
+            counts = population.class_counts(self.config)
+            if counts is not None:
+                self._write("partition.json", counts)
 
     def round(self, strategy: Watched, report: RoundReport) -> None:
         """Append the round, then save the state: a crash in between is undone when the run is resumed.
@@ -202,8 +213,9 @@ def _config_text(config: Config, folder: Path, engine: str, own: Mapping[str, st
     if engine not in ("local", "ray") and "clients" not in config.chosen:
         del flat["clients"]  # the federation says how many there are, when the run is resumed too
     versions = {f"versions.{package}": _version(package) for package in PACKAGES}
-    given = {f"own.{name}": words for name, words in own.items()}
-    return configuration.to_toml({**flat, **given, **versions, "versions.python": platform.python_version()})
+    noted = {f"own.{name}": words for name, words in own.items()}
+    noted |= {"ran.host": host(), "ran.command": shlex.join(sys.argv) if sys.argv[0] else "Python"}
+    return configuration.to_toml({**flat, **noted, **versions, "versions.python": platform.python_version()})
 
 
 def _version(package: str) -> str:

@@ -23,6 +23,7 @@ class RunFiles:
     clients: list[ClientRow] = field(default_factory=list)
     summary: dict[str, Any] | None = None
     matrices: dict[str, dict[str, Any]] = field(default_factory=dict)
+    partition: dict[str, Any] | None = None
 
     @property
     def personal(self) -> Which | None:
@@ -33,6 +34,11 @@ class RunFiles:
     def has_global(self) -> bool:
         """Whether the method has a global model, as far as the files tell."""
         return self.summary is None or self.summary.get("global_accuracy") is not None
+
+    @property
+    def has_personal(self) -> bool:
+        """Whether the method's score is that of models which clients have for themselves, not of the global one."""
+        return self.personal != "received" or not self.has_global
 
     @property
     def metric(self) -> str:
@@ -67,6 +73,7 @@ def read_run(folder: Path | str) -> RunFiles:
         clients=read_clients(folder),
         summary=_read_json(folder / "summary.json"),
         matrices=_read_json(folder / "matrices.json") or {},
+        partition=_read_json(folder / "partition.json"),
     )
 
 

@@ -84,6 +84,7 @@ def test_a_run_directory_holds_what_the_design_says(tmp_path):
         "rounds": 3,
         "seed": 0,
         "engine": "local",
+        "devices": ["cpu"],
         "personal": "received",
         "metric": "accuracy",
         "personal_accuracy": dict.fromkeys(("weighted", "mean", "std", "min", "max"), 0.75),
