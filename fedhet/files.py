@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     import torch
 
 
+def plain_name(text: str) -> bool:
+    """Whether text can be the name of a file or folder in any folder, and leads nowhere else."""
+    return 0 < len(text) <= 200 and text.isprintable() and text not in (".", "..") and not {*text} & {*"/\\:"}
+
+
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Have a file written beside its place, and put it there when it is complete; the folder is made if missing."""
     path.parent.mkdir(parents=True, exist_ok=True)

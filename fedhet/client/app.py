@@ -201,6 +201,7 @@ class Application:
         report = Report(client.name, lost_state=client.request.expected if lost else -1)
         if client.request.question == GREET:
             report.metric, report.own_data = client.task.metric, client.own_data
+            report.labels = client.data.train.labels.shape[1] if client.task.metric == "auc" else 1
             report.architecture = client.network.architecture if client.config.disclose_architecture else ""
             report.partition = _partition(context)
             report.spec = spec_of(job.half.shared())

@@ -22,7 +22,7 @@ log = logging.getLogger("flwr").getChild("fedhet")
 
 @dataclass
 class Round:
-    """A round under way: what was asked of whom, and what it cost."""
+    """A round under way: what was asked of whom, and what it cost; `lost` are clients that lost their state."""
 
     number: int = 0
     final: bool = False
@@ -31,6 +31,7 @@ class Round:
     training: frozenset[str] = frozenset()
     sent: dict[int, Message] = field(default_factory=dict)
     failures: list[dict[str, str]] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
     down: Counter[str] = field(default_factory=Counter)
     up: Counter[str] = field(default_factory=Counter)
 
@@ -69,6 +70,7 @@ class Round:
             **({"final": True} if self.final else {}),
             "participants": [client for client in replies if client in self.training],
             "failures": self.failures,
+            **({"lost_state": sorted(self.lost, key=client_order)} if self.lost else {}),
             **statistics(replies, on_common_test),
             "train_loss": math.fsum(loss * examples for loss, examples in losses) / weight if finite else None,
             "work": vars(sum((reply.work for reply in replies.values()), Work())),

@@ -16,8 +16,10 @@ from fedhet.wire.arrays import (
     to_arrays,
     to_tensor,
 )
-from fedhet.wire.protocol import LostReply, Refusal, Reply, Report, Request
+from fedhet.wire.protocol import LostReply, Refusal, Reply, Request
+from fedhet.wire.report import Report
 from fedhet.wire.specs import Spec, difference, load_into, narrowed, spec_of, without_widths
+from fedhet.wire.told import Told
 
 __all__ = [
     "STYPE",
@@ -30,6 +32,7 @@ __all__ = [
     "Report",
     "Request",
     "Spec",
+    "Told",
     "WireError",
     "as_read",
     "cast",
