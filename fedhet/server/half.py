@@ -120,6 +120,11 @@ class ServerHalf(Generic[P, S]):
         """Whether the round under way is the closing round, after the last of the configured ones."""
         return self._round.closing
 
+    @property
+    def failed(self) -> list[str]:
+        """The clients, and nodes without a name, that did not do what they were asked in the round under way."""
+        return [failure["client"] for failure in self._round.failures]
+
     def in_order(self, clients: Iterable[str]) -> list[str]:
         """Clients in order of name, "2" before "10"."""
         return in_order(clients)

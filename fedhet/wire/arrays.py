@@ -179,7 +179,7 @@ def check_finite(arrays: Arrays, what: str) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         for name, array in arrays.items():
             # A small sum of squares says that all are small; only if it is not, or overflows, each is looked at.
-            if array.dtype.kind == "f" and array.size and not np.vdot(array, array) <= LARGEST:
+            if array.dtype.kind == "f" and array.size and not float(np.vdot(array, array)) <= LARGEST:
                 largest = float(np.abs(array).max())
                 if not math.isfinite(largest):
                     raise WireError(f"{what}: {name} has values that are not finite")

@@ -1,11 +1,10 @@
 """What a record says, field by field: the one place where what came is read by type, range and length."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from fedhet.files import plain_name
-from fedhet.wire.arrays import WireError
+from fedhet.wire.arrays import LARGEST, WireError
 
 LONGEST = 200
 """Characters of a name that came."""
@@ -64,10 +63,10 @@ class Told:
         return list(value)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number."""
+        """A number of a size that training which has not diverged comes to."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self._wrong(key, value, "a finite number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+            raise self._wrong(key, value, f"a number up to {LARGEST:.0e}: has training diverged?")
         return float(value)
 
     def texts(self, key: str, *, longest: int = LONGEST) -> list[str]:
