@@ -52,7 +52,10 @@ def write_arrays(
 
 def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> None:
     """Write tensors to a safetensors file, whole or not at all; tensors that share memory are written apart."""
-    write_arrays(path, {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()})
+    from safetensors.torch import save_file
+
+    apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    write_whole(path, lambda temporary: save_file(apart, temporary))
 
 
 def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":

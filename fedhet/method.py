@@ -41,6 +41,8 @@ class Traits:
         together: from what initialisation clients start: all from one, where `shared-init` says so, or each from its
             own.
         pool: what is needed of the shared pool: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
+        tells: what clients send: the kind (`fedhet.client.leaving.KINDS`) of each group of arrays; what is shared of a
+            network goes as `model`, which is of weights unless it is said otherwise here.
 
     Raises:
         ConfigError: the answers contradict each other.
@@ -52,6 +54,7 @@ class Traits:
     scored: Literal["received", "trained"] = "received"
     together: bool = False
     pool: Literal["none", "inputs", "labelled"] = "none"
+    tells: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Check what goes together."""

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 
 from fedhet import config as configuration
 from fedhet.errors import FedhetError
+from fedhet.machine import proof
 from fedhet.server import exchanges
 from fedhet.server.aggregation import given
 from fedhet.server.half import P, S, ServerHalf
@@ -143,7 +144,9 @@ class Conversation(ServerHalf[P, S]):
 
     def _request(self, **asked: Any) -> Request:
         round, state = self._round, self.state
-        return Request(round.number, closing=round.closing, final=round.final, run=state.run, pool=state.pool, **asked)
+        here = proof(self.config.text())
+        own: dict[str, Any] = {"closing": round.closing, "final": round.final, "here": here}
+        return Request(round.number, run=state.run, pool=state.pool, **own, **asked)
 
     def _messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
         request = self._request(**asked)

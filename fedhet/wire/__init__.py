@@ -1,6 +1,7 @@
 """What travels: arrays in records, their names and shapes, and the protocol of requests and replies."""
 
 from fedhet.wire.arrays import (
+    LARGEST,
     STYPE,
     Arrays,
     Encoder,
@@ -22,6 +23,7 @@ from fedhet.wire.specs import Spec, difference, load_into, narrowed, spec_of, wi
 from fedhet.wire.told import Told
 
 __all__ = [
+    "LARGEST",
     "STYPE",
     "Arrays",
     "Encoder",

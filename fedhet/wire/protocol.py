@@ -42,6 +42,7 @@ class Request:
         question: what is asked, in a query.
         run: the run's own name, where the client's state folder serves several runs.
         pool: digest of the shared pool, if the method needs one.
+        here: what only a server on the client's own machine can know (`fedhet.machine.proof` of the settings).
     """
 
     round: int = 0
@@ -53,6 +54,7 @@ class Request:
     question: str = ""
     run: str = ""
     pool: str = ""
+    here: str = ""
 
     def write(self, record: RecordDict, settings: str) -> None:
         """Put the request into a message's records, with the settings of the run (`Config.text`)."""
@@ -83,6 +85,7 @@ class Request:
             question=said.text("question", ""),
             run=said.name("run", ""),
             pool=said.name("pool", ""),
+            here=said.text("here", ""),
         ), settings
 
 

@@ -118,7 +118,9 @@ def test_finite_values_whose_sum_is_not_are_finite():
 
 
 def test_values_beyond_all_training_are_as_good_as_infinite():
-    with pytest.raises(WireError, match=r"its model: w has values up to 3.0e\+30, beyond 1e\+09: has training diverged"):
+    with pytest.raises(
+        WireError, match=r"its model: w has values up to 3.0e\+30, beyond 1e\+09: has training diverged"
+    ):
         check({"w": np.full(4, 3e30, np.float32)}, {"w": ((4,), "float32")}, "its model")
 
 
