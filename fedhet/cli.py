@@ -109,8 +109,9 @@ def compare(
     tune: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=V1,V2,...",
-            help="Choose a key's value for each method by validation accuracy, before the runs; may be repeated.",
+            metavar="[NAME:]KEY=V1,V2,...",
+            help="Choose a key's value for each method, or for one, by validation accuracy, before the runs; may be "
+            "repeated.",
         ),
     ] = None,
     tune_runs: Annotated[
@@ -253,10 +254,11 @@ def _grid(settings: Sequence[str]) -> dict[str, list[Any]]:
 
     grid: dict[str, list[Any]] = {}
     for text in settings:
-        key, equals, values = text.partition("=")
+        name, equals, values = text.partition("=")
+        key = name.rpartition(":")[2].strip()
         if not equals or not all(value.strip() for value in values.split(",")):
-            raise ConfigError(f"--tune {text}: write KEY=V1,V2,...")
-        grid[key.strip()] = [configuration.parse_setting(f"{key}={value.strip()}")[1] for value in values.split(",")]
+            raise ConfigError(f"--tune {text}: write KEY=V1,V2,..., or NAME:KEY=V1,V2,... for one of the methods")
+        grid[name.strip()] = [configuration.parse_setting(f"{key}={value.strip()}")[1] for value in values.split(",")]
     return grid
 
 

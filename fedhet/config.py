@@ -94,6 +94,11 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
     if problems or method is None:
         raise ConfigError("\n".join(problems))
     config = Config(**common, parameters=method.Parameters(**own), prefix=method.name, chosen=frozenset(wanted))
+    if config.newcomers and not method.traits_of(config.parameters).starts_newcomers:
+        raise ConfigError(
+            f"newcomers = {config.newcomers}: {method.name} has no weights to give a client that comes after the last "
+            "round: leave it out, or take a method that averages or writes them, such as layer-average or flha-ghn"
+        )
     config.parameters.check(config)
     by_hand = wanted.keys() if strict is True else strict or ()
     return _without_idle(config, frozenset(by_hand), layers.keys())
@@ -204,6 +209,8 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
         problems.append(f"early-stopping = {config.early_stopping}: needs a validation part, such as validation = 0.2")
     if numbers and config.min_clients > config.clients and "clients" in common:
         problems.append(f"min-clients = {config.min_clients}: must be at most clients = {config.clients}")
+    if numbers and config.newcomers >= config.clients and "clients" in common:
+        problems.append(f"newcomers = {config.newcomers}: must be fewer than clients = {config.clients}")
     return problems
 
 
@@ -216,6 +223,9 @@ def _without_idle(config: Config, by_hand: frozenset[str], told: Collection[str]
     idle = config.parameters.idle(config)
     if config.optimizer != "sgd" and config.momentum:
         idle["momentum"] = "optimizer"
+    if not config.newcomers:
+        alone = {"newcomer-epochs": config.newcomer_epochs, "newcomer-learning-rate": config.newcomer_learning_rate}
+        idle |= {key: "newcomers" for key, value in alone.items() if value != default_of(_spec(key, "", key))}
     if config.augment and not data.augments(config.dataset):
         idle["augment"] = "dataset"
     if not idle:

@@ -47,8 +47,8 @@ def keep_freed_memory() -> None:
     """Have this process use freed memory again instead of returning it to the system after every step of training.
 
     A convolution's activations of some megabytes are else mapped anew, page by page, in each step: half of the time of
-    a step with 128 images of 28 x 28. A process then keeps the most memory that it ever had. Where the C library is not
-    glibc, nothing happens.
+    a step with 128 images of 28 x 28. A process then keeps the most memory that it ever had. Where the C library is
+    not glibc, nothing happens.
     """
     try:
         library = ctypes.CDLL(None)

@@ -41,6 +41,7 @@ class Traits:
         together: from what initialisation clients start: all from one, where `shared-init` says so, or each from its
             own.
         pool: what is needed of the shared pool: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
+        alone: whether clients exchange nothing at all: the line that the others are measured by.
         tells: what clients send: the kind (`fedhet.client.leaving.KINDS`) of each group of arrays; what is shared of a
             network goes as `model`, which is of weights unless it is said otherwise here.
 
@@ -54,6 +55,7 @@ class Traits:
     scored: Literal["received", "trained"] = "received"
     together: bool = False
     pool: Literal["none", "inputs", "labelled"] = "none"
+    alone: bool = False
     tells: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +67,11 @@ class Traits:
     def whole(self) -> bool:
         """Whether what is shared is a whole network, one for all: the global model."""
         return self.networks != "any" and self.shares.averaged and self.shares.keys is EVERYTHING.keys
+
+    @property
+    def starts_newcomers(self) -> bool:
+        """Whether a client that comes after the last round receives weights; where all are alone, it is as they are."""
+        return self.alone or self.scored == "received" or (self.shares.averaged and self.shares is not NOTHING)
 
 
 AVERAGED_ALONE = "fedhet.server:FederatedStrategy"

@@ -71,7 +71,8 @@ class Config:
     architectures: str = option("cnn", "a model, a comma-separated list of models, or a family of models")
     assign: str = option(
         "round-robin",
-        "how architectures are dealt to clients: round-robin, random, one-of-each, or a list with one a client",
+        "how architectures are dealt to clients: round-robin, blocks (each to as many neighbours), random, "
+        "one-of-each, or a list with one a client",
     )
     rounds: int = option(20, "rounds of training", at_least=0)
     fraction_train: float = option(1.0, "part of the clients that trains in a round", above=0, at_most=1)
@@ -106,6 +107,14 @@ class Config:
     )
     shared_init: bool = option(True, "what is exchanged starts from one initialisation (of the first client)")
     closing_epochs: int = option(0, "epochs of a closing round in which all clients train; 0: none", at_least=0)
+    newcomers: int = option(
+        0,
+        "how many of the clients, the last ones, train in no round: they come after the last, receive what the method "
+        "has for them, and go on alone; beside it, the same from their own initial weights",
+        at_least=0,
+    )
+    newcomer_epochs: int = option(10, "epochs that newcomers train alone", at_least=0)
+    newcomer_learning_rate: float = option(0.0, "learning rate of it; 0: learning-rate, constant", at_least=0)
     evaluate_every: int = option(1, "evaluate all clients every so many rounds (and at the end)", at_least=1)
     test_on: str = option(
         "local", "a client's own test part, the common test set, or both", choices=("local", "global", "both")

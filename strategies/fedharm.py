@@ -35,12 +35,14 @@ class FedHARMState(State):
         slots: how many slots of each block each client has.
         cosines: of the rounds so far, for the report: `round`, and by block `same` and `other`.
         heat: each client's heat maps of one image, by block.
+        alignments: how the blocks of each architecture were found that clients disclosed, by its name, for the report.
     """
 
     told: ArraysBy = field(default_factory=dict)
     slots: dict[str, list[int]] = field(default_factory=dict)
     cosines: list[dict[str, Any]] = field(default_factory=list)
     heat: ArraysBy = field(default_factory=dict)
+    alignments: dict[str, Any] = field(default_factory=dict)
 
 
 class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
@@ -53,7 +55,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         """Its blocks may be smaller than the slots: it fills fewer of them, which is said once.
 
         Raises:
-            FedhetError: it does not say how many.
+            FedhetError: it does not say how many, or what it tells of its blocks does not fit.
         """
         own = self.parameters
         if not own.aligns or own.align == "spectral":
@@ -65,6 +67,12 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
             told = ", ".join(f"block {n + 1}: {slots[n]} of {own.lengths[n]}" for n in short)
             log.warning("client %s fills fewer slots than fedharm.slots has, its blocks are smaller: %s", client, told)
         self.state.slots = {**self.state.slots, client: slots}
+        if measured := reply.arrays.get("alignment"):
+            found = {name: list(reply.payload.values.get(name) or ()) for name in ("reference", "blocks", "chosen")}
+            spec = (len(found["reference"]), len(found["blocks"])), "float32"
+            check(measured, {"angles": spec, "divergences": spec}, "its alignment of blocks")
+            found |= {name: array.tolist() for name, array in measured.items()}
+            self.state.alignments = self.state.alignments | {reply.report.architecture: found}
 
     # ---- a round
 
@@ -165,8 +173,10 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         self.state.heat = {client: reply.arrays["heat"] for client, reply in replies.items() if "heat" in reply.arrays}
 
     def matrices(self) -> dict[str, Any]:
-        """Cosines by round and block; heat maps of one image, of a client of each architecture."""
+        """Cosines by round and block; how blocks were found; heat maps of one image, a client of each architecture."""
         found: dict[str, Any] = {"cosines": {"rounds": self.state.cosines}} if self.state.cosines else {}
+        if self.state.alignments:
+            found["block-alignment"] = {"architectures": self.state.alignments}
         chosen = {self.state.clients[c].architecture or c: c for c in reversed(self.in_order(self.state.heat))}
         if chosen:
             pool = self.pool()

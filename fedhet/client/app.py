@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from fedhet.population import ClientInfo, ModelFunction
 from fedhet.randomness import derive_seed, seed_everything
 from fedhet.task import Task, get_task
 from fedhet.wire import Payload, Refusal, Reply, Report, decode, spec_of
-from fedhet.wire.protocol import FIRST, GREET, pool_in
+from fedhet.wire.protocol import FIRST, GREET, JOIN, pool_in
 
 DataFunction = Callable[[ClientInfo], Any]
 
@@ -85,6 +85,9 @@ class Application:
             if question == FIRST:
                 self._initialise(job, "all")
                 return half.first()
+            if question == JOIN:
+                initial = partial(self._initialise, job, job.client.name)
+                return jobs.join(job, scratch=initial, received=partial(self._restore, job))
             self._restore(job)
             if question != GREET:
                 return half.answer(question, job.payload)

@@ -37,7 +37,8 @@ class Tuning:
     """What is tried.
 
     Attributes:
-        grid: values by key, of keys that all methods share or that are a method's own (`fedhenn.eta0`).
+        grid: values by key, of keys that all methods share or that are a method's own (`fedhenn.eta0`); under
+            `ARM:KEY` those that one arm tries instead of the others'.
         seeds: each configuration runs once with each.
         runs: configurations that a method may try; None: as many for each as the smallest grid with a choice has.
     """
@@ -144,8 +145,13 @@ def _check(tuning: Tuning, ground: Ground, reported: Sequence[int]) -> None:
     if ground.for_all["early-stopping"]:
         problems.append("early-stopping: tuned methods are refitted on whole training parts, without validation")
     names = {ground.settings(arm, 0, {}).prefix for arm in ground.own}
-    for key, values in tuning.grid.items():
+    for name, values in tuning.grid.items():
+        arm, _, key = name.rpartition(":")
         prefix = key.rpartition(".")[0]
+        if arm and arm not in ground.own:
+            problems.append(f"{name}: {arm} is not among the arms compared ({', '.join(ground.own)})")
+        elif arm and key in ground.fixed[arm]:
+            problems.append(f"{name}: {arm} sets {key} itself")
         if key in _GIVEN:
             problems.append(f"{key} is the same for all methods of a comparison and cannot be tuned")
         if prefix and prefix not in names:
@@ -159,9 +165,11 @@ def _check(tuning: Tuning, ground: Ground, reported: Sequence[int]) -> None:
 def _grid(tuning: Tuning, ground: Ground, arm: str) -> list[Choice]:
     """An arm's configurations of keys that it does not set itself, those left out that come to the same."""
     prefixes = ("", ground.settings(arm, tuning.seeds[0], {}).prefix)
-    keys = [key for key in tuning.grid if key.rpartition(".")[0] in prefixes and key not in ground.fixed[arm]]
+    own = {name.rpartition(":")[2]: values for name, values in tuning.grid.items() if name.rpartition(":")[0] == arm}
+    grid = {name: values for name, values in tuning.grid.items() if ":" not in name} | own
+    keys = [key for key in grid if key.rpartition(".")[0] in prefixes and key not in ground.fixed[arm]]
     choices = []
-    for values in itertools.product(*(tuning.grid[key] for key in keys)):
+    for values in itertools.product(*(grid[key] for key in keys)):
         settings = ground.settings(arm, tuning.seeds[0], dict(zip(keys, values, strict=True))).flat()
         choices.append(tuple((key, settings[key]) for key in keys))
     return distinct(choices)
@@ -219,9 +227,10 @@ def _record(tuning: Tuning, ground: Ground, results: Mapping[str, Tuned]) -> dic
 
 def _rows(tuning: Tuning, results: Mapping[str, Tuned]) -> Iterator[Sequence[object]]:
     """A heading, and a row for each configuration of each method."""
-    yield ["method", *tuning.grid, *(f"seed {seed}" for seed in tuning.seeds), "validation_accuracy", "chosen"]
+    keys = list(dict.fromkeys(name.rpartition(":")[2] for name in tuning.grid))
+    yield ["method", *keys, *(f"seed {seed}" for seed in tuning.seeds), "validation_accuracy", "chosen"]
     for each in results.values():
         for tried in each.tried:
-            values = [dict(tried.choice).get(key) for key in tuning.grid]
+            values = [dict(tried.choice).get(key) for key in keys]
             accuracies = [tried.by_seed.get(seed) for seed in tuning.seeds]
             yield [each.arm, *values, *accuracies, tried.accuracy, tried is each.best]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet.files import write_whole
 from fedhet.method import Drawing
-from fedhet.results.history import TestSet, Which, accuracy_curve, final_clients
+from fedhet.results.history import TestSet, Which, accuracy_curve, final_clients, newcomer_lines
 from fedhet.results.run_files import RunFiles
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.rows import ClientRow
@@ -47,6 +47,7 @@ def run_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> "dict[str, Fi
     drawn = {
         "accuracy": accuracy_figure(run),
         "clients": clients_figure(run.clients, run.metric),
+        "newcomers": newcomers_figure(run),
         "bytes": bytes_figure(run.rows),
     }
     for name, matrices in run.matrices.items():
@@ -125,6 +126,34 @@ def clients_figure(clients: Sequence[ClientRow], metric: str = "accuracy") -> "F
     axes.set_ylim(len(names) - 0.45, -0.55)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"{metric} of each client (bar: mean)")
+    return figure
+
+
+def newcomers_figure(run: RunFiles) -> "Figure | None":
+    """Accuracy of those who came after the last round, by epoch alone, with what they received and from scratch.
+
+    None without newcomers.
+    """
+    lines = newcomer_lines(run.rows)
+    if not lines:
+        return None
+    figure, (axes,) = new_figure(7.2, 3.2)
+    colours = {"received": (BLUE, "with what they received"), "scratch": (ORANGE, "from scratch")}
+    for (test, start), values in lines.items():
+        colour, label = colours[start]
+        points = [(epoch, value) for epoch, value in enumerate(values) if value is not None]
+        axes.plot(
+            *zip(*points, strict=True),
+            dict(_TESTS)[test],
+            color=colour,
+            label=label + (", common test set" if test == "common" else ""),
+            marker="o",
+            markersize=3.5,
+        )
+    axes.set_xlabel("epochs of training alone")
+    axes.set_ylabel(run.metric)
+    whole_numbers(axes)
+    legend_beside(axes)
     return figure
 
 

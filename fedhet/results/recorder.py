@@ -16,7 +16,15 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import write_arrays, write_csv, write_text
 from fedhet.observing import Observer, RoundReport, Saved, Watched
 from fedhet.results.accounts import account, validation
-from fedhet.results.history import TestSet, Which, accuracy_curve, last10, read_clients, read_history
+from fedhet.results.history import (
+    TestSet,
+    Which,
+    accuracy_curve,
+    last10,
+    newcomer_lines,
+    read_clients,
+    read_history,
+)
 from fedhet.results.report import write_report
 from fedhet.rows import STATISTICS, ClientRow
 
@@ -134,6 +142,10 @@ class RunDirectory(Observer):
         if self.config.test_on != "local":
             final = next((row for row in reversed(rows) if row.get("common")), None)
             summary["common"] = final["common"] if final else None
+        if lines := newcomer_lines(rows):
+            summary["newcomers"] = {
+                f"{start}_accuracy": values for (test, start), values in lines.items() if test == on
+            }
         return summary
 
     def _rewind(self) -> None:

@@ -25,6 +25,8 @@ from fedhet.rows import STATISTICS, client_order
 _CAPTIONS = {
     "accuracy": "Accuracy by round, weighted by the clients' examples; the band spans the clients.",
     "clients": "The clients' accuracies at their last evaluation, by architecture.",
+    "newcomers": "Clients that came after the last round, by epoch of training alone: with what they received, and "
+    "from their own initial weights, in the same batches.",
     "bytes": "Payload bytes of all clients together, the greeting included.",
 }
 

@@ -81,11 +81,22 @@ def headline(run: RunFiles) -> str:
         f"{format_bytes(summary.get('bytes_up', 0))} up, {format_bytes(summary.get('bytes_down', 0))} down",
         format_seconds(summary.get("seconds")),
     ]
+    if newcomers := summary.get("newcomers"):
+        parts.append(newcomers_words(newcomers))
     if summary.get("failures"):
         parts.append(f"failures: {summary['failures']}")
     if summary.get("status") != "completed":
         parts.append(str(summary.get("status")).upper())
     return f"{summary.get('method', method)}: " + "; ".join(parts)
+
+
+def newcomers_words(summary: Mapping[str, Any]) -> str:
+    """What became of those who came after the last round, from `newcomers` of a summary."""
+    received, scratch = summary["received_accuracy"], summary["scratch_accuracy"]
+    return (
+        f"newcomers {format_value(received[0])} as received, {format_value(received[-1])} after {len(received) - 1} "
+        f"epochs alone (from scratch {format_value(scratch[-1])})"
+    )
 
 
 def beside(summary: Mapping[str, Any]) -> str:

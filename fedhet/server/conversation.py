@@ -15,10 +15,11 @@ from fedhet.machine import proof
 from fedhet.server import exchanges
 from fedhet.server.aggregation import given
 from fedhet.server.half import P, S, ServerHalf
+from fedhet.server.newcomers import comes_last
 from fedhet.server.roster import agree_on_pool
 from fedhet.server.state import ClientRecord
 from fedhet.wire import Arrays, Encoder, Payload, Reply, Request, check_finite
-from fedhet.wire.protocol import FIRST, GREET, name_in, with_pool
+from fedhet.wire.protocol import FIRST, GREET, JOIN, name_in, with_pool
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -48,14 +49,18 @@ class Conversation(ServerHalf[P, S]):
 
     # ---- clients
 
-    def _greet(self, grid: Grid) -> None:
-        """Learn who is there; ask newcomers for their names and what they have."""
-        if new := self.roster.newcomers(grid):
-            self._welcome_nodes(new)
-        if not self.roster.nodes:
-            raise FedhetError(f"no client can serve:\n{self._round.reasons() or '  there are no nodes'}")
+    def _greet(self, grid: Grid, *, newcomers: bool = False) -> None:
+        """Learn who is there: ask those that are new for their names and what they have.
 
-    def _welcome_nodes(self, new: Sequence[int]) -> None:
+        Those that are to come after the last round wait until it is time for `newcomers`.
+        """
+        if new := self.roster.not_greeted(grid, newcomers=newcomers):
+            self._welcome_nodes(new, newcomers=newcomers)
+        if not self.roster.nodes:
+            nobody = "there are no nodes" if not self.roster.waiting else "all come after the last round (newcomers)"
+            raise FedhetError(f"no client can serve:\n{self._round.reasons() or f'  {nobody}'}")
+
+    def _welcome_nodes(self, new: Sequence[int], *, newcomers: bool) -> None:
         pool = self.pool()
         greeting = Payload() if pool is None else with_pool(pool)
         encoder, request = Encoder(), self._request(question=GREET)
@@ -72,7 +77,11 @@ class Conversation(ServerHalf[P, S]):
 
         for node, message in came:
             try:
-                opened[node] = Reply.open(message)
+                reply = Reply.open(message)
+                if not newcomers and comes_last(reply.report, self.config.newcomers):
+                    self.roster.waiting.add(node)
+                    continue
+                opened[node] = reply
             except Exception as error:  # whatever one client's reply raises is that client's refusal
                 refused(node, name_in(message), error, again=message.has_error())  # one that only failed is asked again
         kinds = Counter(map(self.kind_of, opened.values()))
@@ -139,6 +148,20 @@ class Conversation(ServerHalf[P, S]):
                 self.state.model = first | self.state.model
         if not self.state.model:
             raise FedhetError(f"no client gave the first weights:\n{self._round.reasons()}")
+
+    def _meet_newcomers(self, grid: Grid) -> dict[str, Reply]:
+        """Let those in that come after the last round; what they measured, of whom there is something to give."""
+        known = set(self.present)
+        self._greet(grid, newcomers=True)
+        new = [client for client in self.present if client not in known]
+        payloads = self.evaluated_with(new, amid_training=False)
+        if not self.traits.alone:
+            for client in [client for client, payload in payloads.items() if not payload.arrays]:
+                del payloads[client]
+                self._round.fail(client, f"{self.name} has nothing to give it: nobody who trained had layers like its")
+        self._round.joining = frozenset(payloads)
+        messages = self._messages(MessageType.QUERY, payloads, question=JOIN)
+        return self._valid(self._send(messages)) if messages else {}
 
     # ---- messages
 

@@ -171,7 +171,7 @@ def _check(client: str, reply: Reply, config: Config, roster: Roster, round: Rou
     if reply.client != client:
         raise WireError(f"answers as client {reply.client}")
     roster.check_counts(reply)
-    if client not in round.training and (reply.train_loss is not None or reply.work.steps):
+    if client not in round.training | round.joining and (reply.train_loss is not None or reply.work.steps):
         raise WireError("it tells of training, and was not asked to train")
     for name, group in reply.arrays.items():
         if name == "model":

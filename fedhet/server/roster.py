@@ -43,6 +43,7 @@ class Roster:
         nodes: the node of each client that is there, in order of client name.
         refused: nodes that cannot take part, and whose name bars them, if one does.
         specs: names, shapes and dtypes of what each client shares, of those that left too.
+        waiting: nodes whose clients come after the last round.
         keys: for each shared key, what its arrays are like, and the first client that has it.
         metric: name of the task's metric, and the first client that named it.
         labels: how many numbers the metric has.
@@ -52,17 +53,22 @@ class Roster:
     nodes: dict[str, int] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     specs: dict[str, Spec] = field(default_factory=dict)
+    waiting: set[int] = field(default_factory=set)
     keys: dict[str, tuple[tuple[tuple[int, ...], str], str]] = field(default_factory=dict)
     metric: tuple[str, str] | None = None
     labels: int = 1
     greeted: dict[str, "Counts"] = field(default_factory=dict)
 
-    def newcomers(self, grid: Grid) -> list[int]:
-        """The nodes that were not greeted yet; those that left are forgotten."""
+    def not_greeted(self, grid: Grid, *, newcomers: bool) -> list[int]:
+        """The nodes that were not greeted yet, with those that are waiting if it is time for newcomers.
+
+        Those that left are forgotten.
+        """
         present = set(grid.get_node_ids())
         self.nodes = {client: node for client, node in self.nodes.items() if node in present}
         self.refused = {node: name for node, name in self.refused.items() if not name or name in self.nodes}
-        return sorted(present - set(self.nodes.values()) - self.refused.keys())
+        self.waiting = set() if newcomers else self.waiting & present
+        return sorted(present - set(self.nodes.values()) - self.refused.keys() - self.waiting)
 
     def check(self, method: str, reply: Reply, *, networks: str, averaged: bool) -> None:
         """Find out whether a client fits those that are known.

@@ -22,13 +22,14 @@ log = logging.getLogger("flwr").getChild("fedhet")
 
 @dataclass
 class Round:
-    """A round under way: what was asked of whom, and what it cost; `lost` are clients that lost their state."""
+    """A round under way: who trains or joins, what was asked of whom, what it cost, and who lost his state."""
 
     number: int = 0
     final: bool = False
     closing: bool = False
     started: float = field(default_factory=time.perf_counter)
     training: frozenset[str] = frozenset()
+    joining: frozenset[str] = frozenset()
     sent: dict[int, Message] = field(default_factory=dict)
     failures: list[dict[str, str]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -103,27 +104,28 @@ def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] |
         replies: what the clients measured.
         on_common_test: the global model's accuracy and loss on the common test set, measured by the server.
     """
-
-    def over_clients(which: str) -> dict[str, Any] | None:
-        return summarise(
-            {
-                client: (_weighed(reply, which), reply.measured[which].loss, _examples(reply, which))
-                for client, reply in replies.items()
-                if which in reply.measured
-            }
-        )
-
     common = {
-        "received": dict(on_common_test) if on_common_test else over_clients("common-received"),
-        "trained": over_clients("common-trained"),
+        "received": dict(on_common_test) if on_common_test else over_clients(replies, "common-received"),
+        "trained": over_clients(replies, "common-trained"),
     }
-    validation = {which: over_clients(f"validation-{which}") for which in ("received", "trained")}
+    validation = {which: over_clients(replies, f"validation-{which}") for which in ("received", "trained")}
     return {
-        "received": over_clients("received"),
-        "trained": over_clients("trained"),
+        "received": over_clients(replies, "received"),
+        "trained": over_clients(replies, "trained"),
         "common": common if any(common.values()) else None,
         **({"validation": validation} if any(validation.values()) else {}),
     }
+
+
+def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | None:
+    """Statistics over the clients that measured it (see `fedhet.rows.summarise`); None if nobody did."""
+    return summarise(
+        {
+            client: (_weighed(reply, which), reply.measured[which].loss, _examples(reply, which))
+            for client, reply in replies.items()
+            if which in reply.measured
+        }
+    )
 
 
 def _examples(reply: Reply, which: str) -> int:

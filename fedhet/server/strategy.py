@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.errors import FedhetError
 from fedhet.observing import Observer
+from fedhet.server import newcomers
 from fedhet.server.conversation import Conversation
 from fedhet.server.half import P, S
 from fedhet.server.roster import await_nodes
@@ -256,7 +257,15 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         sent = self._send(self._messages(MessageType.EVALUATE, payloads, evaluate=True))
         replies = self._valid(sent, payloads, check=self.check_last)
         self.conclude(replies)
-        return self._complete(replies, {})
+        if not self.config.newcomers:
+            return self._complete(replies, {})
+        known = dict(self.state.clients)
+        came = self._meet_newcomers(grid)
+        result = self._complete(
+            replies, {}, newcomers=newcomers.record(came, self.state.clients, self.config.newcomer_epochs)
+        )
+        self.state.clients = known  # they had no part in what the run trained
+        return result
 
     def _evaluate_globally(self, round: int, function: EvaluateFunction | None, result: Result) -> None:
         """The global model after a round, on the common test set: part of the next row, as what clients receive."""
@@ -271,8 +280,10 @@ class FederatedStrategy(Conversation[P, S], Strategy):
 
     # ---- results
 
-    def _complete(self, replies: Mapping[str, Reply], metrics: Mapping[str, float]) -> MetricRecord:
-        """Tell the observers of the round."""
+    def _complete(
+        self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
+    ) -> MetricRecord:
+        """Tell the observers of the round, and what `more` there is in its row."""
         report = self._round.report(
             replies,
             metrics,
@@ -280,6 +291,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
             scored=self.traits.scored,
             on_common_test=self._on_common_test,
         )
+        report.row |= more
         if 0 < self._round.number < self.training_rounds:
             watch_validation(self.state, report.row, self.traits.scored, self.config.early_stopping)
         for observer in self.observers:

@@ -21,8 +21,13 @@ from fedhet.wire.arrays import Arrays, Encoder, Payload, WireError, decode, to_a
 from fedhet.wire.report import Report
 from fedhet.wire.told import LONGEST, Told
 
-GREET, FIRST = "greet", "first"
-"""Questions that every client is asked: who it is, and the weights from which all start."""
+GREET, FIRST, JOIN = "greet", "first", "join"
+"""Questions that every client is asked: who it is, the weights from which all start, and, of one that comes after the
+last round, what it achieves with what it receives."""
+
+STARTS = ("received", "scratch")
+"""From what one that comes after the last round goes on: what it received, and its own initial weights. What it
+measured after epoch 3 goes by `received-3`."""
 
 POOL = "pool"
 """The group of arrays that is the shared pool, in a greeting."""

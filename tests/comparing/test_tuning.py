@@ -74,6 +74,20 @@ def test_reported_runs_train_on_whole_training_parts_with_other_seeds(comparison
     assert "7" not in {row["seed"] for row in comparison.rows()}
 
 
+def test_one_method_may_have_values_of_its_own(comparison):
+    tuning = Tuning(RATES | {"local:learning-rate": [0.05, 0.8]}, (9,))
+    comparison.go(methods=("fedavg", "local"), seeds=(0,), tuning=tuning)
+    tried = {
+        name: [row["settings"]["learning-rate"] for row in each["tried"]]
+        for name, each in record(comparison)["methods"].items()
+    }
+    assert tried["local"] == [0.05, 0.8]
+    assert len(tried["fedavg"]) == 2
+    assert set(tried["fedavg"]) <= {0.1, 0.2, 0.4}
+    with pytest.raises(ConfigError, match="fedprox:learning-rate: fedprox is not among the arms compared"):
+        comparison.go(methods=("local",), tuning=Tuning({"fedprox:learning-rate": [0.1]}, (9,)))
+
+
 @pytest.mark.parametrize(("runs", "expected"), [(None, (3, 3)), (2, (2, 2)), (4, (4, 3)), (100, (6, 3))])
 def test_the_same_number_for_every_method_is_drawn_from_its_grid(comparison, runs, expected):
     comparison.go(methods=("fedhenn", "local"), seeds=(0,), tuning=Tuning(GRID, (9,), runs))

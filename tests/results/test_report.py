@@ -163,6 +163,7 @@ def test_drawing_leaves_matplotlib_as_it_was(make_run):
             ["accuracy", "clients", "bytes"],
             "common test set",
         ),
+        ({"newcomers": True}, ["accuracy", "clients", "newcomers", "bytes"], "by epoch of training alone"),
         ({"clients": 60, "rounds": 50, "cka": True}, ["accuracy", "clients", "bytes", "cka"], "cnn-1-1 (12)"),
         ({"architectures": [""]}, ["accuracy", "clients", "bytes"], "undisclosed (10)"),
     ],
