@@ -5,7 +5,6 @@ with the shared phase. So the shared phase of the last round is the closing roun
 """
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -61,9 +60,9 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         own = self.parameters
         if not own.aligns or own.align == "spectral":
             return
-        slots = reply.payload.values.get("slots")
-        if not isinstance(slots, list) or len(slots) != len(own.lengths):
-            raise FedhetError(f"its blocks fill {slots} of the slots {own.slots}")
+        slots = reply.told.counts("slots")
+        if len(slots) != len(own.lengths) or not all(0 < n <= most for n, most in zip(slots, own.lengths, strict=True)):
+            raise FedhetError(f"its blocks fill {slots[:9]} of the slots {own.slots}")
         if own.describes and (short := [n for n, k in enumerate(own.lengths) if slots[n] < k]):
             told = ", ".join(f"block {n + 1}: {slots[n]} of {own.lengths[n]}" for n in short)
             log.warning("client %s fills fewer slots than fedharm.slots has, its blocks are smaller: %s", client, told)
@@ -91,8 +90,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
     def check_reply(self, reply: Reply) -> None:
         """What was asked for must be there, of the shared images, and in as many slots as the client said."""
         super().check_reply(reply)
-        if not math.isfinite(reply.payload.values.get("distance", 0.0)):
-            raise WireError("its distance from the target is not finite")
+        reply.told.number("distance", 0.0)
         if self._tells(self.state.round + 1):
             self._unpacked(reply.client, reply.arrays.get("told", {}))
 
@@ -162,6 +160,13 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         return {"cosine-same": same[-1], "cosine-other": other[-1], "cosine-gap": same[-1] - other[-1]}
 
     # ---- report
+
+    def check_last(self, reply: Reply) -> None:
+        """Heat maps are (h, w), one a block."""
+        heat = reply.arrays.get("heat", {})
+        check(heat, {name: (heat[name].shape[-2:], "float16") for name in heat}, "its heat maps")
+        if any(array.ndim != 2 or not 0 < array.size <= 2**20 for array in heat.values()):
+            raise WireError("its heat maps are no images")
 
     def conclude(self, replies: Mapping[str, Reply]) -> None:
         """Keep the heat maps."""

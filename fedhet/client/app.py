@@ -11,9 +11,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedhet import config as configuration
 from fedhet import population, registry
-from fedhet.client import jobs
+from fedhet.client import jobs, leaving, node
 from fedhet.client.half import Client, LostState
 from fedhet.client.jobs import Job
 from fedhet.client.networks import Network, Networks
@@ -27,13 +26,10 @@ from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction
 from fedhet.randomness import derive_seed, seed_everything
 from fedhet.task import Task, get_task
-from fedhet.wire import Payload, Refusal, Reply, Report, Request, decode, spec_of
+from fedhet.wire import Payload, Refusal, Reply, Report, decode, spec_of
 from fedhet.wire.protocol import FIRST, GREET, JOIN, pool_in
 
 DataFunction = Callable[[ClientInfo], Any]
-
-NODE_KEYS = ("data", "device", "state-dir", "disclose-architecture")
-"""Settings that a node may make for itself, in its node config."""
 
 
 def make_client_app(
@@ -95,7 +91,9 @@ class Application:
             self._restore(job)
             if question != GREET:
                 return half.answer(question, job.payload)
+            job.keeping.make_room()
             self._take_pool(job)
+            leaving.check_all(half, node.allowed(context))
             return half.greet(job.payload)
 
         return self._handle(message, context, work)
@@ -135,10 +133,11 @@ class Application:
         return self._handle(message, context, work)
 
     def _handle(self, message: Message, context: Context, work: Callable[[Job], Payload]) -> Message:
-        name = _name(context)
+        name = node.name_of(context)
         try:
             with self._job(message, context) as job:
                 payload = work(job)
+                leaving.check(payload, job.half, node.allowed(context))
                 client, trained = job.client, job.client.trained
                 reply = Reply(
                     name,
@@ -163,7 +162,7 @@ class Application:
     @contextmanager
     def _job(self, message: Message, context: Context) -> Iterator[Job]:
         """What a message asks of its client, with a network that is its alone inside."""
-        info, request = _opened(message, context)
+        info, request = node.opened(message, context)
         config = info.config
         self._serve(config, request.run)
         keep_freed_memory()
@@ -190,7 +189,7 @@ class Application:
                 network=network.to(device),
                 task=dataset.task if dataset else self._task or get_task("classification"),
                 device=device,
-                transform=dataset.transform if dataset else as_input,
+                transform=network.takes(dataset.transform if dataset else as_input),
                 augment=dataset.augment if dataset and config.augment else None,
                 find_pool=lambda digest: self._pools.find(digest, keeping.pools, data.shared, info.name),
                 own_data=self._data is not None,
@@ -204,8 +203,9 @@ class Application:
         report = Report(client.name, lost_state=client.request.expected if lost else -1)
         if client.request.question == GREET:
             report.metric, report.own_data = client.task.metric, client.own_data
+            report.labels = client.data.train.labels.shape[1] if client.task.metric == "auc" else 1
             report.architecture = client.network.architecture if client.config.disclose_architecture else ""
-            report.partition = _partition(context)
+            report.partition = node.partition_of(context)
             report.spec = spec_of(job.half.shared())
             labelled, pool = job.half.traits.pool == "labelled", client.data.shared
             if pool is not None and not (labelled and pool.labels is None):
@@ -303,39 +303,6 @@ class Application:
             pool = pool if job.half.traits.pool == "labelled" else pool.unlabelled
         if pool is not None:
             job.client.request = replace(job.client.request, pool=pool.digest)
-
-
-def _name(context: Context) -> str:
-    """The client's own name: its `name`, or else its partition id, which it keeps when its node comes back."""
-    node = context.node_config
-    return str(node.get("name", node.get("partition-id", context.node_id)))
-
-
-def _partition(context: Context) -> tuple[int, int] | None:
-    node = context.node_config
-    known = "partition-id" in node and "num-partitions" in node
-    return (int(node["partition-id"]), int(node["num-partitions"])) if known else None
-
-
-def _opened(message: Message, context: Context) -> tuple[ClientInfo, Request]:
-    """Who is asked, with the configuration that came and the node's own settings; and what."""
-    request, settings = Request.read(message.content)
-    node = dict(context.node_config)
-    place, partitions = node.get("partition-id"), node.get("num-partitions")
-    info = ClientInfo(
-        name=_name(context),
-        partition_id=None if place is None else int(place),
-        num_partitions=None if partitions is None else int(partitions),
-        config=_settings(settings, tuple((key, node[key]) for key in NODE_KEYS if key in node)),
-        node_config=node,
-    )
-    return info, request
-
-
-@lru_cache(maxsize=256)
-def _settings(text: str, own: tuple[tuple[str, Any], ...]) -> Config:
-    config = configuration.parse(text)
-    return configuration.resolve({**config.flat(), **dict(own)}, strict=False, trusted=False) if own else config
 
 
 def _examples_to(examples: Examples | None, device: torch.device) -> Examples | None:

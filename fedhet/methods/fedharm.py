@@ -155,7 +155,11 @@ class FedHARMParameters(Parameters):
 
 
 def _traits(parameters: FedHARMParameters) -> Traits:
-    return Traits(keeps="model", scored="trained", pool="labelled" if parameters.labels else "inputs")
+    told = {"cka": "features", "spectral": "posteriors"}.get(parameters.align, "descriptors")
+    tells = {"told": told} if parameters.travels else {}
+    if parameters.aligns and parameters.align != "spectral":
+        tells["heat"] = "descriptors"
+    return Traits(keeps="model", scored="trained", pool="labelled" if parameters.labels else "inputs", tells=tells)
 
 
 method = Method(

@@ -99,7 +99,7 @@ class FLHAGHNParameters(Parameters):
 
 method = Method(
     "flha-ghn",
-    traits=Traits(keeps="rest", scored="received"),
+    traits=Traits(keeps="rest", scored="received", tells={"model": "hypernetwork"}),
     Parameters=FLHAGHNParameters,
     server="fedhet.strategies.flha_ghn:FLHAGHN",
     client="fedhet.client_apps.flha_ghn:FLHAGHN",

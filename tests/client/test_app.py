@@ -14,6 +14,7 @@ from fedhet.data import ClientData, Examples
 from fedhet.engines.local import FIRST_NODE, LocalGrid
 from fedhet.errors import FedhetError
 from fedhet.files import read_tensors
+from fedhet.wire import Reply
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -216,7 +217,8 @@ def test_a_message_that_is_not_fedhets_is_an_error_not_a_wrong_answer(tiny):
     grid = LocalGrid(tiny.app(), 1)
     content = RecordDict({"config": ConfigRecord({"lr": 0.1})})
     (reply,) = grid.send_and_receive([Message(content, dst_node_id=FIRST_NODE, message_type="train")])
-    assert reply.has_error()
+    with pytest.raises(FedhetError, match="not that of fedhet's server app"):
+        Reply.open(reply)
 
 
 def test_dropout_and_batches_have_streams_of_their_own(federate):
