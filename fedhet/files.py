@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     import torch
 
 
+def plain_name(text: str) -> bool:
+    """Whether text can be the name of a file or folder in any folder, and leads nowhere else."""
+    return 0 < len(text) <= 200 and text.isprintable() and text not in (".", "..") and not {*text} & {*"/\\:"}
+
+
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Have a file written beside its place, and put it there when it is complete; the folder is made if missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +52,10 @@ def write_arrays(
 
 def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> None:
     """Write tensors to a safetensors file, whole or not at all; tensors that share memory are written apart."""
-    write_arrays(path, {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()})
+    from safetensors.torch import save_file
+
+    apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    write_whole(path, lambda temporary: save_file(apart, temporary))
 
 
 def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":

@@ -42,6 +42,8 @@ class Traits:
             own.
         pool: what is needed of the shared pool: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
         alone: whether clients exchange nothing at all: the line that the others are measured by.
+        tells: what clients send: the kind (`fedhet.client.leaving.KINDS`) of each group of arrays; what is shared of a
+            network goes as `model`, which is of weights unless it is said otherwise here.
 
     Raises:
         ConfigError: the answers contradict each other.
@@ -54,6 +56,7 @@ class Traits:
     together: bool = False
     pool: Literal["none", "inputs", "labelled"] = "none"
     alone: bool = False
+    tells: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Check what goes together."""

@@ -268,13 +268,11 @@ class RegressionScore(Score):
 
     @property
     def metric(self) -> Metric:
-        """R2 of each target, at most 1, weighed by the sum of squares about the mean: undefined where that is 0.
-
-        So of several clients it is the part of the squares about each client's own mean that is explained.
-        """
+        """R2 of each target, at most 1, which weighs as many as there are examples; undefined for equal targets."""
         about_mean = self.total_squares - self.total.square() / max(self.count, 1)
-        about_mean = torch.where(about_mean > 1e-12 * self.total_squares, about_mean, 0)
-        return Metric(tuple((1 - self.squares / about_mean).tolist()), tuple(about_mean.tolist()))
+        defined = about_mean > 1e-12 * self.total_squares
+        weights = torch.where(defined, float(self.count), 0.0)
+        return Metric(tuple((1 - self.squares / about_mean).tolist()), tuple(weights.tolist()))
 
     def __add__(self, other: Self) -> Self:
         """Add numbers of examples, errors and targets."""

@@ -8,7 +8,7 @@ from typing import Any
 from fedhet.hypernets import start
 from fedhet.methods import flha_ghn
 from fedhet.server import FederatedStrategy, RunningMean, State
-from fedhet.wire import Arrays, Payload, Reply, Spec, to_arrays
+from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, to_arrays
 
 
 @dataclass
@@ -27,11 +27,13 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
 
     def welcome(self, client: str, reply: Reply) -> None:
         """Keep the client's graph for the report, if it told."""
-        told = reply.payload.values
+        told = reply.told
         if "types" in told and reply.report.architecture:
-            ends = iter(told["edges"])
-            edges = [list(edge) for edge in zip(ends, ends, strict=True)]
-            graph = {"types": list(told["types"]), "edges": edges, "unknown": len(told.get("unknown", ()))}
+            types, ends = told.texts("types"), told.counts("edges")
+            if len(ends) % 2 or max(ends, default=0) >= max(len(types), 1):
+                raise WireError("the edges of its graph are not between its layers")
+            edges = [list(edge) for edge in zip(ends[::2], ends[1::2], strict=True)]
+            graph = {"types": types, "edges": edges, "unknown": len(told.texts("unknown")) if "unknown" in told else 0}
             self.state.graphs = self.state.graphs | {reply.report.architecture: graph}
 
     def first_arrays(self, missing: Spec) -> Arrays:

@@ -12,12 +12,12 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedhet import given, population, registry
-from fedhet.client import asked, flowers, jobs
+from fedhet.client import flowers, jobs, leaving, node
 from fedhet.client.half import Client, LostState
 from fedhet.client.jobs import Job
 from fedhet.client.networks import Network, Networks
 from fedhet.client.state import Keeping, Pools
-from fedhet.client.trying import precision_of, try_out
+from fedhet.client.trying import examples_to, precision_of, try_out
 from fedhet.data import ClientData, with_validation
 from fedhet.data.own import as_client_data, as_input
 from fedhet.errors import DataError, FedhetError, ModelError
@@ -113,7 +113,9 @@ class Application:
                 return half.answer(question, job.payload)
             if self._clipped:
                 flowers.check_clipped(half)
+            job.keeping.make_room()
             self._take_pool(job)
+            leaving.check_all(half, node.allowed(context))
             return half.greet(job.payload)
 
         return self._handle(message, context, work)
@@ -153,10 +155,11 @@ class Application:
         return self._handle(message, context, work)
 
     def _handle(self, message: Message, context: Context, work: Callable[[Job], Payload]) -> Message:
-        name = asked.name_of(context)
+        name = node.name_of(context)
         try:
             with self._job(message, context) as job:
                 payload = work(job)
+                leaving.check(payload, job.half, node.allowed(context))
                 client, trained = job.client, job.client.trained
                 reply = Reply(
                     name,
@@ -176,7 +179,7 @@ class Application:
                 torch.cuda.empty_cache()
         except FedhetError as error:
             if "request" not in message.content:  # there is nobody who reads a refusal
-                asked.tell(str(error))
+                flowers.tell(str(error))
             reason = str(error).removeprefix(f"client {name}: ")  # the server knows who it is, and counts alike ones
             record = Refusal(name, reason, lost=isinstance(error, LostState)).record()
         return Message(record, reply_to=message)
@@ -184,7 +187,7 @@ class Application:
     @contextmanager
     def _job(self, message: Message, context: Context) -> Iterator[Job]:
         """What a message asks of its client, with a network that is its alone inside."""
-        info, request = asked.opened(message, context)
+        info, request = node.opened(message, context)
         config = info.config
         self._serve(config, request.run)
         keep_freed_memory()
@@ -204,7 +207,8 @@ class Application:
         dataset = population.dataset_of(config) if self._data is None else None
         with self._networks.lend(self._kind(info), lambda: self._network(info)) as network:
             network = network.to(device)
-            transform = dataset.transform if dataset else partial(as_input, dtype=precision_of(network.model))
+            own = partial(as_input, dtype=precision_of(network.model))
+            transform = network.takes(dataset.transform) if dataset else own
             task = dataset.task if dataset else self._task
             if self._model or self._data:
                 if info.name not in self._tried:
@@ -234,8 +238,9 @@ class Application:
         report = Report(client.name, lost_state=client.request.expected if lost else -1)
         if client.request.question == GREET:
             report.metric, report.own_data = client.task.metric, client.own_data
+            report.labels = client.data.train.labels.shape[1] if client.task.metric in ("auc", "r2") else 1
             report.architecture = client.network.architecture if client.config.disclose_architecture else ""
-            report.partition, report.device = asked.partition_of(context), describe(client.device)
+            report.partition, report.device = node.partition_of(context), describe(client.device)
             _, head = self._tried.get(client.name, (client.task, ""))
             if head and not client.config.head:
                 report.note = (
@@ -285,7 +290,7 @@ class Application:
             else:
                 data = with_validation(as_client_data(info.name, self._data(info)), validation, seed, info.name)
             parts = (data.train, data.test, data.common, data.validation)
-            train, test, common, apart = (asked.examples_to(part, device) for part in parts)
+            train, test, common, apart = (examples_to(part, device) for part in parts)
             assert train is not None
             assert test is not None
             kept = replace(data, train=train, test=test, common=common, validation=apart)

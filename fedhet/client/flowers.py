@@ -1,5 +1,8 @@
 """Flower's mods around a client: what they read is in Flower's format, and those that clip need one shared model."""
 
+import logging
+from functools import cache
+
 from flwr.app import Context, Message
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.clientapp.typing import ClientAppCallable
@@ -7,6 +10,14 @@ from flwr.clientapp.typing import ClientAppCallable
 from fedhet.client.half import AnyHalf
 from fedhet.errors import FedhetError
 from fedhet.wire import decode_arrays, encode_arrays
+
+log = logging.getLogger("flwr").getChild("fedhet")
+
+
+@cache
+def tell(reason: str) -> None:
+    """Log what is wrong with who asks, once a process."""
+    log.error("%s", reason)
 
 
 def clips(mod: object) -> bool:

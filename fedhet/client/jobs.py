@@ -15,11 +15,12 @@ from fedhet import population
 from fedhet.client.half import AnyHalf, Client
 from fedhet.client.state import Keeping
 from fedhet.data import Examples
+from fedhet.errors import ModelError
 from fedhet.learning import Phase, evaluate
 from fedhet.learning import train as train_phase
 from fedhet.population import ClientInfo
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
-from fedhet.wire import Payload
+from fedhet.wire import LARGEST, Payload
 from fedhet.wire.protocol import STARTS, Measured
 
 
@@ -139,6 +140,11 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
     for prefix, examples in sets.items():
         score = evaluate(client.model, examples, client.task, client.transform, scores=outputs)
         if score is not None:
+            if not abs(score.loss) <= LARGEST:
+                raise ModelError(
+                    f"the loss of what it {when} is {score.loss:.3g}: training diverged, a lower learning-rate than "
+                    f"{client.config.learning_rate:g} may help"
+                )
             job.measured[f"{prefix}{when}"] = Measured(score.metric, score.loss)
 
 

@@ -49,6 +49,7 @@ class MatchingParameters(Parameters):
         return self.set_in_vain(config.prefix, reasons)
 
 
+TELLS = {"update": "weights", "classes": "statistics"}
 COMMON: dict[str, Value] = {
     "clients": 16,
     "shared-init": False,

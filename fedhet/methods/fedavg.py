@@ -1,8 +1,8 @@
 """FedAvg (McMahan et al., AISTATS 2017), and averages among clients whose networks differ."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fedhet.method import Method
+from fedhet.method import Method, Traits
 from fedhet.methods._averages import AveragingParameters, average_traits
 from fedhet.options import Config, option
 
@@ -25,9 +25,14 @@ class FedAvgParameters(AveragingParameters):
         return self.set_in_vain("fedavg", {"average": lost})
 
 
+def _traits(parameters: FedAvgParameters) -> Traits:
+    traits = average_traits(parameters)
+    return replace(traits, tells={"classes": "statistics"}) if parameters.last_layer == "classes" else traits
+
+
 method = Method(
     "fedavg",
-    traits=average_traits,
+    traits=_traits,
     Parameters=FedAvgParameters,
     server="fedhet.strategies.fedavg:FedAvg",
     client="fedhet.client_apps.fedavg:FedAvg",

@@ -1,6 +1,6 @@
 """The server's side of a run: the contract of a server half, and the strategy that every method is."""
 
-from fedhet.server.aggregation import RunningMean, average_shared, class_means, weighted_average
+from fedhet.server.aggregation import RunningMean, average_shared, check_class_counts, class_means, weighted_average
 from fedhet.server.half import ServerHalf
 from fedhet.server.state import ArraysBy, ClientRecord, State
 from fedhet.server.strategy import EvaluateFunction, FederatedStrategy
@@ -14,6 +14,7 @@ __all__ = [
     "ServerHalf",
     "State",
     "average_shared",
+    "check_class_counts",
     "class_means",
     "weighted_average",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from fedhet.wire import Arrays, Spec, as_read
+from fedhet.wire import Arrays, Reply, Spec, WireError, as_read
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -111,6 +111,20 @@ def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
         means = np.concatenate([means, known["means"][kept]])
     order = np.argsort(classes)
     return {"classes": classes[order], "means": means[order].astype(np.float32)}
+
+
+def check_class_counts(counts: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]", reply: Reply) -> None:
+    """Check how many examples of each class a client says to have, (classes,) int64.
+
+    Raises:
+        WireError: some are negative, or they are not those of its training examples.
+    """
+    if counts.min(initial=0) < 0:
+        raise WireError("its class counts are negative")
+    if counts.sum(dtype=float) != reply.examples:
+        raise WireError(
+            f"its class counts are of {counts.sum(dtype=float):g} examples, and it trains on {reply.examples}"
+        )
 
 
 def _zeros(shape: tuple[int, ...], dtype: str) -> torch.Tensor:

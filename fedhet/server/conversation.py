@@ -1,7 +1,7 @@
 """A server half that talks with its clients: it greets them, sends, waits, and checks what comes back."""
 
-import copy
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,13 +11,14 @@ from flwr.serverapp import Grid
 
 from fedhet import config as configuration
 from fedhet.errors import FedhetError
+from fedhet.machine import proof
 from fedhet.server import exchanges, flowers
 from fedhet.server.aggregation import given
 from fedhet.server.half import P, S, ServerHalf
 from fedhet.server.newcomers import comes_last
 from fedhet.server.roster import agree_on_pool
 from fedhet.server.state import ClientRecord
-from fedhet.wire import Arrays, Encoder, Payload, Reply, Request
+from fedhet.wire import Arrays, Encoder, Payload, Reply, Request, check_finite
 from fedhet.wire.protocol import FIRST, GREET, JOIN, name_in, with_pool
 
 log = logging.getLogger("flwr").getChild("fedhet")
@@ -75,37 +76,56 @@ class Conversation(ServerHalf[P, S]):
         make = partial(exchanges.message, config=self.config, round=self._round, further=self._further)
         messages = [make(MessageType.QUERY, node, encoder(greeting), request) for node in new]
         came = exchanges.by_node(self._send(messages), self._round, self.roster, self.config.timeout)
+        faults, opened = exchanges.Faults(), dict[int, Reply]()
+
+        def refused(node: int, name: str, error: Exception, *, again: bool = False) -> None:
+            if not again:
+                self.roster.refused[node] = name if name in self.roster.nodes else ""
+            who = name or f"at node {node}"
+            self._round.fail(who, faults.reason(who, error))
+
         for node, message in came:
-            name = name_in(message)
             try:
                 reply = Reply.open(message)
                 if not newcomers and comes_last(reply.report, self.config.newcomers):
                     self.roster.waiting.add(node)
                     continue
+                opened[node] = reply
+            except Exception as error:  # whatever one client's reply raises is that client's refusal
+                refused(node, name_in(message), error, again=message.has_error())  # one that only failed is asked again
+        kinds = Counter(map(self.kind_of, opened.values()))
+        for node, reply in sorted(opened.items(), key=lambda each: -kinds[self.kind_of(each[1])]):
+            try:
                 self._admit(node, reply)
-            except FedhetError as error:
-                if not message.has_error():  # one that only failed is asked again
-                    self.roster.refused[node] = name if name in self.roster.nodes else ""
-                self._round.fail(name or f"at node {node}", str(error))
+            except Exception as error:
+                refused(node, reply.client, error)
                 continue
-            self._round.down[name] += greeting.nbytes
-            self._round.up[name] += reply.payload.nbytes
+            self._round.down[reply.client] += greeting.nbytes
+            self._round.up[reply.client] += reply.payload.nbytes
+        if not self.roster.nodes:
+            faults.blame_nobody()
 
     def _admit(self, node: int, reply: Reply) -> None:
-        report, traits = reply.report, self.traits
+        report, traits, known = reply.report, self.traits, self.state.clients
+        for name, group in reply.arrays.items():
+            check_finite(group, f"its {name[:100]}")
         self.roster.check(self.name, reply, networks=traits.networks, averaged=traits.shares.averaged)
-        if report.client not in self.state.clients:
-            before = copy.copy(self.state)
+        if report.client not in known:
+            before = self.state.aside()
             try:
                 if traits.pool != "none":
                     agree_on_pool(self.state, reply, self.pool(), labelled=traits.pool == "labelled")
                 self.welcome(report.client, reply)
-            except FedhetError:  # one that is refused settles nothing for the others
+            except Exception:  # one that is refused settles nothing for the others
                 self.state = before
                 raise
-            self.state.clients[report.client] = ClientRecord(
-                reply.examples, report.architecture, partition=report.partition
+            known[report.client] = ClientRecord(reply.examples, report.architecture, partition=report.partition)
+        elif known[report.client].examples != reply.examples:
+            log.warning(
+                "client %s has %d training examples now, and had %d before",
+                *(report.client, reply.examples, known[report.client].examples),
             )
+            known[report.client].examples = reply.examples
         self.roster.admit(reply, node)
         self.metric, self.own_data = report.metric, self.own_data or report.own_data
         if report.device not in self.devices:
@@ -153,6 +173,7 @@ class Conversation(ServerHalf[P, S]):
             for client in [client for client, payload in payloads.items() if not payload.arrays]:
                 del payloads[client]
                 self._round.fail(client, f"{self.name} has nothing to give it: nobody who trained had layers like its")
+        self._round.joining = frozenset(payloads)
         messages = self._messages(MessageType.QUERY, payloads, question=JOIN)
         return self._valid(self._send(messages)) if messages else {}
 
@@ -160,15 +181,9 @@ class Conversation(ServerHalf[P, S]):
 
     def _request(self, **asked: Any) -> Request:
         round, state = self._round, self.state
-        return Request(
-            round.number,
-            closing=round.closing,
-            final=round.final,
-            run=state.run,
-            pool=state.pool,
-            flower=not self._own_loop,
-            **asked,
-        )
+        own: dict[str, Any] = {"closing": round.closing, "final": round.final, "here": proof(self.config.text())}
+        own["flower"] = not self._own_loop
+        return Request(round.number, run=state.run, pool=state.pool, **own, **asked)
 
     def _messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
         request = self._request(**asked)
@@ -187,11 +202,14 @@ class Conversation(ServerHalf[P, S]):
         assert self._grid is not None, "a strategy talks to its clients only after start or configure_train"
         return exchanges.send(self._grid, messages, self.config.timeout, one_by_one=self.takes_in)
 
-    def _valid(self, replies: Iterable[Message], worked: Iterable[str] = ()) -> dict[str, Reply]:
+    def _valid(
+        self, replies: Iterable[Message], worked: Iterable[str] = (), *, check: exchanges.Checked | None = None
+    ) -> dict[str, Reply]:
         """The valid replies; of clients that `worked`, the method's own arrays are checked too, and taken in."""
+        check = check or self.check_reply
 
         def own(reply: Reply) -> None:
-            self.check_reply(reply)
+            check(reply)
             if self.takes_in and reply.client in self._round.training:
                 self.take_in(self._round.number, reply)
 

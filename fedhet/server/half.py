@@ -1,7 +1,7 @@
 """What a method's server half is: the contract. Everything else of a run is the base strategy's."""
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -21,7 +21,7 @@ from fedhet.server.roster import Roster
 from fedhet.server.round import Round, draw, in_order
 from fedhet.server.state import State
 from fedhet.sharing import NOTHING
-from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, difference, load_into, spec_of
+from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, difference, load_into, spec_of, without_widths
 from fedhet.wire import cast as cast_arrays
 
 P = TypeVar("P", bound=Parameters)
@@ -131,6 +131,11 @@ class ServerHalf(Generic[P, S]):
         """Whether the round under way is the closing round, after the last of the configured ones."""
         return self._round.closing
 
+    @property
+    def failed(self) -> list[str]:
+        """The clients, and nodes without a name, that did not do what they were asked in the round under way."""
+        return [failure["client"] for failure in self._round.failures]
+
     def in_order(self, clients: Iterable[str]) -> list[str]:
         """Clients in order of name, "2" before "10"."""
         return in_order(clients)
@@ -141,8 +146,20 @@ class ServerHalf(Generic[P, S]):
         """The pool that clients are sent when they are greeted; by default the one that the server was given."""
         return self.shared
 
+    def kind_of(self, reply: Reply) -> Hashable:
+        """What all clients must have in common, in the answer to a greeting.
+
+        Of clients that come together the most frequent kind is welcomed first, so that one alone does not decide.
+        """
+        spec: Spec | None = reply.report.spec if self.traits.networks != "any" else None
+        if spec is not None and self.traits.networks == "widths":
+            spec = without_widths(spec)
+        return reply.report.metric, reply.report.labels, None if spec is None else tuple(spec.items())
+
     def welcome(self, client: str, reply: Reply) -> None:
-        """Take in what a client answered to its first greeting.
+        """Take in what a client answered to its first greeting; of its arrays it is only known that they are finite.
+
+        What it raises refuses the client.
 
         Raises:
             FedhetError: why this client cannot take part.
@@ -238,6 +255,13 @@ class ServerHalf(Generic[P, S]):
         return {}
 
     # ---- the end
+
+    def check_last(self, reply: Reply) -> None:
+        """Check what a client sent back at the evaluation at the end, as `check_reply` after training.
+
+        Raises:
+            WireError: what is wrong with it.
+        """
 
     def conclude(self, replies: Mapping[str, Reply]) -> None:
         """Take in what clients sent back at the evaluation at the end."""

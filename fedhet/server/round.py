@@ -22,15 +22,17 @@ log = logging.getLogger("flwr").getChild("fedhet")
 
 @dataclass
 class Round:
-    """A round under way: what was asked of whom, and what it cost."""
+    """A round under way: who trains or joins, what was asked of whom, what it cost, and who lost his state."""
 
     number: int = 0
     final: bool = False
     closing: bool = False
     started: float = field(default_factory=time.perf_counter)
     training: frozenset[str] = frozenset()
+    joining: frozenset[str] = frozenset()
     sent: dict[int, Message] = field(default_factory=dict)
     failures: list[dict[str, str]] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
     down: Counter[str] = field(default_factory=Counter)
     up: Counter[str] = field(default_factory=Counter)
 
@@ -77,6 +79,7 @@ class Round:
             **({"final": True} if self.final else {}),
             "participants": [client for client in replies if client in self.training],
             "failures": self.failures,
+            **({"lost_state": sorted(self.lost, key=client_order)} if self.lost else {}),
             **statistics(replies, on_common_test),
             "train_loss": math.fsum(loss * examples for loss, examples in losses) / weight if finite else None,
             "work": vars(sum((reply.work for reply in replies.values()), Work())),

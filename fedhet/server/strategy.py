@@ -24,6 +24,9 @@ from fedhet.wire import Reply, decode_arrays, encode_arrays
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
+LAST = 3
+"""So many last rounds (or all, if there are fewer) in a row that did not count make a run a failed one."""
+
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -77,7 +80,8 @@ class FederatedStrategy(Conversation[P, S], Strategy):
                 in Flower's format.
 
         Raises:
-            FedhetError: no client can serve, or none answered the first round; with their reasons.
+            FedhetError: too few clients can serve, none answered the first round, or the last rounds came to nothing;
+                with their reasons. Or the method failed.
         """
         overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
         self._override({key: value for key, value in overrides.items() if value is not None})
@@ -102,18 +106,41 @@ class FederatedStrategy(Conversation[P, S], Strategy):
 
     def _run(self, grid: Grid, evaluate_fn: EvaluateFunction | None) -> Result:
         result = Result()
-        self._gather(grid)
+        self.go(grid, 0)
         for observer in self.observers:
             observer.started(self, self.state.round + 1, self.last_round)
         self._evaluate_globally(self.state.round, evaluate_fn, result)
         while (round := self.state.round + 1) <= self.last_round:
-            messages = self.configure_train(round, ArrayRecord(), ConfigRecord(), grid)
-            _, metrics = self.aggregate_train(round, self._send(messages))
-            result.train_metrics_clientapp[round] = metrics or MetricRecord()
+            result.train_metrics_clientapp[round] = self.go(grid, round)
             self._evaluate_globally(round, evaluate_fn, result)
-        result.evaluate_metrics_clientapp[self.last_round] = self._evaluate_at_the_end(self.last_round + 1, grid)
+        self._check_that_rounds_counted()
+        result.evaluate_metrics_clientapp[self.last_round] = self.go(grid, self.last_round + 1)
         result.arrays = encode_arrays(self.state.model, flower=True)
         return result
+
+    def go(self, grid: Grid, round: int) -> MetricRecord:
+        """One round of `start`: from 1 to `last_round` one of training; 0 greets, the one after the last evaluates."""
+        self._grid, self._own_loop = grid, True
+        if not round:
+            return self._gather(grid)
+        if round > self.last_round:
+            return self._evaluate_at_the_end(round, grid)
+        messages = self.configure_train(round, ArrayRecord(), ConfigRecord(), grid)
+        _, metrics = self.aggregate_train(round, self._send(messages))
+        return metrics or MetricRecord()
+
+    def _check_that_rounds_counted(self) -> None:
+        """A run whose last rounds all came to nothing is no finished run.
+
+        Raises:
+            FedhetError: it is such a run.
+        """
+        counted = max((client.trained for client in self.state.clients.values()), default=-1)
+        if self.last_round - max(counted, 0) >= min(LAST, self.last_round) > 0:
+            raise FedhetError(
+                f"no round counted after round {max(counted, 0)} of {self.last_round}: too few clients gave a valid "
+                f"reply (min-clients = {self.config.min_clients}):\n{self._round.reasons() or '  none was asked'}"
+            )
 
     def _record(self, folder: Path) -> None:
         from fedhet.results.recorder import RunDirectory
@@ -166,7 +193,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         trained = {client: reply for client, reply in valid.items() if client in self._round.training}
         metrics: dict[str, float] = {}
         if trained and len(trained) >= min(self.config.min_clients, len(self._round.training)):
-            metrics = self.aggregate_fit(server_round, trained)
+            metrics = self._learn(server_round, trained)
             for client in trained:
                 self.state.clients[client].trained = server_round
         elif self._round.training:
@@ -176,6 +203,23 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         self.state.round = server_round
         record = self._complete(valid, metrics)
         return (encode_arrays(self.state.model, flower=True) if self.state.model else None), record
+
+    def _learn(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """The method's `aggregate_fit`; what it raises of valid replies is no client's fault, and ends the run.
+
+        Raises:
+            FedhetError: it failed, and where the run can go on.
+        """
+        try:
+            return self.aggregate_fit(round, replies)
+        except FedhetError:
+            raise
+        except Exception as error:
+            raise FedhetError(
+                f"round {round}: {self.name} failed to put together what clients {', '.join(replies)} sent "
+                f"({type(error).__name__}: {error}); the last state that was saved is that after round {round - 1}, "
+                "the last complete one, from which a resumed run goes on"
+            ) from error
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -196,15 +240,19 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         """Log what this strategy is."""
         log.info("%s: %s", self.name, self.parameters)
 
-    def _gather(self, grid: Grid) -> None:
+    def _gather(self, grid: Grid) -> MetricRecord:
         """Wait for clients and greet them: round 0."""
         await_nodes(grid, self.config)
         fresh = not self.state.clients
         self._round = Round()
         self._greet(grid)
+        if len(self.present) < self.config.min_clients:
+            raise FedhetError(
+                f"{len(self.present)} clients can serve, and {self.config.min_clients} are needed (min-clients):\n"
+                f"{self._round.reasons() or '  no more nodes came'}"
+            )
         self._ready()
-        if fresh:
-            self._complete({}, {})
+        return self._complete({}, {}) if fresh else MetricRecord()
 
     # ---- evaluation
 
@@ -212,7 +260,8 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         self._round = Round(number, final=True)
         self._greet(grid)
         payloads = self.evaluated_with(self.present, amid_training=False)
-        replies = self._valid(self._send(self._messages(MessageType.EVALUATE, payloads, evaluate=True)))
+        sent = self._send(self._messages(MessageType.EVALUATE, payloads, evaluate=True))
+        replies = self._valid(sent, payloads, check=self.check_last)
         self.conclude(replies)
         if not self.config.newcomers:
             return self._complete(replies, {})

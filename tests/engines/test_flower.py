@@ -279,11 +279,13 @@ def test_the_bundle_alone_is_enough_to_install_and_to_run(simulating: dict[str, 
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "-e", "."], cwd=app, check=True)
     elsewhere = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     where = "import fedhet, fedhet.strategies as s; print(fedhet.__file__, s.__file__)"
-    found = subprocess.run([python, "-c", where], env=elsewhere, capture_output=True, text=True, check=True, cwd=tmp_path)
+    found = subprocess.run(
+        [python, "-c", where], env=elsewhere, capture_output=True, text=True, check=True, cwd=tmp_path
+    )
     assert found.stdout.count(str(app)) == 2
     out = tmp_path / "run"
     run_config = f'preset="fedavg/digits" rounds=1 clients=2 out="{out}"'
-    flwr_run(app, simulating, run_config, "num-supernodes=2 client-resources-num-cpus=1")
+    simulate(app, simulating, run_config, "num-supernodes=2 client-resources-num-cpus=1")
     assert json.loads((out / "summary.json").read_text())["status"] == "completed"
 
 

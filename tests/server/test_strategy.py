@@ -216,7 +216,7 @@ def test_a_round_with_too_few_replies_does_not_count(start, failing):
     [
         (
             lambda reply: reply.content.__setitem__("metrics", MetricRecord({"num-examples": -5})),
-            "-5 training examples",
+            "num-examples is -5, must be a whole number from 1",
         ),
         (lambda reply: reply.content.__setitem__("metrics", MetricRecord({"num-examples": float("nan")})), "damaged"),
         (lambda reply: reply.content.__delitem__("metrics"), "damaged"),
@@ -236,14 +236,14 @@ def test_a_reply_that_is_none_is_refused(start, change, reason, around):
     assert watch.rows[2]["participants"] == ["0", "1", "2"]
 
 
-def test_a_loss_that_is_no_number_is_none_in_the_history(start, around):
+def test_a_loss_that_is_no_number_is_refused(start, around):
     def after(where, reply):
         if where == (1, "train", "1"):
             reply.content["metrics"]["train-loss"] = float("nan")
 
     _, watch, _ = start(app=around(after=after))
-    assert watch.rows[1]["train_loss"] is None
-    assert watch.rows[2]["train_loss"] > 0
+    assert watch.rows[1]["failures"][0]["reason"].endswith("must be a number up to 1e+09: has training diverged?")
+    assert watch.rows[1]["train_loss"] > 0
 
 
 def test_a_name_that_cannot_be_a_file_is_refused(start, tiny):
