@@ -44,6 +44,9 @@ __all__ = [
 log = logging.getLogger("flwr").getChild("fedhet")
 
 DEFAULT_PRESET = "fedhenn/digits"
+LOGS = ("tensorboard", "wandb", "mlflow")
+"""What the key `log` takes; `fedhet.results.loggers` has an observer for each."""
+
 EXTRA = "extra-keys"
 """Key under which Flower's run config, which takes declared keys only, carries those of a method from outside."""
 
@@ -235,6 +238,9 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
     """Problems of names and, unless some of the `numbers` are wrong already, of keys that do not go together."""
     config = Config(**common)
     problems = []
+    for name in filter(None, config.log.replace(" ", "").split(",")):
+        if name not in LOGS:
+            problems.append(nearest("log", name, LOGS))
     try:
         check_device_name(config.device)
     except ConfigError as error:

@@ -134,6 +134,7 @@ class Config:
     num_gpus: float = option(0.0, "share of a GPU for each client in a simulation on Ray", at_least=0)
     threads_per_client: int = option(1, "CPU threads of a client; more than one costs repeatability", at_least=1)
     state_dir: str = option("", "folder for the clients' own state; empty: in the run directory, or ~/.fedhet/state")
+    log: str = option("", "where rounds are logged to as well: tensorboard, wandb, mlflow, several with commas")
     engine: str = option("local", "where the clients are: local, ray, or a SuperLink connection of Flower's config")
     resume: bool = option(False, "go on with the run in `out` after its last complete round")
     seed: int = option(0, "seed of everything", at_least=0)

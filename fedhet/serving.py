@@ -19,6 +19,7 @@ from fedhet.learning import evaluate
 from fedhet.method import Method
 from fedhet.observing import Observer
 from fedhet.options import Config
+from fedhet.results.loggers import loggers
 from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import RunDirectory
 from fedhet.server import EvaluateFunction, FederatedStrategy
@@ -58,7 +59,9 @@ def serve(
     """
     directory = RunDirectory(folder, config, engine, resume=resume, own=own.words)
     make = registry.strategy(config.prefix)
-    strategy = make(config, shared=shared, model=model or own.model, observers=[directory, *observers])
+    strategy = make(
+        config, shared=shared, model=model or own.model, observers=[directory, *loggers(config, folder), *observers]
+    )
     strategy.state = directory.state(strategy.state_class) or strategy.state
     if evaluate_fn is None and config.test_on != "local":
         evaluate_fn = _on_common_test(strategy)

@@ -179,7 +179,7 @@ class Application:
                 torch.cuda.empty_cache()
         except FedhetError as error:
             if "request" not in message.content:  # there is nobody who reads a refusal
-                flowers.tell(str(error))
+                flowers.tell(self, str(error))
             reason = str(error).removeprefix(f"client {name}: ")  # the server knows who it is, and counts alike ones
             record = Refusal(name, reason, lost=isinstance(error, LostState)).record()
         return Message(record, reply_to=message)

@@ -1,7 +1,7 @@
 """Flower's mods around a client: what they read is in Flower's format, and those that clip need one shared model."""
 
 import logging
-from functools import cache
+from functools import lru_cache
 
 from flwr.app import Context, Message
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
@@ -14,9 +14,9 @@ from fedhet.wire import decode_arrays, encode_arrays
 log = logging.getLogger("flwr").getChild("fedhet")
 
 
-@cache
-def tell(reason: str) -> None:
-    """Log what is wrong with who asks, once a process."""
+@lru_cache(maxsize=8)
+def tell(app: object, reason: str) -> None:
+    """Log what is wrong with who asks, once for an app."""
     log.error("%s", reason)
 
 

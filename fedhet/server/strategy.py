@@ -143,11 +143,12 @@ class FederatedStrategy(Conversation[P, S], Strategy):
             )
 
     def _record(self, folder: Path) -> None:
+        from fedhet.results.loggers import loggers
         from fedhet.results.recorder import RunDirectory
 
         directory = RunDirectory(folder.resolve(), self.config, "flwr", resume=self.config.resume)
         self.state = cast(S | None, directory.state(self.state_class)) or self.state
-        self.observers = [directory]
+        self.observers = [directory, *loggers(self.config, folder.resolve())]
 
     # ---- Flower's hooks
 

@@ -12,6 +12,7 @@ from fedhet.client import node, state
 from fedhet.data import Pool
 from fedhet.engines.local import FIRST_NODE, LocalGrid
 from fedhet.errors import FedhetError
+from fedhet.files import state_home
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -87,7 +88,7 @@ def test_a_pool_that_was_damaged_on_disk_is_asked_for_again(tmp_path):
 
 def test_old_runs_and_pools_are_removed_and_young_ones_stay(federate, home):
     federate("Local")
-    base = state.own_folder()
+    base = state_home()
     (old,) = base.iterdir()
     (base / "pools").mkdir()
     (base / "pools" / "a.safetensors").touch()
@@ -114,11 +115,11 @@ def test_old_runs_and_pools_are_removed_and_young_ones_stay(federate, home):
     ],
 )
 def test_a_node_lets_out_what_it_says_and_the_others_go_on(method, allow, reason, federate):
-    watch, _ = federate(method, nodes={1: {"allow": allow}})
+    watch, _ = federate(method, nodes={1: {"allow": allow}}, clients=3)
     (failure,) = watch.rows[0]["failures"]
     assert failure["client"] == "1"
     assert reason in failure["reason"]
-    assert watch.rows[1]["participants"] == ["0"]
+    assert watch.rows[1]["participants"] == ["0", "2"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_statistics_are_a_kind_of_their_own(federate):
     def model(client):
         return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
 
-    watch, _ = federate("FedAvg", model, {1: {"allow": "weights"}})
+    watch, _ = federate("FedAvg", model, {1: {"allow": "weights"}}, clients=3)
     assert "fedavg sends statistics; batch-norm = local keeps statistics" in watch.rows[0]["failures"][0]["reason"]
     watch, _ = federate("FedAvg", model, {1: {"allow": "weights"}}, batch_norm="local")
     assert watch.rows[0]["failures"] == []
