@@ -58,10 +58,8 @@ def serve(
         FedhetError: as the strategy's `start`.
     """
     directory = RunDirectory(folder, config, engine, resume=resume, own=own.words)
-    make = registry.strategy(config.prefix)
-    strategy = make(
-        config, shared=shared, model=model or own.model, observers=[directory, *loggers(config, folder), *observers]
-    )
+    make, watching = registry.strategy(config.prefix), [directory, *loggers(config, folder), *observers]
+    strategy = make(config, shared=shared, model=model or own.model, observers=watching)
     strategy.state = directory.state(strategy.state_class) or strategy.state
     if evaluate_fn is None and config.test_on != "local":
         evaluate_fn = _on_common_test(strategy)
