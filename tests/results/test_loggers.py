@@ -27,11 +27,13 @@ def test_every_round_is_told_and_the_run_is_ended(log, tiny, tmp_path, monkeypat
         begun.append((args, settings))
         return SimpleNamespace(log=add, finish=lambda **how: ended.append(how))
 
-    writer = SimpleNamespace(
-        add_scalar=lambda name, value, step: add({name: value}, step), close=lambda: ended.append(0)
-    )
+    def add_scalar(name, value, step):
+        add({name: value}, step)
+
+    writer = SimpleNamespace(add_scalar=add_scalar, close=lambda: ended.append(0))
+    board = SimpleNamespace(SummaryWriter=lambda where: begun.append(where) or writer)
     stand_ins = {
-        "tensorboard": ("torch.utils.tensorboard", SimpleNamespace(SummaryWriter=lambda where: begun.append(where) or writer)),
+        "tensorboard": ("torch.utils.tensorboard", board),
         "wandb": ("wandb", SimpleNamespace(init=begin)),
         "mlflow": (
             "mlflow",
