@@ -14,11 +14,11 @@ from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.data import Pool
 from fedhet.data.own import as_pool
+from fedhet.given import Given
 from fedhet.learning import evaluate
 from fedhet.method import Method
 from fedhet.observing import Observer
 from fedhet.options import Config
-from fedhet.population import ModelFunction
 from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import RunDirectory
 from fedhet.server import EvaluateFunction, FederatedStrategy
@@ -34,7 +34,8 @@ def serve(
     engine: str,
     resume: bool = False,
     shared: Pool | None = None,
-    model: ModelFunction | None = None,
+    model: Any = None,
+    own: Given = Given(),  # noqa: B008 - it is frozen
     evaluate_fn: EvaluateFunction | None = None,
     observers: Sequence[Observer] = (),
 ) -> None:
@@ -48,14 +49,16 @@ def serve(
         resume: go on with the run in the folder.
         shared: the shared pool.
         model: the clients' models, where they are not the configured ones and the server needs them.
+        own: what a user gave in Python, for the run's files and, in place of `model`, for the server.
         evaluate_fn: evaluates the global model; by default on the common test set, where `test-on` asks for it.
         observers: told of every round, after it is recorded.
 
     Raises:
         FedhetError: as the strategy's `start`.
     """
-    directory = RunDirectory(folder, config, engine, resume=resume)
-    strategy = registry.strategy(config.prefix)(config, shared=shared, model=model, observers=[directory, *observers])
+    directory = RunDirectory(folder, config, engine, resume=resume, own=own.words)
+    make = registry.strategy(config.prefix)
+    strategy = make(config, shared=shared, model=model or own.model, observers=[directory, *observers])
     strategy.state = directory.state(strategy.state_class) or strategy.state
     if evaluate_fn is None and config.test_on != "local":
         evaluate_fn = _on_common_test(strategy)
@@ -64,7 +67,7 @@ def serve(
 
 def make_server_app(
     *,
-    model: ModelFunction | None = None,
+    model: Any = None,
     shared: Callable[[Config], Any] | None = None,
     evaluate_fn: EvaluateFunction | None = None,
     methods: Sequence[Method] = (),
@@ -94,7 +97,6 @@ def make_server_app(
         home = Path.home() / ".fedhet" / "runs"
         folder = Path(config.out or new_folder(home, config)).resolve()
         pool = as_pool(shared(config)) if shared else population.shared_pool(config)
-        log.info("results go to %s", folder)
         serve(
             config,
             grid,
