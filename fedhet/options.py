@@ -133,6 +133,9 @@ class Config:
     device: str = option("auto", "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps")
     num_gpus: float = option(0.0, "share of a GPU for each client in a simulation on Ray", at_least=0)
     threads_per_client: int = option(1, "CPU threads of a client; more than one costs repeatability", at_least=1)
+    workers: int = option(
+        0, "processes of the local engine in which clients train; 0: as many as cores, one beside a GPU", at_least=0
+    )
     state_dir: str = option("", "folder for the clients' own state; empty: in the run directory, or ~/.fedhet/state")
     log: str = option("", "where rounds are logged to as well: tensorboard, wandb, mlflow, several with commas")
     engine: str = option("local", "where the clients are: local, ray, or a SuperLink connection of Flower's config")

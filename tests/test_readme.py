@@ -44,7 +44,7 @@ def test_own_model_and_data_in_an_existing_flower_app(app: Path, capsys: pytest.
     assert accuracies
     assert accuracies[-1] > 0.8
     assert (app / "runs" / "mine" / "summary.json").is_file()
-    # Personal models are left in the clients' state, here in the home folder that all share with the server.
+    # Clients and server share a disk here, so personal models are with the results.
     assert len(list((app / "runs" / "mine" / "models").glob("*.safetensors"))) == 3
 
 

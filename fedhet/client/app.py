@@ -84,16 +84,18 @@ class Application:
         model: ModelFunction | None,
         data: given.DataFunction | None,
         task: Task | None,
-        *,
         mods: bool = False,
         clipped: bool = False,
     ) -> None:
-        self._model, self._data, self._task = model, data, task
-        self._mods, self._clipped = mods, clipped
+        self._model, self._data, self._task, self._mods, self._clipped = model, data, task, mods, clipped
         self._networks, self._pools = Networks(), Pools()
         self._data_kept: dict[tuple[str, object, torch.device], ClientData] = {}
         self._tried: dict[str, tuple[Task, str]] = {}
         self._serving: object = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Another process makes its own from the same: what is kept here, it keeps itself."""
+        return Application, (self._model, self._data, self._task, self._mods, self._clipped)
 
     # ---- messages
 

@@ -12,7 +12,7 @@ from fedhet.given import Given
 from fedhet.results.run_files import read_run
 
 # Where and how a run is carried out, which is the comparison's to say and changes nothing of what is computed.
-PLACES = frozenset({"out", "state-dir", "engine", "resume"})
+PLACES = frozenset({"out", "state-dir", "engine", "resume", "workers"})
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fedhet import make_client_app, models, population
 from fedhet.config import resolve
 from fedhet.data import load
 from fedhet.engines import local
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.graphs import architecture_graph, permutation_groups, permute, resize
 from fedhet.learning import Trained, evaluate
 from fedhet.models.text import CharLSTM
