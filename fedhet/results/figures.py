@@ -208,7 +208,7 @@ def faded(colour: str) -> "Colormap":
     """A colormap from nothing to a colour, so that zeros are the page, light or dark."""
     from matplotlib.colors import LinearSegmentedColormap, to_rgba
 
-    return LinearSegmentedColormap.from_list("faded", [to_rgba(colour, 0.0), to_rgba(colour, 1.0)])
+    return LinearSegmentedColormap.from_list("faded", [to_rgba(colour, 0.0), to_rgba(colour, 0.7)])
 
 
 @cache
