@@ -124,6 +124,20 @@ class Config:
         "BatchNorm statistics travel, stay, or stay and are taken anew from a client's images after every average",
         choices=("aggregate", "local", "re-estimate"),
     )
+    aggregation: str = option(
+        "mean",
+        "how what clients send is averaged: by examples, or by a rule that hostile clients cannot carry away, by which "
+        "all clients count the same",
+        choices=("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped"),
+    )
+    hostile: float = option(
+        0.2, "share of hostile clients that trimmed-mean, krum and multi-krum are to stand", above=0, below=0.5
+    )
+    update_bound: float = option(
+        0.0,
+        "cut a client's update to so many times the median norm of the round's; 0: none (norm-clipped: 1)",
+        at_least=0,
+    )
     wire_dtype: str = option("float32", "dtype of weights on the wire", choices=("float32", "float16"))
     timeout: float = option(3600.0, "seconds to wait for a round's replies", above=0)
     min_clients: int = option(1, "clients that must be there to start, and must reply for a round to count", at_least=1)

@@ -15,7 +15,7 @@ from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.method import Method, Traits
 from fedhet.options import Config, Parameters, Value
 from fedhet.population import ClientInfo, ModelFunction
-from fedhet.server.aggregation import average_shared
+from fedhet.server.robust import Rule, put_together
 from fedhet.server.roster import Roster
 from fedhet.server.round import Round, draw, in_order
 from fedhet.server.state import State
@@ -43,7 +43,7 @@ class ServerHalf(Generic[P, S]):
     role: ClassVar[str] = "server"
     method: Method
     state_class: ClassVar[type[State]] = State
-    takes_in: ClassVar[bool] = False
+    takes_in: bool = False
     """Whether replies are large and taken in one by one (`take_in`), so that they are never all held at once."""
 
     def __init__(
@@ -240,8 +240,30 @@ class ServerHalf(Generic[P, S]):
         models = {client: reply.arrays["model"] for client, reply in replies.items() if "model" in reply.arrays}
         if models and self.traits.shares.averaged:
             weights = {client: float(replies[client].examples) for client in models}
-            self.state.model = self.state.model | average_shared(models, weights, self.specs)
+            self.state.model = self.state.model | self.average(models, weights, self.specs)
         return {}
+
+    def average(
+        self,
+        models: Mapping[str, Arrays],
+        weights: Mapping[str, float],
+        specs: Mapping[str, Spec],
+        before: Arrays | None = None,
+    ) -> Arrays:
+        """One array of each shared key, of those that clients sent, by the key `aggregation`.
+
+        An update that is cut (`update-bound`) is named in the round's row.
+
+        Args:
+            models: what each client sent, by shared key.
+            weights: of each client, for the mean.
+            specs: shapes and dtypes of each client's keys.
+            before: where they set out; by default `state.model`.
+        """
+        start = self.state.model if before is None else before
+        found, cuts = put_together(models, weights, specs, start, Rule.of(self.config))
+        self._round.cuts += map(vars, cuts)
+        return found
 
     # ---- the end
 
