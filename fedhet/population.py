@@ -117,6 +117,13 @@ def check(config: Config) -> None:
     Raises:
         FedhetError: what cannot, and what would do.
     """
+    traits = registry.method(config.prefix).traits_of(config.parameters)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device = 'cuda', but torch sees no GPU here: use device = 'auto' or 'cpu'")
+    if traits.pool != "none" and not config.shared_samples and not config.parameters.makes_pool:
+        raise ConfigError(
+            f"{config.prefix} aligns clients on a pool that all share: set shared-samples, such as shared-samples = 500"
+        )
     dataset = dataset_of(config)
     _split(_data_keys(config), config.clients)
     dealt = sorted(set(architectures(config, config.clients)))

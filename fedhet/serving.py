@@ -14,13 +14,15 @@ from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.data import Pool
 from fedhet.data.own import as_pool
+from fedhet.errors import FedhetError
+from fedhet.files import locked
 from fedhet.learning import evaluate
 from fedhet.method import Method
 from fedhet.observing import Observer
 from fedhet.options import Config
 from fedhet.population import ModelFunction
 from fedhet.results.progress import ProgressLine
-from fedhet.results.recorder import RunDirectory
+from fedhet.results.recorder import RunDirectory, check_folder
 from fedhet.server import EvaluateFunction, FederatedStrategy
 
 log = logging.getLogger("flwr").getChild("fedhet")
@@ -54,12 +56,21 @@ def serve(
     Raises:
         FedhetError: as the strategy's `start`.
     """
-    directory = RunDirectory(folder, config, engine, resume=resume)
-    strategy = registry.strategy(config.prefix)(config, shared=shared, model=model, observers=[directory, *observers])
-    strategy.state = directory.state(strategy.state_class) or strategy.state
-    if evaluate_fn is None and config.test_on != "local":
-        evaluate_fn = _on_common_test(strategy)
-    strategy.start(grid, evaluate_fn=evaluate_fn)
+    check_folder(folder, resume=resume)
+    make = registry.strategy(config.prefix)
+    try:
+        with locked(folder):
+            directory = RunDirectory(folder, config, engine, resume=resume)
+            strategy = make(config, shared=shared, model=model, observers=[directory, *observers])
+            strategy.state = directory.state(strategy.state_class) or strategy.state
+            if evaluate_fn is None and config.test_on != "local":
+                evaluate_fn = _on_common_test(strategy)
+            strategy.start(grid, evaluate_fn=evaluate_fn)
+    except OSError as error:
+        raise FedhetError(
+            f"the run stopped, since {error.filename or folder} cannot be written or read: "
+            f"{error.strerror or error}; what was complete is saved, and --resume {folder} goes on from there"
+        ) from error
 
 
 def make_server_app(

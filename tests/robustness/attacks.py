@@ -1,8 +1,7 @@
 """How far hostile clients carry the honest ones: methods, rules and attacks; prints the table of README.md.
 
-`python tests/robustness/attacks.py [METHOD ...]`. Ten clients hold 60 digits each, of Dirichlet labels (alpha = 1), and
-train an MLP (or four CNNs, where networks may differ) for ten rounds. The last two are hostile: they train as the
-others do, and change what they send.
+`python tests/robustness/attacks.py [METHOD ...]`. Ten clients hold 60 digits each and train an MLP (or two CNNs, where
+networks may differ) for ten rounds. The last two are hostile: they train as the others do, and change what they send.
 """
 
 import logging
@@ -23,11 +22,9 @@ HOSTILE = ("8", "9")
 COMMON = {
     "dataset": "digits",
     "clients": 10,
-    "partition": "dirichlet",
-    "alpha": 1.0,
     "samples-per-client": 60,
     "rounds": 10,
-    "local-epochs": 2,
+    "local-epochs": 3,
     "batch-size": 16,
     "learning-rate": 0.1,
     "shared-samples": 200,
