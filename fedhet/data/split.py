@@ -15,13 +15,16 @@ from fedhet.randomness import numpy_generator
 def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     """Choose the pool that no client trains on, each class in its share, from the training examples.
 
+    Where examples belong together (those of a patient) the pool has whole owners; what is left of the last one, whose
+    examples are more than there is room for, nobody gets.
+
     Args:
         dataset: The data set.
         size: Number of examples in the pool; 0 for none.
         seed: The same seed holds the same examples out, whatever the partition and the number of clients.
 
     Returns:
-        The pool's indices into the training examples, in random order, and the other indices, ascending.
+        The pool's indices into the training examples, in random order, and those for the clients, ascending.
 
     Raises:
         DataError: The pool would leave nothing to train on.
@@ -31,8 +34,23 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
         raise DataError(f"{dataset.name} has {n} training examples, so {size} of them cannot be held out")
     labels = dataset.train.labels
     rng = numpy_generator(seed, "hold-out")
+    if size and dataset.together is not None:
+        return _owners_out(dataset.together.train, size, rng, dataset.name)
     pool = rng.permutation(proportional_sample(labels.numpy() if labels.ndim == 1 else None, n, size, rng))
     return pool, np.setdiff1d(np.arange(n), pool)
+
+
+def _owners_out(owners: Indices, size: int, rng: np.random.Generator, name: str) -> tuple[Indices, Indices]:
+    """A pool of whole owners, and the examples of the others."""
+    order = rng.permutation(owners.max() + 1)
+    drawn = np.argsort(np.argsort(order)[owners], kind="stable")  # all examples, owner by owner in the order drawn
+    pool = rng.permutation(drawn[:size])
+    rest = np.flatnonzero(~np.isin(owners, owners[pool]))
+    if not len(rest):
+        raise DataError(
+            f"{name}: {size} examples that are held out belong to all of its {len(np.unique(owners))} owners"
+        )
+    return pool, rest
 
 
 @dataclass(frozen=True, eq=False)
