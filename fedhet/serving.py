@@ -104,7 +104,7 @@ def make_server_app(
         engine = config.engine if "engine" in config.chosen else "flwr"
         home = Path.home() / ".fedhet" / "runs"
         folder = Path(config.out or new_folder(home, config)).resolve()
-        pool = as_pool(shared(config)) if shared else population.shared_pool(config)
+        pool = as_pool(shared(config)) if shared else _pool(config)
         log.info("results go to %s", folder)
         serve(
             config,
@@ -119,6 +119,12 @@ def make_server_app(
         )
 
     return app
+
+
+def _pool(config: Config) -> Pool | None:
+    """The configured data set's pool, where the method has one: a server that sends none needs no data."""
+    needed = registry.method(config.prefix).traits_of(config.parameters).pool != "none"
+    return population.shared_pool(config) if needed else None
 
 
 def _on_common_test(strategy: FederatedStrategy[Any, Any]) -> EvaluateFunction:
