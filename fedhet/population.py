@@ -209,4 +209,6 @@ def _client(keys: Config, clients: int, number: int) -> ClientData:
     split = _split(keys, clients)
     part = split.parts[number]
     own = ClientData(split.dataset.train.subset(part.train), split.dataset.test.subset(part.test))
-    return data.with_validation(own, keys.validation, keys.seed, str(number))
+    together = split.dataset.together
+    owners = together.train[part.train] if together else None
+    return data.with_validation(own, keys.validation, keys.seed, str(number), owners=owners)

@@ -42,15 +42,18 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
 
 def _owners_out(owners: Indices, size: int, rng: np.random.Generator, name: str) -> tuple[Indices, Indices]:
     """A pool of whole owners, and the examples of the others."""
-    order = rng.permutation(owners.max() + 1)
-    drawn = np.argsort(np.argsort(order)[owners], kind="stable")  # all examples, owner by owner in the order drawn
-    pool = rng.permutation(drawn[:size])
+    pool = rng.permutation(_owner_by_owner(owners, rng)[:size])
     rest = np.flatnonzero(~np.isin(owners, owners[pool]))
     if not len(rest):
         raise DataError(
             f"{name}: {size} examples that are held out belong to all of its {len(np.unique(owners))} owners"
         )
     return pool, rest
+
+
+def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
+    """All examples, those of one owner after another's, owners in random order."""
+    return np.argsort(rng.permutation(owners.max() + 1)[owners], kind="stable")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +88,9 @@ def split(dataset: DataSet, name: str, *, clients: int, seed: int, shared_sample
     return Split(dataset, partition(dataset, name, clients=clients, seed=seed, available=available, **options), pool)
 
 
-def with_validation(data: ClientData, share: float, seed: int, client: str) -> ClientData:
+def with_validation(
+    data: ClientData, share: float, seed: int, client: str, *, owners: Indices | None = None
+) -> ClientData:
     """A client's data with a part of its training examples set apart for validation.
 
     Args:
@@ -93,9 +98,11 @@ def with_validation(data: ClientData, share: float, seed: int, client: str) -> C
         share: Of the training examples, 0 to 1 (exclusive); at least one is set apart, and at least one left.
         seed: The same seed sets the same examples apart.
         client: The client's name.
+        owners: (n,) of the training examples, where those of one belong together: whole owners are set apart, at least
+            as many as the share needs.
 
     Returns:
-        The same data where the share is 0 or there is only one example.
+        The same data where the share is 0 or there is only one example, or one owner.
     """
     n = len(data.train)
     if not share or n < 2 or data.validation is not None:
@@ -107,6 +114,11 @@ def with_validation(data: ClientData, share: float, seed: int, client: str) -> C
         known, classes = np.unique(labels.cpu().numpy(), return_inverse=True)
         classes = rng.permutation(len(known))[classes]
     size = min(max(1, round(share * n)), n - 1)
-    chosen = np.sort(proportional_sample(classes, n, size, rng))
+    if owners is None:
+        chosen = np.sort(proportional_sample(classes, n, size, rng))
+    else:
+        chosen = np.flatnonzero(np.isin(owners, owners[_owner_by_owner(owners, rng)[:size]]))
     rest = np.setdiff1d(np.arange(n), chosen)
+    if not len(rest):
+        return data
     return replace(data, train=data.train.subset(rest), validation=data.train.subset(chosen))

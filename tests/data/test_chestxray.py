@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedhet import data
+from fedhet import config as configuration
+from fedhet import data, population
 from fedhet.data.chestxray import FINDINGS
 from fedhet.errors import DataError
 
@@ -104,6 +105,17 @@ def test_a_pool_has_whole_patients_and_no_client_has_one_of_them(tmp_path: Path)
     assert not np.array_equal(split.pool, other.pool)
     with pytest.raises(DataError, match="71 examples that are held out belong to all of its 24 owners"):
         data.split(dataset, "iid", clients=3, seed=0, shared_samples=71)
+
+
+def test_a_validation_part_has_whole_patients(tmp_path: Path) -> None:
+    settings = {"method": "local", "dataset": "chestxray14", "data": str(write(tmp_path / "nih")), "clients": 3}
+    config = configuration.resolve({**settings, "validation": 0.25})
+    for number in range(3):
+        own = population.data_of(population.ClientInfo(str(number), number, 3, config))
+        assert own.validation is not None
+        train, apart = set(patients(own.train)), patients(own.validation)
+        assert not train & set(apart)
+        assert (len(train), len(apart)) == (6, 2 * EACH)
 
 
 def test_decoded_images_are_kept_by_size_and_made_anew_if_they_are_damaged(
