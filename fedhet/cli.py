@@ -159,6 +159,21 @@ def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run dir
         typer.echo(str(write_report(folder)))
 
 
+@app.command()
+def clean(
+    days: Annotated[float, typer.Option(min=0, help="Remove what was not written to for so many days.")] = 30,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The node's folder of state; ~/.fedhet/state if left out.")
+    ] = None,
+) -> None:
+    """Remove old runs' states and pools from this node's folder."""
+    with _errors(everything_is_input=True):
+        from fedhet.client.state import own_folder, remove_old
+
+        for path in remove_old(state_dir or own_folder(), days):
+            typer.echo(f"removed {path}")
+
+
 @app.command("list")
 def list_names() -> None:
     """Name the methods, models, data sets, partitions and presets."""

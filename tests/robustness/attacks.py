@@ -38,7 +38,6 @@ COMMON = {
 OF_METHOD = {
     "fedavg": {"architectures": "mlp"},
     "fedprox": {"architectures": "mlp"},
-    "fedrep": {"architectures": "mlp"},
     "lg-fedavg": {"architectures": "cnn-2-2,cnn-3-2"},
     "layer-average": {"architectures": "cnn-2-2,cnn-3-2"},
     "fedproto": {"architectures": "cnn-2-2,cnn-3-2", "fedproto.width": 32},
