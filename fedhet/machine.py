@@ -5,7 +5,7 @@ import ctypes
 import hmac
 import os
 import secrets
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 # Of glibc's malloc.h: how much free memory it keeps, and from which size it asks the system for each block.
@@ -18,7 +18,11 @@ def proof(text: str) -> str:
 
     The key is made when it is first needed. Empty where there can be none.
     """
-    key = _key(Path.home() / ".fedhet" / "key")
+    return _proof(_key(Path.home() / ".fedhet" / "key"), text)
+
+
+@lru_cache(maxsize=256)  # every message carries the same text
+def _proof(key: bytes, text: str) -> str:
     return hmac.new(key, text.encode(), "sha256").hexdigest() if key else ""
 
 
