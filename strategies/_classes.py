@@ -39,7 +39,7 @@ class ByClass(FederatedStrategy[P, C]):
 
     def kind_of(self, reply: Reply) -> Hashable:
         """Vectors of one width."""
-        return super().kind_of(reply), reply.payload.values.get("width")
+        return super().kind_of(reply), str(reply.payload.values.get("width"))
 
     def welcome(self, client: str, reply: Reply) -> None:
         """Vectors must be equally wide, or there is no mean of them."""

@@ -35,14 +35,15 @@ COMMON = {
     "momentum": 0.0,
     "lr-schedule": "constant",
 }
+CNNS = {"architectures": "cnn-2-2,cnn-3-2", "optimizer": "adam", "learning-rate": 0.005}
 OF_METHOD = {
     "fedavg": {"architectures": "mlp"},
     "fedprox": {"architectures": "mlp"},
-    "lg-fedavg": {"architectures": "cnn-2-2,cnn-3-2"},
-    "layer-average": {"architectures": "cnn-2-2,cnn-3-2"},
-    "fedproto": {"architectures": "cnn-2-2,cnn-3-2", "fedproto.width": 32},
-    "fedhenn": {"architectures": "cnn-2-2,cnn-3-2", "fedhenn.eta0": 1.0, "fedhenn.target": "spectral"},
-    "fedmd": {"architectures": "cnn-2-2,cnn-3-2", "fedmd.public-epochs": 2, "fedmd.private-epochs": 0},
+    "lg-fedavg": CNNS,
+    "layer-average": CNNS,
+    "fedproto": CNNS | {"fedproto.width": 32},
+    "fedhenn": CNNS | {"fedhenn.eta0": 1.0, "fedhenn.target": "spectral"},
+    "fedmd": CNNS | {"fedmd.public-epochs": 2, "fedmd.private-epochs": 0},
 }
 
 
