@@ -152,6 +152,9 @@ class Config:
     device: str = option("auto", "where clients train", choices=("auto", "cpu", "cuda"))
     num_gpus: float = option(0.0, "share of a GPU for each client in a simulation on Ray", at_least=0)
     threads_per_client: int = option(1, "CPU threads of a client; more than one costs repeatability", at_least=1)
+    workers: int = option(
+        0, "processes of the local engine in which clients train; 0: as many as cores, one beside a GPU", at_least=0
+    )
     state_dir: str = option("", "folder for the clients' own state; empty: in the run directory, or ~/.fedhet/state")
     engine: str = option("local", "where the clients are: local, ray, or a SuperLink connection of Flower's config")
     resume: bool = option(False, "go on with the run in `out` after its last complete round")

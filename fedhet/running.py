@@ -20,6 +20,7 @@ RESUMABLE = (
     "data",
     "device",
     "num-gpus",
+    "workers",
     "timeout",
     "min-clients",
     "wait-for-clients",

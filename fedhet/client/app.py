@@ -75,6 +75,10 @@ class Application:
         self._data_kept: dict[tuple[str, object, torch.device], ClientData] = {}
         self._serving: object = None
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Another process makes its own from the same: what is kept here, it keeps itself."""
+        return Application, (self._model, self._data, self._task)
+
     # ---- messages
 
     def query(self, message: Message, context: Context) -> Message:

@@ -11,7 +11,7 @@ from fedhet.errors import ConfigError
 from fedhet.results.run_files import read_run
 
 # Where and how a run is carried out, which is the comparison's to say and changes nothing of what is computed.
-PLACES = frozenset({"out", "state-dir", "engine", "resume"})
+PLACES = frozenset({"out", "state-dir", "engine", "resume", "workers"})
 
 
 @dataclass(frozen=True)

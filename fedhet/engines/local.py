@@ -1,4 +1,4 @@
-"""The local engine: ServerApp strategy and ClientApp in one process, for speed and for a debugger.
+"""The local engine: ServerApp strategy and ClientApp in one process, for a debugger, or with workers, for speed.
 
 Flower has no plug-in point for another backend, but a strategy only needs a `Grid`; this one calls the ClientApp
 itself. It must do what Flower's runtime does around a ClientApp: identity, message ids, one context a node, and an
@@ -7,7 +7,9 @@ error reply for a client that raises.
 
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+import multiprocessing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -20,6 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet import population
 from fedhet.client.app import make_client_app
+from fedhet.machine import cores
 from fedhet.observing import Observer
 from fedhet.options import Config
 from fedhet.serving import serve
@@ -40,7 +43,7 @@ class LocalGrid(Grid):
     """
 
     def __init__(self, client_app: ClientApp, clients: int) -> None:
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER_ID
+        be_server()
         self._client_app = client_app
         self._contexts = {
             FIRST_NODE + index: Context(
@@ -77,7 +80,7 @@ class LocalGrid(Grid):
         """Take in messages; each is handled when its reply is asked for."""
         ids = []
         for message in messages:
-            ids.append(self._identify(message))
+            ids.append(identify(message, self._ids))
             message.content = _own(message.content)
             self._waiting[ids[-1]] = message
         return ids
@@ -91,20 +94,31 @@ class LocalGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def _handle(self, message: Message) -> Message:
-        context = self._contexts[message.metadata.dst_node_id]
-        try:
-            reply = self._client_app(message, context)
-        except Exception as error:  # a client's failure is the client's: the run goes on, as in Flower's runtime
-            _log.exception("client at node %d failed", context.node_id)
-            reason = f"{type(error).__name__}: {error}"
-            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-        self._identify(reply)
+        reply = handled(self._client_app, message, self._contexts[message.metadata.dst_node_id])
+        identify(reply, self._ids)
         return reply
 
-    def _identify(self, message: Message) -> str:
-        key = str(next(self._ids))
-        message.metadata.__dict__["_message_id"] = key
-        return key
+
+def be_server() -> None:
+    """Tell Flower whose the messages are that this process makes."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER_ID
+
+
+def handled(app: ClientApp, message: Message, context: Context) -> Message:
+    """A client's reply; one that raises fails alone: the run goes on, as in Flower's runtime."""
+    try:
+        return app(message, context)
+    except Exception as error:
+        _log.exception("client at node %d failed", context.node_id)
+        reason = f"{type(error).__name__}: {error}"
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def identify(message: Message, ids: Iterator[int]) -> str:
+    """Give a message its id, as a SuperLink does."""
+    key = str(next(ids))
+    message.metadata.__dict__["_message_id"] = key
+    return key
 
 
 def _own(content: RecordDict) -> RecordDict:
@@ -137,7 +151,7 @@ def run_locally(
     observers: Sequence[Observer] = (),
     app: ClientApp | None = None,
 ) -> None:
-    """Run a configuration in this process.
+    """Run a configuration on this machine.
 
     Args:
         config: the complete configuration.
@@ -151,10 +165,22 @@ def run_locally(
     """
     if not config.state_dir:
         config = config.but(state_dir=str(folder / "state"))
-    with torch.random.fork_rng(devices=[]):  # clients seed torch's global generator, which is the caller's here
+    app = app or make_client_app()
+    gpu = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    workers = config.workers or (1 if gpu else cores())
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))  # clients seed torch's global generator, the caller's
+        if workers > 1 and not multiprocessing.current_process().daemon:  # one of several runs has its core already
+            from fedhet.engines.workers import WorkerGrid
+
+            grid: LocalGrid = stack.enter_context(
+                WorkerGrid(app, config.clients, workers=workers, timeout=config.timeout)
+            )
+        else:
+            grid = LocalGrid(app, config.clients)
         serve(
             config,
-            LocalGrid(app or make_client_app(), config.clients),
+            grid,
             folder,
             engine="local",
             resume=resume,

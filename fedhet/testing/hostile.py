@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fedhet import population
-from fedhet.engines.local import FIRST_NODE, LocalGrid
+from fedhet.engines.local import FIRST_NODE, LocalGrid, identify
 from fedhet.errors import FedhetError
 from fedhet.server import FederatedStrategy, State
 from fedhet.testing.faults import where
@@ -56,7 +56,7 @@ class Replayed(LocalGrid):
             reply = Message(content, reply_to=message)
         except LookupError as error:
             reply = Message(Error(2, str(error)), reply_to=message)
-        self._identify(reply)
+        identify(reply, self._ids)
         return reply
 
     def _answer(self, place: Place) -> RecordDict:
