@@ -13,6 +13,7 @@ from torch import Tensor
 from fedhet import models, population
 from fedhet.client import ClientHalf, LostState
 from fedhet.data import Examples, Pool
+from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError, ModelError
 from fedhet.graphs import BlockAlignment, UnsupportedArchitecture, align_blocks, blocks
 from fedhet.learning import Loss, Phase, Step, reestimate
@@ -210,7 +211,7 @@ class FedHARM(ClientHalf[FedHARMParameters]):
             self._reestimate(self.client.pool.inputs)
         return super().evaluate(when)
 
-    def _reestimate(self, inputs: Tensor) -> None:
+    def _reestimate(self, inputs: Tensor | LazyInputs) -> None:
         reestimate(self.client.model, inputs, self.client.transform)
 
     def finish(self, payload: Payload) -> Payload:

@@ -18,8 +18,9 @@ from typing import Any
 
 from fedhet import data, models, registry, toml
 from fedhet.errors import ConfigError, FedhetError, nearest
+from fedhet.machine import check_device_name
 from fedhet.method import Method
-from fedhet.options import Config, Parameters, Value, checked, common_fields, default_of, kebab, option
+from fedhet.options import Config, Parameters, Value, checked, common_fields, default_of, kebab, option, takes
 from fedhet.toml import read, to_toml, toml_value
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Parameters",
     "Value",
     "keys",
+    "named",
     "option",
     "parse",
     "parse_setting",
@@ -61,7 +63,7 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
     Raises:
         ConfigError: with every problem found, each naming its key and what would be right.
     """
-    wanted = toml.chosen(chosen)
+    wanted = {_key(key): value for key, value in toml.chosen(chosen).items()}
     if extra := wanted.pop(EXTRA, None):
         wanted |= _extra(str(extra))
     preset = read(preset_path(str(wanted["preset"]))) if wanted.get("preset") else {}
@@ -100,9 +102,30 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
             "round: leave it out, or take a method that averages or writes them, such as layer-average or flha-ghn"
         )
     config.parameters.check(config)
-    by_hand = wanted.keys() if strict is True else strict or ()
+    by_hand = wanted.keys() if strict is True else map(_key, strict or ())
     averages = method.traits_of(config.parameters).averages
     return _without_idle(config, frozenset(by_hand), layers.keys(), averages=averages)
+
+
+def named(config: str | Path | None, method: object = None, given: Collection[str] = ()) -> dict[str, Any]:
+    """The settings that a name stands for, on top of which single keys are set.
+
+    Args:
+        config: a TOML file, a preset, or a method, which stands for its preset on digits; None for the preset on digits
+            of `method`, or else the default.
+        method: the method that is set by hand.
+        given: what of a user's own is given beside it (`fedhet.toml.read`).
+
+    Raises:
+        ConfigError: there is no such name; a file is missing, is not TOML, or needs what is not given.
+    """
+    if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
+        return read(Path(config), given)
+    known = presets()
+    for name in (f"{config or method}/digits", str(config or DEFAULT_PRESET)):
+        if name in known:
+            return {"preset": name}
+    raise ConfigError(nearest("method or preset", str(config), [*known, *registry.methods()]))
 
 
 @cache
@@ -150,21 +173,39 @@ def parse_setting(text: str) -> tuple[str, Value]:
     except tomllib.TOMLDecodeError:
         parsed = None
     # Dates and lists are TOML as well, but no key takes them.
-    return key.strip(), parsed if isinstance(parsed, Value) else value
+    return _key(key.strip()), parsed if isinstance(parsed, Value) else value
 
 
-def keys(*, outside: bool = True) -> Iterator[tuple[str, Value, str]]:
-    """Every key with its default and its meaning, the methods' own last; those of methods from `outside` if wanted."""
-    for f in common_fields():
-        yield kebab(f.name), default_of(f), f.metadata["help"]
-    for name in registry.methods() if outside else registry.own_methods():
+def keys(*, outside: bool = True, method: str | None = None) -> Iterator[tuple[str, Value, str, str]]:
+    """Every key with its default, the values that it takes and its meaning, the methods' own last.
+
+    Args:
+        outside: those of methods from outside too.
+        method: those of this method alone.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    if method is not None:
+        names = [registry.method(method).name]
+    else:
+        names = registry.methods() if outside else registry.own_methods()
+        for f in common_fields():
+            yield kebab(f.name), default_of(f), takes(f), f.metadata["help"]
+    for name in names:
         try:
             own = fields(registry.method(name).Parameters)
         except ConfigError as error:  # a package that is installed and broken
             log.warning("%s", error)
             continue
         for f in own:
-            yield f"{name}.{kebab(f.name)}", default_of(f), f.metadata["help"]
+            yield f"{name}.{kebab(f.name)}", default_of(f), takes(f), f.metadata["help"]
+
+
+def _key(key: str) -> str:
+    """A key as it is written in files; Python's underscores are understood."""
+    prefix, dot, name = key.rpartition(".")
+    return f"{prefix}{dot}{kebab(name)}"
 
 
 def _extra(text: str) -> dict[str, Any]:
@@ -195,6 +236,10 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
     """Problems of names and, unless some of the `numbers` are wrong already, of keys that do not go together."""
     config = Config(**common)
     problems = []
+    try:
+        check_device_name(config.device)
+    except ConfigError as error:
+        problems.append(str(error))
     if config.dataset not in registry.datasets():
         problems.append(nearest("dataset", config.dataset, registry.datasets()))
     if config.partition not in registry.partitions():

@@ -97,3 +97,8 @@ def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":
         return load_file(path)
     except SafetensorError as error:
         raise FedhetError(f"{path} is damaged: {error}") from error
+
+
+def state_home() -> Path:
+    """Where clients without a `state-dir` keep their state, in a folder for each run."""
+    return Path.home() / ".fedhet" / "state"

@@ -149,7 +149,7 @@ class Config:
     wait_for_clients: float = option(0.0, "seconds to wait for clients to come before the first round", at_least=0)
     disclose_architecture: bool = option(True, "clients tell the name of their architecture")
     head: str = option("", "module whose input is the representation; empty: the last nn.Linear")
-    device: str = option("auto", "where clients train", choices=("auto", "cpu", "cuda"))
+    device: str = option("auto", "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps")
     num_gpus: float = option(0.0, "share of a GPU for each client in a simulation on Ray", at_least=0)
     threads_per_client: int = option(1, "CPU threads of a client; more than one costs repeatability", at_least=1)
     workers: int = option(
@@ -202,6 +202,16 @@ def default_of(field: dataclasses.Field[Value]) -> Value:
     """The default of a key."""
     assert field.default is not dataclasses.MISSING, f"option {field.name} needs a default"
     return field.default
+
+
+def takes(field: dataclasses.Field[Any]) -> str:
+    """The values that a key takes, in words: its choices, or its kind and limits."""
+    limits = field.metadata
+    if limits["choices"]:
+        return " | ".join(limits["choices"])
+    kind = {bool: "true | false", int: "whole number", float: "number", str: "text"}[type(default_of(field))]
+    bounds = [("at_least", ">="), ("above", ">"), ("at_most", "<="), ("below", "<")]
+    return ", ".join([kind, *(f"{sign} {limits[name]:g}" for name, sign in bounds if limits[name] is not None)])
 
 
 def kebab(name: str) -> str:

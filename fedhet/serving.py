@@ -16,11 +16,11 @@ from fedhet.data import Pool
 from fedhet.data.own import as_pool
 from fedhet.errors import FedhetError
 from fedhet.files import locked
+from fedhet.given import Given
 from fedhet.learning import evaluate
 from fedhet.method import Method
 from fedhet.observing import Observer
 from fedhet.options import Config
-from fedhet.population import ModelFunction
 from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import RunDirectory, check_folder
 from fedhet.server import EvaluateFunction, FederatedStrategy
@@ -36,7 +36,8 @@ def serve(
     engine: str,
     resume: bool = False,
     shared: Pool | None = None,
-    model: ModelFunction | None = None,
+    model: Any = None,
+    own: Given = Given(),  # noqa: B008 - it is frozen
     evaluate_fn: EvaluateFunction | None = None,
     observers: Sequence[Observer] = (),
 ) -> None:
@@ -50,6 +51,7 @@ def serve(
         resume: go on with the run in the folder.
         shared: the shared pool.
         model: the clients' models, where they are not the configured ones and the server needs them.
+        own: what a user gave in Python, for the run's files and, in place of `model`, for the server.
         evaluate_fn: evaluates the global model; by default on the common test set, where `test-on` asks for it.
         observers: told of every round, after it is recorded.
 
@@ -60,8 +62,8 @@ def serve(
     make = registry.strategy(config.prefix)
     try:
         with locked(folder):
-            directory = RunDirectory(folder, config, engine, resume=resume)
-            strategy = make(config, shared=shared, model=model, observers=[directory, *observers])
+            directory = RunDirectory(folder, config, engine, resume=resume, own=own.words)
+            strategy = make(config, shared=shared, model=model or own.model, observers=[directory, *observers])
             strategy.state = directory.state(strategy.state_class) or strategy.state
             if evaluate_fn is None and config.test_on != "local":
                 evaluate_fn = _on_common_test(strategy)
@@ -75,7 +77,7 @@ def serve(
 
 def make_server_app(
     *,
-    model: ModelFunction | None = None,
+    model: Any = None,
     shared: Callable[[Config], Any] | None = None,
     evaluate_fn: EvaluateFunction | None = None,
     methods: Sequence[Method] = (),
@@ -105,7 +107,6 @@ def make_server_app(
         home = Path.home() / ".fedhet" / "runs"
         folder = Path(config.out or new_folder(home, config)).resolve()
         pool = as_pool(shared(config)) if shared else _pool(config)
-        log.info("results go to %s", folder)
         serve(
             config,
             grid,

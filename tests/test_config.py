@@ -203,9 +203,11 @@ def test_the_versions_in_a_runs_configuration_are_no_keys(tmp_path):
 
 def test_keys_lists_every_key_once_with_a_meaning():
     listed = list(configuration.keys())
-    names = [name for name, _, _ in listed]
+    names = [name for name, *_ in listed]
     assert len(set(names)) == len(names)
-    assert all(meaning for _, _, meaning in listed)
+    assert all(takes and meaning for _, _, takes, meaning in listed)
+    (mu,) = [takes for key, _, takes, _ in configuration.keys(method="fedprox") if key == "fedprox.mu"]
+    assert mu == "number, >= 0"
     own = [f"{m}.{f.name}".replace("_", "-") for m in registry.methods() for f in fields(registry.method(m).Parameters)]
     assert set(own) <= set(names)
     assert {"method", "learning-rate", "seed"} <= set(names)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,16 +11,17 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedhet import population, registry
-from fedhet.client import jobs, leaving, node
+from fedhet import given, population, registry
+from fedhet.client import flowers, jobs, leaving, node
 from fedhet.client.half import Client, LostState
 from fedhet.client.jobs import Job
 from fedhet.client.networks import Network, Networks
 from fedhet.client.state import Keeping, Pools
-from fedhet.data import ClientData, Examples, with_validation
+from fedhet.client.trying import examples_to, precision_of, try_out
+from fedhet.data import ClientData, with_validation
 from fedhet.data.own import as_client_data, as_input
 from fedhet.errors import DataError, FedhetError, ModelError
-from fedhet.machine import keep_freed_memory
+from fedhet.machine import describe, device_of, keep_freed_memory
 from fedhet.method import Method
 from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction
@@ -29,39 +30,48 @@ from fedhet.task import Task, get_task
 from fedhet.wire import Payload, Refusal, Reply, Report, decode, spec_of
 from fedhet.wire.protocol import FIRST, GREET, JOIN, pool_in
 
-DataFunction = Callable[[ClientInfo], Any]
-
 
 def make_client_app(
-    model: ModelFunction | None = None,
-    data: DataFunction | None = None,
+    model: Any = None,
+    data: Any = None,
     *,
-    task: str = "classification",
+    task: str | None = None,
     methods: Sequence[Method] = (),
     mods: list[Any] | None = None,
 ) -> ClientApp:
     """A Flower ClientApp that serves every method of fedhet; the server tells it which.
 
     Args:
-        model: from a `ClientInfo` to any `nn.Module`; by default the configured architecture. Its initial weights are
-            drawn from torch's global generator, which is seeded for each client.
+        model: from a `ClientInfo` to any `nn.Module`, or what else `fedhet.given.model_function` takes; by default the
+            configured architecture. Its initial weights are drawn from torch's global generator, which is seeded for
+            each client. Of outputs that are a tuple the first counts, of an object its `.logits`.
         data: from a `ClientInfo` to the client's data: a `ClientData`, or (train, test), or a mapping with `train`,
-            `test` and optionally `shared` (the pool: inputs, or inputs and labels) and `common` (the common test set);
-            each part a pair of tensors (inputs, labels) or a torch `Dataset`. Inputs go to the model as they are, but
-            bytes are scaled to [0, 1]. By default the configured data set's part.
-        task: `classification`, `multi-label` or `next-character`; only for data of one's own.
+            `test` and optionally `shared` (the pool: inputs, or inputs and labels), `common` (the common test set),
+            `validation` and `augment` (from a training batch, and a generator if it takes one, to a batch); each part
+            in a form that `fedhet.data.own` knows. Inputs go to the model as they are, but bytes are scaled to [0, 1].
+            By default the configured data set's part.
+        task: `classification`, `multi-label`, `next-character` or `regression`, for data of one's own; by default what
+            labels and outputs look like.
         methods: methods of one's own that no installed package announces.
-        mods: Flower mods around every message.
+        mods: Flower mods around every message, and those of Flower's that clip and add noise (`LocalDpMod`,
+            `fixedclipping_mod`, `adaptiveclipping_mod`) around training alone, which they are made for.
 
     Raises:
-        ConfigError: a method goes by the name of another, or there is no such task.
+        FedhetError: a method goes by the name of another, there is no such task, or `model` or `data` is none.
     """
     for method in methods:
         registry.give(method)
-    app = ClientApp(mods=mods)
-    application = Application(model, data, get_task(task) if data else None)
+    clipping = [mod for mod in mods or () if flowers.clips(mod)]
+    app = ClientApp(mods=[flowers.in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None)
+    application = Application(
+        given.model_function(model),
+        given.data_function(data),
+        get_task(task) if task else None,
+        mods=bool(mods),
+        clipped=bool(clipping),
+    )
     app.query()(application.query)
-    app.train()(application.train)
+    app.train(mods=clipping)(application.train)
     app.evaluate()(application.evaluate)
     return app
 
@@ -69,15 +79,23 @@ def make_client_app(
 class Application:
     """Handles messages; holds what outlives one: networks, data, pools."""
 
-    def __init__(self, model: ModelFunction | None, data: DataFunction | None, task: Task | None) -> None:
-        self._model, self._data, self._task = model, data, task
+    def __init__(
+        self,
+        model: ModelFunction | None,
+        data: given.DataFunction | None,
+        task: Task | None,
+        mods: bool = False,
+        clipped: bool = False,
+    ) -> None:
+        self._model, self._data, self._task, self._mods, self._clipped = model, data, task, mods, clipped
         self._networks, self._pools = Networks(), Pools()
         self._data_kept: dict[tuple[str, object, torch.device], ClientData] = {}
+        self._tried: dict[str, tuple[Task, str]] = {}
         self._serving: object = None
 
     def __reduce__(self) -> tuple[object, ...]:
         """Another process makes its own from the same: what is kept here, it keeps itself."""
-        return Application, (self._model, self._data, self._task)
+        return Application, (self._model, self._data, self._task, self._mods, self._clipped)
 
     # ---- messages
 
@@ -95,6 +113,8 @@ class Application:
             self._restore(job)
             if question != GREET:
                 return half.answer(question, job.payload)
+            if self._clipped:
+                flowers.check_clipped(half)
             job.keeping.make_room()
             self._take_pool(job)
             leaving.check_all(half, node.allowed(context))
@@ -154,13 +174,16 @@ class Application:
                     len(client.data.validation) if client.data.validation else 0,
                     trained.work,
                 )
-                record = reply.record()
+                record = reply.record(flower=client.request.flower or self._mods)
             if client.request.final:
                 self._let_go(client)
             if client.device.type == "cuda":  # clients in other processes share the GPU
                 torch.cuda.empty_cache()
         except FedhetError as error:
-            record = Refusal(name, str(error), lost=isinstance(error, LostState)).record()
+            if "request" not in message.content:  # there is nobody who reads a refusal
+                flowers.tell(str(error))
+            reason = str(error).removeprefix(f"client {name}: ")  # the server knows who it is, and counts alike ones
+            record = Refusal(name, reason, lost=isinstance(error, LostState)).record()
         return Message(record, reply_to=message)
 
     @contextmanager
@@ -173,10 +196,10 @@ class Application:
         # More threads than cores over all clients of a host slow every one of them down a hundredfold.
         if torch.get_num_threads() != config.threads_per_client:
             torch.set_num_threads(config.threads_per_client)
-        device = _device(config.device)
+        device = device_of(config.device)
         data = self._data_of(info, device)
         if len(data.train) == 0:
-            raise DataError(f"client {info.name} has no training examples")
+            raise DataError("has no training examples")
         if self._data and config.test_on != "local" and data.common is None:
             raise DataError(
                 f"client {info.name}: test-on = {config.test_on} needs a common test set, which data of one's own "
@@ -185,16 +208,26 @@ class Application:
         keeping = Keeping(config.state_dir, request.run, info.name)
         dataset = population.dataset_of(config) if self._data is None else None
         with self._networks.lend(self._kind(info), lambda: self._network(info)) as network:
+            network = network.to(device)
+            own = partial(as_input, dtype=precision_of(network.model))
+            transform = network.takes(dataset.transform) if dataset else own
+            task = dataset.task if dataset else self._task
+            if self._model or self._data:
+                if info.name not in self._tried:
+                    self._tried[info.name] = try_out(network, data, transform, task)
+                task, _ = self._tried[info.name]
+            assert task is not None
+            augment = dataset.augment if dataset and config.augment else data.augment
             client = Client(
                 name=info.name,
                 config=config,
                 request=request,
                 data=data,
-                network=network.to(device),
-                task=dataset.task if dataset else self._task or get_task("classification"),
+                network=network,
+                task=task,
                 device=device,
-                transform=network.takes(dataset.transform if dataset else as_input),
-                augment=dataset.augment if dataset and config.augment else None,
+                transform=transform,
+                augment=augment,
                 find_pool=lambda digest: self._pools.find(digest, keeping.pools, data.shared, info.name),
                 own_data=self._data is not None,
             )
@@ -207,9 +240,15 @@ class Application:
         report = Report(client.name, lost_state=client.request.expected if lost else -1)
         if client.request.question == GREET:
             report.metric, report.own_data = client.task.metric, client.own_data
-            report.labels = client.data.train.labels.shape[1] if client.task.metric == "auc" else 1
+            report.labels = client.data.train.labels.shape[1] if client.task.metric in ("auc", "r2") else 1
             report.architecture = client.network.architecture if client.config.disclose_architecture else ""
-            report.partition = node.partition_of(context)
+            report.partition, report.device = node.partition_of(context), describe(client.device)
+            _, head = self._tried.get(client.name, (client.task, ""))
+            if head and not client.config.head:
+                report.note = (
+                    f"its head was guessed to be {head!r}, the last nn.Linear, which does not make its network's "
+                    "outputs: name the right one, head = '...'"
+                )
             report.spec = spec_of(job.half.shared())
             labelled, pool = job.half.traits.pool == "labelled", client.data.shared
             if pool is not None and not (labelled and pool.labels is None):
@@ -253,10 +292,11 @@ class Application:
             else:
                 data = with_validation(as_client_data(info.name, self._data(info)), validation, seed, info.name)
             parts = (data.train, data.test, data.common, data.validation)
-            train, test, common, apart = (_examples_to(part, device) for part in parts)
+            train, test, common, apart = (examples_to(part, device) for part in parts)
             assert train is not None
             assert test is not None
-            self._data_kept[key] = ClientData(train, test, data.shared, common, apart)
+            kept = replace(data, train=train, test=test, common=common, validation=apart)
+            self._data_kept[key] = kept
         return self._data_kept[key]
 
     def _serve(self, config: Config, run: str) -> None:
@@ -266,6 +306,7 @@ class Application:
             self._serving = serving
             self._networks, self._pools = Networks(), Pools()
             self._data_kept.clear()
+            self._tried.clear()
 
     def _let_go(self, client: Client) -> None:
         """A run is at its end for this client: its data leave the GPU."""
@@ -307,14 +348,3 @@ class Application:
             pool = pool if job.half.traits.pool == "labelled" else pool.unlabelled
         if pool is not None:
             job.client.request = replace(job.client.request, pool=pool.digest)
-
-
-def _examples_to(examples: Examples | None, device: torch.device) -> Examples | None:
-    return None if examples is None else Examples(examples.inputs.to(device), examples.labels.to(device))
-
-
-@lru_cache(maxsize=8)
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise FedhetError("device = 'cuda', but torch sees no GPU here: use device = 'auto' or 'cpu'")
-    return torch.device("cuda:0" if name != "cpu" and torch.cuda.is_available() else "cpu")

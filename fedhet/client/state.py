@@ -15,7 +15,7 @@ import torch
 from fedhet.client.half import AnyHalf, LostState
 from fedhet.data import Pool
 from fedhet.errors import FedhetError
-from fedhet.files import read_tensors, write_tensors
+from fedhet.files import read_tensors, state_home, write_tensors
 
 KEPT_DAYS = 90
 """Runs and pools that were not touched for so long are removed from a node's own folder when a new run greets it."""
@@ -54,11 +54,6 @@ class ClientStore:
         return self.folder / f"{round}.safetensors"
 
 
-def own_folder() -> Path:
-    """Where a node keeps its state if nobody says otherwise."""
-    return Path.home() / ".fedhet" / "state"
-
-
 class Keeping:
     """Where one client's lasting things are in one run, and which they are.
 
@@ -67,7 +62,7 @@ class Keeping:
     """
 
     def __init__(self, state_dir: str, run: str, client: str) -> None:
-        self._base = Path(state_dir) if state_dir else own_folder()
+        self._base = Path(state_dir) if state_dir else state_home()
         self._run, self._client = run, client
         self.lost = False
 

@@ -75,7 +75,8 @@ class Split:
         """The pool, raw as in the data set, one object for all; None without one."""
         if not len(self.pool):
             return None
-        return Pool(self.dataset.train.inputs[self.pool], self.dataset.train.labels[self.pool])
+        held = self.dataset.train.subset(self.pool)
+        return Pool(held.inputs[:], held.labels)
 
 
 def split(dataset: DataSet, name: str, *, clients: int, seed: int, shared_samples: int = 0, **options: Any) -> Split:

@@ -19,7 +19,7 @@ from flwr.common.constant import ErrorCode
 
 from fedhet import registry
 from fedhet.engines import children
-from fedhet.engines.local import LocalGrid, be_server, handled, identify
+from fedhet.engines.grid import LocalGrid, be_server, handled, identify
 
 AHEAD = 2
 """Replies for each worker that may wait to be fetched one by one: they may be large."""
@@ -219,13 +219,14 @@ def _work(connection: Connection, recipe: bytes, level: int) -> None:
     for method in methods:
         registry.give(method)
     be_server()
+    told: set[str] = set()
     connection.send(True)
     while True:
         try:
             message, context = connection.recv()
         except EOFError:
             return
-        connection.send((handled(app, message, context), context))
+        connection.send((handled(app, message, context, told), context))
 
 
 def _failed(message: Message, reason: str) -> Message:

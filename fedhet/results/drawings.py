@@ -6,7 +6,7 @@ from itertools import accumulate, groupby, pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedhet.results.figures import BLUE, GRID, INK, ORANGE, new_figure
+from fedhet.results.figures import BLUE, GRID, INK, ORANGE, faded, new_figure
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.rows import client_order
 
@@ -74,7 +74,7 @@ def shared_filters_figure(matrices: Mapping[str, Any]) -> "Figure":
         ordered.append([list(row) for row in zip(*columns, strict=True)])
     figure, (axes,) = new_figure(8.4, max(1.8, 0.9 + 0.17 * len(clients)))
     rows = [[value for layer in ordered for value in layer[client]] for client in range(len(clients))]
-    axes.imshow(rows, vmin=0, vmax=1.4, cmap="Blues", aspect="auto", interpolation="nearest")
+    axes.imshow(rows, vmin=0, vmax=1.4, cmap=faded(BLUE), aspect="auto", interpolation="nearest")
     axes.grid(visible=False)
     ends = list(accumulate((len(layer[0]) for layer in ordered), initial=0))
     for edge in ends[1:-1]:

@@ -6,6 +6,7 @@ Matplotlib is imported when a figure is drawn, and without pyplot: nothing here 
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedhet.rows import ClientRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 # The colours of text and of lines behind the data; in an SVG they become the CSS variables of the page around it, so a
@@ -186,9 +188,8 @@ def new_figure(width: float, height: float, panels: int = 1, rows: int = 1) -> "
     Panels stand side by side; of several rows those of the first come first.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = _figure_class()(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = list(figure.subplots(rows, panels, squeeze=False).flat)
     for axes in all_axes:
@@ -203,19 +204,39 @@ def new_figure(width: float, height: float, panels: int = 1, rows: int = 1) -> "
     return figure, all_axes
 
 
+def faded(colour: str) -> "Colormap":
+    """A colormap from nothing to a colour, so that zeros are the page, light or dark."""
+    from matplotlib.colors import LinearSegmentedColormap, to_rgba
+
+    return LinearSegmentedColormap.from_list("faded", [to_rgba(colour, 0.0), to_rgba(colour, 1.0)])
+
+
+@cache
+def _figure_class() -> "type[Figure]":
+    """A figure that a notebook shows, whether pyplot is loaded there or not."""
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        def _repr_svg_(self) -> str:
+            return to_svg(self, "figure", on_page=False)
+
+    return Shown
+
+
 def save_png(figure: "Figure", path: Path) -> None:
     """Write a figure as PNG on white, making the folder if it is missing."""
     white: dict[str, Any] = {"format": "png", "dpi": 150, "facecolor": "white", "metadata": {"Software": None}}
     write_whole(path, lambda temporary: figure.savefig(temporary, **white))
 
 
-def to_svg(figure: "Figure", name: str) -> str:
+def to_svg(figure: "Figure", name: str, *, on_page: bool = True) -> str:
     """A figure as an SVG element to put into a page: transparent, text as text, colours of text from the page.
 
     Args:
         figure: the figure.
         name: goes before every id, so that the figures of one page do not share ids; the same figure and name give the
             same text.
+        on_page: whether colours of text and of lines are those of the page around it.
     """
     from matplotlib import rc_context
 
@@ -227,7 +248,7 @@ def to_svg(figure: "Figure", name: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     svg = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", svg)
-    return svg.replace(INK, "var(--ink)").replace(GRID, "var(--line)")
+    return svg.replace(INK, "var(--ink)").replace(GRID, "var(--line)") if on_page else svg
 
 
 def whole_numbers(axes: "Axes") -> None:

@@ -5,16 +5,21 @@ import dataclasses
 import json
 import logging
 import platform
+import shlex
 import shutil
+import sys
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedhet import config as configuration
+from fedhet import population
 from fedhet.config import Config
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import write_arrays, write_csv, write_text
+from fedhet.files import state_home, write_arrays, write_csv, write_text
+from fedhet.machine import host
 from fedhet.observing import Observer, RoundReport, Saved, Watched
 from fedhet.results.accounts import account, validation
 from fedhet.results.history import (
@@ -46,12 +51,15 @@ class RunDirectory(Observer):
         config: the run's configuration.
         engine: name of the engine, for the summary.
         resume: go on with the run that is in the folder.
+        own: the user's own model and data, in words.
 
     Raises:
         ConfigError: the folder holds a run already (without `resume`), or none (with it).
     """
 
-    def __init__(self, folder: Path, config: Config, engine: str, *, resume: bool = False) -> None:
+    def __init__(
+        self, folder: Path, config: Config, engine: str, *, resume: bool = False, own: Mapping[str, str] = {}
+    ) -> None:
         self.folder, self.config, self.engine = folder, config, engine
         self.started_at = time.perf_counter()
         self.earlier_seconds = 0.0
@@ -61,7 +69,8 @@ class RunDirectory(Observer):
         folder.mkdir(parents=True, exist_ok=True)
         if resume:
             self._rewind()
-        write_text(folder / "config.toml", _config_text(config, folder, engine))
+        write_text(folder / "config.toml", _config_text(config, folder, engine, own))
+        log.info("results go to %s", folder)
         if resume:
             return
         (folder / "history.jsonl").touch()
@@ -71,6 +80,13 @@ class RunDirectory(Observer):
         """The state after the last complete round, of the method's kind; None before the first checkpoint."""
         last = self._last_checkpoint()
         return kind.load(last) if last else None
+
+    def started(self, strategy: Watched, first: int, last: int) -> None:
+        """Write who has which classes, where the clients' data are simulated here."""
+        if self.engine in ("local", "ray") and not strategy.own_data:
+            counts = population.class_counts(self.config)
+            if counts is not None:
+                self._write("partition.json", counts)
 
     def round(self, strategy: Watched, report: RoundReport) -> None:
         """Append the round, then save the state: a crash in between is undone when the run is resumed.
@@ -93,11 +109,13 @@ class RunDirectory(Observer):
     def finished(self, strategy: Watched) -> None:
         """Write models, matrices, summary and report."""
         models = self.folder / "models"
-        # Clients of a simulation leave their models in their state folder, as they would on machines of their own.
-        kept = Path(self.config.state_dir or self.folder / "state") / strategy.state.run / "models"
-        for path in sorted(kept.glob("*.safetensors")):
-            models.mkdir(exist_ok=True)
-            shutil.move(path, models / path.name)
+        # Clients leave their models in their state folder; on a disk of another machine they stay there.
+        run = strategy.state.run
+        places = [Path(self.config.state_dir or self.folder / "state"), *([state_home()] if run else [])]
+        for place in places:
+            for path in sorted((place / run / "models").glob("*.safetensors")):
+                models.mkdir(exist_ok=True)
+                shutil.move(path, models / path.name)
         if strategy.traits.whole and strategy.state.model:
             write_arrays(models / "global.safetensors", strategy.state.model)
         self._write("summary.json", self.summary("completed", strategy))
@@ -109,6 +127,7 @@ class RunDirectory(Observer):
             raise
         except Exception as error:
             log.warning("the report was not written: %s: %s", type(error).__name__, error, exc_info=error)
+        log.info("results are in %s", self.folder)
 
     def failed(self, strategy: Watched, error: BaseException) -> None:
         """Write the summary of a run that ended before its end, and a report of what there is."""
@@ -131,11 +150,12 @@ class RunDirectory(Observer):
 
         summary: dict[str, Any] = {
             "method": self.config.prefix,
-            "dataset": self.config.dataset,
+            "dataset": "own" if strategy.own_data else self.config.dataset,
             "clients": len(strategy.state.clients),
             "rounds": max((row["round"] for row in rows if not row.get("final")), default=0),
             "seed": self.config.seed,
             "engine": self.engine,
+            "devices": strategy.devices,
             "personal": scored,
             "metric": strategy.metric,
             "personal_accuracy": last(scored, *STATISTICS),
@@ -208,14 +228,16 @@ def _check_rounds(folder: Path, config: Config) -> None:
         raise ConfigError(f"rounds = {config.rounds}: {folder} has {done} rounds already; set at least as many")
 
 
-def _config_text(config: Config, folder: Path, engine: str) -> str:
+def _config_text(config: Config, folder: Path, engine: str, own: Mapping[str, str]) -> str:
     flat = {key: value for key, value in config.flat().items() if key not in ("out", "resume")}
     if flat["state-dir"] == str(folder / "state"):
         del flat["state-dir"]
     if engine not in ("local", "ray") and "clients" not in config.chosen:
         del flat["clients"]  # the federation says how many there are, when the run is resumed too
     versions = {f"versions.{package}": _version(package) for package in PACKAGES}
-    return configuration.to_toml({**flat, **versions, "versions.python": platform.python_version()})
+    noted = {f"own.{name}": words for name, words in own.items()}
+    noted |= {"ran.host": host(), "ran.command": shlex.join(sys.argv) if sys.argv[0] else "Python"}
+    return configuration.to_toml({**flat, **noted, **versions, "versions.python": platform.python_version()})
 
 
 def _version(package: str) -> str:

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from fedhet import config as configuration
 from fedhet.errors import FedhetError
 from fedhet.machine import proof
-from fedhet.server import exchanges
+from fedhet.server import exchanges, flowers
 from fedhet.server.aggregation import given
 from fedhet.server.half import P, S, ServerHalf
 from fedhet.server.newcomers import comes_last
@@ -31,6 +31,9 @@ class Conversation(ServerHalf[P, S]):
         super().__init__(*args, **settings)
         self._grid: Grid | None = None
         self._initial: Arrays = {}  # shared values that the caller gave, until it is known what is shared
+        self._notes: set[str] = set()
+        self._own_loop = False  # else the loop is Flower's, or that of one of its wrappers
+        self._further: dict[str, Any] = {}  # what Flower's loop wants its clients to be told
 
     # ---- what methods ask of it
 
@@ -59,12 +62,18 @@ class Conversation(ServerHalf[P, S]):
         if not self.roster.nodes:
             nobody = "there are no nodes" if not self.roster.waiting else "all come after the last round (newcomers)"
             raise FedhetError(f"no client can serve:\n{self._round.reasons() or f'  {nobody}'}")
+        if len(self.roster.nodes) == 1 and self.roster.refused and self.shares:
+            (left,) = self.roster.nodes
+            raise FedhetError(
+                f"refusals leave {self.name} with client {left} alone, who has nobody to share with:\n"
+                f"{self._round.reasons()}"
+            )
 
     def _welcome_nodes(self, new: Sequence[int], *, newcomers: bool) -> None:
         pool = self.pool()
         greeting = Payload() if pool is None else with_pool(pool)
         encoder, request = Encoder(), self._request(question=GREET)
-        make = partial(exchanges.message, config=self.config, round=self._round)
+        make = partial(exchanges.message, config=self.config, round=self._round, further=self._further)
         messages = [make(MessageType.QUERY, node, encoder(greeting), request) for node in new]
         came = exchanges.by_node(self._send(messages), self._round, self.roster, self.config.timeout)
         faults, opened, kinds = exchanges.Faults(), dict[int, tuple[Hashable, Reply]](), Counter[Hashable]()
@@ -120,6 +129,11 @@ class Conversation(ServerHalf[P, S]):
             known[report.client].examples = reply.examples
         self.roster.admit(reply, node)
         self.metric, self.own_data = report.metric, self.own_data or report.own_data
+        if report.device not in self.devices:
+            self.devices.append(report.device)
+        if report.note and report.note not in self._notes:
+            self._notes.add(report.note)
+            log.warning("client %s: %s", report.client, report.note)
 
     def _ready(self) -> None:
         """What depends on the clients that are there: what is shared before the first round, and how many rounds."""
@@ -168,14 +182,21 @@ class Conversation(ServerHalf[P, S]):
 
     def _request(self, **asked: Any) -> Request:
         round, state = self._round, self.state
-        here = proof(self.config.text())
-        own: dict[str, Any] = {"closing": round.closing, "final": round.final, "here": here}
+        own: dict[str, Any] = {"closing": round.closing, "final": round.final, "here": proof(self.config.text())}
+        own["flower"] = not self._own_loop
         return Request(round.number, run=state.run, pool=state.pool, **own, **asked)
 
     def _messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
         request = self._request(**asked)
         return exchanges.messages(
-            kind, payloads, request, config=self.config, roster=self.roster, state=self.state, round=self._round
+            kind,
+            payloads,
+            request,
+            config=self.config,
+            roster=self.roster,
+            state=self.state,
+            round=self._round,
+            further=self._further,
         )
 
     def _send(self, messages: Iterable[Message]) -> Iterable[Message]:
@@ -198,6 +219,11 @@ class Conversation(ServerHalf[P, S]):
         )
 
     # ---- the configuration
+
+    def _take(self, settings: Mapping[str, Any]) -> None:
+        """What Flower calls a configuration: keys of ours change the run's, others are for mods around the clients."""
+        known, self._further = flowers.split(settings, self.config)
+        self._override({key: value for key, value in known.items() if self.config.flat()[key] != value})
 
     def _override(self, settings: Mapping[str, Any]) -> None:
         if settings:

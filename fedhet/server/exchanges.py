@@ -7,6 +7,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -46,19 +47,31 @@ def messages(
     roster: Roster,
     state: State,
     round: Round,
+    further: Mapping[str, Any],
 ) -> list[Message]:
     """A message to each client, noted in the round; an array that goes to several is encoded once."""
-    encoder, made = Encoder(), []
+    encoder, made = Encoder(flower=request.flower), []
     for client, payload in payloads.items():
         asked = replace(request, expected=state.clients[client].trained)
-        made.append(message(kind, roster.nodes[client], encoder(payload), asked, config=config, round=round))
+        made.append(
+            message(kind, roster.nodes[client], encoder(payload), asked, config=config, round=round, further=further)
+        )
         round.down[client] += payload.nbytes
     return made
 
 
-def message(kind: str, node: int, content: RecordDict, request: Request, *, config: Config, round: Round) -> Message:
+def message(
+    kind: str,
+    node: int,
+    content: RecordDict,
+    request: Request,
+    *,
+    config: Config,
+    round: Round,
+    further: Mapping[str, Any],
+) -> Message:
     """A message to a node, noted in the round."""
-    request.write(content, config.text())
+    request.write(content, config.text(), further)
     made = Message(content, dst_node_id=node, message_type=kind, group_id=str(round.number))
     round.sent[node] = made
     return made

@@ -8,17 +8,19 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 from torch import Tensor, nn, random
 
 from fedhet import config as configuration
-from fedhet import population, registry
+from fedhet import given, population, registry
 from fedhet.data import Pool
 from fedhet.data.own import as_input, as_pool
 from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.method import Method, Traits
-from fedhet.options import Config, Parameters, Value
-from fedhet.population import ClientInfo, ModelFunction
+from fedhet.options import Config, Parameters, Value, kebab
+from fedhet.population import ClientInfo
+from fedhet.server import flowers
 from fedhet.server.robust import Rule, put_together
 from fedhet.server.roster import Roster
 from fedhet.server.round import Round, draw, in_order
 from fedhet.server.state import State
+from fedhet.sharing import NOTHING
 from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, difference, load_into, spec_of, without_widths
 from fedhet.wire import cast as cast_arrays
 
@@ -38,6 +40,7 @@ class ServerHalf(Generic[P, S]):
         shared: the pool that the server gives to clients, as the method needs it; None if there is none here.
         metric: name of the task's metric, the same for all clients.
         own_data: whether clients have data that are not the configured data set's.
+        devices: where the clients compute, in words, each once.
     """
 
     role: ClassVar[str] = "server"
@@ -51,17 +54,18 @@ class ServerHalf(Generic[P, S]):
         config: Config | None = None,
         *,
         shared: Pool | Tensor | None = None,
-        model: ModelFunction | None = None,
+        model: Any = None,
         **settings: Value,
     ) -> None:
         self.config = config or configuration.resolve(self._keys(settings))
         self.method = registry.method(self.config.prefix)
-        self.shared, self.model = population.pool_for(self.config, as_pool(shared)), model
+        self.shared, self.model = population.pool_for(self.config, as_pool(shared)), given.model_function(model)
         run = "" if self.config.state_dir else uuid.uuid4().hex[:12]
         self.state = cast(S, self.state_class(run=run))
         self.roster = Roster()
         self._round = Round()
         self.metric, self.own_data = "accuracy", False
+        self.devices: list[str] = []
         self._answered: tuple[Parameters, Traits] | None = None  # asked for every client of every round
         self._handed: tuple[Arrays, dict[tuple[str, ...], Arrays]] = ({}, {})
 
@@ -71,9 +75,11 @@ class ServerHalf(Generic[P, S]):
             raise ConfigError(
                 f"{cls.__name__} says not whose half it is: set its class attribute `method` to the Method"
             )
-        own = {f.name for f in fields(cls.method.Parameters)}
-        keys = {f"{cls.method.name}.{key}" if key in own else key: value for key, value in settings.items()}
-        return {"method": cls.method.name, **{key.replace("_", "-"): value for key, value in keys.items()}}
+        own = {kebab(f.name) for f in fields(cls.method.Parameters)}
+        keys = flowers.translated(settings)
+        return {"method": cls.method.name} | {
+            f"{cls.method.name}.{key}" if key in own else key: value for key, value in keys.items()
+        }
 
     # ---- what a method knows
 
@@ -94,6 +100,11 @@ class ServerHalf(Generic[P, S]):
         if self._answered is None or self._answered[0] is not self.config.parameters:
             self._answered = self.config.parameters, self.method.traits_of(self.config.parameters)
         return self._answered[1]
+
+    @property
+    def shares(self) -> bool:
+        """Whether clients learn anything of each other."""
+        return self.traits.shares.keys is not NOTHING.keys or type(self).aggregate_fit is not ServerHalf.aggregate_fit
 
     @property
     def training_rounds(self) -> int:
@@ -250,15 +261,9 @@ class ServerHalf(Generic[P, S]):
         specs: Mapping[str, Spec],
         before: Arrays | None = None,
     ) -> Arrays:
-        """One array of each shared key, of those that clients sent, by the key `aggregation`.
+        """One array of each shared key, by the key `aggregation`; updates that are cut are named in the round's row.
 
-        An update that is cut (`update-bound`) is named in the round's row.
-
-        Args:
-            models: what each client sent, by shared key.
-            weights: of each client, for the mean.
-            specs: shapes and dtypes of each client's keys.
-            before: where they set out; by default `state.model`.
+        Args as of `put_together`; `before` is `state.model` if left out.
         """
         start = self.state.model if before is None else before
         found, cuts = put_together(models, weights, specs, start, Rule.of(self.config))
@@ -268,11 +273,7 @@ class ServerHalf(Generic[P, S]):
     # ---- the end
 
     def check_last(self, reply: Reply) -> None:
-        """Check what a client sent back at the evaluation at the end, as `check_reply` after training.
-
-        Raises:
-            WireError: what is wrong with it.
-        """
+        """Check what a client sent back at the evaluation at the end, as `check_reply` does after training."""
 
     def conclude(self, replies: Mapping[str, Reply]) -> None:
         """Take in what clients sent back at the evaluation at the end."""

@@ -125,6 +125,8 @@ class Roster:
             most = math.inf if name.startswith("common-") else examples * max(examples, MOST_PREDICTIONS)
             if len(measured.metric.values) != self.labels or max(measured.metric.weights) > most:
                 raise WireError(f"its metric {name} is of other labels, or weighs more, than it has examples for")
+            if self.metric and self.metric[0] != "r2" and min(measured.metric.values) < 0:
+                raise WireError(f"its metric {name} is below 0, which {self.metric[0]} cannot be")
 
     def admit(self, reply: Reply, node: int) -> None:
         """Take a client in that was checked."""

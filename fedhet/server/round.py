@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,12 +39,18 @@ class Round:
 
     def fail(self, client: str, reason: str) -> None:
         """Note that a client did not do what it was asked."""
-        log.warning("round %d, client %s: %s", self.number, client, reason)
         self.failures.append({"client": client, "reason": reason})
 
     def reasons(self) -> str:
-        """All failures, a line each."""
-        return "\n".join(f"  client {failure['client']}: {failure['reason']}" for failure in self.failures)
+        """All failures, a line for each kind, with how many clients it hit."""
+        return "\n".join(f"  {line}" for line in self.lines())
+
+    def lines(self) -> list[str]:
+        """All failures in words, one for each kind."""
+        hit: dict[str, list[str]] = {}
+        for failure in self.failures:
+            hit.setdefault(failure["reason"], []).append(failure["client"])
+        return [f"{_named(clients)}: {reason}" for reason, clients in hit.items()]
 
     def report(
         self,
@@ -64,6 +70,8 @@ class Round:
             scored: which evaluation is the clients' accuracy, `received` or `trained`.
             on_common_test: see `statistics`.
         """
+        for line in self.lines():
+            log.warning("round %d, %s", self.number, line)
         losses = [(r.train_loss, r.examples) for r in replies.values() if r.train_loss is not None]
         weight = sum(examples for _, examples in losses)
         finite = weight and all(math.isfinite(loss) for loss, _ in losses)
@@ -97,6 +105,12 @@ class Round:
             for client in sorted({*replies, *self.up, *self.down}, key=client_order)
         ]
         return RoundReport(row, rows)
+
+
+def _named(clients: Sequence[str], most: int = 3) -> str:
+    if len(clients) == 1:
+        return f"client {clients[0]}"
+    return f"{len(clients)} clients ({', '.join(clients[:most])}{', ...' if len(clients) > most else ''})"
 
 
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:

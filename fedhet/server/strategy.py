@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.errors import FedhetError
 from fedhet.observing import Observer
-from fedhet.server import newcomers
+from fedhet.server import flowers, newcomers
 from fedhet.server.conversation import Conversation
 from fedhet.server.half import P, S
 from fedhet.server.roster import await_nodes
@@ -48,7 +48,6 @@ class FederatedStrategy(Conversation[P, S], Strategy):
     def __init__(self, *args: Any, observers: Sequence[Observer] = (), **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.observers = list(observers)
-        self._own_loop = False
         self._on_common_test: MetricRecord | None = None
 
     # ---- the run
@@ -74,9 +73,11 @@ class FederatedStrategy(Conversation[P, S], Strategy):
                 resumed; by default the first client's initial weights.
             num_rounds: rounds of training.
             timeout: seconds to wait for replies.
-            train_config: keys of the configuration to change, for training and the evaluation that rides with it.
+            train_config: keys of the configuration to change, for training and the evaluation that rides with it;
+                Flower's names (`lr`) are understood, and keys that are not fedhet's reach mods around the clients.
             evaluate_config: likewise; where both name a key, `train_config` wins.
-            evaluate_fn: evaluates the global model at the server, before the first round and after each.
+            evaluate_fn: evaluates the global model at the server, before the first round and after each; its arrays are
+                in Flower's format.
 
         Raises:
             FedhetError: too few clients can serve, none answered the first round, or the last rounds came to nothing;
@@ -84,7 +85,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         """
         overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
         self._override({key: value for key, value in overrides.items() if value is not None})
-        self._override({**(evaluate_config or {}), **(train_config or {})})
+        self._take({**(evaluate_config or {}), **(train_config or {})})
         self._grid, self._own_loop = grid, True
         for _, why in self.config.idle:
             log.warning("%s", why)
@@ -114,7 +115,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
             self._evaluate_globally(round, evaluate_fn, result)
         self._check_that_rounds_counted()
         result.evaluate_metrics_clientapp[self.last_round] = self.go(grid, self.last_round + 1)
-        result.arrays = encode_arrays(self.state.model)
+        result.arrays = encode_arrays(self.state.model, flower=True)
         return result
 
     def go(self, grid: Grid, round: int) -> MetricRecord:
@@ -155,7 +156,8 @@ class FederatedStrategy(Conversation[P, S], Strategy):
     ) -> Iterable[Message]:
         """Flower's hook: the messages of a round. Within `start`, clients that do not train are evaluated with it."""
         self._grid = grid
-        self._override(config)
+        if not self._own_loop:
+            self._take(config)
         closing = self._own_loop and server_round > self.training_rounds and self.config.closing_epochs > 0
         self._round = Round(server_round, closing=closing)
         if arrays:
@@ -169,6 +171,10 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         payloads = self.configure_fit(server_round, [client for client in self.roster.nodes if client in drawn])
         # A client may turn out to be lost when it is asked something on the way.
         payloads = {client: payload for client, payload in payloads.items() if client in self.roster.nodes}
+        if not self._own_loop and (wrapper := flowers.wrapper_of(self)) is not None:
+            shared = [self.specs[client] for client in self.present]
+            flowers.check_wrapped(wrapper, self.name, self.traits, shared, arrays, self.config)
+            flowers.check_payloads(wrapper, self.name, payloads)
         self._round.training = frozenset(payloads)
         evaluate = self._own_loop and (closing or self._evaluates(server_round))
         epochs = self.config.closing_epochs if closing else self.config.local_epochs
@@ -196,7 +202,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
                 raise FedhetError(f"no client did its part in the first round:\n{self._round.reasons()}")
         self.state.round = server_round
         record = self._complete(valid, metrics)
-        return (encode_arrays(self.state.model) if self.state.model else None), record
+        return (encode_arrays(self.state.model, flower=True) if self.state.model else None), record
 
     def _learn(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """The method's `aggregate_fit`; what it raises of valid replies is no client's fault, and ends the run.
@@ -219,7 +225,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Flower's hook, for its own loop: an evaluation of all clients, an exchange of its own."""
-        self._override(config)
+        self._take(config)
         if not self._evaluates(server_round):
             return []
         payloads = self.evaluated_with(self.present, amid_training=False)
@@ -271,7 +277,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         """The global model after a round, on the common test set: part of the next row, as what clients receive."""
         self._on_common_test = None
         if function and self.has_global_network and (round == self.last_round or self._evaluates(round + 1)):
-            self._on_common_test = function(round, encode_arrays(self.state.model))
+            self._on_common_test = function(round, encode_arrays(self.state.model, flower=True))
             if self._on_common_test is not None:
                 result.evaluate_metrics_serverapp[round] = self._on_common_test
 

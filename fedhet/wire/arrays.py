@@ -1,7 +1,8 @@
 """Arrays to and from Flower records: raw bytes with dtype and shape, no pickle, checked on arrival.
 
 What travels is a `Payload`: named groups of arrays (`"model"`, `"features"`, ...), each a Flower `ArrayRecord`, and
-plain values, a `ConfigRecord`. Flower's own `stype` goes through `np.save`; raw bytes cost a fifth of it.
+plain values, a `ConfigRecord`. Flower's own `stype` goes through `np.save`; raw bytes cost a fifth of it, and only
+fedhet reads them: what Flower or a user is given, or its wrappers and mods look into, is in Flower's format.
 """
 
 import io
@@ -60,9 +61,14 @@ class Payload:
 
 
 class Encoder:
-    """Turns payloads into records; an array that goes to several clients is turned into bytes once."""
+    """Turns payloads into records; an array that goes to several clients is turned into bytes once.
 
-    def __init__(self) -> None:
+    Args:
+        flower: in Flower's format instead of raw bytes.
+    """
+
+    def __init__(self, *, flower: bool = False) -> None:
+        self._flower = flower
         self._done: dict[int, tuple[Arrays, ArrayRecord]] = {}
 
     def __call__(self, payload: Payload) -> RecordDict:
@@ -83,7 +89,7 @@ class Encoder:
     def _record(self, group: Arrays) -> ArrayRecord:
         # The group is kept beside its record, so that its id cannot be given to another object meanwhile.
         if id(group) not in self._done:
-            self._done[id(group)] = (group, encode_arrays(group))
+            self._done[id(group)] = (group, encode_arrays(group, flower=self._flower))
         return self._done[id(group)][1]
 
 
@@ -118,8 +124,10 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
-def encode_arrays(arrays: Arrays) -> ArrayRecord:
-    """One record of arrays."""
+def encode_arrays(arrays: Arrays, *, flower: bool = False) -> ArrayRecord:
+    """One record of arrays: raw bytes, or in Flower's format."""
+    if flower:
+        return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
     record = ArrayRecord()
     for name, array in arrays.items():
         record[name] = Array(dtype_name(array.dtype), tuple(array.shape), STYPE, array.tobytes())

@@ -29,6 +29,9 @@ STARTS = ("received", "scratch")
 """From what one that comes after the last round goes on: what it received, and its own initial weights. What it
 measured after epoch 3 goes by `received-3`."""
 
+NO_HANDLER = "function registered with name"
+"""What Flower says of a ClientApp that has no handler for a message, as fedhet's has for each of its own."""
+
 POOL = "pool"
 """The group of arrays that is the shared pool, in a greeting."""
 
@@ -47,6 +50,7 @@ class Request:
         question: what is asked, in a query.
         run: the run's own name, where the client's state folder serves several runs.
         pool: digest of the shared pool, if the method needs one.
+        flower: whether arrays travel in Flower's format, since a wrapper of Flower's may look into them.
         here: what only a server on the client's own machine can know (`fedhet.machine.proof` of the settings).
     """
 
@@ -59,11 +63,18 @@ class Request:
     question: str = ""
     run: str = ""
     pool: str = ""
+    flower: bool = False
     here: str = ""
 
-    def write(self, record: RecordDict, settings: str) -> None:
-        """Put the request into a message's records, with the settings of the run (`Config.text`)."""
-        record["request"] = ConfigRecord({"settings": settings, "request": json.dumps(vars(self))})
+    def write(self, record: RecordDict, settings: str, further: Mapping[str, Any] | None = None) -> None:
+        """Put the request into a message's records.
+
+        Args:
+            record: the message's.
+            settings: those of the run (`Config.text`).
+            further: values that are not fedhet's, for Flower's mods around the clients.
+        """
+        record["request"] = ConfigRecord({**(further or {}), "settings": settings, "request": json.dumps(vars(self))})
 
     @classmethod
     def read(cls, record: RecordDict) -> tuple["Request", str]:
@@ -74,7 +85,10 @@ class Request:
         """
         found = record.get("request")
         if not isinstance(found, ConfigRecord):
-            raise WireError("the message is not that of fedhet's server app: make it with fedhet.make_server_app")
+            raise WireError(
+                "this ClientApp is fedhet's, and the strategy that asks it is not: start one of fedhet's in the "
+                "ServerApp, such as fedhet.FedAvg, or fedhet.make_server_app()"
+            )
         settings = Told(found).text("settings", longest=2**20)
         try:
             said = Told(json.loads(Told(found).text("request", longest=2**16)))
@@ -91,6 +105,7 @@ class Request:
             run=said.name("run", ""),
             pool=said.name("pool", ""),
             here=said.text("here", ""),
+            flower=said.flag("flower", False),
         ), settings
 
 
@@ -139,9 +154,9 @@ class Reply:
         """The method's values, checked as they are read."""
         return Told(self.payload.values)
 
-    def record(self) -> RecordDict:
-        """As it travels."""
-        record = Encoder()(self.payload)
+    def record(self, *, flower: bool = False) -> RecordDict:
+        """As it travels; arrays as raw bytes, or in Flower's format."""
+        record = Encoder(flower=flower)(self.payload)
         metrics: dict[str, Any] = {"num-examples": self.examples, "test-examples": self.test_examples}
         for name, measured in self.measured.items():
             metrics[f"{name}-metric"] = list(measured.metric.values)
@@ -163,12 +178,15 @@ class Reply:
         Raises:
             FedhetError: it carries an error or a refusal, or is no reply of fedhet's client app.
         """
-        if message.has_error():
-            raise FedhetError(f"failed: {message.error.reason or f'error code {message.error.code}'}")
+        reason = message.error.reason or f"error code {message.error.code}" if message.has_error() else ""
+        if NO_HANDLER in reason or (not reason and "report" not in message.content):
+            raise WireError("its ClientApp is not fedhet's: make it with fedhet.make_client_app")
+        if reason:
+            raise FedhetError(f"failed: {reason}")
         records = message.content
         report, metrics = records.get("report"), records.get("metrics")
         if not isinstance(report, ConfigRecord):
-            raise WireError("its reply is not that of fedhet's client app: make it with fedhet.make_client_app")
+            raise WireError("its ClientApp is not fedhet's: make it with fedhet.make_client_app")
         if "refusal" in report:
             reason = str(report["refusal"])
             raise (LostReply if report.get("lost") is True else FedhetError)(reason[:LONGEST_REASON])
@@ -221,7 +239,7 @@ def _is_metric(values: Any, weights: Any) -> bool:
         and isinstance(weights, list)
         and len(values) == len(weights)
         and all(0 <= weight < math.inf for weight in weights)
-        and all(weight == 0 or 0 <= value <= 1 for value, weight in zip(values, weights, strict=True))
+        and all(weight == 0 or -math.inf < value <= 1 for value, weight in zip(values, weights, strict=True))
     )
 
 

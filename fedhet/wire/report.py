@@ -30,6 +30,8 @@ class Report:
         spec: names, shapes and dtypes of what is shared of its network.
         pool: digest of the pool that it has itself, empty without one.
         pool_size: examples in that pool.
+        device: where it computes, in words.
+        note: what is to be told of it once.
     """
 
     client: str
@@ -42,6 +44,8 @@ class Report:
     spec: Spec = field(default_factory=dict)
     pool: str = ""
     pool_size: int = 0
+    device: str = ""
+    note: str = ""
 
     def record(self) -> ConfigRecord:
         """As it travels: what is not said is left out."""
@@ -56,6 +60,7 @@ class Report:
             said["partition"] = list(self.partition)
         if self.pool:
             said |= {"pool": self.pool, "pool-size": self.pool_size}
+        said |= {key: value for key, value in (("device", self.device), ("note", self.note)) if value}
         for name, (shape, dtype) in self.spec.items():
             said[f"spec.{name}"] = ",".join([dtype, *map(str, shape)])
         return ConfigRecord(said)
@@ -82,6 +87,8 @@ class Report:
             spec=_spec(record),
             pool=said.name("pool", ""),
             pool_size=said.count("pool-size", 0),
+            device=said.text("device", ""),
+            note=said.text("note", ""),
         )
 
 

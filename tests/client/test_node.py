@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fedhet
+from fedhet import files
 from fedhet.client import node, state
 from fedhet.data import Pool
 from fedhet.engines.local import FIRST_NODE, LocalGrid
@@ -18,9 +19,9 @@ pytestmark = pytest.mark.usefixtures("home")
 
 @pytest.fixture
 def federate(tiny, new_watch):
-    """Runs two rounds of a method on two nodes; `nodes` are settings of a node by its number."""
+    """Runs two rounds of a method on three nodes; `nodes` are settings of a node by its number."""
 
-    def federate(name, model=None, nodes=None, clients=2, data=None, **settings):
+    def federate(name, model=None, nodes=None, clients=3, data=None, **settings):
         watch, grid = new_watch(), LocalGrid(tiny.app(model, data), clients)
         for index, own in (nodes or {}).items():
             grid._contexts[FIRST_NODE + index].node_config.update(own)
@@ -42,13 +43,13 @@ def test_paths_of_a_server_elsewhere_do_not_count(federate, tmp_path, home, monk
     federate("Local", state_dir=str(tmp_path / "elsewhere"))
     assert not (tmp_path / "elsewhere").exists()
     (run,) = (home / ".fedhet" / "state").iterdir()
-    assert {path.stem for path in (run / "models").iterdir()} == {"0", "1"}
+    assert {path.stem for path in (run / "models").iterdir()} == {"0", "1", "2"}
 
 
 def test_a_nodes_own_folder_always_counts(federate, tmp_path):
     federate("Local", nodes={1: {"state-dir": str(tmp_path / "mine")}}, state_dir=str(tmp_path / "servers"))
     assert [path.stem for path in (tmp_path / "mine" / "models").iterdir()] == ["1"]
-    assert [path.stem for path in (tmp_path / "servers" / "models").iterdir()] == ["0"]
+    assert {path.stem for path in (tmp_path / "servers" / "models").iterdir()} == {"0", "2"}
 
 
 @pytest.mark.parametrize("field", ["run", "pool"])
@@ -87,7 +88,7 @@ def test_a_pool_that_was_damaged_on_disk_is_asked_for_again(tmp_path):
 
 def test_old_runs_and_pools_are_removed_and_young_ones_stay(federate, home):
     federate("Local")
-    base = state.own_folder()
+    base = files.state_home()
     (old,) = base.iterdir()
     (base / "pools").mkdir()
     (base / "pools" / "a.safetensors").touch()
@@ -118,7 +119,7 @@ def test_a_node_lets_out_what_it_says_and_the_others_go_on(method, allow, reason
     (failure,) = watch.rows[0]["failures"]
     assert failure["client"] == "1"
     assert reason in failure["reason"]
-    assert watch.rows[1]["participants"] == ["0"]
+    assert watch.rows[1]["participants"] == ["0", "2"]
 
 
 @pytest.mark.parametrize(

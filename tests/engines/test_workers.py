@@ -41,8 +41,9 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def workers() -> list[int]:
-    """Processes below the one that they are forked from."""
-    return [child.pid for child in psutil.Process().children(recursive=True) if child.ppid() != os.getpid()]
+    """Processes below the one that they are forked from, which ends those that were killed when it sees it."""
+    below = [child for child in psutil.Process().children(recursive=True) if child.ppid() != os.getpid()]
+    return [child.pid for child in below if child.status() != psutil.STATUS_ZOMBIE]
 
 
 class Watch(Observer):

@@ -73,9 +73,11 @@ def test_the_headline_names_the_score_and_what_training_makes_of_it(make_run):
         return headline(run), {which: run.summary[f"{which}_accuracy"]["weighted"] for which in ("received", "trained")}
 
     line, value = headline_of("own", personal="trained")
-    assert f"personal accuracy {value['trained']:.3f} (as received {value['received']:.3f});" in line
+    assert f"personal accuracy {value['trained']:.3f} weighted" in line
+    assert f" mean (as received {value['received']:.3f});" in line
     line, value = headline_of("shared", personal="received")
-    assert f"personal accuracy {value['received']:.3f} (after training {value['trained']:.3f});" in line
+    assert f"personal accuracy {value['received']:.3f} weighted" in line
+    assert f" mean (after training {value['trained']:.3f});" in line
     same = {key: {"weighted": 0.5} for key in ("received_accuracy", "trained_accuracy", "personal_accuracy")}
     assert beside({"personal": "trained", **same}) == beside({"personal": "received", **same}) == ""
 
