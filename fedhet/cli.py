@@ -166,6 +166,22 @@ def report(
         typer.echo(str(write_report(folders[0]) if len(folders) == 1 else compare_folders(folders, out)))
 
 
+@app.command()
+def clean(
+    days: Annotated[float, typer.Option(min=0, help="Remove what was not written to for so many days.")] = 30,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The node's folder of state; ~/.fedhet/state if left out.")
+    ] = None,
+) -> None:
+    """Remove old runs' states and pools from this node's folder."""
+    with _errors(everything_is_input=True):
+        from fedhet.client.state import remove_old
+        from fedhet.files import state_home
+
+        for path in remove_old(state_dir or state_home(), days):
+            typer.echo(f"removed {path}")
+
+
 @app.command("list")
 def list_names() -> None:
     """Name the methods, models, data sets, partitions and presets."""

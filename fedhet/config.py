@@ -106,7 +106,8 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
         )
     config.parameters.check(config)
     by_hand = wanted.keys() if strict is True else map(_key, strict or ())
-    return _without_idle(config, frozenset(by_hand), layers.keys())
+    averages = method.traits_of(config.parameters).averages
+    return _without_idle(config, frozenset(by_hand), layers.keys(), averages=averages)
 
 
 def named(config: str | Path | None, method: object = None, given: Collection[str] = ()) -> dict[str, Any]:
@@ -265,7 +266,7 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
     return problems
 
 
-def _without_idle(config: Config, by_hand: frozenset[str], told: Collection[str]) -> Config:
+def _without_idle(config: Config, by_hand: frozenset[str], told: Collection[str], *, averages: bool) -> Config:
     """The configuration with its keys that have no effect put back; those that somebody set are told.
 
     Raises:
@@ -274,6 +275,11 @@ def _without_idle(config: Config, by_hand: frozenset[str], told: Collection[str]
     idle = config.parameters.idle(config)
     if config.optimizer != "sgd" and config.momentum:
         idle["momentum"] = "optimizer"
+    if config.aggregation not in ("trimmed-mean", "krum", "multi-krum") and config.hostile != Config.hostile:
+        idle["hostile"] = "aggregation"
+    if not averages:
+        told_how = {"aggregation": config.aggregation, "update-bound": config.update_bound}
+        idle |= {key: "method" for key, value in told_how.items() if value != default_of(_spec(key, "", key))}
     if not config.newcomers:
         alone = {"newcomer-epochs": config.newcomer_epochs, "newcomer-learning-rate": config.newcomer_learning_rate}
         idle |= {key: "newcomers" for key, value in alone.items() if value != default_of(_spec(key, "", key))}

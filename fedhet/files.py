@@ -1,13 +1,14 @@
 """Files that are written whole or not at all: text, tables as CSV, and arrays as safetensors."""
 
+import contextlib
 import csv
 import io
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhet.errors import FedhetError
+from fedhet.errors import ConfigError, FedhetError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +26,29 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     write(temporary)
     os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a folder, made if missing, for this process alone, until the process ends in whatever way.
+
+    Raises:
+        ConfigError: another process has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        yield
+        return
+    with (folder / ".lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} is in use by another run: wait for its end, or choose another folder"
+            ) from error
+        yield
 
 
 def write_text(path: Path, text: str) -> None:

@@ -26,7 +26,11 @@ def proof(text: str) -> str:
 
     The key is made when it is first needed. Empty where there can be none.
     """
-    key = _key(Path.home() / ".fedhet" / "key")
+    return _proof(_key(Path.home() / ".fedhet" / "key"), text)
+
+
+@lru_cache(maxsize=256)  # every message carries the same text
+def _proof(key: bytes, text: str) -> str:
     return hmac.new(key, text.encode(), "sha256").hexdigest() if key else ""
 
 

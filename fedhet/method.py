@@ -64,6 +64,12 @@ class Traits:
             raise ConfigError('a method scored on what clients "trained" must have them keep their "model"')
 
     @property
+    def averages(self) -> bool:
+        """Whether the server averages arrays of clients entry by entry, so that `aggregation` has a meaning."""
+        shared = self.shares.averaged and self.shares.keys is not NOTHING.keys and self.networks != "widths"
+        return shared or "model" in self.tells or "prototypes" in self.tells.values()
+
+    @property
     def whole(self) -> bool:
         """Whether what is shared is a whole network, one for all: the global model."""
         return self.networks != "any" and self.shares.averaged and self.shares.keys is EVERYTHING.keys

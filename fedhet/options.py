@@ -34,6 +34,11 @@ def option(
 class Parameters:
     """A method's own keys: subclasses add fields made with `option`, each with the paper's value."""
 
+    @property
+    def makes_pool(self) -> bool:
+        """Whether the method takes its shared pool from elsewhere than `shared-samples`."""
+        return False
+
     def check(self, config: "Config") -> None:
         """Check the method's keys against those that all methods share.
 
@@ -67,7 +72,7 @@ class Config:
     classes_per_client: int = option(2, "partition=classes: classes that each client holds", at_least=1)
     alpha: float = option(0.5, "partition=dirichlet: concentration", above=0)
     samples_per_client: int = option(0, "training examples that a client keeps; 0: all of its part", at_least=0)
-    clients: int = option(10, "clients to simulate", at_least=1)
+    clients: int = option(10, "clients to simulate", at_least=1, at_most=100_000)
     architectures: str = option("cnn", "a model, a comma-separated list of models, or a family of models")
     assign: str = option(
         "round-robin",
@@ -88,7 +93,7 @@ class Config:
     momentum: float = option(0.0, "momentum of SGD", at_least=0, at_most=1)
     weight_decay: float = option(0.0, "weight decay on weights (biases and normalisation have none)", at_least=0)
     augment: bool = option(False, "augment training batches as the data set defines it")
-    input_size: int = option(0, "resize images to this many pixels a side; 0: as they are", at_least=0)
+    input_size: int = option(0, "resize images to this many pixels a side; 0: as they are", at_least=0, at_most=2048)
     shared_samples: int = option(
         0, "examples held out of every client's training data for the methods' shared pool", at_least=0
     )
@@ -123,6 +128,20 @@ class Config:
         "aggregate",
         "BatchNorm statistics travel, stay, or stay and are taken anew from a client's images after every average",
         choices=("aggregate", "local", "re-estimate"),
+    )
+    aggregation: str = option(
+        "mean",
+        "how what clients send is averaged: by examples, or by a rule that hostile clients cannot carry away, by which "
+        "all clients count the same",
+        choices=("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped"),
+    )
+    hostile: float = option(
+        0.2, "share of hostile clients that trimmed-mean, krum and multi-krum are to stand", above=0, below=0.5
+    )
+    update_bound: float = option(
+        0.0,
+        "cut a client's update to so many times the median norm of the round's; 0: none (norm-clipped: 1)",
+        at_least=0,
     )
     wire_dtype: str = option("float32", "dtype of weights on the wire", choices=("float32", "float16"))
     timeout: float = option(3600.0, "seconds to wait for a round's replies", above=0)

@@ -135,6 +135,11 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
     Raises:
         FedhetError: what cannot, and what would do.
     """
+    traits = registry.method(config.prefix).traits_of(config.parameters)
+    if traits.pool != "none" and not (config.shared_samples or config.parameters.makes_pool or own_data):
+        raise ConfigError(
+            f"{config.prefix} aligns clients on a pool that all share: set shared-samples, such as shared-samples = 500"
+        )
     if not own_data:
         _split(_data_keys(config), config.clients)
     if own_model or own_data:

@@ -176,6 +176,8 @@ def _resumed(folder: Path, changes: Mapping[str, Any], given: Collection[str]) -
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run to resume")
     settings = configuration.read(folder / "config.toml", given)
+    if not settings:
+        raise ConfigError(f"{folder / 'config.toml'} is empty: nobody knows any more what was run there")
     different = [key for key, value in changes.items() if key not in RESUMABLE and settings.get(key) != value]
     if different:
         raise ConfigError(

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 from fedhet.errors import ModelError
-from fedhet.server import FederatedStrategy, State, class_means
+from fedhet.server import FederatedStrategy, Rule, State, class_means
 from fedhet.server.half import P
-from fedhet.wire import Arrays, Payload, Reply, WireError, check
+from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, check
 
 MOST_CLASSES = 2**16
 """Class numbers from here on are refused: clients make room for all classes below the highest."""
@@ -39,7 +39,7 @@ class ByClass(FederatedStrategy[P, C]):
 
     def kind_of(self, reply: Reply) -> Hashable:
         """Vectors of one width."""
-        return super().kind_of(reply), reply.payload.values.get("width")
+        return super().kind_of(reply), str(reply.payload.values.get("width"))
 
     def welcome(self, client: str, reply: Reply) -> None:
         """Vectors must be equally wide, or there is no mean of them."""
@@ -66,4 +66,23 @@ class ByClass(FederatedStrategy[P, C]):
         """C_j = sum_i n_ij C_ij / sum_i n_ij; a class that nobody of this round holds keeps its vector."""
         sent = [reply.arrays["prototypes"] for reply in replies.values()]
         self.state.prototypes = class_means(sent, self.state.prototypes)
+        if not Rule.of(self.config).plain:
+            self._average_otherwise(replies)
         return {}
+
+    def _average_otherwise(self, replies: Mapping[str, Reply]) -> None:
+        """The vectors of the classes of this round by another rule than the mean; all clients count the same."""
+        known = self.state.prototypes
+        row_of = {str(number): row for row, number in enumerate(known["classes"])}
+        vectors = {
+            client: {str(number): vector for number, vector in zip(own["classes"], own["means"], strict=True)}
+            for client, own in ((client, reply.arrays["prototypes"]) for client, reply in replies.items())
+        }
+        spec: dict[str, Spec] = {
+            client: {number: (vector.shape, "float32") for number, vector in own.items()}
+            for client, own in vectors.items()
+        }
+        means = known["means"].copy()
+        for number, vector in self.average(vectors, dict.fromkeys(vectors, 1.0), spec, before={}).items():
+            means[row_of[number]] = vector
+        self.state.prototypes = known | {"means": means}

@@ -22,7 +22,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import fedhenn
 from fedhet.randomness import numpy_generator, torch_generator
 from fedhet.representations import Representation, linear_cka, represent
-from fedhet.representations.packing import Factor, pack, pack_blocks, unpack
+from fedhet.representations.packing import Factor, check_told_features, pack, pack_blocks, unpack
 from fedhet.representations.spectral import check_posteriors, cluster_rows, posteriors
 from fedhet.representations.targets import mean_rbf_blocks, mean_target
 from fedhet.server import ArraysBy, FederatedStrategy, State
@@ -239,6 +239,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     def _unpacked(self, what: str, reply: Reply, rows: int) -> None:
         try:
             values = unpack(reply.arrays[what]).values
+            check_told_features(values, what)
             if what == "posteriors":
                 check_posteriors(values)
         except ValueError as error:

@@ -14,7 +14,7 @@ import torch
 from fedhet.errors import FedhetError
 from fedhet.methods import fedmd
 from fedhet.randomness import numpy_generator, torch_generator
-from fedhet.representations.packing import Factor, pack, unpack
+from fedhet.representations.packing import Factor, check_told_features, pack, unpack
 from fedhet.representations.scores import mean_scores, sharpened
 from fedhet.representations.spectral import check_posteriors
 from fedhet.server import FederatedStrategy, State
@@ -44,7 +44,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
 
     def kind_of(self, reply: Reply) -> Hashable:
         """Scores of the same classes."""
-        return super().kind_of(reply), reply.payload.values.get("classes")
+        return super().kind_of(reply), str(reply.payload.values.get("classes"))
 
     def welcome(self, client: str, reply: Reply) -> None:
         """All score the same classes, or there is no mean."""
@@ -81,6 +81,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
             raise WireError("its scores are missing")
         try:
             scores = unpack(reply.arrays["scores"]).values
+            check_told_features(scores, "scores")
             if own.scores == "probabilities":
                 check_posteriors(scores)
         except ValueError as error:

@@ -84,7 +84,10 @@ class Keeping:
 
     def write_model(self, tensors: dict[str, torch.Tensor]) -> None:
         """Save the client's personal model."""
-        write_tensors(self._base / self._run / "models" / f"{self._client}.safetensors", tensors)
+        path = self._base / self._run / "models" / f"{self._client}.safetensors"
+        write_tensors(path, tensors)
+        if self._run:  # else the server collects it
+            _log.info("client %s: its personal model is %s", self._client, path)
 
     def restored(self, half: AnyHalf) -> dict[str, torch.Tensor]:
         """The state that the server expects, by `model/NAME` and `memory/NAME`; nothing where there is none yet."""

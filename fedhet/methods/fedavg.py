@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from fedhet.errors import ConfigError
 from fedhet.method import Method, Traits
 from fedhet.methods._averages import AveragingParameters, average_traits
 from fedhet.options import Config, option
@@ -18,6 +19,18 @@ class FedAvgParameters(AveragingParameters):
         choices=("examples", "classes"),
     )
     last_learning_rate: float = option(1.0, "learning rate of the last round, in learning-rate", above=0)
+
+    def check(self, config: Config) -> None:
+        """The last layer is averaged by classes or by a rule.
+
+        Raises:
+            ConfigError: both are asked for.
+        """
+        if self.last_layer == "classes" and (config.aggregation != "mean" or config.update_bound):
+            raise ConfigError(
+                f"fedavg.last-layer = classes averages that layer by classes, and aggregation = {config.aggregation}, "
+                f"update-bound = {config.update_bound:g} ask for another rule: leave one of them out"
+            )
 
     def idle(self, config: Config) -> dict[str, str]:
         """The last layer and the last round are those of one global model."""

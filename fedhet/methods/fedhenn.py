@@ -108,6 +108,11 @@ class FedHeNNParameters(Parameters):
         """Whether weights are averaged as well."""
         return self.setting == "homogeneous"
 
+    @property
+    def makes_pool(self) -> bool:
+        """The RAD may be drawn from all training examples."""
+        return self.rad_source == "train-union"
+
     def augments(self, config: Config) -> bool:
         """Whether X(t) is augmented, once a round: where it is of the clients' training images, which are."""
         return config.augment and self.rad_source == "train-union"

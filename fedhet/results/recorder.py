@@ -64,6 +64,8 @@ class RunDirectory(Observer):
         self.started_at = time.perf_counter()
         self.earlier_seconds = 0.0
         check_folder(folder, resume=resume)
+        if resume:
+            _check_rounds(folder, config)
         folder.mkdir(parents=True, exist_ok=True)
         if resume:
             self._rewind()
@@ -116,17 +118,25 @@ class RunDirectory(Observer):
                 shutil.move(path, models / path.name)
         if strategy.traits.whole and strategy.state.model:
             write_arrays(models / "global.safetensors", strategy.state.model)
-        if matrices := strategy.matrices():
-            self._write("matrices.json", matrices)
         self._write("summary.json", self.summary("completed", strategy))
-        write_report(self.folder)
+        try:  # pictures are no part of the result
+            if matrices := strategy.matrices():
+                self._write("matrices.json", matrices)
+            write_report(self.folder)
+        except OSError:
+            raise
+        except Exception as error:
+            log.warning("the report was not written: %s: %s", type(error).__name__, error, exc_info=error)
         log.info("results are in %s", self.folder)
 
     def failed(self, strategy: Watched, error: BaseException) -> None:
         """Write the summary of a run that ended before its end, and a report of what there is."""
         reason = str(error) if isinstance(error, FedhetError) else f"{type(error).__name__}: {error}"
         self._write("summary.json", self.summary("failed", strategy) | {"error": reason})
-        write_report(self.folder)
+        try:
+            write_report(self.folder)
+        except Exception as broken:  # the reason of the failure is what must be seen
+            log.warning("the report was not written: %s: %s", type(broken).__name__, broken)
 
     def summary(self, status: str, strategy: Watched) -> dict[str, Any]:
         """What `summary.json` holds, from the history."""
@@ -204,6 +214,18 @@ def check_folder(folder: Path, *, resume: bool = False) -> None:
         raise ConfigError(f"{folder} holds no run to resume")
     if not resume and ((folder / "config.toml").exists() or (folder / "history.jsonl").exists()):
         raise ConfigError(f"{folder} holds a run already: choose another folder (out), or resume that run")
+
+
+def _check_rounds(folder: Path, config: Config) -> None:
+    """A resumed run cannot be shorter than it is already.
+
+    Raises:
+        ConfigError: it would be.
+    """
+    stems = [int(path.stem) for path in (folder / CHECKPOINTS).glob("[0-9]*.safetensors") if path.stem.isdecimal()]
+    done = max(stems, default=0) - bool(config.closing_epochs)
+    if 0 < config.rounds < done:
+        raise ConfigError(f"rounds = {config.rounds}: {folder} has {done} rounds already; set at least as many")
 
 
 def _config_text(config: Config, folder: Path, engine: str, own: Mapping[str, str]) -> str:

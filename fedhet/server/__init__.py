@@ -2,6 +2,7 @@
 
 from fedhet.server.aggregation import RunningMean, average_shared, check_class_counts, class_means, weighted_average
 from fedhet.server.half import ServerHalf
+from fedhet.server.robust import Rule
 from fedhet.server.state import ArraysBy, ClientRecord, State
 from fedhet.server.strategy import EvaluateFunction, FederatedStrategy
 
@@ -10,6 +11,7 @@ __all__ = [
     "ClientRecord",
     "EvaluateFunction",
     "FederatedStrategy",
+    "Rule",
     "RunningMean",
     "ServerHalf",
     "State",

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,7 +76,7 @@ class Conversation(ServerHalf[P, S]):
         make = partial(exchanges.message, config=self.config, round=self._round, further=self._further)
         messages = [make(MessageType.QUERY, node, encoder(greeting), request) for node in new]
         came = exchanges.by_node(self._send(messages), self._round, self.roster, self.config.timeout)
-        faults, opened = exchanges.Faults(), dict[int, Reply]()
+        faults, opened, kinds = exchanges.Faults(), dict[int, tuple[Hashable, Reply]](), Counter[Hashable]()
 
         def refused(node: int, name: str, error: Exception, *, again: bool = False) -> None:
             if not again:
@@ -90,11 +90,12 @@ class Conversation(ServerHalf[P, S]):
                 if not newcomers and comes_last(reply.report, self.config.newcomers):
                     self.roster.waiting.add(node)
                     continue
-                opened[node] = reply
+                kind = self.kind_of(reply)
+                kinds[kind] += 1
+                opened[node] = kind, reply
             except Exception as error:  # whatever one client's reply raises is that client's refusal
                 refused(node, name_in(message), error, again=message.has_error())  # one that only failed is asked again
-        kinds = Counter(map(self.kind_of, opened.values()))
-        for node, reply in sorted(opened.items(), key=lambda each: -kinds[self.kind_of(each[1])]):
+        for node, (_, reply) in sorted(opened.items(), key=lambda each: -kinds[each[1][0]]):
             try:
                 self._admit(node, reply)
             except Exception as error:

@@ -16,7 +16,7 @@ from fedhet.method import Method, Traits
 from fedhet.options import Config, Parameters, Value, kebab
 from fedhet.population import ClientInfo
 from fedhet.server import flowers
-from fedhet.server.aggregation import average_shared
+from fedhet.server.robust import Rule, put_together
 from fedhet.server.roster import Roster
 from fedhet.server.round import Round, draw, in_order
 from fedhet.server.state import State
@@ -46,7 +46,7 @@ class ServerHalf(Generic[P, S]):
     role: ClassVar[str] = "server"
     method: Method
     state_class: ClassVar[type[State]] = State
-    takes_in: ClassVar[bool] = False
+    takes_in: bool = False
     """Whether replies are large and taken in one by one (`take_in`), so that they are never all held at once."""
 
     def __init__(
@@ -251,17 +251,29 @@ class ServerHalf(Generic[P, S]):
         models = {client: reply.arrays["model"] for client, reply in replies.items() if "model" in reply.arrays}
         if models and self.traits.shares.averaged:
             weights = {client: float(replies[client].examples) for client in models}
-            self.state.model = self.state.model | average_shared(models, weights, self.specs)
+            self.state.model = self.state.model | self.average(models, weights, self.specs)
         return {}
+
+    def average(
+        self,
+        models: Mapping[str, Arrays],
+        weights: Mapping[str, float],
+        specs: Mapping[str, Spec],
+        before: Arrays | None = None,
+    ) -> Arrays:
+        """One array of each shared key, by the key `aggregation`; updates that are cut are named in the round's row.
+
+        Args as of `put_together`; `before` is `state.model` if left out.
+        """
+        start = self.state.model if before is None else before
+        found, cuts = put_together(models, weights, specs, start, Rule.of(self.config))
+        self._round.cuts += map(vars, cuts)
+        return found
 
     # ---- the end
 
     def check_last(self, reply: Reply) -> None:
-        """Check what a client sent back at the evaluation at the end, as `check_reply` after training.
-
-        Raises:
-            WireError: what is wrong with it.
-        """
+        """Check what a client sent back at the evaluation at the end, as `check_reply` does after training."""
 
     def conclude(self, replies: Mapping[str, Reply]) -> None:
         """Take in what clients sent back at the evaluation at the end."""

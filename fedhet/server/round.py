@@ -33,6 +33,7 @@ class Round:
     sent: dict[int, Message] = field(default_factory=dict)
     failures: list[dict[str, str]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    cuts: list[dict[str, Any]] = field(default_factory=list)
     down: Counter[str] = field(default_factory=Counter)
     up: Counter[str] = field(default_factory=Counter)
 
@@ -79,6 +80,7 @@ class Round:
             **({"final": True} if self.final else {}),
             "participants": [client for client in replies if client in self.training],
             "failures": self.failures,
+            **({"cut": self.cuts} if self.cuts else {}),
             **({"lost_state": sorted(self.lost, key=client_order)} if self.lost else {}),
             **statistics(replies, on_common_test),
             "train_loss": math.fsum(loss * examples for loss, examples in losses) / weight if finite else None,

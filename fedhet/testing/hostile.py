@@ -157,7 +157,7 @@ DTYPES = (
 )
 SHAPES = ((), (0,), (1,), (-1,), (2, 10), (2**20,), (2**40,), (2**63,), (0, 2**40), (2**32, 2**32), (1,) * 40)
 STYPES = (STYPE, "numpy.ndarray", "", "pickle")
-VALUES = (math.nan, math.inf, -math.inf, 0, 1, -1, 1e4, -1e6, 1e8, 1e15, 1e30, 1e38)
+VALUES = (math.nan, math.inf, -math.inf, 0, 1, -1, 12, 100, 1e4, -1e6, 1e8, 1e15, 1e30, 1e38)
 RECORDS = (None, ConfigRecord({"x": 1}), MetricRecord({"x": 1}), ArrayRecord({"x": Array(np.ones(2))}))
 
 
@@ -265,7 +265,8 @@ def attack(recording: Recording, examples: int, *, repeat: bool = True) -> Count
     def one(place: Place, change: Change) -> None:
         strategy = recording.after(place[0], {place: change})
         strategy.matrices()
-        if all(client != place[3] and client in recording.names for client in strategy.failed):
+        admitted = not place[0] and place[3] in strategy.state.clients  # and perhaps refused later in the same round
+        if admitted or all(client != place[3] and client in recording.names for client in strategy.failed):
             found["taken"] += 1
             assert not infinite(strategy.state)
         else:

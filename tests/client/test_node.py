@@ -19,9 +19,9 @@ pytestmark = pytest.mark.usefixtures("home")
 
 @pytest.fixture
 def federate(tiny, new_watch):
-    """Runs two rounds of a method on two nodes; `nodes` are settings of a node by its number."""
+    """Runs two rounds of a method on three nodes; `nodes` are settings of a node by its number."""
 
-    def federate(name, model=None, nodes=None, clients=2, data=None, **settings):
+    def federate(name, model=None, nodes=None, clients=3, data=None, **settings):
         watch, grid = new_watch(), LocalGrid(tiny.app(model, data), clients)
         for index, own in (nodes or {}).items():
             grid._contexts[FIRST_NODE + index].node_config.update(own)
@@ -43,13 +43,13 @@ def test_paths_of_a_server_elsewhere_do_not_count(federate, tmp_path, home, monk
     federate("Local", state_dir=str(tmp_path / "elsewhere"))
     assert not (tmp_path / "elsewhere").exists()
     (run,) = (home / ".fedhet" / "state").iterdir()
-    assert {path.stem for path in (run / "models").iterdir()} == {"0", "1"}
+    assert {path.stem for path in (run / "models").iterdir()} == {"0", "1", "2"}
 
 
 def test_a_nodes_own_folder_always_counts(federate, tmp_path):
     federate("Local", nodes={1: {"state-dir": str(tmp_path / "mine")}}, state_dir=str(tmp_path / "servers"))
     assert [path.stem for path in (tmp_path / "mine" / "models").iterdir()] == ["1"]
-    assert [path.stem for path in (tmp_path / "servers" / "models").iterdir()] == ["0"]
+    assert {path.stem for path in (tmp_path / "servers" / "models").iterdir()} == {"0", "2"}
 
 
 @pytest.mark.parametrize("field", ["run", "pool"])

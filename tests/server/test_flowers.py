@@ -1,5 +1,7 @@
 """What Flower's users hold: their server code, arrays, names, wrappers and mods, around fedhet's strategies."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from flwr.serverapp import strategy as flower
 from torch import nn
 
 import fedhet
+from fedhet.client.flowers import tell
 from fedhet.engines.local import LocalGrid
 from fedhet.errors import ConfigError, FedhetError
 
@@ -151,6 +154,7 @@ def test_a_plain_client_app_is_one_sentence(caplog):
 
 
 def test_a_plain_strategy_with_fedhets_client_app_fails(tiny, caplog):
+    tell.cache_clear()  # it is told once a process
     first = ArrayRecord(tiny.model().state_dict())
     with pytest.raises(Exception, match="Expected exactly one ArrayRecord"):
         flower.FedAvg().start(LocalGrid(tiny.app(), 2), first, num_rounds=1)
@@ -160,7 +164,8 @@ def test_a_plain_strategy_with_fedhets_client_app_fails(tiny, caplog):
 
 def test_refusals_that_leave_one_client_end_the_run(tiny):
     def model(client):
-        return nn.Linear(4, 3) if client.partition_id else tiny.model()
+        widths = 4, *[5] * client.partition_id, 3  # three kinds: of two alike ones the odd one would be refused
+        return nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(widths)))
 
     with pytest.raises(FedhetError, match="refusals leave fedavg with client 0 alone") as caught:
         fedhet.FedAvg(rounds=1).start(LocalGrid(tiny.app(model), 2))
