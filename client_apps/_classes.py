@@ -66,4 +66,4 @@ class ByClass(ClientHalf[P], ABC):
     @torch.no_grad()
     def _vectors_of(self, inputs: Tensor) -> Tensor:
         self.client.model.eval()
-        return self.vectors(self.client.transform(inputs))
+        return self.vectors(self.client.transform(inputs)).float()

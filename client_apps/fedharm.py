@@ -5,17 +5,21 @@ with the private phase of its own; what the next target is made of goes up with 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
+from fedhet import models, population
 from fedhet.client import ClientHalf, LostState
-from fedhet.data import Examples
+from fedhet.data import Examples, Pool
+from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError, ModelError
-from fedhet.graphs import UnsupportedArchitecture, blocks
+from fedhet.graphs import BlockAlignment, UnsupportedArchitecture, align_blocks, blocks
 from fedhet.learning import Loss, Phase, Step, reestimate
-from fedhet.methods.fedharm import BETWEEN, FedHARMParameters
+from fedhet.methods.fedharm import ALIGNED, BETWEEN, FedHARMParameters
+from fedhet.options import Config
+from fedhet.randomness import derive_seed, seed_everything
 from fedhet.representations import Capturing, Output
 from fedhet.representations.descriptors import channel_means, describe, gathered, heat_maps, pooled, summarised
 from fedhet.representations.packing import Factor, pack_all, unpack_all
@@ -37,13 +41,20 @@ class FedHARM(ClientHalf[FedHARMParameters]):
         """
         client, own = self.client, self.parameters
         try:
+            if own.blocks == ALIGNED:
+                return self._alignment.blocks
             example = client.transform(client.data.train.inputs[:2])
             return blocks(client.model, example, chosen=own.blocks, count=len(own.lengths))
         except UnsupportedArchitecture as error:
             raise ModelError(f"client {client.name}: fedharm.blocks = {own.blocks!r}: {error}") from error
 
+    @property
+    def _alignment(self) -> BlockAlignment:
+        client = self.client
+        return _aligned(client.config, client.network.architecture, client.find_pool(client.request.pool))
+
     def greet(self, payload: Payload) -> Payload:
-        """How many of the slots each of its blocks fills.
+        """How many of the slots each of its blocks fills, and how its blocks were found, if they were aligned.
 
         Raises:
             DataError: examples have no single class.
@@ -57,7 +68,14 @@ class FedHARM(ClientHalf[FedHARMParameters]):
         inputs = client.data.train.inputs[:1]
         units = summarised(client.model, self.blocks, inputs, client.transform, lambda block, output: output.flatten(1))
         slots = [min(length, part.shape[1]) for length, part in zip(own.lengths, units, strict=True)]
-        return Payload(values={"slots": slots})
+        if own.blocks != ALIGNED or not client.config.disclose_architecture:
+            return Payload(values={"slots": slots})
+        found = self._alignment
+        values = {"slots": slots, "blocks": list(found.candidates), "reference": list(found.reference)}
+        return Payload(
+            {"alignment": to_arrays({"angles": found.angles, "divergences": found.divergences})},
+            values | {"chosen": list(found.chosen)},
+        )
 
     # ---- training
 
@@ -193,7 +211,7 @@ class FedHARM(ClientHalf[FedHARMParameters]):
             self._reestimate(self.client.pool.inputs)
         return super().evaluate(when)
 
-    def _reestimate(self, inputs: Tensor) -> None:
+    def _reestimate(self, inputs: Tensor | LazyInputs) -> None:
         reestimate(self.client.model, inputs, self.client.transform)
 
     def finish(self, payload: Payload) -> Payload:
@@ -210,3 +228,31 @@ class FedHARM(ClientHalf[FedHARMParameters]):
         finite = all(bool(heat.isfinite().all()) for heat in maps)
         tensors = {str(block): heat for block, heat in enumerate(maps)}
         return Payload({"heat": to_arrays(tensors, "float16")} if maps and finite else {})
+
+
+LOOKED_AT = 64
+"""Images of the pool by which blocks are aligned."""
+
+
+@lru_cache(maxsize=16)
+def _aligned(config: Config, architecture: str, pool: Pool) -> BlockAlignment:
+    """The blocks of an architecture that are most like those of the first one, both with their initial weights.
+
+    Every client finds the same ones by itself.
+
+    Raises:
+        UnsupportedArchitecture: the architecture is none that the configuration names, or has too few blocks.
+    """
+    names, dataset = models.expand(config.architectures), population.dataset_of(config)
+    if architecture not in names:
+        raise UnsupportedArchitecture(
+            f"{architecture} is none of the architectures ({', '.join(dict.fromkeys(names))}), and others cannot be "
+            "built by all: name the modules that end its blocks"
+        )
+    built = []
+    with torch.random.fork_rng(devices=[]):
+        for name in (architecture, names[0]):
+            seed_everything(derive_seed(config.seed, "block alignment", name))
+            built.append(models.build(name, dataset.input_shape, dataset.classes))
+    (model, reference), images = built, pool.inputs[:LOOKED_AT]
+    return align_blocks(model, reference, images, dataset.transform, count=len(config.parameters.lengths))

@@ -85,7 +85,7 @@ class FedProto(ByClass[FedProtoParameters]):
         classes = 1 + int(torch.cat([candidates, *evaluated]).max())
 
         def nearest(inputs: Tensor) -> Tensor:
-            distances = torch.cdist(self.vectors(inputs), prototypes).square()
+            distances = torch.cdist(self.vectors(inputs).float(), prototypes).square()
             # A class that is no candidate is far below all others, yet finite, so that the loss is a number.
             scores = torch.full((len(inputs), classes), -1e4, device=inputs.device)
             scores[:, candidates] = -distances

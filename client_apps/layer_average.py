@@ -1,8 +1,19 @@
 """Layer-average, client half: train the network, send its layers."""
 
+from itertools import islice
+
 from fedhet.client import ClientHalf
 from fedhet.methods.layer_average import LayerAverageParameters
+from fedhet.wire import Payload
 
 
 class LayerAverage(ClientHalf[LayerAverageParameters]):
-    """One phase trains the whole network, which goes up by layers: the server alone knows which are common."""
+    """One phase trains the whole network; by prefix only those first layers go up that all networks have."""
+
+    def end(self, payload: Payload) -> Payload:
+        """The layers; of common first layers as many arrays as the server says."""
+        reply = super().end(payload)
+        if "common" not in payload.values:
+            return reply
+        common = dict(islice(reply.arrays.get("model", {}).items(), payload.values["common"]))
+        return Payload({"common": common} if common else {})

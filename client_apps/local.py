@@ -22,5 +22,5 @@ class Local(ClientHalf[LocalParameters]):
             return phases
         own, pool = self.client.data.train, self.client.pool
         assert pool.labels is not None  # as the traits say
-        both = Examples(torch.cat([own.inputs, pool.inputs]), torch.cat([own.labels, pool.labels]))
+        both = Examples(torch.cat([own.inputs[:], pool.inputs]), torch.cat([own.labels, pool.labels]))
         return [replace(phase, examples=both) for phase in phases]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedhet.client.app import make_client_app
+    from fedhet.comparing.calling import compare
     from fedhet.running import RunResult, run
     from fedhet.serving import make_server_app
 
@@ -19,11 +20,12 @@ if (_BESIDE / "strategies").is_dir() and (_BESIDE / "client_apps").is_dir():
 _LAZY = {
     "make_client_app": "fedhet.client.app",
     "make_server_app": "fedhet.serving",
+    "compare": "fedhet.comparing.calling",
     "run": "fedhet.running",
     "RunResult": "fedhet.running",
 }
 
-__all__ = ["RunResult", "__version__", "make_client_app", "make_server_app", "run"]
+__all__ = ["RunResult", "__version__", "compare", "make_client_app", "make_server_app", "run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -38,3 +40,11 @@ def __getattr__(name: str) -> Any:
             if method.server.rpartition(":")[2] == name:
                 return registry.strategy(method.name)
     raise AttributeError(f"module 'fedhet' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, the methods' strategies among them."""
+    from fedhet import registry
+
+    strategies = [registry.method(name).server.rpartition(":")[2] for name in registry.own_methods()]
+    return sorted([*__all__, *strategies])

@@ -21,7 +21,6 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 app = typer.Typer(
     help="Federated learning among clients whose neural networks differ.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -51,7 +50,7 @@ def run(
     config: Annotated[
         str | None,
         typer.Argument(
-            metavar="[CONFIG]", help="A TOML file or the name of a preset (`fedhet list`); fedhenn/digits if left out."
+            metavar="[CONFIG]", help="A TOML file, a preset or a method (`fedhet list`); fedhenn/digits if left out."
         ),
     ] = None,
     settings: Settings = None,
@@ -77,7 +76,7 @@ def run(
         if resume is not None:
             _run(by_hand, out=None, engine=engine, resume=resume)
             return
-        base = _base(config)
+        base = configuration.named(config, by_hand.get("method"))
         if "preset" not in base:
             configuration.resolve(base)  # what does not go together in the file itself
         complete = configuration.resolve(base | by_hand, strict=by_hand.keys())
@@ -125,8 +124,10 @@ def compare(
 ) -> None:
     """Run several methods on the same clients and data; interrupted, the same command goes on."""
     with _errors():
+        from fedhet import config as configuration
+
         numbers, tuning_numbers = _numbers("--seeds", seeds), _numbers("--tune-seeds", tune_seeds)
-        chosen = _base(config) | _set(settings, data)
+        chosen = configuration.named(config) | _set(settings, data)
         _quietly()
         from fedhet import comparing
 
@@ -147,16 +148,38 @@ def compare(
             )
         except KeyboardInterrupt:
             _stop("stopped; the same command goes on where it was", INTERRUPTED)
-        typer.echo(f"{folder}: comparison.md, comparison.csv, comparison.png, and a folder for each run")
+        typer.echo(f"{folder.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]) -> None:
-    """Write a run's report.html, and its figures as PNG."""
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page on several runs.", dir_okay=False)] = Path(
+        "comparison.html"
+    ),
+) -> None:
+    """Write a run's report.html, and its main figures as PNG; or one page on several runs."""
     with _errors(everything_is_input=True):
         from fedhet.results.report import write_report
+        from fedhet.results.together import compare_folders
 
-        typer.echo(str(write_report(folder)))
+        typer.echo(str(write_report(folders[0]) if len(folders) == 1 else compare_folders(folders, out)))
+
+
+@app.command()
+def clean(
+    days: Annotated[float, typer.Option(min=0, help="Remove what was not written to for so many days.")] = 30,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The node's folder of state; ~/.fedhet/state if left out.")
+    ] = None,
+) -> None:
+    """Remove old runs' states and pools from this node's folder."""
+    with _errors(everything_is_input=True):
+        from fedhet.client.state import remove_old
+        from fedhet.files import state_home
+
+        for path in remove_old(state_dir or state_home(), days):
+            typer.echo(f"removed {path}")
 
 
 @app.command("list")
@@ -180,6 +203,9 @@ def list_names() -> None:
 
 @app.command()
 def keys(
+    method: Annotated[
+        str | None, typer.Argument(metavar="[METHOD]", help="Only this method's own keys, with the values they take.")
+    ] = None,
     toml: Annotated[
         bool, typer.Option("--toml", help="Print the table that pyproject.toml declares to Flower.")
     ] = False,
@@ -196,11 +222,11 @@ def keys(
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table("key", "default", "meaning", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    rows = configuration.keys()
-    for key, default, meaning in rows:
-        table.add_row(key, "" if default == "" else configuration.toml_value(default), meaning)
-    _console().print(table, markup=False)
+    with _errors():
+        table = Table("key", "default", "takes", "meaning", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for key, default, takes, meaning in configuration.keys(method=method):
+            table.add_row(key, "" if default == "" else configuration.toml_value(default), takes, meaning)
+        _console().print(table, markup=False)
 
 
 def _run(chosen: "Config | dict[str, Any]", *, out: Path | None, engine: str | None, resume: Path | None) -> None:
@@ -211,25 +237,21 @@ def _run(chosen: "Config | dict[str, Any]", *, out: Path | None, engine: str | N
     started = time.perf_counter()
     folder = out or resume
     assert folder is not None
+    line = ProgressLine(console)
+    typer.echo(f"results go to {folder.resolve()}")
+    line.prepare(folder.name, "reading data, building networks, greeting clients")
     try:
-        result = _quietly().run(chosen, out=out, engine=engine, resume=resume, observers=[ProgressLine(console)])
+        result = _quietly().run(chosen, out=out, engine=engine, resume=resume, observers=[line], progress=False)
     except KeyboardInterrupt:
         known = (folder / "config.toml").is_file()
         _stop(f"stopped; go on with: fedhet run --resume {folder}" if known else "stopped", INTERRUPTED)
+    finally:
+        line.close()
     if not result.summary:
         typer.echo(f"completed in {time.perf_counter() - started:.1f} s; the server wrote its results to {folder}")
         return
     console.print(closing_table(result.folder))
-    typer.echo(f"{_shown(result.folder)}: report.html, summary.json, history.jsonl, clients.csv, models/")
-
-
-def _base(config: str | None) -> dict[str, Any]:
-    """What single keys are set on top of: a file or a preset."""
-    from fedhet import config as configuration
-
-    if config is not None and (config.endswith(".toml") or Path(config).is_file()):
-        return configuration.read(Path(config))
-    return {"preset": config or configuration.DEFAULT_PRESET}
+    typer.echo(f"{result.folder}: report.html, summary.json, history.jsonl, clients.csv, models/")
 
 
 def _set(settings: Sequence[str] | None, data: Path | None) -> dict[str, Any]:
@@ -276,11 +298,6 @@ def _console() -> "Console":
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-
-
-def _shown(folder: Path) -> Path:
-    here = Path.cwd()
-    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 @contextmanager

@@ -18,8 +18,9 @@ from typing import Any
 
 from fedhet import data, models, registry, toml
 from fedhet.errors import ConfigError, FedhetError, nearest
+from fedhet.machine import check_device_name
 from fedhet.method import Method
-from fedhet.options import Config, Parameters, Value, checked, common_fields, default_of, kebab, option
+from fedhet.options import Config, Parameters, Value, checked, common_fields, default_of, kebab, option, takes
 from fedhet.toml import read, to_toml, toml_value
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Parameters",
     "Value",
     "keys",
+    "named",
     "option",
     "parse",
     "parse_setting",
@@ -42,6 +44,9 @@ __all__ = [
 log = logging.getLogger("flwr").getChild("fedhet")
 
 DEFAULT_PRESET = "fedhenn/digits"
+LOGS = ("tensorboard", "wandb", "mlflow")
+"""What the key `log` takes; `fedhet.results.loggers` has an observer for each."""
+
 EXTRA = "extra-keys"
 """Key under which Flower's run config, which takes declared keys only, carries those of a method from outside."""
 
@@ -61,7 +66,7 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
     Raises:
         ConfigError: with every problem found, each naming its key and what would be right.
     """
-    wanted = toml.chosen(chosen)
+    wanted = {_key(key): value for key, value in toml.chosen(chosen).items()}
     if extra := wanted.pop(EXTRA, None):
         wanted |= _extra(str(extra))
     preset = read(preset_path(str(wanted["preset"]))) if wanted.get("preset") else {}
@@ -94,9 +99,36 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
     if problems or method is None:
         raise ConfigError("\n".join(problems))
     config = Config(**common, parameters=method.Parameters(**own), prefix=method.name, chosen=frozenset(wanted))
+    if config.newcomers and not method.traits_of(config.parameters).starts_newcomers:
+        raise ConfigError(
+            f"newcomers = {config.newcomers}: {method.name} has no weights to give a client that comes after the last "
+            "round: leave it out, or take a method that averages or writes them, such as layer-average or flha-ghn"
+        )
     config.parameters.check(config)
-    by_hand = wanted.keys() if strict is True else strict or ()
-    return _without_idle(config, frozenset(by_hand), layers.keys())
+    by_hand = wanted.keys() if strict is True else map(_key, strict or ())
+    averages = method.traits_of(config.parameters).averages
+    return _without_idle(config, frozenset(by_hand), layers.keys(), averages=averages)
+
+
+def named(config: str | Path | None, method: object = None, given: Collection[str] = ()) -> dict[str, Any]:
+    """The settings that a name stands for, on top of which single keys are set.
+
+    Args:
+        config: a TOML file, a preset, or a method, which stands for its preset on digits; None for the preset on digits
+            of `method`, or else the default.
+        method: the method that is set by hand.
+        given: what of a user's own is given beside it (`fedhet.toml.read`).
+
+    Raises:
+        ConfigError: there is no such name; a file is missing, is not TOML, or needs what is not given.
+    """
+    if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
+        return read(Path(config), given)
+    known = presets()
+    for name in (f"{config or method}/digits", str(config or DEFAULT_PRESET)):
+        if name in known:
+            return {"preset": name}
+    raise ConfigError(nearest("method or preset", str(config), [*known, *registry.methods()]))
 
 
 @cache
@@ -144,21 +176,39 @@ def parse_setting(text: str) -> tuple[str, Value]:
     except tomllib.TOMLDecodeError:
         parsed = None
     # Dates and lists are TOML as well, but no key takes them.
-    return key.strip(), parsed if isinstance(parsed, Value) else value
+    return _key(key.strip()), parsed if isinstance(parsed, Value) else value
 
 
-def keys(*, outside: bool = True) -> Iterator[tuple[str, Value, str]]:
-    """Every key with its default and its meaning, the methods' own last; those of methods from `outside` if wanted."""
-    for f in common_fields():
-        yield kebab(f.name), default_of(f), f.metadata["help"]
-    for name in registry.methods() if outside else registry.own_methods():
+def keys(*, outside: bool = True, method: str | None = None) -> Iterator[tuple[str, Value, str, str]]:
+    """Every key with its default, the values that it takes and its meaning, the methods' own last.
+
+    Args:
+        outside: those of methods from outside too.
+        method: those of this method alone.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    if method is not None:
+        names = [registry.method(method).name]
+    else:
+        names = registry.methods() if outside else registry.own_methods()
+        for f in common_fields():
+            yield kebab(f.name), default_of(f), takes(f), f.metadata["help"]
+    for name in names:
         try:
             own = fields(registry.method(name).Parameters)
         except ConfigError as error:  # a package that is installed and broken
             log.warning("%s", error)
             continue
         for f in own:
-            yield f"{name}.{kebab(f.name)}", default_of(f), f.metadata["help"]
+            yield f"{name}.{kebab(f.name)}", default_of(f), takes(f), f.metadata["help"]
+
+
+def _key(key: str) -> str:
+    """A key as it is written in files; Python's underscores are understood."""
+    prefix, dot, name = key.rpartition(".")
+    return f"{prefix}{dot}{kebab(name)}"
 
 
 def _extra(text: str) -> dict[str, Any]:
@@ -189,6 +239,13 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
     """Problems of names and, unless some of the `numbers` are wrong already, of keys that do not go together."""
     config = Config(**common)
     problems = []
+    for name in filter(None, config.log.replace(" ", "").split(",")):
+        if name not in LOGS:
+            problems.append(nearest("log", name, LOGS))
+    try:
+        check_device_name(config.device)
+    except ConfigError as error:
+        problems.append(str(error))
     if config.dataset not in registry.datasets():
         problems.append(nearest("dataset", config.dataset, registry.datasets()))
     if config.partition not in registry.partitions():
@@ -204,10 +261,12 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
         problems.append(f"early-stopping = {config.early_stopping}: needs a validation part, such as validation = 0.2")
     if numbers and config.min_clients > config.clients and "clients" in common:
         problems.append(f"min-clients = {config.min_clients}: must be at most clients = {config.clients}")
+    if numbers and config.newcomers >= config.clients and "clients" in common:
+        problems.append(f"newcomers = {config.newcomers}: must be fewer than clients = {config.clients}")
     return problems
 
 
-def _without_idle(config: Config, by_hand: frozenset[str], told: Collection[str]) -> Config:
+def _without_idle(config: Config, by_hand: frozenset[str], told: Collection[str], *, averages: bool) -> Config:
     """The configuration with its keys that have no effect put back; those that somebody set are told.
 
     Raises:
@@ -216,6 +275,14 @@ def _without_idle(config: Config, by_hand: frozenset[str], told: Collection[str]
     idle = config.parameters.idle(config)
     if config.optimizer != "sgd" and config.momentum:
         idle["momentum"] = "optimizer"
+    if config.aggregation not in ("trimmed-mean", "krum", "multi-krum") and config.hostile != Config.hostile:
+        idle["hostile"] = "aggregation"
+    if not averages:
+        told_how = {"aggregation": config.aggregation, "update-bound": config.update_bound}
+        idle |= {key: "method" for key, value in told_how.items() if value != default_of(_spec(key, "", key))}
+    if not config.newcomers:
+        alone = {"newcomer-epochs": config.newcomer_epochs, "newcomer-learning-rate": config.newcomer_learning_rate}
+        idle |= {key: "newcomers" for key, value in alone.items() if value != default_of(_spec(key, "", key))}
     if config.augment and not data.augments(config.dataset):
         idle["augment"] = "dataset"
     if not idle:

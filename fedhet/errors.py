@@ -20,6 +20,10 @@ class ModelError(FedhetError):
     """A model that does not exist or does not fit its data or method."""
 
 
+MOST, NEIGHBOURS = 20, 5
+"""So many known names are all told; of more only the nearest."""
+
+
 def nearest(kind: str, name: str, known: Iterable[str]) -> str:
     """Say that `name` is unknown, which known name comes closest, and what there is.
 
@@ -29,9 +33,12 @@ def nearest(kind: str, name: str, known: Iterable[str]) -> str:
         known: The names that would have been.
 
     Returns:
-        Such as `unknown model 'cnn33'; did you mean 'cnn-3-3'? known: cnn, cnn-3-3, mlp`.
+        Such as `unknown model 'cnn33'; did you mean 'cnn-3-3'? known: cnn, cnn-3-3, mlp`; of many, the neighbours.
     """
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
-    return f"unknown {kind} {name!r}{hint} known: {', '.join(names) or 'none'}"
+    told = names if len(names) <= MOST else get_close_matches(name, names, n=NEIGHBOURS, cutoff=0.4)
+    rest = len(names) - len(told)
+    listed = ", ".join(told) + (" and " * bool(told) + f"{rest} others" if rest else "")
+    return f"unknown {kind} {name!r}{hint} known: {listed or 'none'}"

@@ -1,17 +1,23 @@
 """Files that are written whole or not at all: text, tables as CSV, and arrays as safetensors."""
 
+import contextlib
 import csv
 import io
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhet.errors import FedhetError
+from fedhet.errors import ConfigError, FedhetError
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+
+def plain_name(text: str) -> bool:
+    """Whether text can be the name of a file or folder in any folder, and leads nowhere else."""
+    return 0 < len(text) <= 200 and text.isprintable() and text not in (".", "..") and not {*text} & {*"/\\:"}
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
@@ -20,6 +26,29 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     write(temporary)
     os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a folder, made if missing, for this process alone, until the process ends in whatever way.
+
+    Raises:
+        ConfigError: another process has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        yield
+        return
+    with (folder / ".lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} is in use by another run: wait for its end, or choose another folder"
+            ) from error
+        yield
 
 
 def write_text(path: Path, text: str) -> None:
@@ -47,7 +76,10 @@ def write_arrays(
 
 def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> None:
     """Write tensors to a safetensors file, whole or not at all; tensors that share memory are written apart."""
-    write_arrays(path, {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()})
+    from safetensors.torch import save_file
+
+    apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    write_whole(path, lambda temporary: save_file(apart, temporary))
 
 
 def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":
@@ -65,3 +97,8 @@ def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":
         return load_file(path)
     except SafetensorError as error:
         raise FedhetError(f"{path} is damaged: {error}") from error
+
+
+def state_home() -> Path:
+    """Where clients without a `state-dir` keep their state, in a folder for each run."""
+    return Path.home() / ".fedhet" / "state"

@@ -1,12 +1,52 @@
 """The machine that a process is on."""
 
+import contextlib
 import ctypes
+import hmac
 import os
-from functools import cache
+import platform
+import re
+import secrets
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedhet.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 # Of glibc's malloc.h: how much free memory it keeps, and from which size it asks the system for each block.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _GIBIBYTE = 1 << 30
+
+
+def proof(text: str) -> str:
+    """What only a process of this user on this machine can say of a text: by it clients know a server at home.
+
+    The key is made when it is first needed. Empty where there can be none.
+    """
+    return _proof(_key(Path.home() / ".fedhet" / "key"), text)
+
+
+@lru_cache(maxsize=256)  # every message carries the same text
+def _proof(key: bytes, text: str) -> str:
+    return hmac.new(key, text.encode(), "sha256").hexdigest() if key else ""
+
+
+@cache
+def _key(path: Path) -> bytes:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".key.{os.getpid()}")
+        temporary.touch(mode=0o600)
+        temporary.write_bytes(secrets.token_bytes(32))
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)  # of several processes the first one's stays
+        temporary.unlink()
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def cores() -> int:
@@ -14,13 +54,59 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def check_device_name(name: str) -> None:
+    """Find out whether a device can be meant; whether it is there, `device_of` finds out.
+
+    Raises:
+        ConfigError: it cannot; with what would be right.
+    """
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        raise ConfigError(f"device = {name!r}: must be auto, cpu, cuda, cuda:N (N from 0) or mps")
+
+
+@lru_cache(maxsize=8)
+def device_of(name: str) -> "torch.device":
+    """The device of that name; `auto` is the first CUDA device where there is one, and else the CPU.
+
+    Raises:
+        ConfigError: it is not here.
+    """
+    import torch
+
+    check_device_name(name)
+    kind, _, number = name.partition(":")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "cuda" and int(number or 0) >= gpus:
+        seen = f"torch sees {gpus or 'no'} GPU{'s' * (gpus > 1)} here"
+        raise ConfigError(f"device = {name!r}, but {seen}: use device = 'auto' or 'cpu'")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("device = 'mps', but torch sees no Apple GPU here: use device = 'auto' or 'cpu'")
+    if kind == "auto":
+        return torch.device("cuda:0" if gpus else "cpu")
+    return torch.device("cuda:0" if name == "cuda" else name)
+
+
+def host() -> str:
+    """This kind of machine in words, without its name."""
+    return f"{platform.system()} {platform.machine()}, {cores()} cores"
+
+
+def describe(device: "torch.device") -> str:
+    """A device in words that name the hardware."""
+    import torch
+
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device.type} ({platform.machine()}, {cores()} cores)"
+
+
 @cache
 def keep_freed_memory() -> None:
     """Have this process use freed memory again instead of returning it to the system after every step of training.
 
     A convolution's activations of some megabytes are else mapped anew, page by page, in each step: half of the time of
-    a step with 128 images of 28 x 28. A process then keeps the most memory that it ever had. Where the C library is
-    not glibc, nothing happens.
+    a step with 128 images of 28 x 28. A process then keeps the most memory that it ever had. Where the C library is not
+    glibc, nothing happens.
     """
     try:
         library = ctypes.CDLL(None)

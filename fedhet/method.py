@@ -41,6 +41,9 @@ class Traits:
         together: from what initialisation clients start: all from one, where `shared-init` says so, or each from its
             own.
         pool: what is needed of the shared pool: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
+        alone: whether clients exchange nothing at all: the line that the others are measured by.
+        tells: what clients send: the kind (`fedhet.client.leaving.KINDS`) of each group of arrays; what is shared of a
+            network goes as `model`, which is of weights unless it is said otherwise here.
 
     Raises:
         ConfigError: the answers contradict each other.
@@ -52,6 +55,8 @@ class Traits:
     scored: Literal["received", "trained"] = "received"
     together: bool = False
     pool: Literal["none", "inputs", "labelled"] = "none"
+    alone: bool = False
+    tells: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Check what goes together."""
@@ -59,9 +64,20 @@ class Traits:
             raise ConfigError('a method scored on what clients "trained" must have them keep their "model"')
 
     @property
+    def averages(self) -> bool:
+        """Whether the server averages arrays of clients entry by entry, so that `aggregation` has a meaning."""
+        shared = self.shares.averaged and self.shares.keys is not NOTHING.keys and self.networks != "widths"
+        return shared or "model" in self.tells or "prototypes" in self.tells.values()
+
+    @property
     def whole(self) -> bool:
         """Whether what is shared is a whole network, one for all: the global model."""
         return self.networks != "any" and self.shares.averaged and self.shares.keys is EVERYTHING.keys
+
+    @property
+    def starts_newcomers(self) -> bool:
+        """Whether a client that comes after the last round receives weights; where all are alone, it is as they are."""
+        return self.alone or self.scored == "received" or (self.shares.averaged and self.shares is not NOTHING)
 
 
 AVERAGED_ALONE = "fedhet.server:FederatedStrategy"

@@ -57,6 +57,8 @@ class Watched(Protocol):
     """A strategy, as observers see it."""
 
     metric: str
+    own_data: bool
+    devices: list[str]
 
     @property
     def name(self) -> str:

@@ -34,6 +34,11 @@ def option(
 class Parameters:
     """A method's own keys: subclasses add fields made with `option`, each with the paper's value."""
 
+    @property
+    def makes_pool(self) -> bool:
+        """Whether the method takes its shared pool from elsewhere than `shared-samples`."""
+        return False
+
     def check(self, config: "Config") -> None:
         """Check the method's keys against those that all methods share.
 
@@ -67,11 +72,12 @@ class Config:
     classes_per_client: int = option(2, "partition=classes: classes that each client holds", at_least=1)
     alpha: float = option(0.5, "partition=dirichlet: concentration", above=0)
     samples_per_client: int = option(0, "training examples that a client keeps; 0: all of its part", at_least=0)
-    clients: int = option(10, "clients to simulate", at_least=1)
+    clients: int = option(10, "clients to simulate", at_least=1, at_most=100_000)
     architectures: str = option("cnn", "a model, a comma-separated list of models, or a family of models")
     assign: str = option(
         "round-robin",
-        "how architectures are dealt to clients: round-robin, random, one-of-each, or a list with one a client",
+        "how architectures are dealt to clients: round-robin, blocks (each to as many neighbours), random, "
+        "one-of-each, or a list with one a client",
     )
     rounds: int = option(20, "rounds of training", at_least=0)
     fraction_train: float = option(1.0, "part of the clients that trains in a round", above=0, at_most=1)
@@ -87,7 +93,7 @@ class Config:
     momentum: float = option(0.0, "momentum of SGD", at_least=0, at_most=1)
     weight_decay: float = option(0.0, "weight decay on weights (biases and normalisation have none)", at_least=0)
     augment: bool = option(False, "augment training batches as the data set defines it")
-    input_size: int = option(0, "resize images to this many pixels a side; 0: as they are", at_least=0)
+    input_size: int = option(0, "resize images to this many pixels a side; 0: as they are", at_least=0, at_most=2048)
     shared_samples: int = option(
         0, "examples held out of every client's training data for the methods' shared pool", at_least=0
     )
@@ -106,6 +112,14 @@ class Config:
     )
     shared_init: bool = option(True, "what is exchanged starts from one initialisation (of the first client)")
     closing_epochs: int = option(0, "epochs of a closing round in which all clients train; 0: none", at_least=0)
+    newcomers: int = option(
+        0,
+        "how many of the clients, the last ones, train in no round: they come after the last, receive what the method "
+        "has for them, and go on alone; beside it, the same from their own initial weights",
+        at_least=0,
+    )
+    newcomer_epochs: int = option(10, "epochs that newcomers train alone", at_least=0)
+    newcomer_learning_rate: float = option(0.0, "learning rate of it; 0: learning-rate, constant", at_least=0)
     evaluate_every: int = option(1, "evaluate all clients every so many rounds (and at the end)", at_least=1)
     test_on: str = option(
         "local", "a client's own test part, the common test set, or both", choices=("local", "global", "both")
@@ -115,16 +129,34 @@ class Config:
         "BatchNorm statistics travel, stay, or stay and are taken anew from a client's images after every average",
         choices=("aggregate", "local", "re-estimate"),
     )
+    aggregation: str = option(
+        "mean",
+        "how what clients send is averaged: by examples, or by a rule that hostile clients cannot carry away, by which "
+        "all clients count the same",
+        choices=("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped"),
+    )
+    hostile: float = option(
+        0.2, "share of hostile clients that trimmed-mean, krum and multi-krum are to stand", above=0, below=0.5
+    )
+    update_bound: float = option(
+        0.0,
+        "cut a client's update to so many times the median norm of the round's; 0: none (norm-clipped: 1)",
+        at_least=0,
+    )
     wire_dtype: str = option("float32", "dtype of weights on the wire", choices=("float32", "float16"))
     timeout: float = option(3600.0, "seconds to wait for a round's replies", above=0)
     min_clients: int = option(1, "clients that must be there to start, and must reply for a round to count", at_least=1)
     wait_for_clients: float = option(0.0, "seconds to wait for clients to come before the first round", at_least=0)
     disclose_architecture: bool = option(True, "clients tell the name of their architecture")
     head: str = option("", "module whose input is the representation; empty: the last nn.Linear")
-    device: str = option("auto", "where clients train", choices=("auto", "cpu", "cuda"))
+    device: str = option("auto", "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps")
     num_gpus: float = option(0.0, "share of a GPU for each client in a simulation on Ray", at_least=0)
     threads_per_client: int = option(1, "CPU threads of a client; more than one costs repeatability", at_least=1)
+    workers: int = option(
+        0, "processes of the local engine in which clients train; 0: as many as cores, one beside a GPU", at_least=0
+    )
     state_dir: str = option("", "folder for the clients' own state; empty: in the run directory, or ~/.fedhet/state")
+    log: str = option("", "where rounds are logged to as well: tensorboard, wandb, mlflow, several with commas")
     engine: str = option("local", "where the clients are: local, ray, or a SuperLink connection of Flower's config")
     resume: bool = option(False, "go on with the run in `out` after its last complete round")
     seed: int = option(0, "seed of everything", at_least=0)
@@ -171,6 +203,16 @@ def default_of(field: dataclasses.Field[Value]) -> Value:
     """The default of a key."""
     assert field.default is not dataclasses.MISSING, f"option {field.name} needs a default"
     return field.default
+
+
+def takes(field: dataclasses.Field[Any]) -> str:
+    """The values that a key takes, in words: its choices, or its kind and limits."""
+    limits = field.metadata
+    if limits["choices"]:
+        return " | ".join(limits["choices"])
+    kind = {bool: "true | false", int: "whole number", float: "number", str: "text"}[type(default_of(field))]
+    bounds = [("at_least", ">="), ("above", ">"), ("at_most", "<="), ("below", "<")]
+    return ", ".join([kind, *(f"{sign} {limits[name]:g}" for name, sign in bounds if limits[name] is not None)])
 
 
 def kebab(name: str) -> str:

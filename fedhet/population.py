@@ -103,7 +103,20 @@ def training_union(config: Config) -> Pool:
 
 @lru_cache(maxsize=2)
 def _union(keys: Config, clients: int) -> Pool:
-    return Pool(torch.cat([_client(keys, clients, number).train.inputs for number in range(clients)]))
+    return Pool(torch.cat([_client(keys, clients, number).train.inputs[:] for number in range(clients)]))
+
+
+def class_counts(config: Config) -> dict[str, list[Any]] | None:
+    """How many training examples of each class each simulated client has: `clients`, `classes`, `examples`.
+
+    None where examples are not of one class each.
+    """
+    parts = [_client(_data_keys(config), config.clients, number).train.labels for number in range(config.clients)]
+    if any(labels.ndim != 1 for labels in parts):
+        return None
+    classes = dataset_of(config).classes
+    examples = [torch.bincount(labels, minlength=classes).tolist() for labels in parts]
+    return {"clients": [str(n) for n in range(len(parts))], "classes": list(range(classes)), "examples": examples}
 
 
 def common_test(config: Config) -> Examples:
@@ -111,14 +124,27 @@ def common_test(config: Config) -> Examples:
     return dataset_of(config).test
 
 
-def check(config: Config) -> None:
+def check(config: Config, *, own_model: bool = False, own_data: bool = False) -> None:
     """Find out at once whether data and models can be had as configured.
+
+    Args:
+        config: the configuration.
+        own_model: whether clients have models of the user's own, which are tried out when clients are greeted.
+        own_data: likewise data.
 
     Raises:
         FedhetError: what cannot, and what would do.
     """
+    traits = registry.method(config.prefix).traits_of(config.parameters)
+    if traits.pool != "none" and not (config.shared_samples or config.parameters.makes_pool or own_data):
+        raise ConfigError(
+            f"{config.prefix} aligns clients on a pool that all share: set shared-samples, such as shared-samples = 500"
+        )
+    if not own_data:
+        _split(_data_keys(config), config.clients)
+    if own_model or own_data:
+        return
     dataset = dataset_of(config)
-    _split(_data_keys(config), config.clients)
     dealt = sorted(set(architectures(config, config.clients)))
     if must_be_equal(config):
         networks = registry.method(config.prefix).traits_of(config.parameters).networks
@@ -202,4 +228,6 @@ def _client(keys: Config, clients: int, number: int) -> ClientData:
     split = _split(keys, clients)
     part = split.parts[number]
     own = ClientData(split.dataset.train.subset(part.train), split.dataset.test.subset(part.test))
-    return data.with_validation(own, keys.validation, keys.seed, str(number))
+    together = split.dataset.together
+    owners = together.train[part.train] if together else None
+    return data.with_validation(own, keys.validation, keys.seed, str(number), owners=owners)

@@ -73,6 +73,11 @@ def give(method: Method) -> None:
     _given[method.name] = method
 
 
+def given() -> list[Method]:
+    """The methods that were made known in this process."""
+    return list(_given.values())
+
+
 def method(reference: str, *, trusted: bool = True) -> Method:
     """The method that goes by a name.
 

@@ -1,18 +1,25 @@
 """Running a federation from beginning to end: what `fedhet run` and `fedhet.run` do."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedhet import config as configuration
 from fedhet import population
 from fedhet.errors import ConfigError
+from fedhet.given import Given
+from fedhet.machine import device_of
 from fedhet.observing import Observer
 from fedhet.options import Config
+from fedhet.results import frames
 from fedhet.results.history import Row, read_history
 from fedhet.serving import new_folder
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
 
 RESUMABLE = (
     "rounds",
@@ -20,6 +27,7 @@ RESUMABLE = (
     "data",
     "device",
     "num-gpus",
+    "workers",
     "timeout",
     "min-clients",
     "wait-for-clients",
@@ -40,6 +48,25 @@ class RunResult:
     folder: Path
     summary: dict[str, Any]
 
+    def frame(self) -> "pandas.DataFrame":
+        """The history as a table of pandas, a line a round.
+
+        Raises:
+            FedhetError: pandas is not installed.
+        """
+        return frames.rounds_of(self.folder)
+
+    def clients(self) -> "pandas.DataFrame":
+        """`clients.csv` as a table of pandas, a line a client and round; raises as `frame`."""
+        return frames.clients_of(self.folder)
+
+    def plot(self) -> "Figure":
+        """The accuracy by round."""
+        return frames.figure_of(self.folder)
+
+    def _repr_html_(self) -> str:
+        return frames.html_of(self.folder)
+
     @property
     def history(self) -> list[Row]:
         """The rows of `history.jsonl`."""
@@ -49,56 +76,108 @@ class RunResult:
 def run(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *,
+    model: Any = None,
+    data: Any = None,
+    task: str | None = None,
     out: str | Path | None = None,
     engine: str | None = None,
     resume: str | Path | None = None,
     observers: Sequence[Observer] = (),
+    progress: bool | None = None,
 ) -> RunResult:
     """Run a federation from beginning to end.
 
     Args:
-        config: settings (kebab-case keys), a TOML file, or a complete configuration; the preset `fedhenn/digits`
-            without any.
+        config: single settings (kebab-case keys, or with `_`) on top of the preset on digits of their `method`, or of
+            the one that they name as `preset`; a TOML file, a preset or a method; or a complete configuration.
+        model: the clients' networks: a function of a client, a class, or a network whose weights all begin with
+            (`fedhet.make_client_app`); the configured architectures if left out.
+        data: the clients' data: a function of a client (`fedhet.make_client_app`); the configured data set if left out.
+        task: of data of one's own: `classification`, `multi-label`, `next-character` or `regression`; what labels and
+            outputs look like if left out.
         out: the run directory; a new one under `runs/` if left out.
         engine: `local`, `ray`, or a SuperLink connection of Flower's config; `local` unless `config` says otherwise.
         resume: go on with the run in this directory; its own configuration counts, `config` may change single keys.
         observers: told of every round, if its history can be read here.
+        progress: whether a line a round is printed; None: on a terminal and in a notebook.
 
     Raises:
         FedhetError: the configuration is wrong, the directory holds another run, or the run failed.
     """
-    complete = config if isinstance(config, Config) else _resolved(config, resume)
+    own = Given(model, data, task)
+    complete = config if isinstance(config, Config) else _resolved(config, resume, own)
     if resume is not None:
         out = Path(resume)
     if engine is not None:
         complete = complete.but(engine=engine)
+    if own and complete.engine != "local":
+        raise ConfigError(
+            f"a model or data given in Python run on the local engine, not on {complete.engine!r}: there, write an app "
+            "of your own with fedhet.make_client_app(model=..., data=...)"
+        )
     folder = Path(out or complete.out or new_folder(Path("runs"), complete)).resolve()
     if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
-        population.check(complete)
+        check_hardware(complete)
+        population.check(complete, own_model=model is not None, own_data=data is not None)
+    watching = [*observers, *progress_lines(progress)]
     if complete.engine == "local":
         from fedhet.engines.local import run_locally
 
-        run_locally(complete, folder, resume=resume is not None, observers=observers)
+        run_locally(complete, folder, resume=resume is not None, own=own, observers=watching)
     else:
         from fedhet.engines.flower import run_on_flower
 
-        run_on_flower(complete, folder, resume=resume is not None, observers=observers)
+        run_on_flower(complete, folder, resume=resume is not None, observers=watching)
     summary = folder / "summary.json"
     return RunResult(folder, json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {})
 
 
-def _resolved(config: Mapping[str, Any] | str | Path | None, resume: str | Path | None) -> Config:
+def progress_lines(wanted: bool | None) -> list[Observer]:
+    """What shows the progress of a run that is called in Python."""
+    from rich.console import Console
+
+    from fedhet.results.progress import ProgressLine
+
+    console = Console(highlight=False)
+    if wanted is None:
+        wanted = console.is_terminal or console.is_jupyter
+    if console.is_jupyter:  # a cell keeps what is printed, line by line
+        console = Console(highlight=False, force_jupyter=False, force_terminal=False, width=100)
+    return [ProgressLine(console)] if wanted else []
+
+
+def check_hardware(config: Config) -> None:
+    """Find out at once whether the GPUs that were asked for are on this machine.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    import torch
+
+    device_of(config.device)
+    if config.num_gpus and config.engine == "ray" and config.num_gpus > (there := torch.cuda.device_count()):
+        raise ConfigError(f"num-gpus = {config.num_gpus:g}, but torch sees {there or 'no'} GPUs here: set num-gpus = 0")
+
+
+def _resolved(config: Mapping[str, Any] | str | Path | None, resume: str | Path | None, own: Given) -> Config:
     """The configuration of a run, or of the one that goes on, with changes."""
-    chosen = dict(configuration.read(Path(config)) if isinstance(config, str | Path) else config or {})
+    given = own.words.keys()
     if resume is not None:
-        return configuration.resolve(_resumed(Path(resume), chosen), strict=False)
-    return configuration.resolve(chosen or {"preset": configuration.DEFAULT_PRESET})
+        changes = configuration.read(Path(config), given) if isinstance(config, str | Path) else dict(config or {})
+        return configuration.resolve(_resumed(Path(resume), changes, given), strict=False)
+    if isinstance(config, Mapping):
+        by_hand = {**config}
+        base = {} if "preset" in by_hand else configuration.named(None, by_hand.get("method"))
+        return configuration.resolve(base | by_hand, strict=by_hand.keys())
+    return configuration.resolve(configuration.named(config, given=given))
 
 
-def _resumed(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+def _resumed(folder: Path, changes: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run to resume")
-    settings = configuration.read(folder / "config.toml")
+    settings = configuration.read(folder / "config.toml", given)
+    if not settings:
+        raise ConfigError(f"{folder / 'config.toml'} is empty: nobody knows any more what was run there")
     different = [key for key, value in changes.items() if key not in RESUMABLE and settings.get(key) != value]
     if different:
         raise ConfigError(

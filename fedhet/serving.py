@@ -14,13 +14,16 @@ from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.data import Pool
 from fedhet.data.own import as_pool
+from fedhet.errors import FedhetError
+from fedhet.files import locked
+from fedhet.given import Given
 from fedhet.learning import evaluate
 from fedhet.method import Method
 from fedhet.observing import Observer
 from fedhet.options import Config
-from fedhet.population import ModelFunction
+from fedhet.results.loggers import loggers
 from fedhet.results.progress import ProgressLine
-from fedhet.results.recorder import RunDirectory
+from fedhet.results.recorder import RunDirectory, check_folder
 from fedhet.server import EvaluateFunction, FederatedStrategy
 
 log = logging.getLogger("flwr").getChild("fedhet")
@@ -34,7 +37,8 @@ def serve(
     engine: str,
     resume: bool = False,
     shared: Pool | None = None,
-    model: ModelFunction | None = None,
+    model: Any = None,
+    own: Given = Given(),  # noqa: B008 - it is frozen
     evaluate_fn: EvaluateFunction | None = None,
     observers: Sequence[Observer] = (),
 ) -> None:
@@ -48,23 +52,34 @@ def serve(
         resume: go on with the run in the folder.
         shared: the shared pool.
         model: the clients' models, where they are not the configured ones and the server needs them.
+        own: what a user gave in Python, for the run's files and, in place of `model`, for the server.
         evaluate_fn: evaluates the global model; by default on the common test set, where `test-on` asks for it.
         observers: told of every round, after it is recorded.
 
     Raises:
         FedhetError: as the strategy's `start`.
     """
-    directory = RunDirectory(folder, config, engine, resume=resume)
-    strategy = registry.strategy(config.prefix)(config, shared=shared, model=model, observers=[directory, *observers])
-    strategy.state = directory.state(strategy.state_class) or strategy.state
-    if evaluate_fn is None and config.test_on != "local":
-        evaluate_fn = _on_common_test(strategy)
-    strategy.start(grid, evaluate_fn=evaluate_fn)
+    check_folder(folder, resume=resume)
+    make = registry.strategy(config.prefix)
+    try:
+        with locked(folder):
+            directory = RunDirectory(folder, config, engine, resume=resume, own=own.words)
+            watching = [directory, *loggers(config, folder), *observers]
+            strategy = make(config, shared=shared, model=model or own.model, observers=watching)
+            strategy.state = directory.state(strategy.state_class) or strategy.state
+            if evaluate_fn is None and config.test_on != "local":
+                evaluate_fn = _on_common_test(strategy)
+            strategy.start(grid, evaluate_fn=evaluate_fn)
+    except OSError as error:
+        raise FedhetError(
+            f"the run stopped, since {error.filename or folder} cannot be written or read: "
+            f"{error.strerror or error}; what was complete is saved, and --resume {folder} goes on from there"
+        ) from error
 
 
 def make_server_app(
     *,
-    model: ModelFunction | None = None,
+    model: Any = None,
     shared: Callable[[Config], Any] | None = None,
     evaluate_fn: EvaluateFunction | None = None,
     methods: Sequence[Method] = (),
@@ -93,8 +108,7 @@ def make_server_app(
         engine = config.engine if "engine" in config.chosen else "flwr"
         home = Path.home() / ".fedhet" / "runs"
         folder = Path(config.out or new_folder(home, config)).resolve()
-        pool = as_pool(shared(config)) if shared else population.shared_pool(config)
-        log.info("results go to %s", folder)
+        pool = as_pool(shared(config)) if shared else _pool(config)
         serve(
             config,
             grid,
@@ -108,6 +122,12 @@ def make_server_app(
         )
 
     return app
+
+
+def _pool(config: Config) -> Pool | None:
+    """The configured data set's pool, where the method has one: a server that sends none needs no data."""
+    needed = registry.method(config.prefix).traits_of(config.parameters).pool != "none"
+    return population.shared_pool(config) if needed else None
 
 
 def _on_common_test(strategy: FederatedStrategy[Any, Any]) -> EvaluateFunction:

@@ -159,7 +159,7 @@ class Task(ABC):
 
     Attributes:
         name: The task's name in configurations and messages.
-        metric: What `Score.value` is: `accuracy` or `auc`.
+        metric: What `Score.value` is: `accuracy`, `auc` or `r2`.
     """
 
     name: str
@@ -176,6 +176,15 @@ class Task(ABC):
     @abstractmethod
     def probabilities(self, outputs: Tensor) -> Tensor:
         """The outputs (logits) as probabilities, same shape; what an ensemble averages."""
+
+    @abstractmethod
+    def problem(self, outputs: Tensor, labels: Tensor) -> str:
+        """Why these cannot be outputs and labels of the task, in words; empty if they can.
+
+        Args:
+            outputs: of a few examples.
+            labels: of all.
+        """
 
 
 class Classification(Task):
@@ -196,6 +205,21 @@ class Classification(Task):
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Softmax over the classes."""
         return outputs.softmax(-1)
+
+    def problem(self, outputs: Tensor, labels: Tensor) -> str:
+        """Classes must be whole numbers from 0, fewer than there are outputs."""
+        classes = outputs.shape[-1]
+        if labels.is_floating_point():
+            return "its labels are no classes but numbers: with task = regression they would be targets"
+        if outputs.ndim != labels.ndim + 1 or outputs.shape[1:-1] != labels.shape[1:]:
+            return f"its labels are {_sizes(labels)} where its outputs are {_sizes(outputs)}: give one class an example"
+        low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+        if low < 0 or high >= classes:
+            return (
+                f"its labels go from {low} to {high}, and its network has {classes} outputs, which stand for the "
+                f"classes 0 to {classes - 1}: number the classes from 0, alike for all clients"
+            )
+        return ""
 
 
 def _flat(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -227,8 +251,88 @@ class MultiLabel(Task):
         """Sigmoid of each label's logit."""
         return outputs.sigmoid()
 
+    def problem(self, outputs: Tensor, labels: Tensor) -> str:
+        """There must be an output for each label, and labels must be 0 or 1."""
+        if outputs.shape[1:] != labels.shape[1:]:
+            return f"its labels are {_sizes(labels)} where its outputs are {_sizes(outputs)}: each needs an output"
+        return "" if ((labels == 0) | (labels == 1)).all() else "its labels are not all 0 or 1, as several labels are"
 
-TASKS: dict[str, Task] = {task.name: task for task in (Classification(), MultiLabel(), NextCharacter())}
+
+@dataclass(frozen=True)
+class RegressionScore(Score):
+    """R2 of each target; `squares` is the sum of squared errors, `total` and `total_squares` of the targets, (k,)."""
+
+    squares: Tensor
+    total: Tensor
+    total_squares: Tensor
+
+    @property
+    def metric(self) -> Metric:
+        """R2 of each target, at most 1, which weighs as many as there are examples; undefined for equal targets."""
+        about_mean = self.total_squares - self.total.square() / max(self.count, 1)
+        defined = about_mean > 1e-12 * self.total_squares
+        weights = torch.where(defined, float(self.count), 0.0)
+        return Metric(tuple((1 - self.squares / about_mean).tolist()), tuple(weights.tolist()))
+
+    def __add__(self, other: Self) -> Self:
+        """Add numbers of examples, errors and targets."""
+        return type(self)(
+            self.loss_sum + other.loss_sum,
+            self.count + other.count,
+            self.squares + other.squares,
+            self.total + other.total,
+            self.total_squares + other.total_squares,
+        )
+
+
+class Regression(Task):
+    """Numbers: outputs (n, targets), labels (n, targets) floats; mean squared error and R2."""
+
+    name = "regression"
+    metric = "r2"
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Squared error, mean over examples and targets."""
+        return F.mse_loss(outputs.reshape(labels.shape), labels.to(outputs.dtype))
+
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> RegressionScore:
+        """Sums of squared errors, and of the targets."""
+        targets = labels.double()
+        errors = outputs.detach().reshape(labels.shape).double() - targets
+        loss = errors.square().mean(1).sum()
+        return RegressionScore(loss, len(labels), errors.square().sum(0), targets.sum(0), targets.square().sum(0))
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """The outputs as they are."""
+        return outputs
+
+    def problem(self, outputs: Tensor, labels: Tensor) -> str:
+        """There must be an output for each target."""
+        if outputs[0].numel() != labels[0].numel():
+            return f"its targets are {_sizes(labels)} where its outputs are {_sizes(outputs)}: each needs an output"
+        return ""
+
+
+def _sizes(tensor: Tensor) -> str:
+    return "of shape (" + ", ".join(["n", *map(str, tensor.shape[1:])]) + ")"
+
+
+TASKS: dict[str, Task] = {task.name: task for task in (Classification(), MultiLabel(), NextCharacter(), Regression())}
+
+
+def infer(outputs: Tensor, labels: Tensor) -> Task:
+    """The task that labels and outputs are of.
+
+    Args:
+        outputs: of a few examples.
+        labels: of all: several of 0 and 1 an example are labels, other floats are targets; all else are classes.
+    """
+    several = labels.ndim == 2 and labels.shape[1] > 1 and outputs.shape[1:] == labels.shape[1:]
+    if several and bool(((labels == 0) | (labels == 1)).all()):
+        return TASKS["multi-label"]
+    if labels.is_floating_point():
+        return TASKS["regression"]
+    return TASKS["classification" if labels.ndim == 1 else "next-character"]
 
 
 def get_task(name: str) -> Task:

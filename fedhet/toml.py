@@ -1,7 +1,7 @@
 """TOML files and flat settings: a table in a file (`[fedhenn] eta0`) is a dotted key elsewhere (`fedhenn.eta0`)."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,24 @@ def load(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A configuration file's keys, flat, without those that are not chosen and without the versions that a run notes.
+def read(path: Path, given: Collection[str] = ()) -> dict[str, Any]:
+    """A configuration file's keys, flat, without those that are not chosen and without what a run notes beside them.
+
+    Args:
+        path: the file.
+        given: of a run with a user's own `model` or `data`, those that are given again.
 
     Raises:
-        ConfigError: the file is missing or is not TOML.
+        ConfigError: the file is missing or is not TOML, or that of a run with something that is not given again.
     """
     table = load(path)
-    table.pop("versions", None)
+    for noted in ("versions", "ran"):
+        table.pop(noted, None)
+    own = table.pop("own", {})
+    if missing := {name: what for name, what in own.items() if name in ("model", "data") and name not in given}:
+        words = " and ".join(f"{'a ' * (name == 'model')}{name} of its own ({what})" for name, what in missing.items())
+        again = ", ".join(f"{name}=..." for name in missing)
+        raise ConfigError(f"{path} was run with {words}: give it again in Python, fedhet.run({str(path)!r}, {again})")
     return chosen(table)
 
 

@@ -1,13 +1,13 @@
 """What FedProto's and FD's server halves share: vectors by class, averaged over clients."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 from fedhet.errors import ModelError
-from fedhet.server import FederatedStrategy, State, class_means
+from fedhet.server import FederatedStrategy, Rule, State, class_means
 from fedhet.server.half import P
-from fedhet.wire import Arrays, Payload, Reply, WireError, check
+from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, check
 
 MOST_CLASSES = 2**16
 """Class numbers from here on are refused: clients make room for all classes below the highest."""
@@ -37,9 +37,13 @@ class ByClass(FederatedStrategy[P, C]):
         """The global vectors: (classes known, width) and the classes' numbers."""
         return Payload({"prototypes": self.state.prototypes} if self.state.prototypes else {})
 
+    def kind_of(self, reply: Reply) -> Hashable:
+        """Vectors of one width."""
+        return super().kind_of(reply), str(reply.payload.values.get("width"))
+
     def welcome(self, client: str, reply: Reply) -> None:
         """Vectors must be equally wide, or there is no mean of them."""
-        width = reply.payload.values["width"]
+        width = reply.told.count("width", at_least=1, at_most=MOST_CLASSES)
         self.state.width = self.state.width or width
         if width != self.state.width:
             raise ModelError(
@@ -53,13 +57,32 @@ class ByClass(FederatedStrategy[P, C]):
         means = ((k, self.state.width), "float32")
         check(own, {"means": means, "classes": ((k,), "int64"), "counts": ((k,), "int64")}, "its prototypes")
         classes = own["classes"]
-        if k and (
-            classes.min() < 0 or classes.max() >= MOST_CLASSES or own["counts"].min() < 1 or len(set(classes)) < k
-        ):
-            raise WireError("its prototypes have classes or numbers of examples that cannot be")
+        if k and (classes.min() < 0 or classes.max() >= MOST_CLASSES or len(set(classes)) < k):
+            raise WireError("its prototypes have classes that cannot be")
+        if own["counts"].min(initial=1) < 1 or own["counts"].sum(dtype=float) != reply.examples:
+            raise WireError("its prototypes have numbers of examples that are not those of its training examples")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """C_j = sum_i n_ij C_ij / sum_i n_ij; a class that nobody of this round holds keeps its vector."""
         sent = [reply.arrays["prototypes"] for reply in replies.values()]
         self.state.prototypes = class_means(sent, self.state.prototypes)
+        if not Rule.of(self.config).plain:
+            self._average_otherwise(replies)
         return {}
+
+    def _average_otherwise(self, replies: Mapping[str, Reply]) -> None:
+        """The vectors of the classes of this round by another rule than the mean; all clients count the same."""
+        known = self.state.prototypes
+        row_of = {str(number): row for row, number in enumerate(known["classes"])}
+        vectors = {
+            client: {str(number): vector for number, vector in zip(own["classes"], own["means"], strict=True)}
+            for client, own in ((client, reply.arrays["prototypes"]) for client, reply in replies.items())
+        }
+        spec: dict[str, Spec] = {
+            client: {number: (vector.shape, "float32") for number, vector in own.items()}
+            for client, own in vectors.items()
+        }
+        means = known["means"].copy()
+        for number, vector in self.average(vectors, dict.fromkeys(vectors, 1.0), spec, before={}).items():
+            means[row_of[number]] = vector
+        self.state.prototypes = known | {"means": means}

@@ -13,7 +13,8 @@ from fedhet.graphs import PermutationGroups, resize, widths_of
 from fedhet.matching import pictures
 from fedhet.matching.groups import Matching, understand
 from fedhet.methods._matching import MatchingParameters
-from fedhet.server import ArraysBy, FederatedStrategy, State
+from fedhet.server import ArraysBy, FederatedStrategy, State, check_class_counts
+from fedhet.sharing import is_statistic
 from fedhet.wire import Arrays, Reply, WireError, check, to_tensor
 
 
@@ -45,16 +46,14 @@ class MatchedStrategy(FederatedStrategy[M, T]):
 
     def welcome(self, client: str, reply: Reply) -> None:
         """All clients must have the same permutation groups but for their widths, which each finds in its own model."""
-        state, (groups, classes) = self.state, (reply.payload.values.get(key) for key in ("groups", "classes"))
+        state, groups, classes = self.state, reply.told.text("groups", longest=2**20), reply.told.flag("classes")
+        if (groups, classes) == (state.groups, state.classes):
+            return
+        told = self._understood(groups, reply)
         if state.classes is None:
             state.groups, state.classes = groups, classes
-        if (groups, classes) == (state.groups, state.classes) and classes is not None:
             return
-        try:
-            alike = understand(str(groups)).with_widths(self.groups.widths) == self.groups and classes == state.classes
-        except (ValueError, TypeError, LookupError):
-            alike = False
-        if not alike:
+        if told.with_widths(self.groups.widths) != self.groups or classes != state.classes:
             raise FedhetError(
                 f"{self.name} needs one architecture and task, and this one's layers are connected otherwise, or its "
                 "labels are of another kind"
@@ -64,6 +63,24 @@ class MatchedStrategy(FederatedStrategy[M, T]):
                 f"{self.name} cannot start clients of other widths than the first one's from one network: set "
                 "shared-init = false"
             )
+
+    def _understood(self, groups: str, reply: Reply) -> PermutationGroups:
+        """The groups that a client describes.
+
+        Raises:
+            WireError: they cannot be read, or are not those of the arrays that it shares.
+        """
+        shapes = {name: shape for name, (shape, _) in reply.report.spec.items()}
+        try:
+            told = understand(groups)
+            made = told.shapes(widths_of(shapes, told))
+            if {name for name in made if not is_statistic(name)} - shapes.keys() or not told.fixed:
+                raise ValueError("they are of other arrays than it shares")
+            if {name: made[name] for name in shapes} != shapes:
+                raise ValueError("they are of arrays of other shapes than it shares")
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise WireError(f"what it tells of its layers cannot be used: {error}") from error
+        return told
 
     @cached_property
     def groups(self) -> PermutationGroups:
@@ -93,8 +110,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
             return
         classes = self.specs[reply.client][self.groups.fixed[-1]][0][0]
         check(reply.arrays.get("classes", {}), {"counts": ((classes,), "int64")}, "its class counts")
-        if (reply.arrays["classes"]["counts"] < 0).any():
-            raise WireError("its class counts are negative")
+        check_class_counts(reply.arrays["classes"]["counts"], reply)
 
     def class_counts(self, replies: Mapping[str, Reply]) -> "list[np.ndarray[Any, Any]] | None":
         """(J, C), how many examples of each class clients have; None where labels are no classes."""

@@ -8,7 +8,7 @@ import numpy as np
 from fedhet.errors import FedhetError
 from fedhet.matching import class_weighted_average
 from fedhet.methods import fedavg
-from fedhet.server import ArraysBy, FederatedStrategy, State
+from fedhet.server import ArraysBy, FederatedStrategy, State, check_class_counts
 from fedhet.wire import Reply, Spec, check
 
 
@@ -34,13 +34,12 @@ class FedAvg(FederatedStrategy[fedavg.FedAvgParameters, FedAvgState]):
         """Class counts, where the average needs them: one a row of the output layer."""
         if self.parameters.last_layer != "classes":
             return
-        head, counts = str(reply.payload.values.get("head")), reply.arrays.get("classes", {})
+        head, counts = reply.told.text("head"), reply.arrays.get("classes", {})
         rows = {shape[:1] for shape, _ in _of(reply.report.spec, head).values()}
         if len(rows) != 1:
             raise FedhetError(f"fedavg.last-layer = classes needs a row for each class in all arrays of its {head!r}")
         check(counts, {"counts": (rows.pop(), "int64")}, "its class counts")
-        if (counts["counts"] < 0).any():
-            raise FedhetError("its class counts are negative")
+        check_class_counts(counts["counts"], reply)
         if other := next((known for known in self.state.classes if head not in self.state.classes[known]), None):
             raise FedhetError(f"its output layer is {head!r}, unlike that of client {other}")
         self.state.classes[client] = {head: counts["counts"]}

@@ -5,7 +5,6 @@ with the shared phase. So the shared phase of the last round is the closing roun
 """
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +21,7 @@ from fedhet.representations.packing import pack_all, unpack_all
 from fedhet.representations.shared_images import check_told, target_of
 from fedhet.server import ArraysBy, FederatedStrategy, State
 from fedhet.task import Metric
-from fedhet.wire import Arrays, Payload, Reply, WireError
+from fedhet.wire import Arrays, Payload, Reply, WireError, check
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -36,12 +35,14 @@ class FedHARMState(State):
         slots: how many slots of each block each client has.
         cosines: of the rounds so far, for the report: `round`, and by block `same` and `other`.
         heat: each client's heat maps of one image, by block.
+        alignments: how the blocks of each architecture were found that clients disclosed, by its name, for the report.
     """
 
     told: ArraysBy = field(default_factory=dict)
     slots: dict[str, list[int]] = field(default_factory=dict)
     cosines: list[dict[str, Any]] = field(default_factory=list)
     heat: ArraysBy = field(default_factory=dict)
+    alignments: dict[str, Any] = field(default_factory=dict)
 
 
 class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
@@ -54,18 +55,24 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         """Its blocks may be smaller than the slots: it fills fewer of them, which is said once.
 
         Raises:
-            FedhetError: it does not say how many.
+            FedhetError: it does not say how many, or what it tells of its blocks does not fit.
         """
         own = self.parameters
         if not own.aligns or own.align == "spectral":
             return
-        slots = reply.payload.values.get("slots")
-        if not isinstance(slots, list) or len(slots) != len(own.lengths):
-            raise FedhetError(f"its blocks fill {slots} of the slots {own.slots}")
+        slots = reply.told.counts("slots")
+        if len(slots) != len(own.lengths) or not all(0 < n <= most for n, most in zip(slots, own.lengths, strict=True)):
+            raise FedhetError(f"its blocks fill {slots[:9]} of the slots {own.slots}")
         if own.describes and (short := [n for n, k in enumerate(own.lengths) if slots[n] < k]):
             told = ", ".join(f"block {n + 1}: {slots[n]} of {own.lengths[n]}" for n in short)
             log.warning("client %s fills fewer slots than fedharm.slots has, its blocks are smaller: %s", client, told)
         self.state.slots = {**self.state.slots, client: slots}
+        if measured := reply.arrays.get("alignment"):
+            found = {name: list(reply.payload.values.get(name) or ()) for name in ("reference", "blocks", "chosen")}
+            spec = (len(found["reference"]), len(found["blocks"])), "float32"
+            check(measured, {"angles": spec, "divergences": spec}, "its alignment of blocks")
+            found |= {name: array.tolist() for name, array in measured.items()}
+            self.state.alignments = self.state.alignments | {reply.report.architecture: found}
 
     # ---- a round
 
@@ -83,8 +90,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
     def check_reply(self, reply: Reply) -> None:
         """What was asked for must be there, of the shared images, and in as many slots as the client said."""
         super().check_reply(reply)
-        if not math.isfinite(reply.payload.values.get("distance", 0.0)):
-            raise WireError("its distance from the target is not finite")
+        reply.told.number("distance", 0.0)
         if self._tells(self.state.round + 1):
             self._unpacked(reply.client, reply.arrays.get("told", {}))
 
@@ -155,13 +161,22 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
 
     # ---- report
 
+    def check_last(self, reply: Reply) -> None:
+        """Heat maps are (h, w), one a block."""
+        heat = reply.arrays.get("heat", {})
+        check(heat, {name: (heat[name].shape[-2:], "float16") for name in heat}, "its heat maps")
+        if any(array.ndim != 2 or not 0 < array.size <= 2**20 for array in heat.values()):
+            raise WireError("its heat maps are no images")
+
     def conclude(self, replies: Mapping[str, Reply]) -> None:
         """Keep the heat maps."""
         self.state.heat = {client: reply.arrays["heat"] for client, reply in replies.items() if "heat" in reply.arrays}
 
     def matrices(self) -> dict[str, Any]:
-        """Cosines by round and block; heat maps of one image, of a client of each architecture."""
+        """Cosines by round and block; how blocks were found; heat maps of one image, a client of each architecture."""
         found: dict[str, Any] = {"cosines": {"rounds": self.state.cosines}} if self.state.cosines else {}
+        if self.state.alignments:
+            found["block-alignment"] = {"architectures": self.state.alignments}
         chosen = {self.state.clients[c].architecture or c: c for c in reversed(self.in_order(self.state.heat))}
         if chosen:
             pool = self.pool()

@@ -8,7 +8,6 @@ One exchange a round: a client of round t receives the target on X(t), and retur
 the spectral target, which is fedhet's own, it returns its class posteriors instead.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import fedhenn
 from fedhet.randomness import numpy_generator, torch_generator
 from fedhet.representations import Representation, linear_cka, represent
-from fedhet.representations.packing import Factor, pack, pack_blocks, unpack
+from fedhet.representations.packing import Factor, check_told_features, pack, pack_blocks, unpack
 from fedhet.representations.spectral import check_posteriors, cluster_rows, posteriors
 from fedhet.representations.targets import mean_rbf_blocks, mean_target
 from fedhet.server import ArraysBy, FederatedStrategy, State
@@ -93,7 +92,8 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
             raise FedhetError(
                 f"the pool has {self.state.pool_size} examples: at least {fedhenn.LEAST_ROWS} are needed to align"
             )
-        if "probe" in reply.arrays:
+        self.check_last(reply)
+        if reply.arrays.get("probe"):
             self.state.before[client] = reply.arrays["probe"]
 
     # ---- a round
@@ -122,20 +122,12 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     def check_reply(self, reply: Reply) -> None:
         """Representations must be there, and of the rows that were asked for."""
         super().check_reply(reply)
-        if not math.isfinite(reply.payload.values.get("distance", 0.0)):
-            raise WireError("its distance from the target is not finite")
+        reply.told.number("distance", 0.0)
         if self._told not in reply.arrays:
             if self._told_in_replies(self.state.round + 1):
                 raise WireError(f"its {self._told} are missing")
             return
-        try:
-            values = unpack(reply.arrays[self._told]).values
-            if self._told == "posteriors":
-                check_posteriors(values)
-        except ValueError as error:
-            raise WireError(f"its {self._told} cannot be read: {error}") from error
-        if len(values) != len(self.rad(1)):
-            raise WireError(f"its {self._told} have {len(values)} rows, the RAD {len(self.rad(1))}")
+        self._unpacked(self._told, reply, len(self.rad(1)))
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average weights (homogeneous); make the next target, or keep the models to make it of."""
@@ -239,12 +231,28 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
             return partitions
         return {client: index for index, client in enumerate(self.in_order(known))}
 
+    def check_last(self, reply: Reply) -> None:
+        """What the network makes of some of the pool must be of that many examples."""
+        if reply.arrays.get("probe"):
+            self._unpacked("probe", reply, min(self.parameters.probe, self.state.pool_size))
+
+    def _unpacked(self, what: str, reply: Reply, rows: int) -> None:
+        try:
+            values = unpack(reply.arrays[what]).values
+            check_told_features(values, what)
+            if what == "posteriors":
+                check_posteriors(values)
+        except ValueError as error:
+            raise WireError(f"its {what} cannot be read: {error}") from error
+        if len(values) != rows:
+            raise WireError(f"its {what} have {len(values)} rows, the RAD {rows}")
+
     # ---- report
 
     def conclude(self, replies: Mapping[str, Reply]) -> None:
         """Keep the representations after training beside those before."""
         for client, reply in replies.items():
-            if "probe" in reply.arrays:
+            if reply.arrays.get("probe"):
                 self.state.after[client] = reply.arrays["probe"]
 
     def matrices(self) -> dict[str, Any]:

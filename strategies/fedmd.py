@@ -4,8 +4,7 @@ One exchange a round: a client of round t learns the mean on X(t), revisits its 
 X(t+1). The paper's order is kept: what is told in round t - 1 is learnt first thing in round t.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from fedhet.errors import FedhetError
 from fedhet.methods import fedmd
 from fedhet.randomness import numpy_generator, torch_generator
-from fedhet.representations.packing import Factor, pack, unpack
+from fedhet.representations.packing import Factor, check_told_features, pack, unpack
 from fedhet.representations.scores import mean_scores, sharpened
 from fedhet.representations.spectral import check_posteriors
 from fedhet.server import FederatedStrategy, State
@@ -43,9 +42,13 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
     method = fedmd.method
     state_class = FedMDState
 
+    def kind_of(self, reply: Reply) -> Hashable:
+        """Scores of the same classes."""
+        return super().kind_of(reply), str(reply.payload.values.get("classes"))
+
     def welcome(self, client: str, reply: Reply) -> None:
         """All score the same classes, or there is no mean."""
-        classes = reply.payload.values["classes"]
+        classes = reply.told.count("classes", at_least=1, at_most=2**20)
         self.state.classes = self.state.classes or classes
         if classes != self.state.classes:
             raise FedhetError(
@@ -71,14 +74,14 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
     def check_reply(self, reply: Reply) -> None:
         """Scores must be there, of the examples that were asked for."""
         own, classes = self.parameters, self.state.classes
-        if not math.isfinite(reply.payload.values.get("distance", 0.0)):
-            raise WireError("its distance from the mean scores is not finite")
+        reply.told.number("distance", 0.0)
         if not self._told_in(self.state.round + 1):
             return
         if "scores" not in reply.arrays:
             raise WireError("its scores are missing")
         try:
             scores = unpack(reply.arrays["scores"]).values
+            check_told_features(scores, "scores")
             if own.scores == "probabilities":
                 check_posteriors(scores)
         except ValueError as error:

@@ -7,8 +7,8 @@ from typing import Any
 
 from fedhet.hypernets import start
 from fedhet.methods import flha_ghn
-from fedhet.server import FederatedStrategy, RunningMean, State
-from fedhet.wire import Arrays, Payload, Reply, Spec, to_arrays
+from fedhet.server import FederatedStrategy, Rule, RunningMean, State
+from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, to_arrays
 
 
 @dataclass
@@ -23,15 +23,20 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
 
     method = flha_ghn.method
     state_class = FLHAGHNState
-    takes_in = True
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.takes_in = Rule.of(self.config).plain  # other rules need all of them at once
 
     def welcome(self, client: str, reply: Reply) -> None:
         """Keep the client's graph for the report, if it told."""
-        told = reply.payload.values
+        told = reply.told
         if "types" in told and reply.report.architecture:
-            ends = iter(told["edges"])
-            edges = [list(edge) for edge in zip(ends, ends, strict=True)]
-            graph = {"types": list(told["types"]), "edges": edges, "unknown": len(told.get("unknown", ()))}
+            types, ends = told.texts("types"), told.counts("edges")
+            if len(ends) % 2 or max(ends, default=0) >= max(len(types), 1):
+                raise WireError("the edges of its graph are not between its layers")
+            edges = [list(edge) for edge in zip(ends[::2], ends[1::2], strict=True)]
+            graph = {"types": types, "edges": edges, "unknown": len(told.texts("unknown")) if "unknown" in told else 0}
             self.state.graphs = self.state.graphs | {reply.report.architecture: graph}
 
     def first_arrays(self, missing: Spec) -> Arrays:
@@ -52,15 +57,27 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """The mean of all, or of those that have an array."""
-        if self.parameters.average == "uniform":
+        if not self.takes_in:
+            self._average_at_once(replies)
+        elif self.parameters.average == "uniform":
             for key, owners in self._owners.items():
                 if (others := self._replies - owners) > 0:
                     now = self.state.model[key]
                     self._mean.add({key: now}, float(others), {key: (now.shape, str(now.dtype))})
-        self.state.model = self.state.model | self._mean.mean()
+        self.state.model = self.state.model | (self._mean.mean() if self.takes_in else {})
         unknown = [self.state.graphs.get(self.state.clients[client].architecture, {}) for client in replies]
         types = sum(graph.get("unknown", 0) for graph in unknown)
         return {"unknown-types": float(types)} if types else {}
+
+    def _average_at_once(self, replies: Mapping[str, Reply]) -> None:
+        """By another rule; who has no array of a key stands for it as it is, or does not count."""
+        models = {client: reply.arrays["model"] for client, reply in replies.items()}
+        specs = {client: self.specs[client] for client in models}
+        if self.parameters.average == "uniform":
+            keys = {key: each for spec in specs.values() for key, each in spec.items()}
+            models = {client: {key: self.state.model[key] for key in keys} | own for client, own in models.items()}
+            specs = dict.fromkeys(models, keys)
+        self.state.model = self.state.model | self.average(models, dict.fromkeys(models, 1.0), specs)
 
     def matrices(self) -> dict[str, Any]:
         """The graphs."""

@@ -1,8 +1,10 @@
 """Layer-average, server half: each layer is averaged over the clients that have it."""
 
+from collections.abc import Mapping
+
 from fedhet.methods import layer_average
 from fedhet.server import FederatedStrategy, State
-from fedhet.wire import Payload
+from fedhet.wire import Payload, Reply, check, narrowed
 
 
 class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State]):
@@ -13,8 +15,27 @@ class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State
     def received(self, client: str) -> Payload:
         """What is averaged of its layers; by prefix, only what all clients have that were ever here."""
         payload = super().received(client)
-        if self.parameters.by == "prefix" and "model" in payload.arrays:
-            common = set.intersection(*(set(spec) for spec in self.specs.values()))
-            model = payload.arrays["model"]
-            payload.arrays["model"] = {key: array for key, array in model.items() if key in common}
-        return payload
+        if self.parameters.by != "prefix":
+            return payload
+        common = self._common
+        model = {key: array for key, array in payload.arrays.get("model", {}).items() if key in common}
+        return Payload({"model": model} if model else {}, {"common": len(common)})
+
+    def check_reply(self, reply: Reply) -> None:
+        """By prefix, what is common must be there, and nothing else."""
+        if self.parameters.by != "prefix":
+            return super().check_reply(reply)
+        spec = {key: of for key, of in self.specs[reply.client].items() if key in self._common}
+        check(reply.arrays.get("common", {}), narrowed(spec, self.config.wire_dtype), "its common layers")
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """The mean of each layer; by prefix, of the common ones."""
+        for reply in replies.values():
+            if "common" in reply.arrays:
+                reply.arrays["model"] = reply.arrays.pop("common")
+        return super().aggregate_fit(round, replies)
+
+    @property
+    def _common(self) -> frozenset[str]:
+        """The keys that all clients have."""
+        return frozenset.intersection(*map(frozenset, self.specs.values()))

@@ -26,6 +26,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
+from PIL import Image
 from torch import Tensor, nn
 
 from fedhet import registry
@@ -189,7 +190,7 @@ def in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with synthetic files of CIFAR-10 (200 images), MNIST (600) and Shakespeare (five roles)."""
+    """A folder with synthetic files of CIFAR-10 (200 images), MNIST (600), Shakespeare (five roles), ChestX-ray14."""
     folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
         # Smooth ones: of noise all images look alike to a network, and nothing can be told from a kernel.
@@ -203,6 +204,14 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> str:
             (folder / f"{part}-{kind}-ubyte").write_bytes(head + values.tobytes())
     speech = "".join(rng.choice(list("abcdefgh ,.!"), size=600))
     (folder / "input.txt").write_text("\n".join(f"{role}:\n{speech}\n" for role in "ABCDE"))
+    chest = folder / "chestxray"
+    chest.mkdir()
+    lines = ["Image Index,Finding Labels,Patient ID,Patient Age,Patient Gender"]
+    for patient in range(1, 121):
+        name = f"{patient:08d}_000.png"
+        Image.fromarray(rng.integers(256, size=(16, 16), dtype=np.uint8)).save(chest / name)
+        lines.append(f"{name},{('Mass', 'Mass|Hernia', 'No Finding')[patient % 3]},{patient},{patient % 90},F")
+    (chest / "Data_Entry_2017_v2020.csv").write_text("\n".join(lines))
     return str(folder)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -174,6 +175,7 @@ class TestOtherCommands:
         assert "fedavg *" in result.stdout
         folder = Path("runs/compare-local-fedavg")
         assert {path.name for path in folder.glob("comparison.*")} == {
+            "comparison.html",
             "comparison.md",
             "comparison.csv",
             "comparison.png",
@@ -193,7 +195,7 @@ class TestOtherCommands:
 
     def test_keys_shows_every_key(self) -> None:
         shown = fedhet_command("keys").stdout
-        keys, _, _ = zip(*configuration.keys(), strict=True)
+        keys, *_ = zip(*configuration.keys(), strict=True)
         assert all(key in shown for key in keys)
 
     def test_version(self) -> None:
@@ -218,3 +220,14 @@ def test_presets_are_complete_and_right(preset: str) -> None:
 def test_the_package_is_the_command_too() -> None:
     said = subprocess.run([sys.executable, "-m", "fedhet", "--help"], check=True, capture_output=True, text=True).stdout
     assert "Usage: fedhet" in said
+
+
+def test_clean_removes_what_is_old_and_says_so(tmp_path):
+    old, young = tmp_path / "old" / "clients" / "0", tmp_path / "young" / "clients" / "0"
+    for folder in (old, young):
+        folder.mkdir(parents=True)
+        (folder / "1.safetensors").touch()
+    os.utime(old / "1.safetensors", (0, 0))
+    done = fedhet_command("clean", "--days", "2", "--state-dir", str(tmp_path))
+    assert (done.exit_code, done.output.split()) == (0, ["removed", str(tmp_path / "old")])
+    assert [path.name for path in tmp_path.iterdir()] == ["young"]

@@ -115,6 +115,9 @@ def test_all_problems_are_told_at_once():
         ({"assign": "mlp,cnn"}, "2 architectures in the list, but 10 clients"),
         ({"assign": "round-robbin"}, "unknown way to assign architectures 'round-robbin'; did you mean 'round-robin'?"),
         ({"clients": 2, "min-clients": 3}, "min-clients = 3: must be at most clients = 2"),
+        ({"clients": 2, "newcomers": 2}, "newcomers = 2: must be fewer than clients = 2"),
+        ({"newcomers": 0, "newcomer-epochs": 3}, "newcomer-epochs has no effect with newcomers = 0"),
+        ({"method": "fedmd", "newcomers": 2}, "newcomers = 2: fedmd has no weights to give a client that comes after"),
         ({"clients": 0}, "clients = 0: must be at least 1"),
         ({"rounds": 2.0}, "rounds = 2.0: must be a whole number"),
         ({"rounds": "2"}, "rounds = '2': must be a whole number"),
@@ -200,9 +203,11 @@ def test_the_versions_in_a_runs_configuration_are_no_keys(tmp_path):
 
 def test_keys_lists_every_key_once_with_a_meaning():
     listed = list(configuration.keys())
-    names = [name for name, _, _ in listed]
+    names = [name for name, *_ in listed]
     assert len(set(names)) == len(names)
-    assert all(meaning for _, _, meaning in listed)
+    assert all(takes and meaning for _, _, takes, meaning in listed)
+    (mu,) = [takes for key, _, takes, _ in configuration.keys(method="fedprox") if key == "fedprox.mu"]
+    assert mu == "number, >= 0"
     own = [f"{m}.{f.name}".replace("_", "-") for m in registry.methods() for f in fields(registry.method(m).Parameters)]
     assert set(own) <= set(names)
     assert {"method", "learning-rate", "seed"} <= set(names)

@@ -16,7 +16,7 @@ from fedhet.data.text import shakespeare
 from fedhet.options import kebab
 from fedhet.testing import run
 
-LARGE = ("vgg9", "torchvision/", "timm/")
+LARGE = ("vgg9", "torchvision/", "timm/", "'flha'")
 """Networks of which a round takes some seconds."""
 
 
@@ -50,6 +50,7 @@ def smaller(config: Config) -> dict[str, Any]:
 @pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_runs_a_round(name: str, stand_ins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config = resolve({"preset": name})
     assert config.idle == (), "a preset has no keys without effect"
     monkeypatch.setitem(datasets._LOADERS, "shakespeare", partial(shakespeare, min_characters=500))

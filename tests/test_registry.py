@@ -94,8 +94,8 @@ class TestInstalled:
         config = configuration.resolve({"method": "mine", "mine.weight": 2})
         assert (config.parameters.weight, config.rounds, config.prefix) == (2.0, 7, "mine")
         assert configuration.parse(config.text()).parameters == config.parameters
-        assert ("mine.weight", 0.5, "of mine") in list(configuration.keys())
-        assert "mine.weight" not in [key for key, _, _ in configuration.keys(outside=False)]
+        assert ("mine.weight", 0.5, "number, >= 0", "of mine") in list(configuration.keys(method="mine"))
+        assert "mine.weight" not in [key for key, *_ in configuration.keys(outside=False)]
         with pytest.raises(ConfigError, match="did you mean 'mine.weight'"):
             configuration.resolve({"method": "mine", "mine.wight": 2})
 

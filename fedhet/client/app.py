@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,61 +11,67 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedhet import config as configuration
-from fedhet import population, registry
-from fedhet.client import jobs
+from fedhet import given, population, registry
+from fedhet.client import flowers, jobs, leaving, node
 from fedhet.client.half import Client, LostState
 from fedhet.client.jobs import Job
 from fedhet.client.networks import Network, Networks
 from fedhet.client.state import Keeping, Pools
-from fedhet.data import ClientData, Examples, with_validation
+from fedhet.client.trying import examples_to, precision_of, try_out
+from fedhet.data import ClientData, with_validation
 from fedhet.data.own import as_client_data, as_input
 from fedhet.errors import DataError, FedhetError, ModelError
-from fedhet.machine import keep_freed_memory
+from fedhet.machine import describe, device_of, keep_freed_memory
 from fedhet.method import Method
 from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction
 from fedhet.randomness import derive_seed, seed_everything
 from fedhet.task import Task, get_task
-from fedhet.wire import Payload, Refusal, Reply, Report, Request, decode, spec_of
-from fedhet.wire.protocol import FIRST, GREET, pool_in
-
-DataFunction = Callable[[ClientInfo], Any]
-
-NODE_KEYS = ("data", "device", "state-dir", "disclose-architecture")
-"""Settings that a node may make for itself, in its node config."""
+from fedhet.wire import Payload, Refusal, Reply, Report, decode, spec_of
+from fedhet.wire.protocol import FIRST, GREET, JOIN, pool_in
 
 
 def make_client_app(
-    model: ModelFunction | None = None,
-    data: DataFunction | None = None,
+    model: Any = None,
+    data: Any = None,
     *,
-    task: str = "classification",
+    task: str | None = None,
     methods: Sequence[Method] = (),
     mods: list[Any] | None = None,
 ) -> ClientApp:
     """A Flower ClientApp that serves every method of fedhet; the server tells it which.
 
     Args:
-        model: from a `ClientInfo` to any `nn.Module`; by default the configured architecture. Its initial weights are
-            drawn from torch's global generator, which is seeded for each client.
+        model: from a `ClientInfo` to any `nn.Module`, or what else `fedhet.given.model_function` takes; by default the
+            configured architecture. Its initial weights are drawn from torch's global generator, which is seeded for
+            each client. Of outputs that are a tuple the first counts, of an object its `.logits`.
         data: from a `ClientInfo` to the client's data: a `ClientData`, or (train, test), or a mapping with `train`,
-            `test` and optionally `shared` (the pool: inputs, or inputs and labels) and `common` (the common test set);
-            each part a pair of tensors (inputs, labels) or a torch `Dataset`. Inputs go to the model as they are, but
-            bytes are scaled to [0, 1]. By default the configured data set's part.
-        task: `classification`, `multi-label` or `next-character`; only for data of one's own.
+            `test` and optionally `shared` (the pool: inputs, or inputs and labels), `common` (the common test set),
+            `validation` and `augment` (from a training batch, and a generator if it takes one, to a batch); each part
+            in a form that `fedhet.data.own` knows. Inputs go to the model as they are, but bytes are scaled to [0, 1].
+            By default the configured data set's part.
+        task: `classification`, `multi-label`, `next-character` or `regression`, for data of one's own; by default what
+            labels and outputs look like.
         methods: methods of one's own that no installed package announces.
-        mods: Flower mods around every message.
+        mods: Flower mods around every message, and those of Flower's that clip and add noise (`LocalDpMod`,
+            `fixedclipping_mod`, `adaptiveclipping_mod`) around training alone, which they are made for.
 
     Raises:
-        ConfigError: a method goes by the name of another, or there is no such task.
+        FedhetError: a method goes by the name of another, there is no such task, or `model` or `data` is none.
     """
     for method in methods:
         registry.give(method)
-    app = ClientApp(mods=mods)
-    application = Application(model, data, get_task(task) if data else None)
+    clipping = [mod for mod in mods or () if flowers.clips(mod)]
+    app = ClientApp(mods=[flowers.in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None)
+    application = Application(
+        given.model_function(model),
+        given.data_function(data),
+        get_task(task) if task else None,
+        mods=bool(mods),
+        clipped=bool(clipping),
+    )
     app.query()(application.query)
-    app.train()(application.train)
+    app.train(mods=clipping)(application.train)
     app.evaluate()(application.evaluate)
     return app
 
@@ -73,11 +79,23 @@ def make_client_app(
 class Application:
     """Handles messages; holds what outlives one: networks, data, pools."""
 
-    def __init__(self, model: ModelFunction | None, data: DataFunction | None, task: Task | None) -> None:
-        self._model, self._data, self._task = model, data, task
+    def __init__(
+        self,
+        model: ModelFunction | None,
+        data: given.DataFunction | None,
+        task: Task | None,
+        mods: bool = False,
+        clipped: bool = False,
+    ) -> None:
+        self._model, self._data, self._task, self._mods, self._clipped = model, data, task, mods, clipped
         self._networks, self._pools = Networks(), Pools()
         self._data_kept: dict[tuple[str, object, torch.device], ClientData] = {}
+        self._tried: dict[str, tuple[Task, str]] = {}
         self._serving: object = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Another process makes its own from the same: what is kept here, it keeps itself."""
+        return Application, (self._model, self._data, self._task, self._mods, self._clipped)
 
     # ---- messages
 
@@ -89,10 +107,17 @@ class Application:
             if question == FIRST:
                 self._initialise(job, "all")
                 return half.first()
+            if question == JOIN:
+                initial = partial(self._initialise, job, job.client.name)
+                return jobs.join(job, scratch=initial, received=partial(self._restore, job))
             self._restore(job)
             if question != GREET:
                 return half.answer(question, job.payload)
+            if self._clipped:
+                flowers.check_clipped(half)
+            job.keeping.make_room()
             self._take_pool(job)
+            leaving.check_all(half, node.allowed(context))
             return half.greet(job.payload)
 
         return self._handle(message, context, work)
@@ -132,10 +157,11 @@ class Application:
         return self._handle(message, context, work)
 
     def _handle(self, message: Message, context: Context, work: Callable[[Job], Payload]) -> Message:
-        name = _name(context)
+        name = node.name_of(context)
         try:
             with self._job(message, context) as job:
                 payload = work(job)
+                leaving.check(payload, job.half, node.allowed(context))
                 client, trained = job.client, job.client.trained
                 reply = Reply(
                     name,
@@ -148,29 +174,32 @@ class Application:
                     len(client.data.validation) if client.data.validation else 0,
                     trained.work,
                 )
-                record = reply.record()
+                record = reply.record(flower=client.request.flower or self._mods)
             if client.request.final:
                 self._let_go(client)
             if client.device.type == "cuda":  # clients in other processes share the GPU
                 torch.cuda.empty_cache()
         except FedhetError as error:
-            record = Refusal(name, str(error), lost=isinstance(error, LostState)).record()
+            if "request" not in message.content:  # there is nobody who reads a refusal
+                flowers.tell(self, str(error))
+            reason = str(error).removeprefix(f"client {name}: ")  # the server knows who it is, and counts alike ones
+            record = Refusal(name, reason, lost=isinstance(error, LostState)).record()
         return Message(record, reply_to=message)
 
     @contextmanager
     def _job(self, message: Message, context: Context) -> Iterator[Job]:
         """What a message asks of its client, with a network that is its alone inside."""
-        info, request = _opened(message, context)
+        info, request = node.opened(message, context)
         config = info.config
         self._serve(config, request.run)
         keep_freed_memory()
         # More threads than cores over all clients of a host slow every one of them down a hundredfold.
         if torch.get_num_threads() != config.threads_per_client:
             torch.set_num_threads(config.threads_per_client)
-        device = _device(config.device)
+        device = device_of(config.device)
         data = self._data_of(info, device)
         if len(data.train) == 0:
-            raise DataError(f"client {info.name} has no training examples")
+            raise DataError("has no training examples")
         if self._data and config.test_on != "local" and data.common is None:
             raise DataError(
                 f"client {info.name}: test-on = {config.test_on} needs a common test set, which data of one's own "
@@ -179,16 +208,26 @@ class Application:
         keeping = Keeping(config.state_dir, request.run, info.name)
         dataset = population.dataset_of(config) if self._data is None else None
         with self._networks.lend(self._kind(info), lambda: self._network(info)) as network:
+            network = network.to(device)
+            own = partial(as_input, dtype=precision_of(network.model))
+            transform = network.takes(dataset.transform) if dataset else own
+            task = dataset.task if dataset else self._task
+            if self._model or self._data:
+                if info.name not in self._tried:
+                    self._tried[info.name] = try_out(network, data, transform, task)
+                task, _ = self._tried[info.name]
+            assert task is not None
+            augment = dataset.augment if dataset and config.augment else data.augment
             client = Client(
                 name=info.name,
                 config=config,
                 request=request,
                 data=data,
-                network=network.to(device),
-                task=dataset.task if dataset else self._task or get_task("classification"),
+                network=network,
+                task=task,
                 device=device,
-                transform=dataset.transform if dataset else as_input,
-                augment=dataset.augment if dataset and config.augment else None,
+                transform=transform,
+                augment=augment,
                 find_pool=lambda digest: self._pools.find(digest, keeping.pools, data.shared, info.name),
                 own_data=self._data is not None,
             )
@@ -201,8 +240,15 @@ class Application:
         report = Report(client.name, lost_state=client.request.expected if lost else -1)
         if client.request.question == GREET:
             report.metric, report.own_data = client.task.metric, client.own_data
+            report.labels = client.data.train.labels.shape[1] if client.task.metric in ("auc", "r2") else 1
             report.architecture = client.network.architecture if client.config.disclose_architecture else ""
-            report.partition = _partition(context)
+            report.partition, report.device = node.partition_of(context), describe(client.device)
+            _, head = self._tried.get(client.name, (client.task, ""))
+            if head and not client.config.head:
+                report.note = (
+                    f"its head was guessed to be {head!r}, the last nn.Linear, which does not make its network's "
+                    "outputs: name the right one, head = '...'"
+                )
             report.spec = spec_of(job.half.shared())
             labelled, pool = job.half.traits.pool == "labelled", client.data.shared
             if pool is not None and not (labelled and pool.labels is None):
@@ -246,10 +292,11 @@ class Application:
             else:
                 data = with_validation(as_client_data(info.name, self._data(info)), validation, seed, info.name)
             parts = (data.train, data.test, data.common, data.validation)
-            train, test, common, apart = (_examples_to(part, device) for part in parts)
+            train, test, common, apart = (examples_to(part, device) for part in parts)
             assert train is not None
             assert test is not None
-            self._data_kept[key] = ClientData(train, test, data.shared, common, apart)
+            kept = replace(data, train=train, test=test, common=common, validation=apart)
+            self._data_kept[key] = kept
         return self._data_kept[key]
 
     def _serve(self, config: Config, run: str) -> None:
@@ -259,6 +306,7 @@ class Application:
             self._serving = serving
             self._networks, self._pools = Networks(), Pools()
             self._data_kept.clear()
+            self._tried.clear()
 
     def _let_go(self, client: Client) -> None:
         """A run is at its end for this client: its data leave the GPU."""
@@ -300,47 +348,3 @@ class Application:
             pool = pool if job.half.traits.pool == "labelled" else pool.unlabelled
         if pool is not None:
             job.client.request = replace(job.client.request, pool=pool.digest)
-
-
-def _name(context: Context) -> str:
-    """The client's own name: its `name`, or else its partition id, which it keeps when its node comes back."""
-    node = context.node_config
-    return str(node.get("name", node.get("partition-id", context.node_id)))
-
-
-def _partition(context: Context) -> tuple[int, int] | None:
-    node = context.node_config
-    known = "partition-id" in node and "num-partitions" in node
-    return (int(node["partition-id"]), int(node["num-partitions"])) if known else None
-
-
-def _opened(message: Message, context: Context) -> tuple[ClientInfo, Request]:
-    """Who is asked, with the configuration that came and the node's own settings; and what."""
-    request, settings = Request.read(message.content)
-    node = dict(context.node_config)
-    place, partitions = node.get("partition-id"), node.get("num-partitions")
-    info = ClientInfo(
-        name=_name(context),
-        partition_id=None if place is None else int(place),
-        num_partitions=None if partitions is None else int(partitions),
-        config=_settings(settings, tuple((key, node[key]) for key in NODE_KEYS if key in node)),
-        node_config=node,
-    )
-    return info, request
-
-
-@lru_cache(maxsize=256)
-def _settings(text: str, own: tuple[tuple[str, Any], ...]) -> Config:
-    config = configuration.parse(text)
-    return configuration.resolve({**config.flat(), **dict(own)}, strict=False, trusted=False) if own else config
-
-
-def _examples_to(examples: Examples | None, device: torch.device) -> Examples | None:
-    return None if examples is None else Examples(examples.inputs.to(device), examples.labels.to(device))
-
-
-@lru_cache(maxsize=8)
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise FedhetError("device = 'cuda', but torch sees no GPU here: use device = 'auto' or 'cpu'")
-    return torch.device("cuda:0" if name != "cpu" and torch.cuda.is_available() else "cpu")

@@ -116,7 +116,7 @@ class Client:
         """
         config = self.config
         round = min(self.request.round, config.rounds)
-        settings = (config.momentum, config.weight_decay, config.batch_size)
+        settings = (config.momentum, config.weight_decay, self.data.batch_size or config.batch_size)
         if config.lr_schedule == "one-cycle":
             schedule = _Cycle(config.learning_rate, max(round - 1 + part / parts, 0), 1 / parts, max(config.rounds, 1))
             return Optimisation(config.optimizer, schedule(0.0), *settings, schedule)

@@ -4,22 +4,24 @@
 may be under way at once; those that are trained together are given to `train` in one call.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from fedhet import population
 from fedhet.client.half import AnyHalf, Client
 from fedhet.client.state import Keeping
 from fedhet.data import Examples
+from fedhet.errors import ModelError
 from fedhet.learning import Phase, evaluate
 from fedhet.learning import train as train_phase
 from fedhet.population import ClientInfo
-from fedhet.randomness import seed_everything
-from fedhet.wire import Payload
-from fedhet.wire.protocol import Measured
+from fedhet.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.wire import LARGEST, Payload
+from fedhet.wire.protocol import STARTS, Measured
 
 
 @dataclass
@@ -86,33 +88,72 @@ def end(job: Job) -> Payload:
     return reply
 
 
+def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None]) -> Payload:
+    """What a client that comes after the last round achieves alone, with what it receives and without.
+
+    Its own network is trained for `newcomer-epochs` on its own examples, by the task's loss alone, from both starts
+    with the same batches; BatchNorm's statistics are taken from its own images first. It is evaluated before the first
+    epoch and after each.
+
+    Args:
+        job: the client's.
+        scratch: gives the network its initial weights,
+        received: and those that it has where nothing came.
+    """
+    client, config = job.client, job.client.config
+    rate = config.newcomer_learning_rate or config.learning_rate
+    optimisation = replace(client.optimisation(), learning_rate=rate, schedule=None)
+    for start in reversed(STARTS):  # what came may be a network of other widths
+        if start == "scratch":
+            scratch()
+        else:
+            received()
+            job.half.begin(job.payload)
+        client.reestimate()
+        job.batches = torch_generator(config.seed, "newcomer", client.name)
+        seed_everything(derive_seed(config.seed, "newcomer dropout", client.name))
+        _score(job, f"{start}-0", client.model)
+        for epoch in range(1, config.newcomer_epochs + 1):
+            _run(job, [Phase(1, optimisation, continues=epoch > 1)])
+            _score(job, f"{start}-{epoch}", client.model)
+    return Payload()
+
+
 def measure(job: Job, when: str) -> None:
     """Metric and loss of the model as it is, on the client's own test part and on the common one, as configured.
 
     With `validation`, on the validation part as well.
     """
-    client, half = job.client, job.half
-    outputs = half.evaluate(when)
-    if outputs is None:
-        return
+    outputs = job.half.evaluate(when)
+    if outputs is not None:
+        with _refined(job, when):
+            _score(job, when, outputs)
+
+
+def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
+    client = job.client
     sets = {"": client.data.test} if client.config.test_on != "global" else {}
     if client.config.test_on != "local" and (common := _common(job, when)) is not None:
         sets["common-"] = common
     if client.config.validation and client.data.validation is not None:
         sets["validation-"] = client.data.validation
-    with _refined(job, when):
-        for prefix, examples in sets.items():
-            score = evaluate(client.model, examples, client.task, client.transform, scores=outputs)
-            if score is not None:
-                job.measured[f"{prefix}{when}"] = Measured(score.metric, score.loss)
+    for prefix, examples in sets.items():
+        score = evaluate(client.model, examples, client.task, client.transform, scores=outputs)
+        if score is not None:
+            if not abs(score.loss) <= LARGEST:
+                raise ModelError(
+                    f"the loss of what it {when} is {score.loss:.3g}: training diverged, a lower learning-rate than "
+                    f"{client.config.learning_rate:g} may help"
+                )
+            job.measured[f"{prefix}{when}"] = Measured(score.metric, score.loss)
 
 
 def _common(job: Job, when: str) -> Examples | None:
     """The common test set, where it is the client who evaluates on it: a global model is evaluated by the server."""
     client, traits = job.client, job.half.traits
-    if client.own_data:
-        return client.data.common if when == traits.scored else None
     between = when not in ("received", "trained")
+    if client.own_data:
+        return client.data.common if when == traits.scored or between else None
     if (when != traits.scored and not between) or (when == "received" and traits.whole):
         return None
     examples = population.common_test(client.config)

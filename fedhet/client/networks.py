@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedhet.representations import Representation
 from fedhet.sharing import NetworkDescription
@@ -24,12 +24,31 @@ class Network:
         self.representation = Representation(model, head)
         self.architecture = architecture
         self.device = torch.device("cpu")
-        self.tensors = model.state_dict()
+        self._read()
+        if odd := next((name for name, tensor in self._tensors.items() if tensor.is_complex()), None):
+            raise ValueError(f"{type(model).__name__}'s {odd} holds complex numbers, which no method shares or saves")
 
     @property
     def model(self) -> nn.Module:
         """The model."""
         return self.representation.model
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The state dict; a buffer that the model has bound anew since is the new one."""
+        if any(buffer is not known for buffer, known in zip(self.model.buffers(), self._buffers, strict=False)):
+            self._read()
+        return self._tensors
+
+    def _read(self) -> None:
+        self._tensors, self._buffers = self.model.state_dict(), list(self.model.buffers())
+
+    def takes(self, transform: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """A transformation whose results are of the model's dtype, where that is not float32."""
+        dtype = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
+        if dtype == torch.float32:
+            return transform
+        return lambda inputs: (made := transform(inputs)).to(dtype if made.is_floating_point() else made.dtype)
 
     @property
     def described(self) -> NetworkDescription:
@@ -40,7 +59,8 @@ class Network:
         """The same network on a device, where it stays."""
         if device != self.device:
             self.model.to(device)
-            self.device, self.tensors = device, self.model.state_dict()
+            self.device = device
+            self._read()
         return self
 
 

@@ -5,6 +5,8 @@ died in mid-round trains again from where it was, and none ever trains twice on 
 """
 
 import logging
+import shutil
+import time
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +15,10 @@ import torch
 from fedhet.client.half import AnyHalf, LostState
 from fedhet.data import Pool
 from fedhet.errors import FedhetError
-from fedhet.files import read_tensors, write_tensors
+from fedhet.files import read_tensors, state_home, write_tensors
+
+KEPT_DAYS = 90
+"""Runs and pools that were not touched for so long are removed from a node's own folder when a new run greets it."""
 
 _log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -57,9 +62,15 @@ class Keeping:
     """
 
     def __init__(self, state_dir: str, run: str, client: str) -> None:
-        self._base = Path(state_dir) if state_dir else Path.home() / ".fedhet" / "state"
+        self._base = Path(state_dir) if state_dir else state_home()
         self._run, self._client = run, client
         self.lost = False
+
+    def make_room(self) -> None:
+        """Remove what is old, where several runs keep their state in one folder."""
+        if self._run:
+            for path in remove_old(self._base, KEPT_DAYS):
+                _log.info("%s was not used for %d days and is removed", path, KEPT_DAYS)
 
     @property
     def pools(self) -> Path:
@@ -73,7 +84,10 @@ class Keeping:
 
     def write_model(self, tensors: dict[str, torch.Tensor]) -> None:
         """Save the client's personal model."""
-        write_tensors(self._base / self._run / "models" / f"{self._client}.safetensors", tensors)
+        path = self._base / self._run / "models" / f"{self._client}.safetensors"
+        write_tensors(path, tensors)
+        if self._run:  # else the server collects it
+            _log.info("client %s: its personal model is %s", self._client, path)
 
     def restored(self, half: AnyHalf) -> dict[str, torch.Tensor]:
         """The state that the server expects, by `model/NAME` and `memory/NAME`; nothing where there is none yet."""
@@ -102,6 +116,25 @@ def _lasting(half: AnyHalf) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if name not in shared}
 
 
+def remove_old(base: Path, days: float) -> list[Path]:
+    """Remove what was not written to for so many days: state and models of whole runs, and pools.
+
+    Args:
+        base: a node's folder of state.
+        days: since the newest file of a run was written, or the pool was.
+
+    Returns:
+        What was removed.
+    """
+    oldest, removed = time.time() - 86400 * days, []
+    for path in sorted([*base.glob("pools/*"), *(run for run in base.glob("*") if (run / "clients").is_dir())]):
+        files = [path, *path.rglob("*")]
+        if max((each.stat().st_mtime for each in files if each.is_file()), default=0) < oldest:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            removed.append(path)
+    return removed
+
+
 class Pools:
     """The shared pools that this process has seen, and those on disk."""
 
@@ -113,7 +146,7 @@ class Pools:
     def keep(self, pool: Pool, folder: Path) -> None:
         """Keep a pool that the server sent, on disk too."""
         path = folder / f"{pool.digest}.safetensors"
-        if not path.is_file():
+        if pool.digest not in self._known and self._read(pool.digest, folder) is None:
             labels = {} if pool.labels is None else {"labels": pool.labels}
             write_tensors(path, {"pool": pool.inputs, **labels})
         self._remember(pool.digest, pool)
@@ -128,11 +161,26 @@ class Pools:
             if pool is not None and pool.digest == digest:
                 return pool
         if digest not in self._known:
-            found = read_tensors(folder / f"{digest}.safetensors") if digest else None
+            found = self._read(digest, folder) if digest else None
             if found is None:
                 raise LostState(f"client {client} has no shared pool {digest} (any more)")
-            self._remember(digest, Pool(found["pool"], found.get("labels")))
+            self._remember(digest, found)
         return self._known[digest]
+
+    @staticmethod
+    def _read(digest: str, folder: Path) -> Pool | None:
+        """The pool on disk; None where there is none, or one that is damaged, which is removed."""
+        path = folder / f"{digest}.safetensors"
+        try:
+            found = read_tensors(path)
+            pool = Pool(found["pool"], found.get("labels")) if found else None
+            if pool is None or pool.digest == digest:
+                return pool
+            raise FedhetError(f"{path} is another pool")
+        except (FedhetError, LookupError, ValueError) as error:
+            _log.warning("%s: it is removed, and asked for again", error)
+            path.unlink(missing_ok=True)
+            return None
 
     def _remember(self, digest: str, pool: Pool) -> None:
         self._known.setdefault(digest, pool)

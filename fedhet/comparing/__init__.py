@@ -12,17 +12,21 @@ from fedhet.comparing.figure import comparison_figure
 from fedhet.comparing.ground import common_ground, distinct
 from fedhet.comparing.measures import measure
 from fedhet.comparing.notes import notes_below
-from fedhet.comparing.tables import cost_table, markdown, number_rows, result_table
+from fedhet.comparing.outcome import Comparison
+from fedhet.comparing.tables import cost_table, headings_and_rows, markdown, number_rows, result_table
 from fedhet.comparing.tuning import Tuned, Tuning, tune
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import write_csv, write_text
+from fedhet.given import Given
 from fedhet.machine import cores
 from fedhet.results.figures import save_png
+from fedhet.results.run_files import read_run
+from fedhet.results.together import write_together
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Tuning", "arms_of", "compare"]
+__all__ = ["Comparison", "Tuning", "arms_of", "compare"]
 
 
 def compare(
@@ -35,10 +39,11 @@ def compare(
     homogeneous_model: str = "cnn",
     baseline: str | None = None,
     tuning: Tuning | None = None,
+    own: Given = Given(),  # noqa: B008 - it is frozen
     run: Callable[..., object] = running.run,
     console: "Console | None" = None,
-) -> Path:
-    """Run every method with every seed, and write `comparison.csv`, `comparison.md` and `comparison.png` into `out`.
+) -> Comparison:
+    """Run every method with every seed; write `comparison.csv`, `.md`, `.png` and `.html` into `out`.
 
     Each run lies in `out/<arm>-seed<seed>/`. Started again with the same settings, a comparison keeps its completed
     runs and resumes interrupted and failed ones. The table is printed too.
@@ -57,11 +62,12 @@ def compare(
         baseline: the arm that the others' differences are to; None: the first.
         tuning: what each method's settings are chosen from before (`fedhet.comparing.tuning`), on validation parts;
             the reported runs train on the whole training parts. None: as `config` says.
+        own: a user's own model and data, which `run` gives to each run.
         run: what runs one configuration; must be picklable.
         console: where progress and the table go; None: standard output.
 
     Returns:
-        `out`.
+        What it came to.
 
     Raises:
         ConfigError: settings that cannot be run, or a folder in `out` that holds a run with other settings; nothing was
@@ -78,7 +84,7 @@ def compare(
         raise ConfigError(f"baseline {baseline} is not among the arms compared: {', '.join(names)}")
     execute = Execution(run, jobs or cores(), console or Console(highlight=False, soft_wrap=True))
     all_seeds = distinct([*seeds, *(tuning.seeds if tuning else ())])
-    ground = common_ground(arms, seeds=all_seeds, config=config, homogeneous_model=homogeneous_model)
+    ground = common_ground(arms, seeds=all_seeds, config=config, homogeneous_model=homogeneous_model, given=own)
     for note in ground.notes:
         execute.tell(note)
     tuned: Mapping[str, Tuned] = tune(tuning, ground, reported=seeds, out=out, execute=execute) if tuning else {}
@@ -88,7 +94,7 @@ def compare(
         for seed in seeds:
             settings = ground.settings(arm, seed, choice)
             planned.append(ground.case(arm, seed, settings, out / f"{arm}-seed{seed}"))
-    cases.check(planned)
+    cases.check(planned, own)
     failed = execute(planned)
 
     results = measure(planned, failed)
@@ -98,9 +104,15 @@ def compare(
     write_text(out / "comparison.md", markdown(results, against, notes))
     if any(result.runs for result in results):
         save_png(comparison_figure(results), out / "comparison.png")
+        runs = {case.name: read_run(case.folder) for case in planned if case.name not in failed}
+        firsts = {run.case.arm: runs[run.case.name] for result in results for run in result.runs[:1]}
+        title = f"{', '.join(names)} on {'own data' if own.data is not None else planned[0].settings.dataset}"
+        page = out / "comparison.html"
+        first = comparison_figure(results)
+        write_together(page, title, runs, *headings_and_rows(results, against), notes=notes, first=first, shown=firsts)
     execute.console.print(result_table(results, against))
     execute.console.print(cost_table(results, notes))
     if failed:
         reasons = "\n".join(f"  {name}: {reason}" for name, reason in failed.items())
         raise FedhetError(f"{len(failed)} of {len(planned)} runs failed; the same command tries them again:\n{reasons}")
-    return out
+    return Comparison(out, results, against)

@@ -8,10 +8,11 @@ from fedhet import config as configuration
 from fedhet import population
 from fedhet.config import Config
 from fedhet.errors import ConfigError
+from fedhet.given import Given
 from fedhet.results.run_files import read_run
 
 # Where and how a run is carried out, which is the comparison's to say and changes nothing of what is computed.
-PLACES = frozenset({"out", "state-dir", "engine", "resume"})
+PLACES = frozenset({"out", "state-dir", "engine", "resume", "workers"})
 
 
 @dataclass(frozen=True)
@@ -36,26 +37,26 @@ class Case:
         return None if summary.get("status") == "completed" else str(summary.get("error", "ended without completing"))
 
 
-def check(cases: Iterable[Case]) -> None:
+def check(cases: Iterable[Case], own: Given = Given()) -> None:  # noqa: B008 - it is frozen
     """Find out at once whether runs can be carried out in their folders.
 
     Raises:
         FedhetError: every problem of the folders that are there already; data that cannot be had.
     """
     cases = list(cases)
-    if problems := [problem for case in cases if (problem := _conflict(case))]:
+    if problems := [problem for case in cases if (problem := _conflict(case, own))]:
         raise ConfigError("\n".join(problems))
     for case in cases:
-        population.check(case.settings)
+        population.check(case.settings, own_model=own.model is not None, own_data=own.data is not None)
 
 
-def _conflict(case: Case) -> str | None:
+def _conflict(case: Case, own: Given) -> str | None:
     """Why the case's folder cannot be used, if it cannot."""
     if not case.folder.exists() or (case.folder.is_dir() and not any(case.folder.iterdir())):
         return None
     if not (case.folder / "config.toml").is_file():
         return f"{case.folder} is there already and is not the directory of a run: choose another folder"
-    there, wanted = configuration.read(case.folder / "config.toml"), case.settings.flat()
+    there, wanted = configuration.read(case.folder / "config.toml", own.words.keys()), case.settings.flat()
     different = [
         f"{key} = {there.get(key, 'not set')!r} instead of {wanted.get(key, 'not set')!r}"
         for key in sorted((there.keys() | wanted.keys()) - PLACES)

@@ -1,10 +1,12 @@
 """Carrying out the runs of a comparison: those that are not there yet, several at a time."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedhet.comparing.cases import Case
+from fedhet.comparing.live import Progress
 from fedhet.comparing.processes import Job, run_jobs
 
 if TYPE_CHECKING:
@@ -35,12 +37,23 @@ class Execution:
         waiting = [self._job(case) for case in cases if case.name not in ready]
         failed: dict[str, str] = {}
         by_name = {case.name: case for case in cases}
-        for number, (name, reason) in enumerate(run_jobs(waiting, workers=self.workers), start=len(ready) + 1):
-            reason = reason or by_name[name].shortcoming
-            if reason is not None:
-                failed[name] = reason
-            self.tell(f"[{number}/{len(cases)}] {name}: {reason or 'completed'}")
+        progress = Progress(cases, dict.fromkeys(ready, "kept"))
+        with self._live(progress) if waiting else nullcontext():
+            for number, (name, reason) in enumerate(run_jobs(waiting, workers=self.workers), start=len(ready) + 1):
+                reason = reason or by_name[name].shortcoming
+                if reason is not None:
+                    failed[name] = reason
+                progress.ended[name] = "failed" if reason else "completed"
+                self.tell(f"[{number}/{len(cases)}] {name}: {reason or 'completed'}")
         return failed
+
+    def _live(self, progress: Progress) -> AbstractContextManager[object]:
+        """The table of the runs while they are under way, on a terminal."""
+        if not self.console.is_terminal:
+            return nullcontext()
+        from rich.live import Live
+
+        return Live(get_renderable=progress, console=self.console, refresh_per_second=1, transient=True)
 
     def tell(self, line: str) -> None:
         """Print a line as it is."""
@@ -51,4 +64,4 @@ class Execution:
         keywords = {"out": case.folder, "engine": "local"}
         if (case.folder / "config.toml").is_file():
             return Job(case.name, self.run, (None,), keywords | {"resume": case.folder}, log)
-        return Job(case.name, self.run, (case.settings.flat(),), keywords, log)
+        return Job(case.name, self.run, ({**case.settings.flat(), "preset": ""},), keywords, log)

@@ -16,6 +16,7 @@ from fedhet.comparing.cases import PLACES, Case
 from fedhet.config import Config, Value
 from fedhet.engines.local import LocalGrid
 from fedhet.errors import ConfigError
+from fedhet.given import Given
 from fedhet.observing import Observer, Watched
 
 
@@ -51,7 +52,12 @@ class Ground:
 
 
 def common_ground(
-    arms: Sequence[Arm], *, seeds: Sequence[int], config: Mapping[str, object], homogeneous_model: str
+    arms: Sequence[Arm],
+    *,
+    seeds: Sequence[int],
+    config: Mapping[str, object],
+    homogeneous_model: str,
+    given: Given = Given(),  # noqa: B008 - it is frozen
 ) -> Ground:
     """What the arms share: see `compare` for the arguments.
 
@@ -64,7 +70,7 @@ def common_ground(
     """
     base = {key: value for key, value in config.items() if key not in PLACES | {"method", "seed"}}
     base["seed"] = seeds[0]
-    rounds = _rounds(arms, base)
+    rounds = _rounds(arms, base, given)
 
     def complete(arm: Arm, settings: Mapping[str, Value], seed: int) -> Config:
         return configuration.resolve(
@@ -84,7 +90,7 @@ def common_ground(
         settings = {key: value for key, value in flat.items() if key.startswith(f"{prefix}.")}
         settings |= {"method": arm.method, "rounds": rounds[arm.name], **arm.settings}
         configs = [configuration.resolve({**for_all, **settings, "seed": seed}, strict=False) for seed in seeds]
-        if any(map(population.must_be_equal, configs)):
+        if given.model is None and any(map(population.must_be_equal, configs)):
             forced.add(arm.name)
             settings |= equal
         own[arm.name] = settings
@@ -97,7 +103,7 @@ def common_ground(
     return Ground(for_all, own, fixed, frozenset(forced), notes)
 
 
-def _rounds(arms: Sequence[Arm], base: Mapping[str, Any]) -> dict[str, int]:
+def _rounds(arms: Sequence[Arm], base: Mapping[str, Any], given: Given) -> dict[str, int]:
     """The key `rounds` for each arm."""
     preset = configuration.read(configuration.preset_path(str(base["preset"]))) if base.get("preset") else {}
     known = {arm.name: registry.method(arm.method) for arm in arms}
@@ -112,7 +118,7 @@ def _rounds(arms: Sequence[Arm], base: Mapping[str, Any]) -> dict[str, int]:
     if others := [name for name, method in known.items() if rounds[name] and not method.one_shot and name not in own]:
         first = settling[0]
         config = configuration.resolve({**base, **first.settings, "method": first.method, "rounds": 0}, strict=False)
-        rounds |= dict.fromkeys(others, settled_rounds(config))
+        rounds |= dict.fromkeys(others, settled_rounds(config, given))
     return rounds
 
 
@@ -134,7 +140,7 @@ class _Greeted(Observer):
         raise _GreetedError(last)
 
 
-def settled_rounds(config: Config) -> int:
+def settled_rounds(config: Config, given: Given = Given()) -> int:  # noqa: B008 - it is frozen
     """How many rounds a method needs that settles it by itself: its clients are greeted, and nothing is trained.
 
     Raises:
@@ -143,10 +149,13 @@ def settled_rounds(config: Config) -> int:
     with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
         config = config.but(state_dir=folder, out="")
         strategy = registry.strategy(config.prefix)(
-            config, shared=population.shared_pool(config), observers=[_Greeted()]
+            config,
+            shared=population.shared_pool(config) if given.data is None else None,
+            model=given.model,
+            observers=[_Greeted()],
         )
         try:
-            strategy.start(LocalGrid(make_client_app(), config.clients))
+            strategy.start(LocalGrid(make_client_app(given.model, given.data, task=given.task), config.clients))
         except _GreetedError as greeted:
             return greeted.rounds - bool(config.closing_epochs)
     raise AssertionError("a run tells its observers that it starts")

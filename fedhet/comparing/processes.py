@@ -3,29 +3,18 @@
 `concurrent.futures` gives up on every call of a pool once one of its processes is killed, hence this module.
 """
 
-import multiprocessing
 import os
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
+from fedhet.engines import children
 from fedhet.errors import FedhetError
-
-# Read by the numerical libraries when they are first loaded, so they must be set before a process starts. Two processes
-# with two threads each on two cores were measured to be a hundred times slower than with one.
-_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-# What nearly every run imports sooner or later; torch's optimisers import torch._dynamo when the first one is made.
-_PRELOADED = [
-    *("fedhet.running", "fedhet.client.app", "fedhet.server", "fedhet.engines.local", "fedhet.results.figures"),
-    *("torch._dynamo", "sklearn.datasets", "matplotlib.backends.backend_agg"),
-]
 
 
 @dataclass(frozen=True)
@@ -49,20 +38,14 @@ def run_jobs(jobs: Iterable[Job], *, workers: int) -> Iterator[tuple[str, str | 
     Yields:
         As jobs end: the job's name, and why it failed or None.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
     waiting = deque(jobs)
-    running: dict[Connection, tuple[Job, ForkServerProcess]] = {}
+    running: dict[Connection, tuple[Job, BaseProcess]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < workers:
                 job = waiting.popleft()
                 job.log.parent.mkdir(parents=True, exist_ok=True)
-                receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=_call, args=(job, sender), name=job.name, daemon=True)
-                with _one_thread():
-                    process.start()
-                sender.close()
+                process, receiver = children.start(_call, job, name=job.name)
                 running[receiver] = (job, process)
             for ready in wait(list(running)):
                 receiver = cast(Connection, ready)
@@ -81,7 +64,7 @@ def run_jobs(jobs: Iterable[Job], *, workers: int) -> Iterator[tuple[str, str | 
             process.join()
 
 
-def _call(job: Job, result: Connection) -> None:
+def _call(result: Connection, job: Job) -> None:
     with job.log.open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -93,17 +76,3 @@ def _call(job: Job, result: Connection) -> None:
     except Exception as error:  # whatever it is, it is this job's failure and is reported as such
         traceback.print_exc()
         result.send(f"{type(error).__name__}: {error} (see {job.log})")
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in _THREAD_LIMITS}
-    os.environ.update(dict.fromkeys(_THREAD_LIMITS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -35,10 +35,16 @@ def _terminal(lines: Sequence[Sequence[str]], notes: Sequence[str]) -> "Table":
     return table
 
 
-def markdown(results: Sequence[ArmResult], baseline: ArmResult, notes: Sequence[str]) -> str:
-    """Both side by side as Markdown."""
+def headings_and_rows(results: Sequence[ArmResult], baseline: ArmResult) -> tuple[list[str], list[list[str]]]:
+    """What the methods achieved, and what they had and took, side by side."""
     costs = [_COSTS, *map(_costs, results)]
     headings, *lines = [[*left, *right] for left, right in zip(_outcomes(results, baseline), costs, strict=True)]
+    return headings, lines
+
+
+def markdown(results: Sequence[ArmResult], baseline: ArmResult, notes: Sequence[str]) -> str:
+    """Both side by side as Markdown."""
+    headings, lines = headings_and_rows(results, baseline)
     lines = [headings, ["---" if heading in _WORDS else "---:" for heading in headings], *lines]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return table + "\n\n" + "\n\n".join(note.replace("*", "\\*") for note in notes) + "\n"

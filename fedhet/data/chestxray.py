@@ -1,7 +1,9 @@
 """NIH ChestX-ray14: chest radiographs with any of 14 findings, split and shared out by patient."""
 
 import csv
+import hashlib
 import io
+import logging
 import re
 from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +14,11 @@ import torch
 from torch import Tensor
 
 from fedhet.data.examples import DataSet, Examples, Groups
-from fedhet.data.files import locate, read, variant
+from fedhet.data.files import cache_folder, locate, read, variant
 from fedhet.data.registry import register_dataset
 from fedhet.data.transforms import Normalise
-from fedhet.errors import DataError
+from fedhet.errors import DataError, FedhetError
+from fedhet.files import read_tensors, write_tensors
 from fedhet.machine import cores
 from fedhet.task import get_task
 
@@ -32,6 +35,8 @@ SIZE = 224
 
 Row = dict[str, str]
 
+log = logging.getLogger("flwr").getChild("fedhet")
+
 
 @register_dataset("chestxray14")
 def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
@@ -39,9 +44,10 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
 
     No patient is in both the training and the test part: the official `test_list.txt` is taken where it is there, else
     every fifth patient in order of their numbers is for testing. `iid` deals whole patients. The natural clients are
-    groups of patients of one sex and decade of age (at their first image), such as `F 40-49`. A held-out pool and
-    validation parts are drawn by image. All images are decoded when the data set is loaded, and kept as bytes: 5.6 GB
-    for all of them at 224 x 224.
+    groups of patients of one sex and decade of age (at their first image), such as `F 40-49`. A held-out pool has whole
+    patients, but for its last one, and so have validation parts. All images are decoded when the data set is first
+    loaded, and kept as bytes, 5.6 GB for all of them at 224 x 224, in memory and in the user's cache folder
+    (`~/.cache/fedhet`), from where they are read the next time.
 
     Args:
         folder: holds the labels (see `LABELS`, also packed), or does in `chestxray`; and there, at any depth, PNG
@@ -59,7 +65,7 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
     rows = _rows(place / table, files.keys())
     patients, owners = np.unique([int(row["Patient ID"]) for row in rows], return_inverse=True)
     tested = _tested(place, rows, owners)
-    images = _decoded([files[row["Image Index"]] for row in rows], size)
+    images = _images([files[row["Image Index"]] for row in rows], size)
     labels = torch.tensor([_labels(row, place / table) for row in rows], dtype=torch.uint8)
     firsts = [_group(rows[first]) for first in np.unique(owners, return_index=True)[1]]
     names, group = np.unique(firsts, return_inverse=True)
@@ -118,6 +124,26 @@ def _group(row: Row) -> str:
     age = int(re.sub(r"\D", "", row["Patient Age"]) or 0)  # the first edition of the table writes 058Y
     decade = min(age // 10, 9)
     return f"{row['Patient Gender']} {10 * decade}-{10 * decade + 9}" if decade < 9 else f"{row['Patient Gender']} 90-"
+
+
+def _images(files: Sequence[Path], size: int) -> Tensor:
+    """`_decoded`, or what was decoded of the same files for the same size before."""
+    content = hashlib.blake2b(str(size).encode(), digest_size=12)
+    for file in files:
+        stat = file.stat()
+        content.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    cache = cache_folder() / "chestxray14" / f"{content.hexdigest()}.safetensors"
+    try:
+        if (kept := read_tensors(cache)) is not None and len(kept["images"]) == len(files):
+            return kept["images"]
+    except (FedhetError, KeyError) as error:
+        log.warning("%s: the images are decoded anew", error)
+    images = _decoded(files, size)
+    try:
+        write_tensors(cache, {"images": images})
+    except OSError as error:
+        log.warning("decoded images cannot be kept in %s for the next time: %s", cache.parent, error)
+    return images
 
 
 def _decoded(files: Sequence[Path], size: int) -> Tensor:

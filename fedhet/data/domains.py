@@ -22,7 +22,7 @@ def grey(images: Tensor) -> Tensor:
 
 def _with_grey(examples: Examples, share: dict[int, float], rng: np.random.Generator) -> Examples:
     """Turn the given share of each class's images grey, chosen at random."""
-    images = examples.inputs.clone()
+    images = examples.inputs[:].clone()
     for label, fraction in share.items():
         of_class = torch.nonzero(examples.labels == label)[:, 0].numpy()
         chosen = rng.permutation(of_class)[: round(fraction * len(of_class))]

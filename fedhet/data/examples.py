@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedhet.data.reading import LazyInputs
 from fedhet.task import Task
 
 Indices = NDArray[np.int64]
@@ -22,20 +23,22 @@ class Examples:
     """Examples in memory, as compact as they were stored: images stay uint8 until they are in a batch.
 
     Attributes:
-        inputs: (n, ...), any dtype; `DataSet.transform` makes what a model takes of a batch.
-        labels: (n,) int64 classes, or (n, labels) of 0 and 1.
+        inputs: (n, ...), any dtype, in memory or read as they are asked for (`[:]` reads them all); `DataSet.transform`
+            makes what a model takes of a batch.
+        labels: (n,) int64 classes, (n, labels) of 0 and 1, or (n, targets) float32.
     """
 
-    inputs: Tensor
+    inputs: Tensor | LazyInputs
     labels: Tensor
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def subset(self, indices: Indices | Tensor) -> "Examples":
-        """Copy of the examples at these indices, in this order."""
+        """The examples at these indices, in this order: a copy, where they are in memory."""
         chosen = torch.as_tensor(indices)
-        return Examples(self.inputs[chosen], self.labels[chosen])
+        own = self.inputs.subset(chosen) if isinstance(self.inputs, LazyInputs) else self.inputs[chosen]
+        return Examples(own, self.labels[chosen])
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +81,8 @@ class ClientData:
     """What one client holds: its own training and test part, and the pool that all share (None without one).
 
     A pool may be given as a tensor of inputs; the common test set is for personal models (`test-on`). The validation
-    part is never trained on; None where there is none.
+    part is never trained on; None where there is none. `augment` draws variants of a raw training batch, and
+    `batch_size` goes before the configured one, where the client has its own.
     """
 
     train: Examples
@@ -86,6 +90,8 @@ class ClientData:
     shared: Pool | None = None
     common: Examples | None = None
     validation: Examples | None = None
+    augment: Augment | None = None
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         """Take a tensor for a pool without labels."""

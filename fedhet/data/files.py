@@ -3,6 +3,7 @@
 import gzip
 import io
 import lzma
+import os
 import pickle
 import zlib
 from collections.abc import Callable, Sequence
@@ -17,6 +18,11 @@ from torch import Tensor
 from fedhet.errors import DataError
 
 _UNPACKERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.decompress, ".xz": lzma.decompress}
+
+
+def cache_folder() -> Path:
+    """Where data sets are kept that were downloaded, and what takes long to make of one's own files."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedhet"
 
 
 def variant(file: Path) -> Path | None:

@@ -1,6 +1,5 @@
 """MNIST and CIFAR-10, from files in the layouts that torchvision and their authors use."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fedhet.data.examples import DataSet, Examples
-from fedhet.data.files import check_labels, locate, read_cifar, read_idx
+from fedhet.data.files import cache_folder, check_labels, locate, read_cifar, read_idx
 from fedhet.data.registry import load, register_dataset
 from fedhet.data.transforms import Normalise, crop_and_flip, flip_crop_brighten_blur
 from fedhet.errors import DataError
@@ -26,7 +25,7 @@ def _found(folder: Path | None, subfolders: Sequence[str], files: Sequence[str],
     """The folder with the files; without a folder from the user, the cache folder, filled by torchvision if need be."""
     if folder is not None:
         return locate(folder, subfolders, files, torchvision_name)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedhet"
+    cache = cache_folder()
     try:
         return locate(cache, subfolders, files, torchvision_name)
     except DataError:

@@ -1,67 +1,146 @@
-"""A user's own data, in whatever usual form, as `ClientData`."""
+"""A user's own data, in whatever usual form, as `ClientData`.
 
-from collections.abc import Mapping
+A part (training, test, common, validation) is a pair (inputs, labels) of tensors, arrays or lists; columns by name; a
+torch `Dataset`, a Hugging Face partition or anything else with rows; or a `DataLoader` of one. What has rows is read
+row by row when they are needed (`fedhet.data.reading`), so random transforms stay random and images may be many.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data.dataloader import default_collate
 
-from fedhet.data.examples import ClientData, Examples, Pool
+from fedhet.data.examples import Augment, ClientData, Examples, Pool
+from fedhet.data.reading import INPUTS, LABELS, LazyInputs, as_labels, as_tensor, columns_of, labels_of
 from fedhet.errors import DataError
 
+PARTS = ("train", "test", "shared", "common", "validation")
 
-def as_input(inputs: torch.Tensor) -> torch.Tensor:
-    """What a model takes of a user's raw inputs: bytes scaled to [0, 1], all else as it is."""
-    return inputs / 255 if inputs.dtype == torch.uint8 else inputs
+
+def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """What a model takes of a user's raw inputs: bytes scaled to [0, 1], floats in its precision, all else as it is."""
+    if inputs.dtype == torch.uint8:
+        inputs = inputs / 255
+    return inputs.to(dtype) if dtype and inputs.is_floating_point() else inputs
 
 
 def as_client_data(client: str, value: Any) -> ClientData:
-    """What a user's data function returned, as `ClientData`."""
+    """What a user's data function returned, as `ClientData`.
+
+    Raises:
+        DataError: it is in no form that is known; with the client, the part, and what would do.
+    """
     if isinstance(value, ClientData):
         return value
-    if isinstance(value, Mapping) and {"train", "test"} <= value.keys():
-        value = (value["train"], value["test"], value.get("shared"), value.get("common"))
-    if not isinstance(value, tuple | list) or not 2 <= len(value) <= 4:
-        raise DataError(f"client {client}: the data function must return (train, test) or a mapping of these names")
-    train, test, shared, common = (*value, None, None)[:4]
+    augment = None
+    if isinstance(value, Mapping):
+        if not {"train", "test"} <= value.keys() or (others := value.keys() - {*PARTS, "augment"}):
+            named = f", and {', '.join(map(repr, others))} is none of them" if {"train", "test"} <= value.keys() else ""
+            raise DataError(
+                f"client {client}: a mapping of data has 'train' and 'test', and may have 'shared', 'common', "
+                f"'validation' and 'augment'{named}; it has {', '.join(map(repr, value)) or 'nothing'}"
+            )
+        augment, value = value.get("augment"), tuple(value.get(name) for name in PARTS)
+    if not isinstance(value, tuple | list) or not 2 <= len(value) <= len(PARTS):
+        raise DataError(
+            f"client {client}: the data function must return (train, test) or a mapping of these names, "
+            f"not {_a(type(value).__name__)}"
+        )
+    train, test, shared, common, validation = (*value, None, None, None)[: len(PARTS)]
     return ClientData(
         _as_examples(client, "train", train),
         _as_examples(client, "test", test),
         as_pool(shared),
         None if common is None else _as_examples(client, "common", common),
+        None if validation is None else _as_examples(client, "validation", validation),
+        _as_augment(client, augment),
+        train.batch_size if isinstance(train, DataLoader) else None,
     )
 
 
 def as_pool(value: Any) -> Pool | None:
-    """A shared pool in any usual form: a tensor of inputs, a pair (inputs, labels), `Examples`, a `Pool`, or None.
+    """A shared pool in any usual form: inputs alone, or whatever a part may be; it is read whole. None is none.
 
     Raises:
         DataError: it is none of these, or has other numbers of inputs and labels.
     """
     if value is None or isinstance(value, Pool):
         return value
-    if isinstance(value, Examples):
-        value = (value.inputs, value.labels)
-    if isinstance(value, tuple | list) and len(value) == 2:
-        examples = _as_examples("of the pool", "shared", value)
-        return Pool(examples.inputs, examples.labels)
-    if isinstance(value, torch.Tensor):
-        return Pool(value)
-    raise DataError(
-        f"a shared pool must be a tensor of inputs or a pair (inputs, labels), not a {type(value).__name__}"
-    )
+    if isinstance(value, Tensor) or hasattr(value, "__array__"):
+        return Pool(as_tensor(value))
+    if isinstance(value, str) or (isinstance(value, tuple | list) and len(value) != 2):
+        raise DataError(
+            f"a shared pool must be a tensor of inputs or a pair (inputs, labels), not a {type(value).__name__}"
+        )
+    examples = _as_examples("of the pool", "shared", value)
+    return Pool(examples.inputs[:], examples.labels)
 
 
 def _as_examples(client: str, part: str, value: Any) -> Examples:
     if isinstance(value, Examples):
         return value
-    if isinstance(value, Dataset):
-        rows = [value[index] for index in range(len(value))]  # type: ignore[arg-type]
-        columns = [[torch.as_tensor(row[column]) for row in rows] for column in (0, 1)]
-        value = tuple(map(torch.stack, columns)) if rows else (torch.empty(0), torch.empty(0).long())
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        raise DataError(f"client {client}: {part} must be a pair of tensors (inputs, labels) or a torch Dataset")
-    inputs, labels = torch.as_tensor(value[0]), torch.as_tensor(value[1])
-    if len(inputs) != len(labels):
-        raise DataError(f"client {client}: {part} has {len(inputs)} inputs and {len(labels)} labels")
-    return Examples(inputs, labels)
+    try:
+        return _examples(value)
+    except DataError as error:
+        raise DataError(f"client {client}: {part} {error}") from error
+
+
+def _examples(value: Any) -> Examples:
+    if isinstance(value, DataLoader):
+        collate: Any = None if value.collate_fn is default_collate else value.collate_fn
+        return _rows(value.dataset, collate)
+    if isinstance(value, Mapping):
+        columns = columns_of(value)
+        value = value[columns[0]], value[columns[1]]
+    if isinstance(value, tuple | list) and len(value) == 2:
+        inputs, labels = as_tensor(value[0]), as_labels(value[1])
+        if len(inputs) != len(labels):
+            raise DataError(f"has {len(inputs)} inputs and {len(labels)} labels")
+        return Examples(inputs, labels)
+    return _rows(value, None)
+
+
+def _rows(value: Any, collate: Callable[[Sequence[Any]], Any] | None) -> Examples:
+    """Examples of something with rows."""
+    if isinstance(value, IterableDataset) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
+        raise DataError(
+            f"is {_a(type(value).__name__)}, whose rows cannot be asked for by number: give a pair (inputs, labels), a "
+            f"torch Dataset with a length, or columns of which one is {'/'.join(INPUTS[:2])} and one {LABELS[0]}"
+        )
+    if collate is None and (pair := _in_memory(value)) is not None:
+        return pair
+    if not len(value):
+        return Examples(torch.empty(0), torch.empty(0).long())
+    return Examples(LazyInputs(value, collate), labels_of(value, collate))
+
+
+def _in_memory(value: Any) -> Examples | None:
+    """The examples of a dataset that is two tensors, or a part of such a one."""
+    if isinstance(value, Subset) and (whole := _in_memory(value.dataset)) is not None:
+        return whole.subset(torch.as_tensor(value.indices, dtype=torch.int64))
+    if isinstance(value, TensorDataset) and len(value.tensors) == 2:
+        return Examples(as_tensor(value.tensors[0]), as_labels(value.tensors[1]))
+    return None
+
+
+def _as_augment(client: str, augment: Any) -> Augment | None:
+    """A function of a batch, or of a batch and a generator, as the latter."""
+    if augment is None:
+        return None
+    if not callable(augment):
+        raise DataError(f"client {client}: augment must be a function of a batch of inputs")
+    try:
+        taken = [p for p in signature(augment).parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+    except ValueError:
+        taken = []
+    if len(taken) == 2 and all(each.kind is not Parameter.VAR_POSITIONAL for each in taken):
+        return augment
+    return lambda inputs, generator: augment(inputs)
+
+
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind[:1] in "aeiouAEIOU" else f"a {kind}"

@@ -15,13 +15,16 @@ from fedhet.randomness import numpy_generator
 def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     """Choose the pool that no client trains on, each class in its share, from the training examples.
 
+    Where examples belong together (those of a patient) the pool has whole owners; what is left of the last one, whose
+    examples are more than there is room for, nobody gets.
+
     Args:
         dataset: The data set.
         size: Number of examples in the pool; 0 for none.
         seed: The same seed holds the same examples out, whatever the partition and the number of clients.
 
     Returns:
-        The pool's indices into the training examples, in random order, and the other indices, ascending.
+        The pool's indices into the training examples, in random order, and those for the clients, ascending.
 
     Raises:
         DataError: The pool would leave nothing to train on.
@@ -31,8 +34,26 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
         raise DataError(f"{dataset.name} has {n} training examples, so {size} of them cannot be held out")
     labels = dataset.train.labels
     rng = numpy_generator(seed, "hold-out")
+    if size and dataset.together is not None:
+        return _owners_out(dataset.together.train, size, rng, dataset.name)
     pool = rng.permutation(proportional_sample(labels.numpy() if labels.ndim == 1 else None, n, size, rng))
     return pool, np.setdiff1d(np.arange(n), pool)
+
+
+def _owners_out(owners: Indices, size: int, rng: np.random.Generator, name: str) -> tuple[Indices, Indices]:
+    """A pool of whole owners, and the examples of the others."""
+    pool = rng.permutation(_owner_by_owner(owners, rng)[:size])
+    rest = np.flatnonzero(~np.isin(owners, owners[pool]))
+    if not len(rest):
+        raise DataError(
+            f"{name}: {size} examples that are held out belong to all of its {len(np.unique(owners))} owners"
+        )
+    return pool, rest
+
+
+def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
+    """All examples, those of one owner after another's, owners in random order."""
+    return np.argsort(rng.permutation(owners.max() + 1)[owners], kind="stable")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +75,8 @@ class Split:
         """The pool, raw as in the data set, one object for all; None without one."""
         if not len(self.pool):
             return None
-        return Pool(self.dataset.train.inputs[self.pool], self.dataset.train.labels[self.pool])
+        held = self.dataset.train.subset(self.pool)
+        return Pool(held.inputs[:], held.labels)
 
 
 def split(dataset: DataSet, name: str, *, clients: int, seed: int, shared_samples: int = 0, **options: Any) -> Split:
@@ -67,7 +89,9 @@ def split(dataset: DataSet, name: str, *, clients: int, seed: int, shared_sample
     return Split(dataset, partition(dataset, name, clients=clients, seed=seed, available=available, **options), pool)
 
 
-def with_validation(data: ClientData, share: float, seed: int, client: str) -> ClientData:
+def with_validation(
+    data: ClientData, share: float, seed: int, client: str, *, owners: Indices | None = None
+) -> ClientData:
     """A client's data with a part of its training examples set apart for validation.
 
     Args:
@@ -75,9 +99,11 @@ def with_validation(data: ClientData, share: float, seed: int, client: str) -> C
         share: Of the training examples, 0 to 1 (exclusive); at least one is set apart, and at least one left.
         seed: The same seed sets the same examples apart.
         client: The client's name.
+        owners: (n,) of the training examples, where those of one belong together: whole owners are set apart, at least
+            as many as the share needs.
 
     Returns:
-        The same data where the share is 0 or there is only one example.
+        The same data where the share is 0 or there is only one example, or one owner.
     """
     n = len(data.train)
     if not share or n < 2 or data.validation is not None:
@@ -89,6 +115,11 @@ def with_validation(data: ClientData, share: float, seed: int, client: str) -> C
         known, classes = np.unique(labels.cpu().numpy(), return_inverse=True)
         classes = rng.permutation(len(known))[classes]
     size = min(max(1, round(share * n)), n - 1)
-    chosen = np.sort(proportional_sample(classes, n, size, rng))
+    if owners is None:
+        chosen = np.sort(proportional_sample(classes, n, size, rng))
+    else:
+        chosen = np.flatnonzero(np.isin(owners, owners[_owner_by_owner(owners, rng)[:size]]))
     rest = np.setdiff1d(np.arange(n), chosen)
+    if not len(rest):
+        return data
     return replace(data, train=data.train.subset(rest), validation=data.train.subset(chosen))

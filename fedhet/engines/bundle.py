@@ -25,7 +25,7 @@ clientapp = "fedhet.client_app:app"
 
 def app_table() -> str:
     """The `[tool.flwr.app.config]` table: every key, `""` for not chosen, but for the preset."""
-    keys, _, _ = zip(*configuration.keys(outside=False), strict=True)
+    keys, *_ = zip(*configuration.keys(outside=False), strict=True)
     declared = dict.fromkeys((*keys, configuration.EXTRA), "")
     lines = configuration.to_toml({"preset": configuration.DEFAULT_PRESET, **declared}).splitlines()
     inner = [f"[tool.flwr.app.config.{line[1:]}" if line.startswith("[") else line for line in lines]

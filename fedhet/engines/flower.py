@@ -18,7 +18,7 @@ from fedhet.engines.bundle import make_app
 from fedhet.engines.following import follow
 from fedhet.engines.processes import SIMULATION, ended_by_signals, environment_of_commands, flwr_home, superlink
 from fedhet.errors import ConfigError, nearest
-from fedhet.machine import cores
+from fedhet.machine import cores, device_of
 from fedhet.observing import Observer
 from fedhet.options import Config
 from fedhet.results.recorder import check_folder
@@ -102,9 +102,7 @@ def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> 
 
 def _federation(config: Config) -> list[str]:
     share = config.num_gpus
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device = 'cuda', but torch sees no GPU here: use device = 'auto' or 'cpu'")
-    if not share and config.device != "cpu" and torch.cuda.is_available():
+    if not share and device_of(config.device).type == "cuda":
         at_once = max(1, min(config.clients, cores() // config.threads_per_client))
         share = int(1000 * torch.cuda.device_count() / at_once) / 1000
     return [

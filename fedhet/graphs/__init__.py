@@ -1,7 +1,8 @@
 """A model as a graph, its permutation groups, and its parameters along them."""
 
+from .aligned import BlockAlignment, align_blocks
 from .axes import Segment
-from .blocks import blocks, stages
+from .blocks import blocks, stages, trunk
 from .graph import ArchitectureGraph, Node, UnsupportedArchitecture
 from .groups import PermutationGroup, PermutationGroups, Slot
 from .layers import LayerGraph, LayerNode, layer_graph
@@ -12,6 +13,7 @@ from .states import Columns, bias_columns, columns, cut_out, expand, permute, ro
 
 __all__ = [
     "ArchitectureGraph",
+    "BlockAlignment",
     "Columns",
     "LayerGraph",
     "LayerNode",
@@ -22,6 +24,7 @@ __all__ = [
     "Slot",
     "StackedLSTM",
     "UnsupportedArchitecture",
+    "align_blocks",
     "architecture_graph",
     "bias_columns",
     "blocks",
@@ -35,6 +38,7 @@ __all__ = [
     "rows",
     "set_rows",
     "stages",
+    "trunk",
     "widths",
     "widths_of",
 ]

@@ -75,21 +75,48 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
         example: a batch (n, channels, height, width) of its inputs.
     """
     ends: dict[tuple[int, ...], str] = {}
-    modules = dict(model.named_modules())
-    nesting = {name: _nesting(modules, name) for name in modules}
-
-    def note(name: str, value: object) -> None:
-        if not isinstance(value, Tensor) or value.ndim != 4:
-            return
+    nesting = _nestings(model)
+    for name, value in _maps(model, example):
         size = tuple(value.shape[2:])
         for smaller in [other for other in ends if prod(other) < prod(size)]:
             del ends[smaller]
         if size not in ends or nesting[name] <= nesting[ends[size]]:
             ends[size] = name
+    return [ends[size] for size in sorted(ends, key=prod, reverse=True)]
+
+
+def trunk(model: nn.Module, example: Tensor) -> list[str]:
+    """The modules that return a network's feature maps one after another, from its input on.
+
+    They have weights, and among those that do they are nested the least, lists of modules not counted; of modules that
+    return the same maps it is the outermost. A branch whose maps are smaller than those that follow is left out.
+
+    Args:
+        model: any `nn.Module`; runs once, in evaluation mode; its modes are put back.
+        example: a batch (n, channels, height, width) of its inputs.
+    """
+    nesting, modules = _nestings(model), dict(model.named_modules())
+    found: list[tuple[str, Tensor]] = []
+    for name, value in _maps(model, example):
+        if any(parameter.ndim > 1 for parameter in modules[name].parameters()):
+            found = [(other, maps) for other, maps in found if prod(maps.shape[2:]) >= prod(value.shape[2:])]
+            found = [(other, maps) for other, maps in found if maps is not value]
+            found.append((name, value))
+    least = min((nesting[name] for name, _ in found), default=0)
+    return [name for name, _ in found if nesting[name] == least]
+
+
+def _maps(model: nn.Module, example: Tensor) -> list[tuple[str, Tensor]]:
+    """The feature maps that modules return, with their names, in the order in which they are done; not what pools."""
+    found: list[tuple[str, Tensor]] = []
+
+    def note(name: str, value: object) -> None:
+        if isinstance(value, Tensor) and value.ndim == 4:
+            found.append((name, value))
 
     handles = [
         module.register_forward_hook(lambda _module, _args, value, name=name: note(name, value))
-        for name, module in modules.items()
+        for name, module in model.named_modules()
         if name and not isinstance(module, _POOLING)
     ]
     modes = {module: module.training for module in model.modules()}
@@ -101,7 +128,12 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
             handle.remove()
         for module, mode in modes.items():
             module.training = mode
-    return [ends[size] for size in sorted(ends, key=prod, reverse=True)]
+    return found
+
+
+def _nestings(model: nn.Module) -> dict[str, int]:
+    modules = dict(model.named_modules())
+    return {name: _nesting(modules, name) for name in modules}
 
 
 def _nesting(modules: dict[str, nn.Module], name: str) -> int:

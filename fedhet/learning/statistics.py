@@ -6,13 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedhet.data.reading import LazyInputs
 from fedhet.learning.evaluation import BATCH
 
 
 @torch.no_grad()
 def reestimate(
     model: nn.Module,
-    inputs: Tensor,
+    inputs: Tensor | LazyInputs,
     transform: Callable[[Tensor], Tensor],
     chosen: Callable[[str], bool] = lambda name: True,
 ) -> None:

@@ -16,6 +16,7 @@ from fedhet.learning.phases import Phase, Step, Term
 from fedhet.representations import isolated
 from fedhet.rows import Work
 from fedhet.task import Task
+from fedhet.wire import LARGEST
 
 
 @dataclass
@@ -74,7 +75,8 @@ def train(
         What came of this phase and those before.
 
     Raises:
-        ModelError: the phase trains none of the model's parameters, or continues one that trained others.
+        ModelError: the phase trains none of the model's parameters, or continues one that trained others; or training
+            diverged.
     """
     private = phase.examples is None
     model, examples = phase.module or model, phase.examples or examples
@@ -116,10 +118,32 @@ def train(
         _forget_gradients(parameters)
     if not losses:
         return before
-    mean = math.fsum(map(operator.mul, torch.stack(losses).tolist(), sizes)) / sum(sizes)
+    told = torch.stack(losses).tolist()
+    _check_not_diverged(told, sizes, len(examples), parameters, phase)
+    mean = math.fsum(map(operator.mul, told, sizes)) / sum(sizes)
     epochs = phase.epochs if not phase.steps else sum(sizes) / len(examples)
     work = before.work + Work(len(losses) if private else 0, len(losses), sum(sizes) + further)
     return Trained(before.loss + mean * epochs, before.epochs + epochs, recorded, optimizer, work)
+
+
+def _check_not_diverged(
+    losses: Sequence[float], sizes: Sequence[int], examples: int, parameters: Sequence[nn.Parameter], phase: Phase
+) -> None:
+    """Losses, and weights after the last step, must be of a size from which training comes back.
+
+    Raises:
+        ModelError: they are not; with the epoch.
+    """
+    step = next((number for number, loss in enumerate(losses, 1) if not abs(loss) <= LARGEST), None)
+    largest = torch.stack(torch._foreach_norm(tuple(parameters), math.inf, dtype=torch.float64)).max().item()
+    if step is None and largest <= LARGEST:
+        return
+    epoch = math.ceil(sum(sizes[: step or len(sizes)]) / examples)
+    what = f"the loss is {losses[step - 1]:.3g}" if step else f"weights are up to {largest:.3g}"
+    raise ModelError(
+        f"training diverged in epoch {epoch}, {what}: a lower learning-rate than {phase.optimisation.learning_rate:g} "
+        "may help"
+    )
 
 
 def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained) -> torch.optim.Optimizer:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 
+from fedhet.errors import ConfigError
 from fedhet.method import Drawing
 from fedhet.options import Config, Parameters, Value, option
 
@@ -39,6 +40,24 @@ class MatchingParameters(Parameters):
         False, "put the bias's prior mean on column 0 after the first layer, as the authors' code does"
     )
 
+    def check(self, config: Config) -> None:
+        """A limit must let the widest client in, and the solver must be there.
+
+        Raises:
+            ConfigError: it is not so.
+        """
+        if 0 < self.max_growth < 1:
+            raise ConfigError(
+                f"{config.prefix}.max-growth = {self.max_growth:g}: must be at least 1, or 0 for no limit"
+            )
+        if self.solver != "scipy" and self.matching == "matched":
+            from fedhet.matching.solvers import get_solver
+
+            try:
+                get_solver(self.solver)
+            except ImportError as error:
+                raise ConfigError(f"{config.prefix}.solver: {error}") from error
+
     def idle(self, config: Config) -> dict[str, str]:
         """Without matching none of its keys counts; estimated variances take the place of given ones."""
         reasons: dict[str, list[str]] = {}
@@ -49,6 +68,7 @@ class MatchingParameters(Parameters):
         return self.set_in_vain(config.prefix, reasons)
 
 
+TELLS = {"update": "weights", "classes": "statistics"}
 COMMON: dict[str, Value] = {
     "clients": 16,
     "shared-init": False,

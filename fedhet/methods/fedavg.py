@@ -1,8 +1,9 @@
 """FedAvg (McMahan et al., AISTATS 2017), and averages among clients whose networks differ."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fedhet.method import Method
+from fedhet.errors import ConfigError
+from fedhet.method import Method, Traits
 from fedhet.methods._averages import AveragingParameters, average_traits
 from fedhet.options import Config, option
 
@@ -19,15 +20,32 @@ class FedAvgParameters(AveragingParameters):
     )
     last_learning_rate: float = option(1.0, "learning rate of the last round, in learning-rate", above=0)
 
+    def check(self, config: Config) -> None:
+        """The last layer is averaged by classes or by a rule.
+
+        Raises:
+            ConfigError: both are asked for.
+        """
+        if self.last_layer == "classes" and (config.aggregation != "mean" or config.update_bound):
+            raise ConfigError(
+                f"fedavg.last-layer = classes averages that layer by classes, and aggregation = {config.aggregation}, "
+                f"update-bound = {config.update_bound:g} ask for another rule: leave one of them out"
+            )
+
     def idle(self, config: Config) -> dict[str, str]:
         """The last layer and the last round are those of one global model."""
         lost = () if self.average == "all" else ("last_layer", "last_learning_rate")
         return self.set_in_vain("fedavg", {"average": lost})
 
 
+def _traits(parameters: FedAvgParameters) -> Traits:
+    traits = average_traits(parameters)
+    return replace(traits, tells={"classes": "statistics"}) if parameters.last_layer == "classes" else traits
+
+
 method = Method(
     "fedavg",
-    traits=average_traits,
+    traits=_traits,
     Parameters=FedAvgParameters,
     server="fedhet.strategies.fedavg:FedAvg",
     client="fedhet.client_apps.fedavg:FedAvg",

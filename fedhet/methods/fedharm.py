@@ -10,6 +10,9 @@ from fedhet.options import Config, Parameters, option
 BETWEEN = "aligned"
 """What the evaluation between the two phases goes by: after the shared one, before the private one."""
 
+ALIGNED = "aligned"
+"""The value of `blocks` by which they are chosen to be like those of the first architecture."""
+
 SHUFFLE = "shuffled images"
 """What draws the order of `whose = shuffled` in a round."""
 
@@ -42,7 +45,8 @@ class FedHARMParameters(Parameters):
     blocks: str = option(
         "last-four",
         "blocks of a network: last-four or stride (torchvision's families; of others their stages), stages (by spatial "
-        "size), or modules by name: a,b,c,d; lists for other networks follow after semicolons",
+        "size), aligned (those most like the blocks of the first of `architectures`, both untrained), or modules by "
+        "name: a,b,c,d; lists for other networks follow after semicolons",
     )
     descriptor: Literal["gradients", "average-pool", "max-pool"] = option(
         "gradients",
@@ -151,7 +155,11 @@ class FedHARMParameters(Parameters):
 
 
 def _traits(parameters: FedHARMParameters) -> Traits:
-    return Traits(keeps="model", scored="trained", pool="labelled" if parameters.labels else "inputs")
+    told = {"cka": "features", "spectral": "posteriors"}.get(parameters.align, "descriptors")
+    tells = {"told": told} if parameters.travels else {}
+    if parameters.aligns and parameters.align != "spectral":
+        tells["heat"] = "descriptors"
+    return Traits(keeps="model", scored="trained", pool="labelled" if parameters.labels else "inputs", tells=tells)
 
 
 method = Method(
@@ -175,6 +183,11 @@ method = Method(
             "fedhet.results.drawings:cosines_figure",
             "Cosine between a client's descriptors and the mean of the others', for the same image and for different "
             "ones, by round and block.",
+        ),
+        "block-alignment": Drawing(
+            "fedhet.results.drawings:block_alignment_figure",
+            "Angle and Kullback-Leibler divergence between blocks of the first architecture and those of the others, "
+            "untrained; circles are the blocks that were chosen.",
         ),
         "grad-cam": Drawing(
             "fedhet.results.drawings:heat_maps_figure",

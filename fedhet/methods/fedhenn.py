@@ -123,6 +123,11 @@ class FedHeNNParameters(Parameters):
         """Whether weights are averaged as well."""
         return self.setting == "homogeneous"
 
+    @property
+    def makes_pool(self) -> bool:
+        """The RAD may be drawn from all training examples."""
+        return self.rad_source == "train-union"
+
     def augments(self, config: Config) -> bool:
         """Whether X(t) is augmented, once a round: where it is of the clients' training images, which are."""
         return config.augment and self.rad_source == "train-union"
@@ -172,10 +177,15 @@ def listed_weights(text: str) -> list[float]:
 def _traits(parameters: FedHeNNParameters) -> Traits:
     pool: Literal["inputs", "none"] = "inputs" if parameters.eta0 else "none"
     if parameters.homogeneous:
-        return Traits(networks="equal", shares=EVERYTHING, keeps="model", scored="trained", together=True, pool=pool)
+        shares, tells = EVERYTHING, {"probe": "features"} if parameters.eta0 and parameters.probe else {}
+        return Traits("equal", shares, "model", "trained", together=True, pool=pool, tells=tells)
     # The server cannot represent anything without BatchNorm's statistics, which nobody averages here.
     shares = SENT if parameters.representations == "server" else NOTHING
-    return Traits(shares=shares, keeps="model", scored="trained", pool=pool)
+    tells = {"probe": "features"} if parameters.eta0 and parameters.probe else {}
+    if parameters.eta0 and not parameters.alone and parameters.representations != "server":
+        told = "posteriors" if parameters.target == "spectral" else "features"
+        tells[told] = told
+    return Traits(shares=shares, keeps="model", scored="trained", pool=pool, tells=tells)
 
 
 method = Method(

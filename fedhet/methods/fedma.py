@@ -6,7 +6,7 @@ from fedhet.method import Method, Traits
 from fedhet.options import Config, option
 from fedhet.sharing import EVERYTHING
 
-from ._matching import COMMON, DRAWINGS, MatchingParameters
+from ._matching import COMMON, DRAWINGS, TELLS, MatchingParameters
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class FedMAParameters(MatchingParameters):
 
 method = Method(
     "fedma",
-    traits=Traits(networks="widths", shares=EVERYTHING.with_statistics(), together=True),
+    traits=Traits(networks="widths", shares=EVERYTHING.with_statistics(), together=True, tells=TELLS),
     Parameters=FedMAParameters,
     server="fedhet.strategies.fedma:FedMA",
     client="fedhet.client_apps.fedma:FedMA",

@@ -70,7 +70,9 @@ class FedMDParameters(Parameters):
 
 
 def _traits(parameters: FedMDParameters) -> Traits:
-    return Traits(keeps="model", scored="trained", pool="labelled" if parameters.public_epochs else "inputs")
+    tells = {"scores": "posteriors"} | ({"handled": "statistics"} if parameters.classes == "handled" else {})
+    pool: Literal["labelled", "inputs"] = "labelled" if parameters.public_epochs else "inputs"
+    return Traits(keeps="model", scored="trained", pool=pool, tells=tells if parameters.whose != "own" else {})
 
 
 method = Method(

@@ -47,7 +47,7 @@ class FLHADistillationParameters(Parameters):
 
 method = Method(
     "flha-distillation",
-    traits=Traits(keeps="model", scored="trained", together=True),
+    traits=Traits(keeps="model", scored="trained", together=True, tells={"model": "weights"}),
     Parameters=FLHADistillationParameters,
     server="fedhet.strategies.flha_distillation:FLHADistillation",
     client="fedhet.client_apps.flha_distillation:FLHADistillation",

@@ -47,7 +47,9 @@ class FLHAGHNParameters(Parameters):
         "", "architectures whose layer types have heads, which everybody may know; empty: those of `architectures`"
     )
     unknown: Literal["local", "tiled"] = option(
-        "local", "layers of other types stay with the client, or are written by tiles", choices=("local", "tiled")
+        "local",
+        "layers of other types stay with the client, or are written by tiles, which learn from clients that have such",
+        choices=("local", "tiled"),
     )
     share: Literal["all", "own"] = option(
         "all",
@@ -97,7 +99,7 @@ class FLHAGHNParameters(Parameters):
 
 method = Method(
     "flha-ghn",
-    traits=Traits(keeps="rest", scored="received"),
+    traits=Traits(keeps="rest", scored="received", tells={"model": "hypernetwork"}),
     Parameters=FLHAGHNParameters,
     server="fedhet.strategies.flha_ghn:FLHAGHN",
     client="fedhet.client_apps.flha_ghn:FLHAGHN",

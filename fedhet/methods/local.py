@@ -19,7 +19,8 @@ class LocalParameters(Parameters):
 
 
 def _traits(parameters: LocalParameters) -> Traits:
-    return Traits(keeps="model", scored="trained", pool="labelled" if parameters.pool == "mixed" else "none")
+    pool: Literal["labelled", "none"] = "labelled" if parameters.pool == "mixed" else "none"
+    return Traits(keeps="model", scored="trained", pool=pool, alone=True)
 
 
 method = Method(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fedhet.method import Method, Traits
 from fedhet.sharing import EVERYTHING
 
-from ._matching import COMMON, DRAWINGS, MatchingParameters
+from ._matching import COMMON, DRAWINGS, TELLS, MatchingParameters
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class PFNMParameters(MatchingParameters):
 
 method = Method(
     "pfnm",
-    traits=Traits(networks="widths", shares=EVERYTHING.with_statistics(), together=True),
+    traits=Traits(networks="widths", shares=EVERYTHING.with_statistics(), together=True, tells=TELLS),
     Parameters=PFNMParameters,
     server="fedhet.strategies.pfnm:PFNM",
     client="fedhet.client_apps.pfnm:PFNM",

@@ -7,7 +7,7 @@ from fedhet.errors import ModelError, nearest
 from fedhet.models.registry import expand, families, known
 from fedhet.randomness import numpy_generator
 
-ASSIGNMENTS = ("round-robin", "random", "one-of-each")
+ASSIGNMENTS = ("round-robin", "blocks", "random", "one-of-each")
 
 
 def assign(architectures: Sequence[str], how: str | Sequence[str], clients: int, seed: int) -> list[str]:
@@ -15,8 +15,9 @@ def assign(architectures: Sequence[str], how: str | Sequence[str], clients: int,
 
     Args:
         architectures: What there is to deal.
-        how: `round-robin` (client i gets the i-th, over and over), `random` (uniform and independent, by the seed),
-            `one-of-each` (the i-th client has the i-th of as many architectures), or an explicit list, one a client.
+        how: `round-robin` (client i gets the i-th, over and over), `blocks` (the first of K goes to the first K-th of
+            the clients, and so on), `random` (uniform and independent, by the seed), `one-of-each` (the i-th client
+            has the i-th of as many architectures), or an explicit list, one a client.
         clients: Number of clients.
         seed: Seed of `random`; the same seed deals the same.
 
@@ -34,6 +35,8 @@ def assign(architectures: Sequence[str], how: str | Sequence[str], clients: int,
         raise ModelError("there are no architectures to assign")
     if how == "one-of-each":
         return _one_each(architectures, clients, "to assign one-of-each")
+    if how == "blocks":
+        return [architectures[client * len(architectures) // clients] for client in range(clients)]
     if how == "random":
         draws = numpy_generator(seed, "assign").integers(len(architectures), size=clients)
         return [architectures[draw] for draw in draws]

@@ -38,6 +38,10 @@ def column_steps(columns: Tensor) -> Tensor:
     return columns.abs().amax(0).clamp_min(torch.finfo(torch.float32).tiny) / 127
 
 
+LARGEST = 1e6
+"""Features beyond this are as good as infinite: CKA squares their inner products, in float32."""
+
+
 def check_finite_features(features: Tensor, name: str) -> None:
     """Check that features are (n, d) and finite.
 
@@ -46,6 +50,17 @@ def check_finite_features(features: Tensor, name: str) -> None:
     """
     if not torch.isfinite(check_features(features, name)).all():
         raise ValueError(f"{name} must be finite, got NaN or infinity")
+
+
+def check_told_features(features: Tensor, name: str) -> None:
+    """Check what somebody else told: (n, d), finite, and of a size that kernels can be made of (`LARGEST`).
+
+    Raises:
+        ValueError: it is not.
+    """
+    check_finite_features(features, name)
+    if features.numel() and float(largest := features.abs().max()) > LARGEST:
+        raise ValueError(f"{name} must be of numbers up to {LARGEST:.0e}, got {largest:.1e}: has training diverged?")
 
 
 def pack(factor: Factor, dtype: WireDtype = "float16") -> Packed:
@@ -198,7 +213,8 @@ def _scaled(values: npt.NDArray[np.float32], dtype: WireDtype) -> tuple[npt.NDAr
 
 
 def _unscaled(values: npt.NDArray[np.generic], exponent: float) -> npt.NDArray[np.float32]:
-    return np.ldexp(values.astype(np.float32), int(exponent))
+    with np.errstate(over="ignore"):  # what overflows is found by who looks for infinities
+        return np.ldexp(values.astype(np.float32), int(exponent))
 
 
 def _array(packed: Mapping[str, npt.NDArray[np.generic]], key: str, kinds: str) -> npt.NDArray[np.generic]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhet.representations.cka import debiased_linear_cka
 from fedhet.representations.descriptors import cosine, mean_descriptor
-from fedhet.representations.packing import Factor, check_finite_features
+from fedhet.representations.packing import Factor, check_told_features
 from fedhet.representations.spectral import check_posteriors, cluster_rows
 from fedhet.representations.targets import mean_target
 
@@ -87,7 +87,7 @@ def check_told(kind: Kind, parts: Sequence[Tensor], images: int, widths: Sequenc
         ValueError: it is of another number of images, of other widths, or no posteriors.
     """
     for number, part in enumerate(parts):
-        check_finite_features(part, f"part {number}")
+        check_told_features(part, f"part {number}")
         expected = (images, widths[number] if kind.startswith("cosine") else part.shape[1])
         if tuple(part.shape) != expected:
             raise ValueError(f"part {number} has shape {tuple(part.shape)}, expected {expected}")

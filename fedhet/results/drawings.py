@@ -6,7 +6,7 @@ from itertools import accumulate, groupby, pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedhet.results.figures import BLUE, GRID, INK, ORANGE, new_figure
+from fedhet.results.figures import BLUE, GRID, INK, ORANGE, faded, new_figure
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.rows import client_order
 
@@ -74,7 +74,7 @@ def shared_filters_figure(matrices: Mapping[str, Any]) -> "Figure":
         ordered.append([list(row) for row in zip(*columns, strict=True)])
     figure, (axes,) = new_figure(8.4, max(1.8, 0.9 + 0.17 * len(clients)))
     rows = [[value for layer in ordered for value in layer[client]] for client in range(len(clients))]
-    axes.imshow(rows, vmin=0, vmax=1.4, cmap="Blues", aspect="auto", interpolation="nearest")
+    axes.imshow(rows, vmin=0, vmax=1.4, cmap=faded(BLUE), aspect="auto", interpolation="nearest")
     axes.grid(visible=False)
     ends = list(accumulate((len(layer[0]) for layer in ordered), initial=0))
     for edge in ends[1:-1]:
@@ -144,6 +144,33 @@ def cosines_figure(matrices: Mapping[str, Any]) -> "Figure":
         axes.set_xlabel("round")
     panels[0].set_ylabel("cosine to the others' mean")
     panels[-1].legend(fontsize=7)
+    return figure
+
+
+def block_alignment_figure(matrices: Mapping[str, Any]) -> "Figure":
+    """Angle and divergence between the blocks of a reference and those of each architecture, a column an architecture.
+
+    Args:
+        matrices: `architectures`, by name each with the `reference`'s blocks, its own `blocks`, `angles` and
+            `divergences`, (reference blocks, blocks), and for each of the reference's which was `chosen`.
+    """
+    found = matrices["architectures"]
+    widest = max(len(each["blocks"]) for each in found.values())
+    figure, panels = new_figure(1.0 + (0.9 + 0.16 * widest) * len(found), 4.6, panels=len(found), rows=2)
+    for row, (which, words) in enumerate((("angles", "angle, right angles"), ("divergences", "divergence, nats"))):
+        largest = max(value for each in found.values() for line in each[which] for value in line)
+        for axes, (name, each) in zip(panels[row * len(found) :], found.items(), strict=False):
+            axes.grid(visible=False)
+            image = axes.imshow(each[which], vmin=0, vmax=max(largest, 1e-9), cmap="viridis_r", aspect="auto")
+            axes.plot(each["chosen"], range(len(each["chosen"])), "o", color="white", markeredgecolor="black")
+            axes.set_yticks(range(len(each["reference"])), each["reference"], fontsize=7)
+            axes.set_xticks(range(len(each["blocks"])), each["blocks"] if row else [], fontsize=7, rotation=90)
+            if not row:
+                axes.set_title(name, fontsize=9, color=INK)
+        bar = figure.colorbar(image, ax=panels[row * len(found) : (row + 1) * len(found)], fraction=0.04, pad=0.02)
+        bar.set_label(words, color=INK)
+        bar.ax.tick_params(color=GRID, labelcolor=INK)
+        bar.outline.set_visible(False)
     return figure
 
 

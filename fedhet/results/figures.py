@@ -6,6 +6,7 @@ Matplotlib is imported when a figure is drawn, and without pyplot: nothing here 
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet.files import write_whole
 from fedhet.method import Drawing
-from fedhet.results.history import TestSet, Which, accuracy_curve, final_clients
+from fedhet.results.history import TestSet, Which, accuracy_curve, final_clients, newcomer_lines
 from fedhet.results.run_files import RunFiles
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.rows import ClientRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 # The colours of text and of lines behind the data; in an SVG they become the CSS variables of the page around it, so a
@@ -47,6 +49,7 @@ def run_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> "dict[str, Fi
     drawn = {
         "accuracy": accuracy_figure(run),
         "clients": clients_figure(run.clients, run.metric),
+        "newcomers": newcomers_figure(run),
         "bytes": bytes_figure(run.rows),
     }
     for name, matrices in run.matrices.items():
@@ -128,6 +131,34 @@ def clients_figure(clients: Sequence[ClientRow], metric: str = "accuracy") -> "F
     return figure
 
 
+def newcomers_figure(run: RunFiles) -> "Figure | None":
+    """Accuracy of those who came after the last round, by epoch alone, with what they received and from scratch.
+
+    None without newcomers.
+    """
+    lines = newcomer_lines(run.rows)
+    if not lines:
+        return None
+    figure, (axes,) = new_figure(7.2, 3.2)
+    colours = {"received": (BLUE, "with what they received"), "scratch": (ORANGE, "from scratch")}
+    for (test, start), values in lines.items():
+        colour, label = colours[start]
+        points = [(epoch, value) for epoch, value in enumerate(values) if value is not None]
+        axes.plot(
+            *zip(*points, strict=True),
+            dict(_TESTS)[test],
+            color=colour,
+            label=label + (", common test set" if test == "common" else ""),
+            marker="o",
+            markersize=3.5,
+        )
+    axes.set_xlabel("epochs of training alone")
+    axes.set_ylabel(run.metric)
+    whole_numbers(axes)
+    legend_beside(axes)
+    return figure
+
+
 def bytes_figure(rows: Sequence[Mapping[str, Any]]) -> "Figure | None":
     """Payload bytes by round, up and down, and their running sums; None for an empty history."""
     if not rows:
@@ -157,9 +188,8 @@ def new_figure(width: float, height: float, panels: int = 1, rows: int = 1) -> "
     Panels stand side by side; of several rows those of the first come first.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = _figure_class()(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = list(figure.subplots(rows, panels, squeeze=False).flat)
     for axes in all_axes:
@@ -174,19 +204,39 @@ def new_figure(width: float, height: float, panels: int = 1, rows: int = 1) -> "
     return figure, all_axes
 
 
+def faded(colour: str) -> "Colormap":
+    """A colormap from nothing to a colour, so that zeros are the page, light or dark."""
+    from matplotlib.colors import LinearSegmentedColormap, to_rgba
+
+    return LinearSegmentedColormap.from_list("faded", [to_rgba(colour, 0.0), to_rgba(colour, 0.7)])
+
+
+@cache
+def _figure_class() -> "type[Figure]":
+    """A figure that a notebook shows, whether pyplot is loaded there or not."""
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        def _repr_svg_(self) -> str:
+            return to_svg(self, "figure", on_page=False)
+
+    return Shown
+
+
 def save_png(figure: "Figure", path: Path) -> None:
     """Write a figure as PNG on white, making the folder if it is missing."""
     white: dict[str, Any] = {"format": "png", "dpi": 150, "facecolor": "white", "metadata": {"Software": None}}
     write_whole(path, lambda temporary: figure.savefig(temporary, **white))
 
 
-def to_svg(figure: "Figure", name: str) -> str:
+def to_svg(figure: "Figure", name: str, *, on_page: bool = True) -> str:
     """A figure as an SVG element to put into a page: transparent, text as text, colours of text from the page.
 
     Args:
         figure: the figure.
         name: goes before every id, so that the figures of one page do not share ids; the same figure and name give the
             same text.
+        on_page: whether colours of text and of lines are those of the page around it.
     """
     from matplotlib import rc_context
 
@@ -198,7 +248,7 @@ def to_svg(figure: "Figure", name: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     svg = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", svg)
-    return svg.replace(INK, "var(--ink)").replace(GRID, "var(--line)")
+    return svg.replace(INK, "var(--ink)").replace(GRID, "var(--line)") if on_page else svg
 
 
 def whole_numbers(axes: "Axes") -> None:

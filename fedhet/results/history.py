@@ -114,6 +114,24 @@ def accuracy_curve(
     return sorted(curve.items())
 
 
+def newcomer_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | None]]:
+    """The accuracy of those who came after the last round, weighted by their examples, by epoch of training alone.
+
+    Args:
+        rows: the history, see `read_history`.
+
+    Returns:
+        By test set and start (`received`, `scratch`), before the first epoch and after each; empty without newcomers.
+    """
+    record: Row = next((row["newcomers"] for row in reversed(rows) if row.get("newcomers")), {})
+    tests: tuple[TestSet, ...] = ("own", "common")
+    return {
+        (test, start): [((each or {}).get("accuracy") or {}).get("weighted") for each in by_epoch]
+        for test in tests
+        for start, by_epoch in record.get(test, {}).items()
+    }
+
+
 def last10(
     rows: Sequence[Row], personal: Which, *, has_global: bool = True, test: TestSet = "own"
 ) -> dict[str, Statistics | None] | None:

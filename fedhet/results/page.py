@@ -1,13 +1,13 @@
-"""The page of a report, a Jinja2 template; in a Python file, since Flower's app bundle takes no HTML."""
+"""Pages as Jinja2 templates: the report of a run, and several runs together.
 
-PAGE = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{{ title }}</title>
+In a Python file, since Flower's app bundle takes no HTML.
+"""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+STYLE = """\
+{% macro style() %}
 <style>
 :root { --ink: #23272f; --quiet: #626a77; --line: #d5d9e0; --page: #ffffff; --panel: #f5f6f8; --bad: #b3261e; }
 @media (prefers-color-scheme: dark) {
@@ -29,9 +29,9 @@ th, td { padding: .3rem .9rem .3rem 0; text-align: left; border-bottom: 1px soli
 th { color: var(--quiet); font-weight: 500; }
 .numbers :is(td, th):not(:first-child) { text-align: right; } .numbers tr:last-child td { font-weight: 600; }
 code { font-size: .95em; }
+details summary { cursor: pointer; color: var(--quiet); margin: .75rem 0; }
 </style>
-</head>
-<body>
+{% endmacro %}
 {% macro table(headings, rows, kind="") %}
 <div class="scroll"><table class="{{ kind }}">
 <thead><tr>{% for heading in headings %}<th>{{ heading }}</th>{% endfor %}</tr></thead>
@@ -41,6 +41,20 @@ code { font-size: .95em; }
 {% endfor %}
 </tbody></table></div>
 {% endmacro %}
+"""
+"""What all pages share: their style, and a table."""
+
+PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{{ title }}</title>
+{{ style() }}
+</head>
+<body>
 <h1>{{ title }}</h1>
 {% if run.summary is none %}
 <p class="bad">Unfinished: {{ about }}. What follows is what there is so far.</p>
@@ -81,6 +95,16 @@ code { font-size: .95em; }
 </section>
 <section><h2>Settings</h2>
 {{ table(["key", "value"], settings) }}
+{% if defaults %}
+<details><summary>{{ defaults | length }} more at their defaults</summary>
+{{ table(["key", "value"], defaults) }}
+</details>
+{% endif %}
+{% if run.ran %}
+{% for name, what in run.ran.items() %}
+<p class="quiet">{{ name }}: <code>{{ what }}</code></p>
+{% endfor %}
+{% endif %}
 </section>
 {% if run.versions %}
 <section><h2>Versions</h2>
@@ -90,3 +114,44 @@ code { font-size: .95em; }
 </body>
 </html>
 """
+
+TOGETHER = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{{ title }}</title>
+{{ style() }}
+</head>
+<body>
+<h1>{{ title }}</h1>
+{% for picture in pictures %}
+<figure id="{{ picture.name }}"><div class="scroll">{{ picture.svg | safe }}</div>
+<figcaption>{{ picture.caption }}</figcaption></figure>
+{% endfor %}
+<section><h2>Results</h2>
+{{ table(headings, rows, "numbers") }}
+{% for note in notes %}
+<p class="quiet">{{ note }}</p>
+{% endfor %}
+</section>
+<section><h2>Runs</h2>
+<ul>
+{% for name, link in runs %}
+<li>{% if link %}<a href="{{ link }}">{{ name }}</a>{% else %}{{ name }}{% endif %}</li>
+{% endfor %}
+</ul>
+</section>
+</body>
+</html>
+"""
+"""Several runs: figures, a table, and links to the runs' own reports."""
+
+
+def html_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A plain table, for notebooks."""
+    lines = [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
+    head = "".join(f"<th>{escape(each)}</th>" for each in headings)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"

@@ -1,6 +1,7 @@
 """Live progress: one line that renews itself on a terminal, plain log lines elsewhere."""
 
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -8,20 +9,74 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedhet.observing import Observer, RoundReport, Watched
 from fedhet.results.tables import format_bytes
 
+_BARS = "▁▂▃▄▅▆▇█"
+
 
 class ProgressLine(Observer):
-    """Observer that shows round, clients, accuracy, bytes and time left."""
+    """Observer that shows round, clients, accuracy, bytes and time left, and at the end the curve."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Progress | None = None
         self._bytes = 0
         self._first, self._last, self._started = 1, 0, time.monotonic()
+        self._curve: list[float] = []
+        self._news = ""
+
+    def prepare(self, name: str, doing: str) -> None:
+        """Open the line before the run has begun, with what is done until then."""
+        if self._console.is_terminal:
+            self._open(name, None, 0, doing)
 
     def started(self, strategy: Watched, first: int, last: int) -> None:
         """Open the line."""
         self._first, self._last, self._started = first, last, time.monotonic()
+        self._curve.clear()
         if self._console.is_terminal:
+            self._open(strategy.name, last, first - 1, "")
+
+    def round(self, strategy: Watched, report: RoundReport) -> None:
+        """Renew the line, or print one."""
+        row = report.row
+        self._bytes += row["bytes_up"] + row["bytes_down"]
+        own = row[strategy.traits.scored] or {}
+        accuracy = (own.get("accuracy") or {}).get("weighted")
+        if accuracy is not None:
+            self._curve.append(accuracy)
+        parts = [f"{len(row['participants'])} clients"] if row["participants"] else []
+        parts += [f"{strategy.metric} {accuracy:.3f}"] if accuracy is not None else []
+        parts += [f"{len(row['failures'])} failures"] if row["failures"] else []
+        news = self._news = ", ".join([*parts, format_bytes(self._bytes)])
+        self._last = max(self._last, row["round"] - bool(row.get("final")))  # not known of every run beforehand
+        if self._live is not None:
+            self._live.update(self._live.task_ids[0], completed=min(row["round"], self._last), news=news)
+        elif row["round"] and not row.get("final"):
+            done = row["round"] - self._first + 1
+            left = (time.monotonic() - self._started) / done * (self._last - row["round"])
+            self._say(f"round {row['round']}/{self._last}: {news}, {left:.0f} s left")
+
+    def failed(self, strategy: Watched, error: BaseException) -> None:
+        """Take the line away."""
+        self.close()
+
+    def finished(self, strategy: Watched) -> None:
+        """Leave a last line, with the curve of the run."""
+        self.close()
+        seconds = time.monotonic() - self._started
+        last = f"{strategy.name}: {self._last} rounds in {seconds:.0f} s, {self._news}"
+        if len(self._curve) > 1:
+            low, high = min(self._curve), max(self._curve)
+            last += f"; {strategy.metric} by round {sparkline(self._curve)} ({low:.3f} to {high:.3f})"
+        self._say(last)
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _open(self, name: str, last: int | None, done: int, news: str) -> None:
+        if self._live is None:
             self._live = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -31,35 +86,20 @@ class ProgressLine(Observer):
                 console=self._console,
                 transient=True,
             )
-            self._live.add_task(strategy.name, total=last, completed=first - 1, news="greeting clients")
+            self._live.add_task(name, total=last, completed=done, news=news)
             self._live.start()
+        else:
+            self._live.update(self._live.task_ids[0], description=name, total=last, completed=done, news=news)
 
-    def round(self, strategy: Watched, report: RoundReport) -> None:
-        """Renew the line, or print one."""
-        row = report.row
-        self._bytes += row["bytes_up"] + row["bytes_down"]
-        own = row[strategy.traits.scored] or {}
-        accuracy = (own.get("accuracy") or {}).get("weighted")
-        parts = [f"{len(row['participants'])} clients"] if row["participants"] else []
-        parts += [f"{strategy.metric} {accuracy:.3f}"] if accuracy is not None else []
-        parts += [f"{len(row['failures'])} failures"] if row["failures"] else []
-        news = ", ".join([*parts, format_bytes(self._bytes)])
-        self._last = max(self._last, row["round"] - bool(row.get("final")))  # not known of every run beforehand
-        if self._live is not None:
-            self._live.update(self._live.task_ids[0], completed=min(row["round"], self._last), news=news)
-        elif row["round"] and not row.get("final"):
-            done = row["round"] - self._first + 1
-            left = (time.monotonic() - self._started) / done * (self._last - row["round"])
-            self._console.print(
-                f"round {row['round']}/{self._last}: {news}, {left:.0f} s left", markup=False, highlight=False
-            )
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False)
 
-    def failed(self, strategy: Watched, error: BaseException) -> None:
-        """Take the line away."""
-        self.finished(strategy)
 
-    def finished(self, strategy: Watched) -> None:
-        """Take the line away."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """A curve in one line of text, the least value lowest and the greatest highest; of many values, some."""
+    step = max(1.0, len(values) / width)
+    shown = [values[int(place * step)] for place in range(round(len(values) / step))]
+    shown[-1:] = [values[-1]]
+    low, high = min(shown), max(shown)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in shown)

@@ -3,22 +3,38 @@
 import csv
 import dataclasses
 import json
+import logging
 import platform
+import shlex
 import shutil
+import sys
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedhet import config as configuration
+from fedhet import population
 from fedhet.config import Config
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import write_arrays, write_csv, write_text
+from fedhet.files import state_home, write_arrays, write_csv, write_text
+from fedhet.machine import host
 from fedhet.observing import Observer, RoundReport, Saved, Watched
 from fedhet.results.accounts import account, validation
-from fedhet.results.history import TestSet, Which, accuracy_curve, last10, read_clients, read_history
+from fedhet.results.history import (
+    TestSet,
+    Which,
+    accuracy_curve,
+    last10,
+    newcomer_lines,
+    read_clients,
+    read_history,
+)
 from fedhet.results.report import write_report
 from fedhet.rows import STATISTICS, ClientRow
+
+log = logging.getLogger("flwr").getChild("fedhet")
 
 S = TypeVar("S", bound=Saved)
 
@@ -35,20 +51,26 @@ class RunDirectory(Observer):
         config: the run's configuration.
         engine: name of the engine, for the summary.
         resume: go on with the run that is in the folder.
+        own: the user's own model and data, in words.
 
     Raises:
         ConfigError: the folder holds a run already (without `resume`), or none (with it).
     """
 
-    def __init__(self, folder: Path, config: Config, engine: str, *, resume: bool = False) -> None:
+    def __init__(
+        self, folder: Path, config: Config, engine: str, *, resume: bool = False, own: Mapping[str, str] = {}
+    ) -> None:
         self.folder, self.config, self.engine = folder, config, engine
         self.started_at = time.perf_counter()
         self.earlier_seconds = 0.0
         check_folder(folder, resume=resume)
+        if resume:
+            _check_rounds(folder, config)
         folder.mkdir(parents=True, exist_ok=True)
         if resume:
             self._rewind()
-        write_text(folder / "config.toml", _config_text(config, folder, engine))
+        write_text(folder / "config.toml", _config_text(config, folder, engine, own))
+        log.info("results go to %s", folder)
         if resume:
             return
         (folder / "history.jsonl").touch()
@@ -58,6 +80,13 @@ class RunDirectory(Observer):
         """The state after the last complete round, of the method's kind; None before the first checkpoint."""
         last = self._last_checkpoint()
         return kind.load(last) if last else None
+
+    def started(self, strategy: Watched, first: int, last: int) -> None:
+        """Write who has which classes, where the clients' data are simulated here."""
+        if self.engine in ("local", "ray") and not strategy.own_data:
+            counts = population.class_counts(self.config)
+            if counts is not None:
+                self._write("partition.json", counts)
 
     def round(self, strategy: Watched, report: RoundReport) -> None:
         """Append the round, then save the state: a crash in between is undone when the run is resumed.
@@ -80,23 +109,34 @@ class RunDirectory(Observer):
     def finished(self, strategy: Watched) -> None:
         """Write models, matrices, summary and report."""
         models = self.folder / "models"
-        # Clients of a simulation leave their models in their state folder, as they would on machines of their own.
-        kept = Path(self.config.state_dir or self.folder / "state") / strategy.state.run / "models"
-        for path in sorted(kept.glob("*.safetensors")):
-            models.mkdir(exist_ok=True)
-            shutil.move(path, models / path.name)
+        # Clients leave their models in their state folder; on a disk of another machine they stay there.
+        run = strategy.state.run
+        places = [Path(self.config.state_dir or self.folder / "state"), *([state_home()] if run else [])]
+        for place in places:
+            for path in sorted((place / run / "models").glob("*.safetensors")):
+                models.mkdir(exist_ok=True)
+                shutil.move(path, models / path.name)
         if strategy.traits.whole and strategy.state.model:
             write_arrays(models / "global.safetensors", strategy.state.model)
-        if matrices := strategy.matrices():
-            self._write("matrices.json", matrices)
         self._write("summary.json", self.summary("completed", strategy))
-        write_report(self.folder)
+        try:  # pictures are no part of the result
+            if matrices := strategy.matrices():
+                self._write("matrices.json", matrices)
+            write_report(self.folder)
+        except OSError:
+            raise
+        except Exception as error:
+            log.warning("the report was not written: %s: %s", type(error).__name__, error, exc_info=error)
+        log.info("results are in %s", self.folder)
 
     def failed(self, strategy: Watched, error: BaseException) -> None:
         """Write the summary of a run that ended before its end, and a report of what there is."""
         reason = str(error) if isinstance(error, FedhetError) else f"{type(error).__name__}: {error}"
         self._write("summary.json", self.summary("failed", strategy) | {"error": reason})
-        write_report(self.folder)
+        try:
+            write_report(self.folder)
+        except Exception as broken:  # the reason of the failure is what must be seen
+            log.warning("the report was not written: %s: %s", type(broken).__name__, broken)
 
     def summary(self, status: str, strategy: Watched) -> dict[str, Any]:
         """What `summary.json` holds, from the history."""
@@ -110,11 +150,12 @@ class RunDirectory(Observer):
 
         summary: dict[str, Any] = {
             "method": self.config.prefix,
-            "dataset": self.config.dataset,
+            "dataset": "own" if strategy.own_data else self.config.dataset,
             "clients": len(strategy.state.clients),
             "rounds": max((row["round"] for row in rows if not row.get("final")), default=0),
             "seed": self.config.seed,
             "engine": self.engine,
+            "devices": strategy.devices,
             "personal": scored,
             "metric": strategy.metric,
             "personal_accuracy": last(scored, *STATISTICS),
@@ -134,6 +175,10 @@ class RunDirectory(Observer):
         if self.config.test_on != "local":
             final = next((row for row in reversed(rows) if row.get("common")), None)
             summary["common"] = final["common"] if final else None
+        if lines := newcomer_lines(rows):
+            summary["newcomers"] = {
+                f"{start}_accuracy": values for (test, start), values in lines.items() if test == on
+            }
         return summary
 
     def _rewind(self) -> None:
@@ -171,14 +216,28 @@ def check_folder(folder: Path, *, resume: bool = False) -> None:
         raise ConfigError(f"{folder} holds a run already: choose another folder (out), or resume that run")
 
 
-def _config_text(config: Config, folder: Path, engine: str) -> str:
+def _check_rounds(folder: Path, config: Config) -> None:
+    """A resumed run cannot be shorter than it is already.
+
+    Raises:
+        ConfigError: it would be.
+    """
+    stems = [int(path.stem) for path in (folder / CHECKPOINTS).glob("[0-9]*.safetensors") if path.stem.isdecimal()]
+    done = max(stems, default=0) - bool(config.closing_epochs)
+    if 0 < config.rounds < done:
+        raise ConfigError(f"rounds = {config.rounds}: {folder} has {done} rounds already; set at least as many")
+
+
+def _config_text(config: Config, folder: Path, engine: str, own: Mapping[str, str]) -> str:
     flat = {key: value for key, value in config.flat().items() if key not in ("out", "resume")}
     if flat["state-dir"] == str(folder / "state"):
         del flat["state-dir"]
     if engine not in ("local", "ray") and "clients" not in config.chosen:
         del flat["clients"]  # the federation says how many there are, when the run is resumed too
     versions = {f"versions.{package}": _version(package) for package in PACKAGES}
-    return configuration.to_toml({**flat, **versions, "versions.python": platform.python_version()})
+    noted = {f"own.{name}": words for name, words in own.items()}
+    noted |= {"ran.host": host(), "ran.command": shlex.join(sys.argv) if sys.argv[0] else "Python"}
+    return configuration.to_toml({**flat, **noted, **versions, "versions.python": platform.python_version()})
 
 
 def _version(package: str) -> str:

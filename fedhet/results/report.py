@@ -1,15 +1,18 @@
-"""The report of a run: one HTML file that needs nothing beside it, and its figures as PNG."""
+"""The report of a run: one HTML file that needs nothing beside it, and its main figures as PNG."""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment
 
+from fedhet import config as configuration
 from fedhet import registry
 from fedhet.files import write_text
+from fedhet.results.courses import clients_by_round_figure, cost_figure, loss_figure, partition_figure
 from fedhet.results.figures import run_figures, save_png, to_svg
-from fedhet.results.page import PAGE
+from fedhet.results.page import PAGE, STYLE
 from fedhet.results.run_files import RunFiles, read_run
 from fedhet.results.tables import (
     architecture_cells,
@@ -22,9 +25,18 @@ from fedhet.results.tables import (
 )
 from fedhet.rows import STATISTICS, client_order
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _CAPTIONS = {
+    "partition": "Training examples by client and class.",
+    "losses": "Loss by round: in training, with what the method adds to it, and on the clients' own test parts.",
+    "courses": "Each client's accuracy by round.",
+    "cost": "Accuracy by what was sent until then.",
     "accuracy": "Accuracy by round, weighted by the clients' examples; the band spans the clients.",
     "clients": "The clients' accuracies at their last evaluation, by architecture.",
+    "newcomers": "Clients that came after the last round, by epoch of training alone: with what they received, and "
+    "from their own initial weights, in the same batches.",
     "bytes": "Payload bytes of all clients together, the greeting included.",
 }
 
@@ -39,14 +51,17 @@ def write_report(folder: Path | str) -> Path:
     drawings = registry.drawings(str(run.settings.get("method")))
     captions = _CAPTIONS | {name: drawing.caption for name, drawing in drawings.items()}
     pictures = []
-    for name, figure in run_figures(run, drawings).items():
-        save_png(figure, run.folder / "figures" / f"{name}.png")
+    main = run_figures(run, drawings)
+    for name, figure in {**main, **_courses(run)}.items():
+        if name in main:
+            save_png(figure, run.folder / "figures" / f"{name}.png")
         pictures.append({"name": name, "svg": to_svg(figure, name), "caption": captions[name]})
-    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(PAGE)
     path = run.folder / "report.html"
+    chosen, defaults = _settings(run)
     write_text(
         path,
-        page.render(
+        rendered(
+            PAGE,
             run=run,
             title=f"{run.settings.get('method', '?')} on {run.settings.get('dataset', '?')}",
             about=_about(run),
@@ -56,16 +71,47 @@ def write_report(folder: Path | str) -> Path:
             headings=architecture_headings(run.metric),
             architectures=[architecture_cells(row) for row in by_architecture(run.clients)],
             failures=_failures(run),
-            settings=[(k, v if isinstance(v, str) else json.dumps(v)) for k, v in run.settings.items()],
+            settings=chosen,
+            defaults=defaults,
         ),
     )
     return path
 
 
+def rendered(template: str, **values: Any) -> str:
+    """A page of a template, whose style is the same for all."""
+    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return page.from_string(STYLE + template).render(**values)
+
+
+def _courses(run: RunFiles) -> "dict[str, Figure]":
+    drawn = {
+        "partition": partition_figure(run.partition) if run.partition else None,
+        "losses": loss_figure(run),
+        "courses": clients_by_round_figure(run),
+        "cost": cost_figure({str(run.settings.get("method", "run")): run}),
+    }
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def _settings(run: RunFiles) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The settings that are not fedhet's own defaults, and the others."""
+    method = run.settings.get("method")
+    known = {key: default for key, default, *_ in configuration.keys(outside=False)}
+    lines = [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in run.settings.items()]
+    alike = {k for k, v in run.settings.items() if k != "method" and known.get(k) == v}
+    of_others = {k for k in run.settings if "." in k and k.split(".")[0] not in (method, "own")}
+    others = [line for line in lines if line[0] in alike | of_others]
+    return [line for line in lines if line not in others], others
+
+
 def _about(run: RunFiles) -> str:
     wanted, seed = (run.settings.get(key, "?") for key in ("rounds", "seed"))
-    engine = f", engine {run.summary.get('engine', '?')}" if run.summary is not None else ""
-    return f"{run.rounds} of {wanted} rounds, seed {seed}{engine}"
+    rounds = f"{run.rounds} of {wanted} rounds" if wanted else f"{run.rounds} rounds"  # 0: settled by the method
+    summary = run.summary or {}
+    engine = f", engine {summary.get('engine', '?')}" if summary else ""
+    where = f", on {', '.join(summary['devices'])}" if summary.get("devices") else ""
+    return f"{rounds}, seed {seed}{engine}{where}"
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
@@ -82,10 +128,10 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
             notes.append(f"last ten rounds {format_value(over_last.get('weighted'))}")
         if kind == "personal" and (other := beside(summary)):
             notes.append(other)
-        return f"{kind} {run.metric}", format_value(values.get("weighted")), ", ".join(notes)
+        return f"{kind} {run.metric}, weighted", format_value(values.get("weighted")), ", ".join(notes)
 
     return [
-        fact("personal", "not evaluated"),
+        *([fact("personal", "not evaluated")] if run.has_personal else []),
         fact("global", "not evaluated" if run.has_global else "this method has no global model"),
         ("bytes up", format_bytes(summary.get("bytes_up", 0)), ""),
         ("bytes down", format_bytes(summary.get("bytes_down", 0)), ""),

@@ -18,10 +18,12 @@ class RunFiles:
     folder: Path
     settings: dict[str, Any]
     versions: dict[str, Any]
+    ran: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     clients: list[ClientRow] = field(default_factory=list)
     summary: dict[str, Any] | None = None
     matrices: dict[str, dict[str, Any]] = field(default_factory=dict)
+    partition: dict[str, Any] | None = None
 
     @property
     def personal(self) -> Which | None:
@@ -32,6 +34,11 @@ class RunFiles:
     def has_global(self) -> bool:
         """Whether the method has a global model, as far as the files tell."""
         return self.summary is None or self.summary.get("global_accuracy") is not None
+
+    @property
+    def has_personal(self) -> bool:
+        """Whether the method's score is that of models which clients have for themselves, not of the global one."""
+        return self.personal != "received" or not self.has_global
 
     @property
     def metric(self) -> str:
@@ -60,11 +67,13 @@ def read_run(folder: Path | str) -> RunFiles:
     return RunFiles(
         folder=folder,
         versions=settings.pop("versions", {}),
+        ran=settings.pop("ran", {}),
         settings=toml.flatten(settings),
         rows=read_history(folder),
         clients=read_clients(folder),
         summary=_read_json(folder / "summary.json"),
         matrices=_read_json(folder / "matrices.json") or {},
+        partition=_read_json(folder / "partition.json"),
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet.results.history import final_clients
 from fedhet.results.run_files import RunFiles, read_run
-from fedhet.rows import ClientRow
+from fedhet.rows import STATISTICS, ClientRow
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,20 +72,37 @@ def headline(run: RunFiles) -> str:
     summary = run.summary
     if summary is None:
         return f"{method}: unfinished, {run.rounds} rounds recorded"
-    global_value = (summary.get("global_accuracy") or {}).get("weighted")
     other = beside(summary)
+
+    def score(kind: str) -> str:
+        values = summary.get(f"{kind}_accuracy") or {}
+        weighted, mean = (format_value(values.get(name)) for name in STATISTICS[:2])
+        return f"{kind} {run.metric} {weighted} weighted, {mean} mean"
+
     parts = [
-        f"personal {run.metric} {format_value((summary.get('personal_accuracy') or {}).get('weighted'))}"
-        + (f" ({other})" if other else ""),
-        f"global {run.metric} {format_value(global_value)}" if run.has_global else "no global model",
+        *([score("personal") + (f" ({other})" if other else "")] if run.has_personal else []),
+        (score("global") + (f" ({other})" if other and not run.has_personal else ""))
+        if run.has_global
+        else "no global model",
         f"{format_bytes(summary.get('bytes_up', 0))} up, {format_bytes(summary.get('bytes_down', 0))} down",
         format_seconds(summary.get("seconds")),
     ]
+    if newcomers := summary.get("newcomers"):
+        parts.append(newcomers_words(newcomers))
     if summary.get("failures"):
         parts.append(f"failures: {summary['failures']}")
     if summary.get("status") != "completed":
         parts.append(str(summary.get("status")).upper())
     return f"{summary.get('method', method)}: " + "; ".join(parts)
+
+
+def newcomers_words(summary: Mapping[str, Any]) -> str:
+    """What became of those who came after the last round, from `newcomers` of a summary."""
+    received, scratch = summary["received_accuracy"], summary["scratch_accuracy"]
+    return (
+        f"newcomers {format_value(received[0])} as received, {format_value(received[-1])} after {len(received) - 1} "
+        f"epochs alone (from scratch {format_value(scratch[-1])})"
+    )
 
 
 def beside(summary: Mapping[str, Any]) -> str:
@@ -127,7 +144,7 @@ def closing_table(folder: Path | str) -> "Table":
 
 def architecture_headings(metric: str) -> list[str]:
     """What stands over `architecture_cells`."""
-    return ["architecture", "clients", "examples", metric, "min", "max", "loss"]
+    return ["architecture", "clients", "examples", f"mean {metric}", "min", "max", "mean loss"]
 
 
 def architecture_cells(row: ArchitectureRow) -> list[str]:

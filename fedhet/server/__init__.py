@@ -1,7 +1,8 @@
 """The server's side of a run: the contract of a server half, and the strategy that every method is."""
 
-from fedhet.server.aggregation import RunningMean, average_shared, class_means, weighted_average
+from fedhet.server.aggregation import RunningMean, average_shared, check_class_counts, class_means, weighted_average
 from fedhet.server.half import ServerHalf
+from fedhet.server.robust import Rule
 from fedhet.server.state import ArraysBy, ClientRecord, State
 from fedhet.server.strategy import EvaluateFunction, FederatedStrategy
 
@@ -10,10 +11,12 @@ __all__ = [
     "ClientRecord",
     "EvaluateFunction",
     "FederatedStrategy",
+    "Rule",
     "RunningMean",
     "ServerHalf",
     "State",
     "average_shared",
+    "check_class_counts",
     "class_means",
     "weighted_average",
 ]

@@ -1,14 +1,17 @@
 """Averages of what clients send."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from fedhet.wire import Arrays, Spec, as_read
+from fedhet.wire import Arrays, Reply, Spec, WireError, as_read
 
 log = logging.getLogger("flwr").getChild("fedhet")
+
+
+Average = Callable[[Sequence[Arrays], Sequence[float], Spec], Arrays]
 
 
 def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: Spec) -> Arrays:
@@ -30,23 +33,29 @@ def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: S
     return average
 
 
-def average_shared(models: Mapping[str, Arrays], weights: Mapping[str, float], specs: Mapping[str, Spec]) -> Arrays:
-    """The weighted mean of each shared key over the clients that sent it.
+def average_shared(
+    models: Mapping[str, Arrays],
+    weights: Mapping[str, float],
+    specs: Mapping[str, Spec],
+    average: Average = weighted_average,
+) -> Arrays:
+    """The weighted mean of each shared key, or another average of it, over the clients that sent it.
 
     Args:
         models: what each client sent, in the order in which it is summed.
         weights: of each client.
         specs: shapes and dtypes of each client's keys.
+        average: of equal groups of arrays with a weight each.
     """
     owners: dict[tuple[str, ...], Spec] = {}
     for name in dict.fromkeys(key for client in models for key in specs[client]):
         having = tuple(client for client in models if name in models[client])
         if having:
             owners.setdefault(having, {})[name] = specs[having[0]][name]
-    average: Arrays = {}
+    found: Arrays = {}
     for having, spec in owners.items():
-        average |= weighted_average([models[c] for c in having], [weights[c] for c in having], spec)
-    return average
+        found |= average([models[c] for c in having], [weights[c] for c in having], spec)
+    return found
 
 
 def given(arrays: Arrays, shared: Spec, *, tell: bool) -> Arrays:
@@ -111,6 +120,20 @@ def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
         means = np.concatenate([means, known["means"][kept]])
     order = np.argsort(classes)
     return {"classes": classes[order], "means": means[order].astype(np.float32)}
+
+
+def check_class_counts(counts: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]", reply: Reply) -> None:
+    """Check how many examples of each class a client says to have, (classes,) int64.
+
+    Raises:
+        WireError: some are negative, or they are not those of its training examples.
+    """
+    if counts.min(initial=0) < 0:
+        raise WireError("its class counts are negative")
+    if counts.sum(dtype=float) != reply.examples:
+        raise WireError(
+            f"its class counts are of {counts.sum(dtype=float):g} examples, and it trains on {reply.examples}"
+        )
 
 
 def _zeros(shape: tuple[int, ...], dtype: str) -> torch.Tensor:

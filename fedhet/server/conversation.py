@@ -1,7 +1,8 @@
 """A server half that talks with its clients: it greets them, sends, waits, and checks what comes back."""
 
-import copy
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,13 +11,17 @@ from flwr.serverapp import Grid
 
 from fedhet import config as configuration
 from fedhet.errors import FedhetError
-from fedhet.server import exchanges
+from fedhet.machine import proof
+from fedhet.server import exchanges, flowers
 from fedhet.server.aggregation import given
 from fedhet.server.half import P, S, ServerHalf
+from fedhet.server.newcomers import comes_last
 from fedhet.server.roster import agree_on_pool
 from fedhet.server.state import ClientRecord
-from fedhet.wire import Arrays, Encoder, Payload, Reply, Request
-from fedhet.wire.protocol import FIRST, GREET, name_in, with_pool
+from fedhet.wire import Arrays, Encoder, Payload, Reply, Request, check_finite
+from fedhet.wire.protocol import FIRST, GREET, JOIN, name_in, with_pool
+
+log = logging.getLogger("flwr").getChild("fedhet")
 
 
 class Conversation(ServerHalf[P, S]):
@@ -26,6 +31,9 @@ class Conversation(ServerHalf[P, S]):
         super().__init__(*args, **settings)
         self._grid: Grid | None = None
         self._initial: Arrays = {}  # shared values that the caller gave, until it is known what is shared
+        self._notes: set[str] = set()
+        self._own_loop = False  # else the loop is Flower's, or that of one of its wrappers
+        self._further: dict[str, Any] = {}  # what Flower's loop wants its clients to be told
 
     # ---- what methods ask of it
 
@@ -44,50 +52,88 @@ class Conversation(ServerHalf[P, S]):
 
     # ---- clients
 
-    def _greet(self, grid: Grid) -> None:
-        """Learn who is there; ask newcomers for their names and what they have."""
-        if new := self.roster.newcomers(grid):
-            self._welcome_nodes(new)
-        if not self.roster.nodes:
-            raise FedhetError(f"no client can serve:\n{self._round.reasons() or '  there are no nodes'}")
+    def _greet(self, grid: Grid, *, newcomers: bool = False) -> None:
+        """Learn who is there: ask those that are new for their names and what they have.
 
-    def _welcome_nodes(self, new: Sequence[int]) -> None:
+        Those that are to come after the last round wait until it is time for `newcomers`.
+        """
+        if new := self.roster.not_greeted(grid, newcomers=newcomers):
+            self._welcome_nodes(new, newcomers=newcomers)
+        if not self.roster.nodes:
+            nobody = "there are no nodes" if not self.roster.waiting else "all come after the last round (newcomers)"
+            raise FedhetError(f"no client can serve:\n{self._round.reasons() or f'  {nobody}'}")
+        if len(self.roster.nodes) == 1 and self.roster.refused and self.shares:
+            (left,) = self.roster.nodes
+            raise FedhetError(
+                f"refusals leave {self.name} with client {left} alone, who has nobody to share with:\n"
+                f"{self._round.reasons()}"
+            )
+
+    def _welcome_nodes(self, new: Sequence[int], *, newcomers: bool) -> None:
         pool = self.pool()
         greeting = Payload() if pool is None else with_pool(pool)
         encoder, request = Encoder(), self._request(question=GREET)
-        make = partial(exchanges.message, config=self.config, round=self._round)
+        make = partial(exchanges.message, config=self.config, round=self._round, further=self._further)
         messages = [make(MessageType.QUERY, node, encoder(greeting), request) for node in new]
         came = exchanges.by_node(self._send(messages), self._round, self.roster, self.config.timeout)
+        faults, opened, kinds = exchanges.Faults(), dict[int, tuple[Hashable, Reply]](), Counter[Hashable]()
+
+        def refused(node: int, name: str, error: Exception, *, again: bool = False) -> None:
+            if not again:
+                self.roster.refused[node] = name if name in self.roster.nodes else ""
+            who = name or f"at node {node}"
+            self._round.fail(who, faults.reason(who, error))
+
         for node, message in came:
-            name = name_in(message)
             try:
                 reply = Reply.open(message)
+                if not newcomers and comes_last(reply.report, self.config.newcomers):
+                    self.roster.waiting.add(node)
+                    continue
+                kind = self.kind_of(reply)
+                kinds[kind] += 1
+                opened[node] = kind, reply
+            except Exception as error:  # whatever one client's reply raises is that client's refusal
+                refused(node, name_in(message), error, again=message.has_error())  # one that only failed is asked again
+        for node, (_, reply) in sorted(opened.items(), key=lambda each: -kinds[each[1][0]]):
+            try:
                 self._admit(node, reply)
-            except FedhetError as error:
-                if not message.has_error():  # one that only failed is asked again
-                    self.roster.refused[node] = name if name in self.roster.nodes else ""
-                self._round.fail(name or f"at node {node}", str(error))
+            except Exception as error:
+                refused(node, reply.client, error)
                 continue
-            self._round.down[name] += greeting.nbytes
-            self._round.up[name] += reply.payload.nbytes
+            self._round.down[reply.client] += greeting.nbytes
+            self._round.up[reply.client] += reply.payload.nbytes
+        if not self.roster.nodes:
+            faults.blame_nobody()
 
     def _admit(self, node: int, reply: Reply) -> None:
-        report, traits = reply.report, self.traits
+        report, traits, known = reply.report, self.traits, self.state.clients
+        for name, group in reply.arrays.items():
+            check_finite(group, f"its {name[:100]}")
         self.roster.check(self.name, reply, networks=traits.networks, averaged=traits.shares.averaged)
-        if report.client not in self.state.clients:
-            before = copy.copy(self.state)
+        if report.client not in known:
+            before = self.state.aside()
             try:
                 if traits.pool != "none":
                     agree_on_pool(self.state, reply, self.pool(), labelled=traits.pool == "labelled")
                 self.welcome(report.client, reply)
-            except FedhetError:  # one that is refused settles nothing for the others
+            except Exception:  # one that is refused settles nothing for the others
                 self.state = before
                 raise
-            self.state.clients[report.client] = ClientRecord(
-                reply.examples, report.architecture, partition=report.partition
+            known[report.client] = ClientRecord(reply.examples, report.architecture, partition=report.partition)
+        elif known[report.client].examples != reply.examples:
+            log.warning(
+                "client %s has %d training examples now, and had %d before",
+                *(report.client, reply.examples, known[report.client].examples),
             )
+            known[report.client].examples = reply.examples
         self.roster.admit(reply, node)
         self.metric, self.own_data = report.metric, self.own_data or report.own_data
+        if report.device not in self.devices:
+            self.devices.append(report.device)
+        if report.note and report.note not in self._notes:
+            self._notes.add(report.note)
+            log.warning("client %s: %s", report.client, report.note)
 
     def _ready(self) -> None:
         """What depends on the clients that are there: what is shared before the first round, and how many rounds."""
@@ -118,27 +164,53 @@ class Conversation(ServerHalf[P, S]):
         if not self.state.model:
             raise FedhetError(f"no client gave the first weights:\n{self._round.reasons()}")
 
+    def _meet_newcomers(self, grid: Grid) -> dict[str, Reply]:
+        """Let those in that come after the last round; what they measured, of whom there is something to give."""
+        known = set(self.present)
+        self._greet(grid, newcomers=True)
+        new = [client for client in self.present if client not in known]
+        payloads = self.evaluated_with(new, amid_training=False)
+        if not self.traits.alone:
+            for client in [client for client, payload in payloads.items() if not payload.arrays]:
+                del payloads[client]
+                self._round.fail(client, f"{self.name} has nothing to give it: nobody who trained had layers like its")
+        self._round.joining = frozenset(payloads)
+        messages = self._messages(MessageType.QUERY, payloads, question=JOIN)
+        return self._valid(self._send(messages)) if messages else {}
+
     # ---- messages
 
     def _request(self, **asked: Any) -> Request:
         round, state = self._round, self.state
-        return Request(round.number, closing=round.closing, final=round.final, run=state.run, pool=state.pool, **asked)
+        own: dict[str, Any] = {"closing": round.closing, "final": round.final, "here": proof(self.config.text())}
+        own["flower"] = not self._own_loop
+        return Request(round.number, run=state.run, pool=state.pool, **own, **asked)
 
     def _messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
         request = self._request(**asked)
         return exchanges.messages(
-            kind, payloads, request, config=self.config, roster=self.roster, state=self.state, round=self._round
+            kind,
+            payloads,
+            request,
+            config=self.config,
+            roster=self.roster,
+            state=self.state,
+            round=self._round,
+            further=self._further,
         )
 
     def _send(self, messages: Iterable[Message]) -> Iterable[Message]:
         assert self._grid is not None, "a strategy talks to its clients only after start or configure_train"
         return exchanges.send(self._grid, messages, self.config.timeout, one_by_one=self.takes_in)
 
-    def _valid(self, replies: Iterable[Message], worked: Iterable[str] = ()) -> dict[str, Reply]:
+    def _valid(
+        self, replies: Iterable[Message], worked: Iterable[str] = (), *, check: exchanges.Checked | None = None
+    ) -> dict[str, Reply]:
         """The valid replies; of clients that `worked`, the method's own arrays are checked too, and taken in."""
+        check = check or self.check_reply
 
         def own(reply: Reply) -> None:
-            self.check_reply(reply)
+            check(reply)
             if self.takes_in and reply.client in self._round.training:
                 self.take_in(self._round.number, reply)
 
@@ -147,6 +219,11 @@ class Conversation(ServerHalf[P, S]):
         )
 
     # ---- the configuration
+
+    def _take(self, settings: Mapping[str, Any]) -> None:
+        """What Flower calls a configuration: keys of ours change the run's, others are for mods around the clients."""
+        known, self._further = flowers.split(settings, self.config)
+        self._override({key: value for key, value in known.items() if self.config.flat()[key] != value})
 
     def _override(self, settings: Mapping[str, Any]) -> None:
         if settings:

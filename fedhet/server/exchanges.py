@@ -3,9 +3,11 @@
 import copy
 import logging
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -45,19 +47,31 @@ def messages(
     roster: Roster,
     state: State,
     round: Round,
+    further: Mapping[str, Any],
 ) -> list[Message]:
     """A message to each client, noted in the round; an array that goes to several is encoded once."""
-    encoder, made = Encoder(), []
+    encoder, made = Encoder(flower=request.flower), []
     for client, payload in payloads.items():
         asked = replace(request, expected=state.clients[client].trained)
-        made.append(message(kind, roster.nodes[client], encoder(payload), asked, config=config, round=round))
+        made.append(
+            message(kind, roster.nodes[client], encoder(payload), asked, config=config, round=round, further=further)
+        )
         round.down[client] += payload.nbytes
     return made
 
 
-def message(kind: str, node: int, content: RecordDict, request: Request, *, config: Config, round: Round) -> Message:
+def message(
+    kind: str,
+    node: int,
+    content: RecordDict,
+    request: Request,
+    *,
+    config: Config,
+    round: Round,
+    further: Mapping[str, Any],
+) -> Message:
     """A message to a node, noted in the round."""
-    request.write(content, config.text())
+    request.write(content, config.text(), further)
     made = Message(content, dst_node_id=node, message_type=kind, group_id=str(round.number))
     round.sent[node] = made
     return made
@@ -138,34 +152,77 @@ def valid(
     """
     names = {node: client for client, node in roster.nodes.items()}
     found: dict[str, Reply] = {}
+    faults = Faults()
     for node, came in by_node(replies, round, roster, config.timeout):
         client = names[node]
         try:
             reply = Reply.open(came)
             round.up[client] += reply.payload.nbytes
-            _check(client, reply, config, roster)
+            _check(client, reply, config, roster, round)
             if own and client in own:
                 own[client](reply)
         except LostReply as error:
             del roster.nodes[client]
             round.fail(client, f"{error}; it is greeted again")
             continue
-        except FedhetError as error:
-            round.fail(client, str(error))
+        except Exception as error:  # whatever one client's reply raises is that client's refusal
+            round.fail(client, faults.reason(client, error))
             continue
         if reply.report.lost_state >= 0:
             log.warning("client %s lost its state of round %s and started afresh", client, reply.report.lost_state)
+            round.lost.append(client)
         found[client] = reply
         del came  # what was taken in of it is free before the next one comes
+    if not found:
+        faults.blame_nobody()
     round.failures.sort(key=lambda failure: client_order(failure["client"]))
     return {client: found[client] for client in sorted(found, key=client_order)}
 
 
-def _check(client: str, reply: Reply, config: Config, roster: Roster) -> None:
+def _check(client: str, reply: Reply, config: Config, roster: Roster, round: Round) -> None:
+    """What is the same for all methods: who answers, counts and metrics, and that arrays are as they must be."""
     if reply.client != client:
         raise WireError(f"answers as client {reply.client}")
+    roster.check_counts(reply)
+    if client not in round.training | round.joining and (reply.train_loss is not None or reply.work.steps):
+        raise WireError("it tells of training, and was not asked to train")
     for name, group in reply.arrays.items():
         if name == "model":
             check(group, narrowed(roster.specs[client], config.wire_dtype), "its model")
         else:
-            check_finite(group, f"its {name}")
+            check_finite(group, f"its {name[:100]}")
+
+
+class Faults:
+    """What replies of single clients raised that nobody raises on purpose: they are damaged, or the code is wrong."""
+
+    def __init__(self) -> None:
+        self._raised: dict[str, Exception] = {}
+        self._meant = False
+
+    def reason(self, client: str, error: Exception) -> str:
+        """Why this client is left out."""
+        if isinstance(error, FedhetError):
+            self._meant = True
+            return str(error)
+        log.warning("client %s: its reply raised", client, exc_info=error)
+        self._raised[client] = error
+        return f"its reply cannot be used: {_shown(error)}"
+
+    def blame_nobody(self) -> None:
+        """Find out whether all replies raised the same, where none could be used.
+
+        Raises:
+            FedhetError: they did, and there are several: that is no client's fault.
+        """
+        causes = {(type(error), *traceback.extract_tb(error.__traceback__)[-1][:2]) for error in self._raised.values()}
+        if len(self._raised) > 1 and len(causes) == 1 and not self._meant:
+            error = next(iter(self._raised.values()))
+            raise FedhetError(
+                f"the replies of all clients ({', '.join(self._raised)}) raise the same, which is none's fault: "
+                f"{_shown(error)}"
+            ) from error
+
+
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:500]}"

@@ -1,25 +1,27 @@
 """What a method's server half is: the contract. Everything else of a run is the base strategy's."""
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from torch import Tensor, nn, random
 
 from fedhet import config as configuration
-from fedhet import population, registry
+from fedhet import given, population, registry
 from fedhet.data import Pool
 from fedhet.data.own import as_input, as_pool
 from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.method import Method, Traits
-from fedhet.options import Config, Parameters, Value
-from fedhet.population import ClientInfo, ModelFunction
-from fedhet.server.aggregation import average_shared
+from fedhet.options import Config, Parameters, Value, kebab
+from fedhet.population import ClientInfo
+from fedhet.server import flowers
+from fedhet.server.robust import Rule, put_together
 from fedhet.server.roster import Roster
 from fedhet.server.round import Round, draw, in_order
 from fedhet.server.state import State
-from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, difference, load_into, spec_of
+from fedhet.sharing import NOTHING
+from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, difference, load_into, spec_of, without_widths
 from fedhet.wire import cast as cast_arrays
 
 P = TypeVar("P", bound=Parameters)
@@ -38,12 +40,13 @@ class ServerHalf(Generic[P, S]):
         shared: the pool that the server gives to clients, as the method needs it; None if there is none here.
         metric: name of the task's metric, the same for all clients.
         own_data: whether clients have data that are not the configured data set's.
+        devices: where the clients compute, in words, each once.
     """
 
     role: ClassVar[str] = "server"
     method: Method
     state_class: ClassVar[type[State]] = State
-    takes_in: ClassVar[bool] = False
+    takes_in: bool = False
     """Whether replies are large and taken in one by one (`take_in`), so that they are never all held at once."""
 
     def __init__(
@@ -51,17 +54,18 @@ class ServerHalf(Generic[P, S]):
         config: Config | None = None,
         *,
         shared: Pool | Tensor | None = None,
-        model: ModelFunction | None = None,
+        model: Any = None,
         **settings: Value,
     ) -> None:
         self.config = config or configuration.resolve(self._keys(settings))
         self.method = registry.method(self.config.prefix)
-        self.shared, self.model = population.pool_for(self.config, as_pool(shared)), model
+        self.shared, self.model = population.pool_for(self.config, as_pool(shared)), given.model_function(model)
         run = "" if self.config.state_dir else uuid.uuid4().hex[:12]
         self.state = cast(S, self.state_class(run=run))
         self.roster = Roster()
         self._round = Round()
         self.metric, self.own_data = "accuracy", False
+        self.devices: list[str] = []
         self._answered: tuple[Parameters, Traits] | None = None  # asked for every client of every round
         self._handed: tuple[Arrays, dict[tuple[str, ...], Arrays]] = ({}, {})
 
@@ -71,9 +75,11 @@ class ServerHalf(Generic[P, S]):
             raise ConfigError(
                 f"{cls.__name__} says not whose half it is: set its class attribute `method` to the Method"
             )
-        own = {f.name for f in fields(cls.method.Parameters)}
-        keys = {f"{cls.method.name}.{key}" if key in own else key: value for key, value in settings.items()}
-        return {"method": cls.method.name, **{key.replace("_", "-"): value for key, value in keys.items()}}
+        own = {kebab(f.name) for f in fields(cls.method.Parameters)}
+        keys = flowers.translated(settings)
+        return {"method": cls.method.name} | {
+            f"{cls.method.name}.{key}" if key in own else key: value for key, value in keys.items()
+        }
 
     # ---- what a method knows
 
@@ -94,6 +100,11 @@ class ServerHalf(Generic[P, S]):
         if self._answered is None or self._answered[0] is not self.config.parameters:
             self._answered = self.config.parameters, self.method.traits_of(self.config.parameters)
         return self._answered[1]
+
+    @property
+    def shares(self) -> bool:
+        """Whether clients learn anything of each other."""
+        return self.traits.shares.keys is not NOTHING.keys or type(self).aggregate_fit is not ServerHalf.aggregate_fit
 
     @property
     def training_rounds(self) -> int:
@@ -120,6 +131,11 @@ class ServerHalf(Generic[P, S]):
         """Whether the round under way is the closing round, after the last of the configured ones."""
         return self._round.closing
 
+    @property
+    def failed(self) -> list[str]:
+        """The clients, and nodes without a name, that did not do what they were asked in the round under way."""
+        return [failure["client"] for failure in self._round.failures]
+
     def in_order(self, clients: Iterable[str]) -> list[str]:
         """Clients in order of name, "2" before "10"."""
         return in_order(clients)
@@ -130,8 +146,20 @@ class ServerHalf(Generic[P, S]):
         """The pool that clients are sent when they are greeted; by default the one that the server was given."""
         return self.shared
 
+    def kind_of(self, reply: Reply) -> Hashable:
+        """What all clients must have in common, in the answer to a greeting.
+
+        Of clients that come together the most frequent kind is welcomed first, so that one alone does not decide.
+        """
+        spec: Spec | None = reply.report.spec if self.traits.networks != "any" else None
+        if spec is not None and self.traits.networks == "widths":
+            spec = without_widths(spec)
+        return reply.report.metric, reply.report.labels, None if spec is None else tuple(spec.items())
+
     def welcome(self, client: str, reply: Reply) -> None:
-        """Take in what a client answered to its first greeting.
+        """Take in what a client answered to its first greeting; of its arrays it is only known that they are finite.
+
+        What it raises refuses the client.
 
         Raises:
             FedhetError: why this client cannot take part.
@@ -223,10 +251,29 @@ class ServerHalf(Generic[P, S]):
         models = {client: reply.arrays["model"] for client, reply in replies.items() if "model" in reply.arrays}
         if models and self.traits.shares.averaged:
             weights = {client: float(replies[client].examples) for client in models}
-            self.state.model = self.state.model | average_shared(models, weights, self.specs)
+            self.state.model = self.state.model | self.average(models, weights, self.specs)
         return {}
 
+    def average(
+        self,
+        models: Mapping[str, Arrays],
+        weights: Mapping[str, float],
+        specs: Mapping[str, Spec],
+        before: Arrays | None = None,
+    ) -> Arrays:
+        """One array of each shared key, by the key `aggregation`; updates that are cut are named in the round's row.
+
+        Args as of `put_together`; `before` is `state.model` if left out.
+        """
+        start = self.state.model if before is None else before
+        found, cuts = put_together(models, weights, specs, start, Rule.of(self.config))
+        self._round.cuts += map(vars, cuts)
+        return found
+
     # ---- the end
+
+    def check_last(self, reply: Reply) -> None:
+        """Check what a client sent back at the evaluation at the end, as `check_reply` does after training."""
 
     def conclude(self, replies: Mapping[str, Reply]) -> None:
         """Take in what clients sent back at the evaluation at the end."""

@@ -1,7 +1,9 @@
 """Who is there: clients by their own names, whatever nodes they are at, and what each shares."""
 
+import math
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from flwr.serverapp import Grid
 
@@ -10,10 +12,27 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.options import Config
 from fedhet.rows import client_order
 from fedhet.server.state import State
-from fedhet.wire import Reply, Spec, difference, without_widths
+from fedhet.wire import Reply, Spec, WireError, difference, without_widths
 
 GRACE = 10.0
 """Seconds to wait for nodes that must be there and are only just starting."""
+
+
+MOST_PREDICTIONS = 2**16
+"""Predictions of one example: a text has one for each character."""
+
+
+class Counts(NamedTuple):
+    """What a client says of the size of its data, in every reply the same."""
+
+    training_examples: int
+    test_examples: int
+    validation_examples: int
+
+    @classmethod
+    def of(cls, reply: Reply) -> "Counts":
+        """Those of a reply."""
+        return cls(reply.examples, reply.test_examples, reply.validation_examples)
 
 
 @dataclass
@@ -24,22 +43,32 @@ class Roster:
         nodes: the node of each client that is there, in order of client name.
         refused: nodes that cannot take part, and whose name bars them, if one does.
         specs: names, shapes and dtypes of what each client shares, of those that left too.
+        waiting: nodes whose clients come after the last round.
         keys: for each shared key, what its arrays are like, and the first client that has it.
         metric: name of the task's metric, and the first client that named it.
+        labels: how many numbers the metric has.
+        greeted: what each client said of the size of its data.
     """
 
     nodes: dict[str, int] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     specs: dict[str, Spec] = field(default_factory=dict)
+    waiting: set[int] = field(default_factory=set)
     keys: dict[str, tuple[tuple[tuple[int, ...], str], str]] = field(default_factory=dict)
     metric: tuple[str, str] | None = None
+    labels: int = 1
+    greeted: dict[str, "Counts"] = field(default_factory=dict)
 
-    def newcomers(self, grid: Grid) -> list[int]:
-        """The nodes that were not greeted yet; those that left are forgotten."""
+    def not_greeted(self, grid: Grid, *, newcomers: bool) -> list[int]:
+        """The nodes that were not greeted yet, with those that are waiting if it is time for newcomers.
+
+        Those that left are forgotten.
+        """
         present = set(grid.get_node_ids())
         self.nodes = {client: node for client, node in self.nodes.items() if node in present}
         self.refused = {node: name for node, name in self.refused.items() if not name or name in self.nodes}
-        return sorted(present - set(self.nodes.values()) - self.refused.keys())
+        self.waiting = set() if newcomers else self.waiting & present
+        return sorted(present - set(self.nodes.values()) - self.refused.keys() - self.waiting)
 
     def check(self, method: str, reply: Reply, *, networks: str, averaged: bool) -> None:
         """Find out whether a client fits those that are known.
@@ -57,12 +86,10 @@ class Roster:
         name, report = reply.client, reply.report
         if name in self.nodes:
             raise FedhetError("another node goes by this name as well; each needs a partition-id (or name) of its own")
-        if name in ("", ".", "..") or "/" in name:
-            raise FedhetError(f"its name {name!r} cannot be that of a file: give the node another name")
-        if self.metric and report.metric != self.metric[0]:
+        if self.metric and (report.metric, report.labels) != (self.metric[0], self.labels):
             raise FedhetError(
-                f"its task is measured by {report.metric}, that of client {self.metric[1]} by {self.metric[0]}: all "
-                "clients of a run need the same task"
+                f"its task is measured by {_measure(report.metric, report.labels)}, that of client {self.metric[1]} by "
+                f"{_measure(self.metric[0], self.labels)}: all clients of a run need the same task"
             )
         if networks != "any" and self.specs:
             first = min(self.specs, key=client_order)
@@ -83,14 +110,38 @@ class Roster:
                     f"{owner} {known[1]}{list(known[0])}: what is shared must be alike"
                 )
 
+    def check_counts(self, reply: Reply) -> None:
+        """Find out whether a reply is of as many examples as its client was greeted with, and its metrics of no more.
+
+        Raises:
+            WireError: it is not.
+        """
+        now, greeted = Counts.of(reply), self.greeted[reply.client]
+        for what, count, before in zip(Counts._fields, now, greeted, strict=True):
+            if count != before:
+                raise WireError(f"it has {count} {what.replace('_', ' ')} now, and had {before} when it was greeted")
+        for name, measured in reply.measured.items():
+            examples = now.validation_examples if name.startswith("validation-") else now.test_examples
+            most = math.inf if name.startswith("common-") else examples * max(examples, MOST_PREDICTIONS)
+            if len(measured.metric.values) != self.labels or max(measured.metric.weights) > most:
+                raise WireError(f"its metric {name} is of other labels, or weighs more, than it has examples for")
+            if self.metric and self.metric[0] != "r2" and min(measured.metric.values) < 0:
+                raise WireError(f"its metric {name} is below 0, which {self.metric[0]} cannot be")
+
     def admit(self, reply: Reply, node: int) -> None:
         """Take a client in that was checked."""
         name, report = reply.client, reply.report
         self.nodes[name], self.specs[name] = node, report.spec
-        self.metric = self.metric or (report.metric, name)
+        self.greeted[name] = Counts.of(reply)
+        if self.metric is None:
+            self.metric, self.labels = (report.metric, name), report.labels
         for key, spec in report.spec.items():
             self.keys.setdefault(key, (spec, name))
         self.nodes = {client: self.nodes[client] for client in sorted(self.nodes, key=client_order)}
+
+
+def _measure(metric: str, labels: int) -> str:
+    return metric if labels == 1 else f"{metric} of {labels} labels"
 
 
 def agree_on_pool(state: State, reply: Reply, pool: Pool | None, *, labelled: bool) -> None:

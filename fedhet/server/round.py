@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,26 +22,35 @@ log = logging.getLogger("flwr").getChild("fedhet")
 
 @dataclass
 class Round:
-    """A round under way: what was asked of whom, and what it cost."""
+    """A round under way: who trains or joins, what was asked of whom, what it cost, and who lost his state."""
 
     number: int = 0
     final: bool = False
     closing: bool = False
     started: float = field(default_factory=time.perf_counter)
     training: frozenset[str] = frozenset()
+    joining: frozenset[str] = frozenset()
     sent: dict[int, Message] = field(default_factory=dict)
     failures: list[dict[str, str]] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    cuts: list[dict[str, Any]] = field(default_factory=list)
     down: Counter[str] = field(default_factory=Counter)
     up: Counter[str] = field(default_factory=Counter)
 
     def fail(self, client: str, reason: str) -> None:
         """Note that a client did not do what it was asked."""
-        log.warning("round %d, client %s: %s", self.number, client, reason)
         self.failures.append({"client": client, "reason": reason})
 
     def reasons(self) -> str:
-        """All failures, a line each."""
-        return "\n".join(f"  client {failure['client']}: {failure['reason']}" for failure in self.failures)
+        """All failures, a line for each kind, with how many clients it hit."""
+        return "\n".join(f"  {line}" for line in self.lines())
+
+    def lines(self) -> list[str]:
+        """All failures in words, one for each kind."""
+        hit: dict[str, list[str]] = {}
+        for failure in self.failures:
+            hit.setdefault(failure["reason"], []).append(failure["client"])
+        return [f"{_named(clients)}: {reason}" for reason, clients in hit.items()]
 
     def report(
         self,
@@ -61,6 +70,8 @@ class Round:
             scored: which evaluation is the clients' accuracy, `received` or `trained`.
             on_common_test: see `statistics`.
         """
+        for line in self.lines():
+            log.warning("round %d, %s", self.number, line)
         losses = [(r.train_loss, r.examples) for r in replies.values() if r.train_loss is not None]
         weight = sum(examples for _, examples in losses)
         finite = weight and all(math.isfinite(loss) for loss, _ in losses)
@@ -69,6 +80,8 @@ class Round:
             **({"final": True} if self.final else {}),
             "participants": [client for client in replies if client in self.training],
             "failures": self.failures,
+            **({"cut": self.cuts} if self.cuts else {}),
+            **({"lost_state": sorted(self.lost, key=client_order)} if self.lost else {}),
             **statistics(replies, on_common_test),
             "train_loss": math.fsum(loss * examples for loss, examples in losses) / weight if finite else None,
             "work": vars(sum((reply.work for reply in replies.values()), Work())),
@@ -94,6 +107,12 @@ class Round:
         return RoundReport(row, rows)
 
 
+def _named(clients: Sequence[str], most: int = 3) -> str:
+    if len(clients) == 1:
+        return f"client {clients[0]}"
+    return f"{len(clients)} clients ({', '.join(clients[:most])}{', ...' if len(clients) > most else ''})"
+
+
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:
     """Evaluations over clients, on their own test parts, on the common one, and on validation parts if there are any.
 
@@ -101,27 +120,28 @@ def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] |
         replies: what the clients measured.
         on_common_test: the global model's accuracy and loss on the common test set, measured by the server.
     """
-
-    def over_clients(which: str) -> dict[str, Any] | None:
-        return summarise(
-            {
-                client: (_weighed(reply, which), reply.measured[which].loss, _examples(reply, which))
-                for client, reply in replies.items()
-                if which in reply.measured
-            }
-        )
-
     common = {
-        "received": dict(on_common_test) if on_common_test else over_clients("common-received"),
-        "trained": over_clients("common-trained"),
+        "received": dict(on_common_test) if on_common_test else over_clients(replies, "common-received"),
+        "trained": over_clients(replies, "common-trained"),
     }
-    validation = {which: over_clients(f"validation-{which}") for which in ("received", "trained")}
+    validation = {which: over_clients(replies, f"validation-{which}") for which in ("received", "trained")}
     return {
-        "received": over_clients("received"),
-        "trained": over_clients("trained"),
+        "received": over_clients(replies, "received"),
+        "trained": over_clients(replies, "trained"),
         "common": common if any(common.values()) else None,
         **({"validation": validation} if any(validation.values()) else {}),
     }
+
+
+def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | None:
+    """Statistics over the clients that measured it (see `fedhet.rows.summarise`); None if nobody did."""
+    return summarise(
+        {
+            client: (_weighed(reply, which), reply.measured[which].loss, _examples(reply, which))
+            for client, reply in replies.items()
+            if which in reply.measured
+        }
+    )
 
 
 def _examples(reply: Reply, which: str) -> int:

@@ -4,6 +4,7 @@ A method adds fields of its own, each of one of three kinds: a plain JSON value,
 `ArraysBy` (such groups by the name of a client, or of whatever else there are several).
 """
 
+import copy
 import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -59,6 +60,14 @@ class State:
     model: Arrays = field(default_factory=dict)
     validation: list[float] = field(default_factory=list)
     stopped: int = 0
+
+    def aside(self) -> Self:
+        """A copy to go back to: its dictionaries and lists are its own, arrays and records are not."""
+        kept = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, dict | list):
+                setattr(kept, name, copy.copy(value))
+        return kept
 
     def save(self, path: Path) -> None:
         """Write the state to one safetensors file, whole or not at all; all but the arrays is its metadata."""

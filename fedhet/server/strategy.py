@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.errors import FedhetError
 from fedhet.observing import Observer
+from fedhet.server import flowers, newcomers
 from fedhet.server.conversation import Conversation
 from fedhet.server.half import P, S
 from fedhet.server.roster import await_nodes
@@ -22,6 +23,9 @@ from fedhet.server.round import Round, metric_record, statistics, watch_validati
 from fedhet.wire import Reply, decode_arrays, encode_arrays
 
 log = logging.getLogger("flwr").getChild("fedhet")
+
+LAST = 3
+"""So many last rounds (or all, if there are fewer) in a row that did not count make a run a failed one."""
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -44,7 +48,6 @@ class FederatedStrategy(Conversation[P, S], Strategy):
     def __init__(self, *args: Any, observers: Sequence[Observer] = (), **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.observers = list(observers)
-        self._own_loop = False
         self._on_common_test: MetricRecord | None = None
 
     # ---- the run
@@ -70,16 +73,19 @@ class FederatedStrategy(Conversation[P, S], Strategy):
                 resumed; by default the first client's initial weights.
             num_rounds: rounds of training.
             timeout: seconds to wait for replies.
-            train_config: keys of the configuration to change, for training and the evaluation that rides with it.
+            train_config: keys of the configuration to change, for training and the evaluation that rides with it;
+                Flower's names (`lr`) are understood, and keys that are not fedhet's reach mods around the clients.
             evaluate_config: likewise; where both name a key, `train_config` wins.
-            evaluate_fn: evaluates the global model at the server, before the first round and after each.
+            evaluate_fn: evaluates the global model at the server, before the first round and after each; its arrays are
+                in Flower's format.
 
         Raises:
-            FedhetError: no client can serve, or none answered the first round; with their reasons.
+            FedhetError: too few clients can serve, none answered the first round, or the last rounds came to nothing;
+                with their reasons. Or the method failed.
         """
         overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
         self._override({key: value for key, value in overrides.items() if value is not None})
-        self._override({**(evaluate_config or {}), **(train_config or {})})
+        self._take({**(evaluate_config or {}), **(train_config or {})})
         self._grid, self._own_loop = grid, True
         for _, why in self.config.idle:
             log.warning("%s", why)
@@ -100,25 +106,49 @@ class FederatedStrategy(Conversation[P, S], Strategy):
 
     def _run(self, grid: Grid, evaluate_fn: EvaluateFunction | None) -> Result:
         result = Result()
-        self._gather(grid)
+        self.go(grid, 0)
         for observer in self.observers:
             observer.started(self, self.state.round + 1, self.last_round)
         self._evaluate_globally(self.state.round, evaluate_fn, result)
         while (round := self.state.round + 1) <= self.last_round:
-            messages = self.configure_train(round, ArrayRecord(), ConfigRecord(), grid)
-            _, metrics = self.aggregate_train(round, self._send(messages))
-            result.train_metrics_clientapp[round] = metrics or MetricRecord()
+            result.train_metrics_clientapp[round] = self.go(grid, round)
             self._evaluate_globally(round, evaluate_fn, result)
-        result.evaluate_metrics_clientapp[self.last_round] = self._evaluate_at_the_end(self.last_round + 1, grid)
-        result.arrays = encode_arrays(self.state.model)
+        self._check_that_rounds_counted()
+        result.evaluate_metrics_clientapp[self.last_round] = self.go(grid, self.last_round + 1)
+        result.arrays = encode_arrays(self.state.model, flower=True)
         return result
 
+    def go(self, grid: Grid, round: int) -> MetricRecord:
+        """One round of `start`: from 1 to `last_round` one of training; 0 greets, the one after the last evaluates."""
+        self._grid, self._own_loop = grid, True
+        if not round:
+            return self._gather(grid)
+        if round > self.last_round:
+            return self._evaluate_at_the_end(round, grid)
+        messages = self.configure_train(round, ArrayRecord(), ConfigRecord(), grid)
+        _, metrics = self.aggregate_train(round, self._send(messages))
+        return metrics or MetricRecord()
+
+    def _check_that_rounds_counted(self) -> None:
+        """A run whose last rounds all came to nothing is no finished run.
+
+        Raises:
+            FedhetError: it is such a run.
+        """
+        counted = max((client.trained for client in self.state.clients.values()), default=-1)
+        if self.last_round - max(counted, 0) >= min(LAST, self.last_round) > 0:
+            raise FedhetError(
+                f"no round counted after round {max(counted, 0)} of {self.last_round}: too few clients gave a valid "
+                f"reply (min-clients = {self.config.min_clients}):\n{self._round.reasons() or '  none was asked'}"
+            )
+
     def _record(self, folder: Path) -> None:
+        from fedhet.results.loggers import loggers
         from fedhet.results.recorder import RunDirectory
 
         directory = RunDirectory(folder.resolve(), self.config, "flwr", resume=self.config.resume)
         self.state = cast(S | None, directory.state(self.state_class)) or self.state
-        self.observers = [directory]
+        self.observers = [directory, *loggers(self.config, folder.resolve())]
 
     # ---- Flower's hooks
 
@@ -127,7 +157,8 @@ class FederatedStrategy(Conversation[P, S], Strategy):
     ) -> Iterable[Message]:
         """Flower's hook: the messages of a round. Within `start`, clients that do not train are evaluated with it."""
         self._grid = grid
-        self._override(config)
+        if not self._own_loop:
+            self._take(config)
         closing = self._own_loop and server_round > self.training_rounds and self.config.closing_epochs > 0
         self._round = Round(server_round, closing=closing)
         if arrays:
@@ -141,6 +172,10 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         payloads = self.configure_fit(server_round, [client for client in self.roster.nodes if client in drawn])
         # A client may turn out to be lost when it is asked something on the way.
         payloads = {client: payload for client, payload in payloads.items() if client in self.roster.nodes}
+        if not self._own_loop and (wrapper := flowers.wrapper_of(self)) is not None:
+            shared = [self.specs[client] for client in self.present]
+            flowers.check_wrapped(wrapper, self.name, self.traits, shared, arrays, self.config)
+            flowers.check_payloads(wrapper, self.name, payloads)
         self._round.training = frozenset(payloads)
         evaluate = self._own_loop and (closing or self._evaluates(server_round))
         epochs = self.config.closing_epochs if closing else self.config.local_epochs
@@ -159,7 +194,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         trained = {client: reply for client, reply in valid.items() if client in self._round.training}
         metrics: dict[str, float] = {}
         if trained and len(trained) >= min(self.config.min_clients, len(self._round.training)):
-            metrics = self.aggregate_fit(server_round, trained)
+            metrics = self._learn(server_round, trained)
             for client in trained:
                 self.state.clients[client].trained = server_round
         elif self._round.training:
@@ -168,13 +203,30 @@ class FederatedStrategy(Conversation[P, S], Strategy):
                 raise FedhetError(f"no client did its part in the first round:\n{self._round.reasons()}")
         self.state.round = server_round
         record = self._complete(valid, metrics)
-        return (encode_arrays(self.state.model) if self.state.model else None), record
+        return (encode_arrays(self.state.model, flower=True) if self.state.model else None), record
+
+    def _learn(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """The method's `aggregate_fit`; what it raises of valid replies is no client's fault, and ends the run.
+
+        Raises:
+            FedhetError: it failed, and where the run can go on.
+        """
+        try:
+            return self.aggregate_fit(round, replies)
+        except FedhetError:
+            raise
+        except Exception as error:
+            raise FedhetError(
+                f"round {round}: {self.name} failed to put together what clients {', '.join(replies)} sent "
+                f"({type(error).__name__}: {error}); the last state that was saved is that after round {round - 1}, "
+                "the last complete one, from which a resumed run goes on"
+            ) from error
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Flower's hook, for its own loop: an evaluation of all clients, an exchange of its own."""
-        self._override(config)
+        self._take(config)
         if not self._evaluates(server_round):
             return []
         payloads = self.evaluated_with(self.present, amid_training=False)
@@ -189,15 +241,19 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         """Log what this strategy is."""
         log.info("%s: %s", self.name, self.parameters)
 
-    def _gather(self, grid: Grid) -> None:
+    def _gather(self, grid: Grid) -> MetricRecord:
         """Wait for clients and greet them: round 0."""
         await_nodes(grid, self.config)
         fresh = not self.state.clients
         self._round = Round()
         self._greet(grid)
+        if len(self.present) < self.config.min_clients:
+            raise FedhetError(
+                f"{len(self.present)} clients can serve, and {self.config.min_clients} are needed (min-clients):\n"
+                f"{self._round.reasons() or '  no more nodes came'}"
+            )
         self._ready()
-        if fresh:
-            self._complete({}, {})
+        return self._complete({}, {}) if fresh else MetricRecord()
 
     # ---- evaluation
 
@@ -205,15 +261,24 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         self._round = Round(number, final=True)
         self._greet(grid)
         payloads = self.evaluated_with(self.present, amid_training=False)
-        replies = self._valid(self._send(self._messages(MessageType.EVALUATE, payloads, evaluate=True)))
+        sent = self._send(self._messages(MessageType.EVALUATE, payloads, evaluate=True))
+        replies = self._valid(sent, payloads, check=self.check_last)
         self.conclude(replies)
-        return self._complete(replies, {})
+        if not self.config.newcomers:
+            return self._complete(replies, {})
+        known = dict(self.state.clients)
+        came = self._meet_newcomers(grid)
+        result = self._complete(
+            replies, {}, newcomers=newcomers.record(came, self.state.clients, self.config.newcomer_epochs)
+        )
+        self.state.clients = known  # they had no part in what the run trained
+        return result
 
     def _evaluate_globally(self, round: int, function: EvaluateFunction | None, result: Result) -> None:
         """The global model after a round, on the common test set: part of the next row, as what clients receive."""
         self._on_common_test = None
         if function and self.has_global_network and (round == self.last_round or self._evaluates(round + 1)):
-            self._on_common_test = function(round, encode_arrays(self.state.model))
+            self._on_common_test = function(round, encode_arrays(self.state.model, flower=True))
             if self._on_common_test is not None:
                 result.evaluate_metrics_serverapp[round] = self._on_common_test
 
@@ -222,8 +287,10 @@ class FederatedStrategy(Conversation[P, S], Strategy):
 
     # ---- results
 
-    def _complete(self, replies: Mapping[str, Reply], metrics: Mapping[str, float]) -> MetricRecord:
-        """Tell the observers of the round."""
+    def _complete(
+        self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
+    ) -> MetricRecord:
+        """Tell the observers of the round, and what `more` there is in its row."""
         report = self._round.report(
             replies,
             metrics,
@@ -231,6 +298,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
             scored=self.traits.scored,
             on_common_test=self._on_common_test,
         )
+        report.row |= more
         if 0 < self._round.number < self.training_rounds:
             watch_validation(self.state, report.row, self.traits.scored, self.config.early_stopping)
         for observer in self.observers:

@@ -15,12 +15,13 @@ from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.client.app import make_client_app
 from fedhet.engines import local
+from fedhet.engines.workers import WorkerGrid
 from fedhet.files import read_tensors
 from fedhet.population import ClientInfo
 from fedhet.representations import head_name
 from fedhet.server import State
 from fedhet.testing.imports import brought, module_of
-from fedhet.testing.runs import LEARNS, PARTIAL, Case, Kept, run
+from fedhet.testing.runs import LEARNS, PARTIAL, Case, Kept, Run, run
 from fedhet.wire import STYPE, Encoder, Reply, Request, decode, decode_arrays
 
 SIDES = {"server": ("fedhet.client", "fedhet.client_apps"), "client": ("fedhet.server", "fedhet.strategies")}
@@ -49,6 +50,20 @@ class Ordinary:
         assert one.checkpoint == same.checkpoint
         assert one.summary == same.summary
         assert one.row(1)["train_loss"] != other.row(1)["train_loss"]
+
+    @pytest.mark.slow
+    def test_worker_processes_give_the_same_bytes(
+        self, case: Case, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Wherever a client trains."""
+        monkeypatch.setattr(WorkerGrid, "patience", 0)
+        done = Run(tmp_path / "run")
+        local.run_locally(case.config(PARTIAL, workers=2), done.folder)
+        one = kept("ordinary")
+        assert (done.rows, done.clients, done.models, done.checkpoint) == (
+            *(one.rows, one.clients, one.models),
+            one.checkpoint,
+        )
 
     def test_bytes_of_rows_of_clients_and_of_messages_agree(self, kept: Kept) -> None:
         """What is counted is what travels."""

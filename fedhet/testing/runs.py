@@ -37,6 +37,7 @@ COMMON: dict[str, Value] = {
     "shared-samples": 64,
     "closing-epochs": 0,
     "fraction-train": 1.0,
+    "workers": 1,
 }
 """What all methods are run with: a run takes a fraction of a second."""
 

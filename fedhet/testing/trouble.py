@@ -1,16 +1,18 @@
 """What every method must do when clients, nodes or the run itself fail."""
 
 import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import fedhet
 from fedhet import registry
 from fedhet.engines import local
-from fedhet.testing.faults import REPLIES, Stop, Tampering, at, dropping, raising
+from fedhet.testing.faults import REPLIES, Stop, Tampering, at, dropping, raising, where
 from fedhet.testing.runs import PARTIAL, Case, Kept, Run, run, run_on
 from fedhet.wire import decode_arrays, to_tensor
 
@@ -62,6 +64,44 @@ class Trouble:
         done = run(tmp_path / "run", settings)
         assert "no reply within" in done.row(2)["failures"][0]["reason"]
         _assert_same_but_for_the_fault(done, expected)
+
+    def test_no_answer_of_one_client_ends_a_run(self, case: Case, kept: Kept) -> None:
+        """Whatever it sends, greeting and end included: it is refused, which comes to the same as silence, or taken."""
+        found = _attacked(case, kept, 200)
+        assert min(found["refused"], found["taken"]) >= 20, "the attack can tell"
+
+    @pytest.mark.slow
+    def test_no_answer_of_one_client_ends_a_run_at_length(self, case: Case, kept: Kept) -> None:
+        """The same, of other answers at every call."""
+        _attacked(case, kept, 5000, repeat=False)
+
+    @pytest.mark.slow
+    def test_a_hostile_client_in_a_whole_run_comes_to_the_same_as_a_silent_one(
+        self, case: Case, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        """Where it is refused it is named; five runs, in each of which two of its answers are others."""
+        from fedhet.testing.hostile import two_changes
+
+        @two_changes(rounds=4)
+        def whole_run(changes: Mapping[int, Callable[[RecordDict], None]]) -> None:
+            folder, done = tmp_path_factory.mktemp("hostile"), set[int]()
+
+            def change(message: Message, client: str, reply: Message) -> None:
+                number, kind = where(message)
+                if client == "1" and kind == "train" and number in changes and reply.has_content():
+                    changes[number](reply.content)
+                    done.add(number)
+
+            hostile = run(folder / "hostile", case.settings(rounds=4), app=Tampering(after=change))
+            assert hostile.summary["status"] == "completed"
+            assert {client for _, client in hostile.failures} <= {"1"}
+            refused = {number for number, _ in hostile.failures}
+            if refused == done:
+                fault = raising(at(refused, "1"), RuntimeError("says nothing"))
+                silent = run(folder / "silent", case.settings(rounds=4), app=Tampering(before=fault))
+                _assert_same_but_for_the_fault(hostile, silent)
+
+        whole_run()
 
     def test_a_client_that_lacks_what_it_was_sent_is_greeted_again(
         self, case: Case, kept: Kept, tmp_path: Path
@@ -190,6 +230,16 @@ class Trouble:
         assert done.failures == [(0, "0")]
         assert "another node goes by this name" in done.rows[0]["failures"][0]["reason"]
         assert [row["participants"] for row in done.rows[1:4]] == [["0", "1"]] * 3
+
+
+def _attacked(case: Case, kept: Kept, examples: int, *, repeat: bool = True) -> Counter[str]:
+    from fedhet.testing.hostile import Recording, attack
+
+    logging.disable(logging.CRITICAL)  # thousands of warnings, of no use to anybody
+    try:
+        return attack(Recording.of(case, kept("ordinary")), examples, repeat=repeat)
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _assert_same_but_for_the_fault(done: Run, expected: Run) -> None:

@@ -1,6 +1,7 @@
 """What travels: arrays in records, their names and shapes, and the protocol of requests and replies."""
 
 from fedhet.wire.arrays import (
+    LARGEST,
     STYPE,
     Arrays,
     Encoder,
@@ -16,10 +17,13 @@ from fedhet.wire.arrays import (
     to_arrays,
     to_tensor,
 )
-from fedhet.wire.protocol import LostReply, Refusal, Reply, Report, Request
+from fedhet.wire.protocol import LostReply, Refusal, Reply, Request
+from fedhet.wire.report import Report
 from fedhet.wire.specs import Spec, difference, load_into, narrowed, spec_of, without_widths
+from fedhet.wire.told import Told
 
 __all__ = [
+    "LARGEST",
     "STYPE",
     "Arrays",
     "Encoder",
@@ -30,6 +34,7 @@ __all__ = [
     "Report",
     "Request",
     "Spec",
+    "Told",
     "WireError",
     "as_read",
     "cast",

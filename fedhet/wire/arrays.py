@@ -1,9 +1,11 @@
 """Arrays to and from Flower records: raw bytes with dtype and shape, no pickle, checked on arrival.
 
 What travels is a `Payload`: named groups of arrays (`"model"`, `"features"`, ...), each a Flower `ArrayRecord`, and
-plain values, a `ConfigRecord`. Flower's own `stype` goes through `np.save`; raw bytes cost a fifth of it.
+plain values, a `ConfigRecord`. Flower's own `stype` goes through `np.save`; raw bytes cost a fifth of it, and only
+fedhet reads them: what Flower or a user is given, or its wrappers and mods look into, is in Flower's format.
 """
 
+import io
 import math
 import warnings
 from collections.abc import Mapping
@@ -21,6 +23,17 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 STYPE = "fedhet.raw"
 RESERVED = frozenset({"values", "request", "metrics", "report"})
 """Names of the records that stand beside the groups of arrays."""
+DTYPES = {
+    name: np.dtype(name)
+    for name in (
+        "bool",
+        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+        *(f"float{bits}" for bits in (16, 32, 64)),
+    )
+}
+"""What arrays may be of, by name; all in this machine's order of bytes."""
+LARGEST = 1e9
+"""Numbers beyond this are none that training which has not diverged makes: sums of their squares must be finite."""
 
 
 # Decoded arrays are read-only views; `as_read` hands them on as such, and nothing writes into them. torch warns of the
@@ -48,9 +61,14 @@ class Payload:
 
 
 class Encoder:
-    """Turns payloads into records; an array that goes to several clients is turned into bytes once."""
+    """Turns payloads into records; an array that goes to several clients is turned into bytes once.
 
-    def __init__(self) -> None:
+    Args:
+        flower: in Flower's format instead of raw bytes.
+    """
+
+    def __init__(self, *, flower: bool = False) -> None:
+        self._flower = flower
         self._done: dict[int, tuple[Arrays, ArrayRecord]] = {}
 
     def __call__(self, payload: Payload) -> RecordDict:
@@ -71,7 +89,7 @@ class Encoder:
     def _record(self, group: Arrays) -> ArrayRecord:
         # The group is kept beside its record, so that its id cannot be given to another object meanwhile.
         if id(group) not in self._done:
-            self._done[id(group)] = (group, encode_arrays(group))
+            self._done[id(group)] = (group, encode_arrays(group, flower=self._flower))
         return self._done[id(group)][1]
 
 
@@ -82,7 +100,10 @@ def decode(record: RecordDict) -> Payload:
         WireError: an array's bytes do not fit its dtype and shape, or are of a kind that cannot be read.
     """
     arrays = {name: decode_arrays(group) for name, group in record.items() if isinstance(group, ArrayRecord)}
-    return Payload(arrays, dict(record["values"]) if "values" in record else {})
+    values = record["values"] if "values" in record else ConfigRecord()
+    if RESERVED & arrays.keys() or not isinstance(values, ConfigRecord):
+        raise WireError("records of values and of arrays are mixed up")
+    return Payload(arrays, dict(values))
 
 
 def decode_arrays(record: ArrayRecord) -> Arrays:
@@ -93,7 +114,7 @@ def decode_arrays(record: ArrayRecord) -> Arrays:
     """
     try:
         return {name: _decode(array) for name, array in record.items()}
-    except (ValueError, TypeError, EOFError) as error:
+    except (ValueError, TypeError, EOFError, OverflowError, SyntaxError) as error:
         raise WireError(f"arrays cannot be read: {error}") from error
 
 
@@ -103,8 +124,10 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
-def encode_arrays(arrays: Arrays) -> ArrayRecord:
-    """One record of arrays."""
+def encode_arrays(arrays: Arrays, *, flower: bool = False) -> ArrayRecord:
+    """One record of arrays: raw bytes, or in Flower's format."""
+    if flower:
+        return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
     record = ArrayRecord()
     for name, array in arrays.items():
         record[name] = Array(dtype_name(array.dtype), tuple(array.shape), STYPE, array.tobytes())
@@ -113,7 +136,7 @@ def encode_arrays(arrays: Arrays) -> ArrayRecord:
 
 def to_arrays(tensors: Mapping[str, torch.Tensor], dtype: str = "") -> Arrays:
     """Tensors as arrays, on the CPU and without a copy where that can be; floating ones cast to `dtype` if given."""
-    return cast({name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}, dtype)
+    return cast({name: _numpy(tensor.detach().cpu()) for name, tensor in tensors.items()}, dtype)
 
 
 def cast(arrays: Arrays, dtype: str) -> Arrays:
@@ -156,16 +179,28 @@ def check(
 
 
 def check_finite(arrays: Arrays, what: str) -> None:
-    """Check that no array holds NaN or infinity.
+    """Check that no array holds NaN, infinity, or a number that is as good as infinite (`LARGEST`).
 
     Raises:
         WireError: naming the array.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         for name, array in arrays.items():
-            # A sum of squares is finite unless an entry is not (or it overflows, which the slow look then clears).
-            if array.dtype.kind == "f" and not math.isfinite(np.vdot(array, array)) and not np.isfinite(array).all():
-                raise WireError(f"{what}: {name} has values that are not finite")
+            # A small sum of squares says that all are small; only if it is not, or overflows, each is looked at.
+            if array.dtype.kind == "f" and array.size and not float(np.vdot(array, array)) <= LARGEST:
+                largest = float(np.abs(array).max())
+                if not math.isfinite(largest):
+                    raise WireError(f"{what}: {name} has values that are not finite")
+                if largest > LARGEST:
+                    raise WireError(
+                        f"{what}: {name} has values up to {largest:.1e}, beyond {LARGEST:.0e}: has training diverged?"
+                    )
+
+
+def _numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A tensor's array; bfloat16, which NumPy has not, as float32."""
+    own: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return own
 
 
 def _cast(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
@@ -173,9 +208,29 @@ def _cast(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
 
 
 def _decode(array: Array) -> np.ndarray[Any, Any]:
+    dtype = DTYPES.get(array.dtype)
+    if dtype is None:
+        raise ValueError(f"there are none of dtype {array.dtype[:50]!r}, only of {', '.join(DTYPES)}")
     if array.stype != STYPE:
-        return array.numpy()
-    dtype = np.dtype(array.dtype)
+        return _flowers_own(array, dtype)
+    _check_size(array.shape, dtype, len(array.data))
     if not array.data:  # frombuffer refuses an empty buffer
-        return np.empty(0, dtype).reshape(array.shape)
+        return np.empty(array.shape, dtype)
     return np.frombuffer(array.data, dtype).reshape(array.shape)
+
+
+def _flowers_own(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An array as Flower itself sends it; what its header promises is compared with what is there before it is read."""
+    source = io.BytesIO(array.data)
+    version = np.lib.format.read_magic(source)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, found = read(source)
+    if (shape, found) != (array.shape, dtype):
+        raise ValueError(f"one is {found}{list(shape)}, and was said to be {dtype}{list(array.shape)}")
+    _check_size(shape, dtype, len(array.data) - source.tell())
+    return array.numpy()
+
+
+def _check_size(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> None:
+    if len(shape) > 32 or any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != size:
+        raise ValueError(f"{size} bytes are no {dtype}{list(shape[:32])}")

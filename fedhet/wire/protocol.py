@@ -14,13 +14,23 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedhet.data import Pool
 from fedhet.errors import FedhetError
+from fedhet.files import plain_name
 from fedhet.rows import Work
 from fedhet.task import Metric
 from fedhet.wire.arrays import Arrays, Encoder, Payload, WireError, decode, to_arrays, to_tensor
-from fedhet.wire.specs import Spec
+from fedhet.wire.report import Report
+from fedhet.wire.told import LONGEST, Told
 
-GREET, FIRST = "greet", "first"
-"""Questions that every client is asked: who it is, and the weights from which all start."""
+GREET, FIRST, JOIN = "greet", "first", "join"
+"""Questions that every client is asked: who it is, the weights from which all start, and, of one that comes after the
+last round, what it achieves with what it receives."""
+
+STARTS = ("received", "scratch")
+"""From what one that comes after the last round goes on: what it received, and its own initial weights. What it
+measured after epoch 3 goes by `received-3`."""
+
+NO_HANDLER = "function registered with name"
+"""What Flower says of a ClientApp that has no handler for a message, as fedhet's has for each of its own."""
 
 POOL = "pool"
 """The group of arrays that is the shared pool, in a greeting."""
@@ -40,6 +50,8 @@ class Request:
         question: what is asked, in a query.
         run: the run's own name, where the client's state folder serves several runs.
         pool: digest of the shared pool, if the method needs one.
+        flower: whether arrays travel in Flower's format, since a wrapper of Flower's may look into them.
+        here: what only a server on the client's own machine can know (`fedhet.machine.proof` of the settings).
     """
 
     round: int = 0
@@ -51,85 +63,50 @@ class Request:
     question: str = ""
     run: str = ""
     pool: str = ""
+    flower: bool = False
+    here: str = ""
 
-    def write(self, record: RecordDict, settings: str) -> None:
-        """Put the request into a message's records, with the settings of the run (`Config.text`)."""
-        record["request"] = ConfigRecord({"settings": settings, "request": json.dumps(vars(self))})
+    def write(self, record: RecordDict, settings: str, further: Mapping[str, Any] | None = None) -> None:
+        """Put the request into a message's records.
+
+        Args:
+            record: the message's.
+            settings: those of the run (`Config.text`).
+            further: values that are not fedhet's, for Flower's mods around the clients.
+        """
+        record["request"] = ConfigRecord({**(further or {}), "settings": settings, "request": json.dumps(vars(self))})
 
     @classmethod
     def read(cls, record: RecordDict) -> tuple["Request", str]:
         """The request in a message's records, and the settings.
 
         Raises:
-            KeyError: the message is not one of fedhet's server.
+            WireError: the message is not one of fedhet's server, or what would become a path is no plain name.
         """
-        found = record["request"]
-        return cls(**json.loads(str(found["request"]))), str(found["settings"])
-
-
-@dataclass
-class Report:
-    """What a client says of itself, beside the method's reply; all but the name and what was lost only when greeted.
-
-    Attributes:
-        client: its name.
-        lost_state: the round whose state was expected of it and is lost; -1 if none is.
-        metric: name of its task's metric.
-        architecture: the architecture's name, empty where it is not disclosed.
-        partition: its partition id and the number of partitions, None where the node has none.
-        own_data: whether its data are not the configured data set's.
-        spec: names, shapes and dtypes of what is shared of its network.
-        pool: digest of the pool that it has itself, empty without one.
-        pool_size: examples in that pool.
-    """
-
-    client: str
-    lost_state: int = -1
-    metric: str = ""
-    architecture: str = ""
-    partition: tuple[int, int] | None = None
-    own_data: bool = False
-    spec: Spec = field(default_factory=dict)
-    pool: str = ""
-    pool_size: int = 0
-
-    def record(self) -> ConfigRecord:
-        """As it travels: what is not said is left out."""
-        said: dict[str, Any] = {"client": self.client}
-        if self.lost_state >= 0:
-            said["lost-state"] = self.lost_state
-        if self.metric:
-            said |= {"metric": self.metric, "own-data": self.own_data}
-        if self.architecture:
-            said["architecture"] = self.architecture
-        if self.partition:
-            said["partition"] = list(self.partition)
-        if self.pool:
-            said |= {"pool": self.pool, "pool-size": self.pool_size}
-        for name, (shape, dtype) in self.spec.items():
-            said[f"spec.{name}"] = ",".join([dtype, *map(str, shape)])
-        return ConfigRecord(said)
-
-    @classmethod
-    def of(cls, said: Mapping[str, Any]) -> "Report":
-        """What a record says."""
-        spec: Spec = {}
-        for key, value in said.items():
-            if key.startswith("spec."):
-                dtype, *shape = str(value).split(",")
-                spec[key.removeprefix("spec.")] = (tuple(map(int, shape)), dtype)
-        partition = said.get("partition")
+        found = record.get("request")
+        if not isinstance(found, ConfigRecord):
+            raise WireError(
+                "this ClientApp is fedhet's, and the strategy that asks it is not: start one of fedhet's in the "
+                "ServerApp, such as fedhet.FedAvg, or fedhet.make_server_app()"
+            )
+        settings = Told(found).text("settings", longest=2**20)
+        try:
+            said = Told(json.loads(Told(found).text("request", longest=2**16)))
+        except ValueError as error:
+            raise WireError(f"the server's request cannot be read: {error}") from error
         return cls(
-            client=str(said["client"]),
-            lost_state=int(said.get("lost-state", -1)),
-            metric=str(said.get("metric", "")),
-            architecture=str(said.get("architecture", "")),
-            partition=(int(partition[0]), int(partition[1])) if partition else None,
-            own_data=bool(said.get("own-data", False)),
-            spec=spec,
-            pool=str(said.get("pool", "")),
-            pool_size=int(said.get("pool-size", 0)),
-        )
+            round=said.count("round", 0),
+            expected=said.count("expected", -1),
+            epochs=said.count("epochs", 0),
+            closing=said.flag("closing", False),
+            evaluate=said.flag("evaluate", False),
+            final=said.flag("final", False),
+            question=said.text("question", ""),
+            run=said.name("run", ""),
+            pool=said.name("pool", ""),
+            here=said.text("here", ""),
+            flower=said.flag("flower", False),
+        ), settings
 
 
 @dataclass
@@ -172,9 +149,14 @@ class Reply:
         """The groups of arrays."""
         return self.payload.arrays
 
-    def record(self) -> RecordDict:
-        """As it travels."""
-        record = Encoder()(self.payload)
+    @property
+    def told(self) -> Told:
+        """The method's values, checked as they are read."""
+        return Told(self.payload.values)
+
+    def record(self, *, flower: bool = False) -> RecordDict:
+        """As it travels; arrays as raw bytes, or in Flower's format."""
+        record = Encoder(flower=flower)(self.payload)
         metrics: dict[str, Any] = {"num-examples": self.examples, "test-examples": self.test_examples}
         for name, measured in self.measured.items():
             metrics[f"{name}-metric"] = list(measured.metric.values)
@@ -196,52 +178,69 @@ class Reply:
         Raises:
             FedhetError: it carries an error or a refusal, or is no reply of fedhet's client app.
         """
-        if message.has_error():
-            raise FedhetError(f"failed: {message.error.reason or f'error code {message.error.code}'}")
+        reason = message.error.reason or f"error code {message.error.code}" if message.has_error() else ""
+        if NO_HANDLER in reason or (not reason and "report" not in message.content):
+            raise WireError("its ClientApp is not fedhet's: make it with fedhet.make_client_app")
+        if reason:
+            raise FedhetError(f"failed: {reason}")
         records = message.content
-        if "report" not in records:
-            raise WireError("its reply is not that of fedhet's client app: make it with fedhet.make_client_app")
-        said: dict[str, Any] = dict(records["report"])
-        if "refusal" in said:
-            raise (LostReply if said.get("lost") else FedhetError)(str(said["refusal"]))
-        metrics: dict[str, Any] = dict(records["metrics"]) if "metrics" in records else {}
-        examples = metrics.get("num-examples", 0)
-        if "client" not in said or not 1 <= examples < math.inf:
-            raise WireError(f"its reply is damaged: it names {examples} training examples")
+        report, metrics = records.get("report"), records.get("metrics")
+        if not isinstance(report, ConfigRecord):
+            raise WireError("its ClientApp is not fedhet's: make it with fedhet.make_client_app")
+        if "refusal" in report:
+            reason = str(report["refusal"])
+            raise (LostReply if report.get("lost") is True else FedhetError)(reason[:LONGEST_REASON])
+        if not isinstance(metrics, MetricRecord):
+            raise WireError("its reply is damaged: it has no metrics")
+        said = Told(metrics)
+        own = Report.of(report)
         return cls(
-            client=str(said["client"]),
-            examples=int(examples),
+            client=own.client,
+            examples=said.count("num-examples", at_least=1),
             payload=decode(records),
-            report=Report.of(said),
-            test_examples=int(metrics.get("test-examples", 0)),
-            train_loss=metrics.get("train-loss"),
+            report=own,
+            test_examples=said.count("test-examples", 0),
+            train_loss=said.number("train-loss") if "train-loss" in said else None,
             measured=_measured(metrics),
-            validation_examples=_count(metrics, "validation-examples"),
-            work=Work(**{each.name: _count(metrics, _kebab(each.name)) for each in fields(Work)}),
+            validation_examples=said.count("validation-examples", 0),
+            work=Work(**{each.name: said.count(_kebab(each.name), 0) for each in fields(Work)}),
         )
+
+
+LONGEST_REASON = 2000
+"""Characters of a refusal that are shown."""
 
 
 def _kebab(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _count(metrics: Mapping[str, Any], key: str) -> int:
-    count = metrics.get(key, 0)
-    if not isinstance(count, int) or count < 0:
-        raise WireError(f"its reply is damaged: {key} is {count}")
-    return count
-
-
 def _measured(metrics: Mapping[str, Any]) -> dict[str, Measured]:
+    """The evaluations: a metric is in [0, 1] where it weighs anything, and a loss is finite.
+
+    Raises:
+        WireError: one is not.
+    """
     found = {}
     for key, values in metrics.items():
         name, _, what = key.rpartition("-")
-        if what == "metric":
-            weights = metrics.get(f"{name}-weight")
-            if not isinstance(values, list) or not isinstance(weights, list) or len(values) != len(weights):
-                raise WireError(f"its reply is damaged: {key} is {values} with weights {weights}")
-            found[name] = Measured(Metric(tuple(values), tuple(weights)), float(metrics.get(f"{name}-loss", math.nan)))
+        if what != "metric":
+            continue
+        weights: Any = metrics.get(f"{name}-weight")
+        if len(name) > LONGEST or not _is_metric(values, weights):
+            raise WireError(f"its reply is damaged: {key[:LONGEST]} is {values} with weights {weights}")
+        found[name] = Measured(Metric(tuple(values), tuple(weights)), Told(metrics).number(f"{name}-loss"))
     return found
+
+
+def _is_metric(values: Any, weights: Any) -> bool:
+    return (
+        isinstance(values, list)
+        and isinstance(weights, list)
+        and len(values) == len(weights)
+        and all(0 <= weight < math.inf for weight in weights)
+        and all(weight == 0 or -math.inf < value <= 1 for value, weight in zip(values, weights, strict=True))
+    )
 
 
 class LostReply(FedhetError):
@@ -281,7 +280,7 @@ def pool_in(payload: Payload) -> Pool | None:
 
 
 def name_in(message: Message) -> str:
-    """The name that a client gave in its reply, refusing or not; empty where there is none."""
-    if not message.has_content() or "report" not in message.content:
-        return ""
-    return str(message.content["report"].get("client", ""))
+    """The name that a client gave in its reply, refusing or not; empty where there is none that can be shown."""
+    report = message.content.get("report") if message.has_content() else None
+    name = report.get("client") if isinstance(report, ConfigRecord) else None
+    return name if isinstance(name, str) and plain_name(name) else ""

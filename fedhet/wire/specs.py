@@ -7,15 +7,26 @@ import torch
 from torch import Tensor
 
 from fedhet.errors import ModelError
-from fedhet.wire.arrays import Arrays, as_read
+from fedhet.wire.arrays import DTYPES, Arrays, as_read
 
 Spec = dict[str, tuple[tuple[int, ...], str]]
 """Shape and dtype of every array of a group, by name."""
 
 
 def spec_of(tensors: Mapping[str, Tensor]) -> Spec:
-    """Shape and dtype of every tensor."""
-    return {name: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()}
+    """Shape and dtype of every tensor, as it travels: bfloat16, which NumPy has not, as float32.
+
+    Raises:
+        ModelError: one is of a dtype that cannot travel, such as complex numbers.
+    """
+    return {name: (tuple(tensor.shape), _dtype(name, tensor)) for name, tensor in tensors.items()}
+
+
+def _dtype(name: str, tensor: Tensor) -> str:
+    dtype = "float32" if tensor.dtype == torch.bfloat16 else str(tensor.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ModelError(f"{name} is {dtype}, which cannot be shared: arrays must be of {', '.join(DTYPES)}")
+    return dtype
 
 
 def narrowed(spec: Spec, dtype: str) -> Spec:

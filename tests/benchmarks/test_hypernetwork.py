@@ -79,7 +79,7 @@ def test_memory_of_a_step_of_resnet18() -> None:
 SERVER = """
 import psutil
 from flwr.app import Array, ArrayRecord, Message
-from fedhet.engines.local import LocalGrid
+from fedhet.engines.local import LocalGrid, identify
 from fedhet.strategies.flha_ghn import FLHAGHN
 from fedhet.wire import STYPE, Payload, Reply, Report
 
@@ -109,7 +109,7 @@ class Far(LocalGrid):
     # The nodes are elsewhere: what is pushed is gone, a reply comes as bytes.
     def push_messages(self, messages):
         for each in messages:
-            self._identify(each)
+            identify(each, self._ids)
             self._waiting[each.metadata.message_id] = each.metadata
         return list(self._waiting)
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from fedhet import config as configuration
 from fedhet import models, population
 from fedhet.engines.local import run_locally
-from fedhet.observing import RoundReport
+from fedhet.engines.workers import WorkerGrid
+from fedhet.observing import Observer, RoundReport
 from fedhet.server import FederatedStrategy
 
 pytestmark = pytest.mark.benchmark
@@ -32,6 +33,7 @@ def settings(architecture: str) -> dict[str, object]:
         "batch-size": BATCH,
         "learning-rate": RATE,
         "rounds": ROUNDS,
+        "workers": 1,
     }
 
 
@@ -124,6 +126,43 @@ def test_round_costs_little_more_than_a_bare_loop(architecture: str, limit: floa
     ratio = ours / theirs
     print(f"\n{architecture}: fedhet {ours:.3f} s a round, bare loop {theirs:.3f} s, ratio {ratio:.3f} (<= {limit})")
     assert ratio <= limit
+
+
+WITH_WORKERS: dict[str, dict[str, object]] = {
+    "fedavg": {"architectures": "cnn"},
+    "fedproto": {"architectures": "cnn,cnn-3-3", "fedproto.width": 32},
+    "fedhenn": {"architectures": "cnn-family", "shared-samples": 500, "samples-per-client": 40},
+}
+
+
+class Clock(Observer):
+    """Seconds of each round that trains."""
+
+    def __init__(self) -> None:
+        self.last, self.seconds = 0.0, list[float]()
+
+    def round(self, strategy: object, report: RoundReport) -> None:
+        now = time.perf_counter()
+        if report.row["round"] and not report.row.get("final"):
+            self.seconds.append(now - self.last)
+        self.last = now
+
+
+@pytest.mark.parametrize("method", WITH_WORKERS)
+def test_two_workers_halve_a_round(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerGrid, "patience", 0)
+    own = {**settings("cnn"), "method": method, "fraction-train": 1.0, "closing-epochs": 0, "rounds": 8}
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    with one_thread():
+        for turn in range(2):
+            for number in (1, 2):
+                clock = Clock()
+                config = configuration.resolve({**own, **WITH_WORKERS[method], "workers": number})
+                run_locally(config, tmp_path / f"{number}-{turn}", observers=[clock])
+                seconds[number] += clock.seconds[2:]
+    one, two = (statistics.median(seconds[number]) for number in (1, 2))
+    print(f"\n{method}: one process {one:.3f} s a round, two workers {two:.3f} s, ratio {two / one:.3f} (<= .6)")
+    assert two / one <= 0.6
 
 
 def test_memory_of_two_hundred_clients(tmp_path: Path) -> None:

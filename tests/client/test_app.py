@@ -14,6 +14,7 @@ from fedhet.data import ClientData, Examples
 from fedhet.engines.local import FIRST_NODE, LocalGrid
 from fedhet.errors import FedhetError
 from fedhet.files import read_tensors
+from fedhet.wire import Reply
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -66,8 +67,8 @@ def test_data_in_any_usual_form_are_the_same_data(federate, kind, tiny):
         (lambda client: nn.Conv1d(1, 1, 1), None, "client 0: Conv1d has no nn.Linear to take for its head"),
         (None, lambda client: None, "client 0: the data function must return (train, test)"),
         (None, lambda client: ((torch.ones(3, 4), torch.ones(2)), None), "client 0: train has 3 inputs and 2 labels"),
-        (None, lambda client: (THREE, 5), "client 0: test must be a pair of tensors"),
-        (None, lambda client: (NONE, THREE), "client 0 has no training examples"),
+        (None, lambda client: (THREE, 5), "client 0: test is an int, whose rows cannot be asked for by number"),
+        (None, lambda client: (NONE, THREE), "client 0: has no training examples"),
     ],
 )
 def test_what_is_wrong_with_a_clients_model_or_data_is_told_by_name(federate, model, data, reason):
@@ -212,11 +213,12 @@ def test_without_a_test_part_a_client_trains_and_is_not_evaluated(federate, tiny
     assert [row.accuracy is None for row in watch.clients if row.round == 1] == [True, False]
 
 
-def test_a_message_that_is_not_fedhets_is_an_error_not_a_wrong_answer(tiny):
+def test_a_message_that_is_not_fedhets_gets_a_sentence_for_an_answer(tiny):
     grid = LocalGrid(tiny.app(), 1)
     content = RecordDict({"config": ConfigRecord({"lr": 0.1})})
     (reply,) = grid.send_and_receive([Message(content, dst_node_id=FIRST_NODE, message_type="train")])
-    assert reply.has_error()
+    with pytest.raises(FedhetError, match="the strategy that asks it is not: start one of fedhet's"):
+        Reply.open(reply)
 
 
 def test_dropout_and_batches_have_streams_of_their_own(federate):
@@ -263,5 +265,7 @@ def test_what_was_kept_for_one_run_is_let_go_when_another_begins(tiny, tmp_path)
 
 
 def test_a_mapping_without_a_test_part_is_told_in_words(federate, tiny):
-    with pytest.raises(FedhetError, match=r"the data function must return \(train, test\) or a mapping of these names"):
+    with pytest.raises(
+        FedhetError, match="client 0: a mapping of data has 'train' and 'test', and may have .*; it has 'train'"
+    ):
         federate(data=lambda client: {"train": tiny.data(client)[0]}, clients=1)

@@ -12,7 +12,7 @@ from fedhet.wire import Request
 
 def client_in(round, **settings):
     config = configuration.resolve({"method": "fedavg", **settings})
-    whatever = SimpleNamespace()
+    whatever = SimpleNamespace(batch_size=None)
     return Client(
         name="3",
         config=config,

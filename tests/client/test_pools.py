@@ -74,12 +74,12 @@ def test_so_does_one_that_the_clients_bring_along(method, expected, tiny, watch)
 def test_a_pool_without_labels_does_not_do_for_a_method_that_needs_them(tiny, watch):
     with pytest.raises(ConfigError, match="labelled needs a labelled pool, and the shared pool has no labels"):
         start("labelled", tiny.app(), watch, POOL.unlabelled)
-    with pytest.raises(FedhetError, match="client 0: there is no labelled pool to align on"):
+    with pytest.raises(FedhetError, match="clients .0, 1.: there is no labelled pool to align on"):
         start("labelled", bringing(tiny, POOL.inputs), watch)
 
 
 def test_without_any_pool_the_way_to_one_is_told(tiny, watch):
-    with pytest.raises(FedhetError, match="client 0: there is no pool to align on: set shared-samples, or"):
+    with pytest.raises(FedhetError, match="clients .0, 1.: there is no pool to align on: set shared-samples, or"):
         start("inputs", tiny.app(), watch)
 
 

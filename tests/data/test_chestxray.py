@@ -3,18 +3,25 @@
 import csv
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from fedhet import data
+from fedhet import config as configuration
+from fedhet import data, population
 from fedhet.data.chestxray import FINDINGS
 from fedhet.errors import DataError
 
 COLUMNS = ["Image Index", "Finding Labels", "Follow-up #", "Patient ID", "Patient Age", "Patient Gender"]
 PATIENTS, EACH = 30, 3
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def write(folder: Path, *, findings: str = "", side: int = 12, table: str = "Data_Entry_2017_v2020.csv") -> Path:
@@ -81,6 +88,70 @@ def test_no_patient_is_at_two_clients(tmp_path: Path, name: str, seed: int) -> N
         assert sum(len(part.test) for part in parts) == 6 * EACH
         other = data.partition(dataset, name, clients=4, seed=seed + 1)
         assert any(not np.array_equal(one.train, two.train) for one, two in zip(parts, other, strict=True))
+
+
+def test_a_pool_has_whole_patients_and_no_client_has_one_of_them(tmp_path: Path) -> None:
+    dataset = data.load("chestxray14", write(tmp_path / "nih"))
+    split = data.split(dataset, "iid", clients=3, seed=0, shared_samples=10)
+    assert split.shared is not None
+    pool = split.shared.inputs[:, 0, 0, 0].numpy()
+    counts = np.unique(pool, return_counts=True)[1]
+    assert sorted(counts) == [1, EACH, EACH, EACH]
+    held = [patients(dataset.train)[part.train] for part in split.parts]
+    assert not set(pool) & set(np.concatenate(held))
+    assert sum(map(len, held)) == len(dataset.train) - 4 * EACH
+    again, other = (data.split(dataset, "iid", clients=5, seed=seed, shared_samples=10) for seed in (0, 1))
+    assert np.array_equal(split.pool, again.pool)
+    assert not np.array_equal(split.pool, other.pool)
+    with pytest.raises(DataError, match="71 examples that are held out belong to all of its 24 owners"):
+        data.split(dataset, "iid", clients=3, seed=0, shared_samples=71)
+
+
+def test_a_validation_part_has_whole_patients(tmp_path: Path) -> None:
+    settings = {"method": "local", "dataset": "chestxray14", "data": str(write(tmp_path / "nih")), "clients": 3}
+    config = configuration.resolve({**settings, "validation": 0.25})
+    for number in range(3):
+        own = population.data_of(population.ClientInfo(str(number), number, 3, config))
+        assert own.validation is not None
+        train, apart = set(patients(own.train)), patients(own.validation)
+        assert not train & set(apart)
+        assert (len(train), len(apart)) == (6, 2 * EACH)
+
+
+def test_decoded_images_are_kept_by_size_and_made_anew_if_they_are_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "nih", side=20)
+    opened: list[object] = []
+    open_image = Image.open
+
+    def opening(file: Path) -> Any:
+        opened.append(file)
+        return open_image(file)
+
+    monkeypatch.setattr(Image, "open", opening)
+
+    def loaded(size: int) -> torch.Tensor:
+        data.registry._load.cache_clear()
+        opened.clear()
+        return data.load("chestxray14", folder, size=size).train.inputs
+
+    first = loaded(8)
+    assert opened
+    again = loaded(8)
+    assert not opened
+    assert torch.equal(first, again)
+    assert loaded(6).shape[1:] == (1, 6, 6)
+    assert opened
+    for kept in (tmp_path / "cache" / "fedhet" / "chestxray14").iterdir():
+        kept.write_bytes(kept.read_bytes()[:-100])
+    assert torch.equal(loaded(8), first)
+    assert opened
+    changed = next(folder.rglob("00000001_000.png"))
+    Image.fromarray(np.full((20, 20), 99, np.uint8)).save(changed)
+    assert 99 in loaded(8)[:, 0, 0, 0]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(changed))  # no folder can be made there
+    assert torch.equal(loaded(6)[:, 0, 0, 0], loaded(8)[:, 0, 0, 0])
 
 
 def test_natural_clients_are_of_one_sex_and_decade(tmp_path: Path) -> None:

@@ -114,17 +114,21 @@ def test_probabilities_have_the_form_of_the_outputs(name: str) -> None:
     outputs = torch.tensor([[1.0, -1.0, 3.0], [0.5, -2.0, -1.0]])
     probabilities = get_task(name).probabilities(outputs)
     assert probabilities.shape == outputs.shape
-    assert probabilities.min() > 0
-    assert probabilities.max() < 1
+    if name == "regression":
+        assert torch.equal(probabilities, outputs)
+    else:
+        assert probabilities.min() > 0
+        assert probabilities.max() < 1
 
 
 def test_losses_train() -> None:
     for task in TASKS.values():
         outputs = torch.zeros(6, 3, requires_grad=True)
-        labels = torch.eye(3).repeat(2, 1).long() if task.name == "multi-label" else torch.arange(6) % 3
+        several = task.name in ("multi-label", "regression")
+        labels = torch.eye(3).repeat(2, 1).long() if several else torch.arange(6) % 3
         task.loss(outputs, labels).backward()
         assert outputs.grad is not None
-        assert task.evaluate(-outputs.grad, labels).value == 1
+        assert task.evaluate(-outputs.grad * (9 if task.name == "regression" else 1), labels).value == 1
         assert not task.evaluate(outputs.detach(), labels).loss_sum.requires_grad
 
 

@@ -56,7 +56,7 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 class TestApp:
     def test_the_table_declares_every_key_as_not_chosen_but_for_the_preset(self, pyproject: dict[str, Any]) -> None:
         declared = flat(pyproject["tool"]["flwr"]["app"]["config"])
-        keys, _, _ = zip(*configuration.keys(outside=False), strict=True)
+        keys, *_ = zip(*configuration.keys(outside=False), strict=True)
         regenerate = "print it anew with `fedhet keys --toml`"
         assert declared == {"preset": "fedhenn/digits"} | dict.fromkeys((*keys, "extra-keys"), ""), regenerate
         assert declared == flat(tomllib.loads(app_table())["tool"]["flwr"]["app"]["config"])
@@ -78,6 +78,8 @@ class TestApp:
             "client_apps",
             "run_configs",
             "pyproject.toml",
+            "README.md",
+            "LICENSE",
             ".info",
         }
         assert len(fab) < 10e6
@@ -266,6 +268,25 @@ def test_flwr_run_of_a_checkout_gives_the_same_history(
     output = simulate(ROOT, simulating, run_config, "num-supernodes=3 client-resources-num-cpus=1")
     assert "round 2/2" in output
     assert repeatable(read_history(tmp_path / "flwr")) == repeatable(local.history)
+
+
+@pytest.mark.slow
+def test_the_bundle_alone_is_enough_to_install_and_to_run(simulating: dict[str, str], tmp_path: Path) -> None:
+    app = tmp_path / "unpacked"
+    zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT))).extractall(app)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", str(tmp_path / "venv")], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "-e", "."], cwd=app, check=True)
+    elsewhere = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    where = "import fedhet, fedhet.strategies as s; print(fedhet.__file__, s.__file__)"
+    found = subprocess.run(
+        [python, "-c", where], env=elsewhere, capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert found.stdout.count(str(app)) == 2
+    out = tmp_path / "run"
+    run_config = f'preset="fedavg/digits" rounds=1 clients=2 out="{out}"'
+    simulate(app, simulating, run_config, "num-supernodes=2 client-resources-num-cpus=1")
+    assert json.loads((out / "summary.json").read_text())["status"] == "completed"
 
 
 @pytest.mark.slow

@@ -112,6 +112,9 @@ class TestAssign:
         with pytest.raises(ModelError, match="2 architectures to assign one-of-each, but 3 clients"):
             models.assign(["a", "b"], "one-of-each", 3, seed=0)
 
+    def test_blocks(self) -> None:
+        assert models.assign(["a", "b"], "blocks", 5, seed=0) == ["a", "a", "a", "b", "b"]
+
     def test_explicit_list(self) -> None:
         assert models.assign([], ["b", "b"], 2, seed=0) == ["b", "b"]
         with pytest.raises(ModelError, match="1 architectures in the list, but 2 clients"):

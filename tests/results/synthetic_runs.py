@@ -55,6 +55,7 @@ def write_run(
     status: str | None = "completed",
     cka: bool = False,
     common: bool = False,
+    newcomers: bool = False,
 ) -> Path:
     """Write a run's files; with `status=None` it was killed before its summary and its final row were written."""
     rng = random.Random(seed)
@@ -96,6 +97,11 @@ def write_run(
                 row["common"] = {"received": {"accuracy": 0.5 + number / 100, "loss": 1.0}, "trained": None}
         if final:
             row["final"] = True
+            if newcomers:
+                starts = {"received": (0.7, 0.8), "scratch": (0.1, 0.4)}
+                row["newcomers"] = {
+                    "own": {start: [statistics_of(value) for value in values] for start, values in starts.items()}
+                }
         rows.append(row)
         for i, name in enumerate(names):
             accuracy, loss = values[name] if values else ("", "")
@@ -130,6 +136,8 @@ def write_run(
             "seconds": 61.25,
             "status": status,
         }
+        if newcomers:
+            summary["newcomers"] = {"received_accuracy": [0.7, 0.8], "scratch_accuracy": [0.1, 0.4]}
         if status == "failed":
             summary["error"] = "3 of 10 clients replied, 5 are needed"
         (folder / "summary.json").write_text(json.dumps(summary))

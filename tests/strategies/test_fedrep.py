@@ -109,5 +109,5 @@ def test_a_model_that_is_all_head_is_refused_by_name(federate):
     def data(client):
         return ((torch.zeros(8, 64), torch.zeros(8).long()),) * 2
 
-    with pytest.raises(FedhetError, match="client 0: a phase of training has no parameters to train"):
+    with pytest.raises(FedhetError, match="clients .*: a phase of training has no parameters to train"):
         federate("fedrep", model=model, data=data)

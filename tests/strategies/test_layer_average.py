@@ -44,9 +44,11 @@ def test_layers_are_averaged_over_the_clients_that_have_them(federate, by, group
     own = {"layer-average.by": by, "rounds": 2}
     done = federate("layer-average", model=network, data=of_unequal_numbers, **own)
     assert done.failures == []
-    sent = {client: layers(done.sent[1, client]["model"]) for client in WIDTHS}
+    group = "common" if by == "prefix" else "model"
+    sent = {client: layers(done.sent[1, client][group]) for client in WIDTHS}
     received = {client: layers(done.received[2, client]["model"]) for client in WIDTHS}
     together = {layer for group in groups for layer in group}
+    assert all(len(sent[client]) == len(groups) if by == "prefix" else len(WIDTHS[client]) + 1 for client in WIDTHS)
     for group in groups:
         for part in (0, 1):  # weight and bias
             own = [sent[client][int(place)][part].astype(np.float64) for client, place in group]
@@ -78,7 +80,7 @@ def test_by_prefix_networks_that_begin_unlike_have_nothing_in_common(federate):
         "layer-average", model=unlike, data=of_unequal_numbers, **{"layer-average.by": "prefix", "clients": 2}
     )
     assert done.failures == []
-    assert [row["bytes_down"] for row in done.rows if row["participants"]] == [0, 0]
+    assert [row["bytes_down"] + row["bytes_up"] for row in done.rows if row["participants"]] == [0, 0]
 
 
 def test_batchnorms_statistics_stay_and_are_taken_anew(federate):

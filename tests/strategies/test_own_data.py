@@ -43,7 +43,7 @@ def score_of(tensors, examples):
 @pytest.mark.parametrize("test_on", ["global", "both"])
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 def test_without_a_common_test_set_a_client_refuses_in_words(federate, method, test_on):
-    with pytest.raises(FedhetError, match=f"client 0: test-on = {test_on} needs a common test set, .* as `common`"):
+    with pytest.raises(FedhetError, match=f"3 clients .*: test-on = {test_on} needs a common test set, .* as `common`"):
         federate(method, model=model_of, data=without_common, test_on=test_on)
     assert federate(method, "local", model=model_of, data=without_common, test_on="local").failures == []
 

@@ -114,7 +114,14 @@ def test_check_names_the_first_array_that_is_wrong():
 
 
 def test_finite_values_whose_sum_is_not_are_finite():
-    check({"w": np.full(4, 3e38, np.float32)}, {"w": ((4,), "float32")}, "its model")
+    check({"w": np.full(4, 6e4, np.float16)}, {"w": ((4,), "float16")}, "its model")
+
+
+def test_values_beyond_all_training_are_as_good_as_infinite():
+    with pytest.raises(
+        WireError, match=r"its model: w has values up to 3.0e\+30, beyond 1e\+09: has training diverged"
+    ):
+        check({"w": np.full(4, 3e30, np.float32)}, {"w": ((4,), "float32")}, "its model")
 
 
 def test_only_floating_arrays_are_cast():

@@ -1,0 +1,182 @@
+"""Rows of a user's dataset, read when they are needed, and the columns, images and labels in them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Subset
+
+from fedhet.errors import DataError
+
+INPUTS = ("image", "img", "pixel_values", "inputs", "input", "features", "x", "data")
+LABELS = ("label", "labels", "target", "targets", "fine_label", "y")
+"""Names of columns, those of Hugging Face's data sets among them."""
+
+_KNOWN_TO_TORCHVISION = ("targets", "labels", "_labels")
+
+Collate = Callable[[Sequence[Any]], Any]
+
+
+class LazyInputs:
+    """The inputs of a dataset, where a tensor (n, ...) could stand: rows are read as they are asked for, not before.
+
+    Args:
+        dataset: something with rows.
+        collate: makes a batch of rows, as a `DataLoader`'s does; None stacks inputs.
+        rows: which rows these are; all by default.
+        device: where batches go.
+    """
+
+    def __init__(
+        self, dataset: Any, collate: Collate | None, rows: Tensor | None = None, device: str | torch.device = "cpu"
+    ) -> None:
+        self._dataset, self._collate = dataset, collate
+        self._rows = torch.arange(len(dataset)) if rows is None else rows
+        self._device = torch.device(device)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Tensor | slice) -> Tensor:
+        """The inputs of some rows, in their order, read now."""
+        rows = self._rows[index.cpu() if isinstance(index, Tensor) else index]
+        return _read(self._dataset, rows.tolist(), self._collate)[0].to(self._device)
+
+    def split(self, size: int) -> Iterator[Tensor]:
+        """Batches of so many rows."""
+        return (self[start : start + size] for start in range(0, len(self), size))
+
+    def subset(self, rows: Tensor) -> "LazyInputs":
+        """Some of the rows, still not read."""
+        return LazyInputs(self._dataset, self._collate, self._rows[rows], self._device)
+
+    def to(self, device: torch.device) -> "LazyInputs":
+        """The same with batches on a device."""
+        return LazyInputs(self._dataset, self._collate, self._rows, device)
+
+
+def labels_of(dataset: Any, collate: Collate | None) -> Tensor:
+    """All labels: those that the dataset has as a whole, or else of its rows, each of which is read once.
+
+    Raises:
+        DataError: rows are not pairs of an input and a label.
+    """
+    if collate is None and (known := _known_labels(dataset)) is not None and len(known) == len(dataset):
+        return as_labels(known)
+    parts = [
+        _read(dataset, range(start, min(start + 256, len(dataset))), collate)[1]
+        for start in range(0, len(dataset), 256)
+    ]
+    return as_labels(torch.cat(parts))
+
+
+def _known_labels(dataset: Any) -> Any:
+    """The labels of a whole dataset without reading its rows; None where it does not tell them, or transforms them."""
+    if isinstance(dataset, Subset):
+        known = _known_labels(dataset.dataset)
+        return None if known is None else torch.as_tensor(known)[torch.as_tensor(dataset.indices, dtype=torch.int64)]
+    names = getattr(dataset, "column_names", None)
+    if isinstance(names, list) and hasattr(dataset, "with_format"):  # Hugging Face
+        label = next((name for name in LABELS if name in names), None)
+        return dataset.with_format(None)[label][:] if label else None
+    if getattr(dataset, "target_transform", None) is not None:
+        return None
+    known = next((getattr(dataset, name) for name in _KNOWN_TO_TORCHVISION if hasattr(dataset, name)), None)
+    return known if isinstance(known, Tensor | np.ndarray | list) else None
+
+
+def _read(dataset: Any, rows: Sequence[int], collate: Collate | None) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of some rows."""
+    read = [dataset[row] for row in rows]
+    if collate is not None:
+        inputs, labels = _pair(collate(read))
+        return as_tensor(inputs), as_labels(labels)
+    pairs = [_pair(row) for row in read]
+    inputs = [as_tensor(each) for each, _ in pairs]
+    if len(shapes := {tuple(each.shape) for each in inputs}) > 1:
+        one, other = sorted(shapes)[:2]
+        raise DataError(
+            f"has inputs of different shapes, {list(one)} and {list(other)}: resize them where they are read"
+        )
+    return torch.stack(inputs), as_labels([label for _, label in pairs])
+
+
+def _pair(row: Any) -> tuple[Any, Any]:
+    if isinstance(row, Mapping):
+        inputs, labels = columns_of(row)
+        return row[inputs], row[labels]
+    if isinstance(row, tuple | list) and len(row) == 2:
+        return row[0], row[1]
+    raise DataError(
+        f"has rows that are a {type(row).__name__}, where a pair (input, label) or a dict of both is needed"
+    )
+
+
+def columns_of(row: Mapping[str, Any]) -> tuple[str, str]:
+    """The names of the inputs and of the labels among columns.
+
+    Raises:
+        DataError: they cannot be told, or inputs are of several columns.
+    """
+    if {"input_ids", "attention_mask"} <= row.keys():
+        raise DataError(
+            "has inputs of several tensors (input_ids, attention_mask), and networks are given one: have rows with one "
+            "tensor, and the network take it apart"
+        )
+    inputs = [name for name in INPUTS if name in row]
+    labels = [name for name in LABELS if name in row]
+    others = [name for name in row if name not in LABELS]
+    if not inputs and len(others) == 1:
+        inputs = others
+    if not inputs or not labels:
+        raise DataError(
+            f"has columns {', '.join(row)}, of which the inputs must be called {INPUTS[0]} and the labels "
+            f"{LABELS[0]}: rename them, or give pairs (input, label)"
+        )
+    return inputs[0], labels[0]
+
+
+def as_tensor(value: Any) -> Tensor:
+    """Inputs as a tensor: of a PIL image its bytes (channels, height, width), of doubles floats.
+
+    Raises:
+        DataError: they are no numbers, or of several tensors.
+    """
+    if isinstance(value, Mapping) or (isinstance(value, tuple) and value and isinstance(value[0], Tensor)):
+        raise DataError(
+            f"has inputs of several tensors (a {type(value).__name__}), and networks are given one: have rows with one "
+            "tensor, and the network take it apart"
+        )
+    if isinstance(value, list) and value and not isinstance(value[0], int | float | list):
+        return torch.stack([as_tensor(each) for each in value])
+    if hasattr(value, "getbands"):  # a PIL image
+        image = value if value.mode in ("L", "RGB", "RGBA") else value.convert("RGB")
+        pixels = torch.from_numpy(np.array(image))
+        return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"has inputs that are no numbers but a {type(value).__name__}: {error}") from error
+    return tensor.float() if tensor.dtype == torch.float64 and not isinstance(value, Tensor) else tensor
+
+
+def as_labels(value: Any) -> Tensor:
+    """Labels as a tensor: classes (n,) int64; several of 0 and 1, or numbers, (n, labels).
+
+    Raises:
+        DataError: they are no numbers.
+    """
+    if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor | np.ndarray):
+        value = torch.stack([torch.as_tensor(each) for each in value])
+    try:
+        labels = torch.as_tensor(value if isinstance(value, Tensor) else np.asarray(value))
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = type(value[0]).__name__ if isinstance(value, list | tuple) and value else type(value).__name__
+        raise DataError(
+            f"has labels that are no numbers but a {kind}: number the classes from 0, alike for all"
+        ) from error
+    if labels.is_floating_point():
+        return labels.float().reshape(len(labels), -1)
+    return (labels.squeeze(1) if labels.ndim == 2 and labels.shape[1] == 1 else labels).long()

@@ -1,0 +1,140 @@
+"""A Grid whose nodes are calls of a ClientApp.
+
+Flower has no plug-in point for another backend, but a strategy only needs a `Grid`; this one calls the ClientApp
+itself. It must do what Flower's runtime does around a ClientApp: identity, message ids, one context a node, and an
+error reply for a client that raises.
+"""
+
+import itertools
+import logging
+from collections.abc import Iterable, Iterator
+
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedhet.wire.protocol import NO_HANDLER
+
+RUN_ID = 1
+SERVER_ID = 1
+FIRST_NODE = 100
+
+_log = logging.getLogger("flwr").getChild("fedhet")
+
+
+class LocalGrid(Grid):
+    """A Grid whose nodes are calls of a ClientApp.
+
+    Args:
+        client_app: handles every message, one after the other.
+        clients: number of nodes; node i has partition id i.
+    """
+
+    def __init__(self, client_app: ClientApp, clients: int) -> None:
+        be_server()
+        self._client_app = client_app
+        self._contexts = {
+            FIRST_NODE + index: Context(
+                run_id=RUN_ID,
+                node_id=FIRST_NODE + index,
+                node_config={"partition-id": index, "num-partitions": clients},
+                state=RecordDict(),
+                run_config={},
+            )
+            for index in range(clients)
+        }
+        self._ids = itertools.count(1)
+        self._waiting: dict[str, Message] = {}
+        self._told: set[str] = set()
+
+    @property
+    def run(self) -> Run:
+        """Information on the run: only its number."""
+        return Run.create_empty(RUN_ID)
+
+    def set_run(self, run: Run) -> None:
+        """There is one run."""
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """A message to a node."""
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes; none ever leaves."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Take in messages; each is handled when its reply is asked for."""
+        ids = []
+        for message in messages:
+            ids.append(identify(message, self._ids))
+            message.content = _own(message.content)
+            self._waiting[ids[-1]] = message
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies, each once, their messages handled now, one after the other."""
+        return [self._handle(self._waiting.pop(key)) for key in message_ids if key in self._waiting]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Have the messages handled; a call cannot be timed out."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _handle(self, message: Message) -> Message:
+        reply = handled(self._client_app, message, self._contexts[message.metadata.dst_node_id], self._told)
+        identify(reply, self._ids)
+        return reply
+
+
+def be_server() -> None:
+    """Tell Flower whose the messages are that this process makes."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER_ID
+
+
+def handled(app: ClientApp, message: Message, context: Context, told: set[str]) -> Message:
+    """A client's reply; one that raises fails alone: the run goes on, as in Flower's runtime.
+
+    What was raised is logged, unless it was told before: one cause often hits many clients.
+    """
+    try:
+        return app(message, context)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        if NO_HANDLER not in reason and reason not in told:
+            told.add(reason)
+            _log.exception("client at node %d failed", context.node_id)
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def identify(message: Message, ids: Iterator[int]) -> str:
+    """Give a message its id, as a SuperLink does."""
+    key = str(next(ids))
+    message.metadata.__dict__["_message_id"] = key
+    return key
+
+
+def _own(content: RecordDict) -> RecordDict:
+    """A message's records for one client alone: one that changed what it was sent would change it for all.
+
+    The bytes of the arrays are shared, since they cannot be written.
+    """
+    own = RecordDict()
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord):
+            private = ArrayRecord()
+            private.__dict__["_data"].update(record.items())  # was checked when it was made
+            record = private
+        own[name] = record
+    return own
+
+
+def server_context(run_config: dict[str, bool | float | int | str] | None = None) -> Context:
+    """The context that a ServerApp is called with on a `LocalGrid`."""
+    return Context(
+        run_id=RUN_ID, node_id=SERVER_ID, node_config={}, state=RecordDict(), run_config=dict(run_config or {})
+    )

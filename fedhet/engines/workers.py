@@ -1,0 +1,233 @@
+"""Worker processes for the local engine: as many clients train at once as there are cores.
+
+A run begins in one process. Once its clients have taken some seconds, workers are started beside it, and take over as
+soon as they have imported what they need; so a short run never waits for them. What a client computes does not depend
+on where it does: it is seeded for each message, and what outlives a message is on disk.
+"""
+
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Iterable
+from multiprocessing.connection import Connection, wait
+
+import cloudpickle
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+
+from fedhet import registry
+from fedhet.engines import children
+from fedhet.engines.grid import LocalGrid, be_server, handled, identify
+
+AHEAD = 2
+"""Replies for each worker that may wait to be fetched one by one: they may be large."""
+
+_log = logging.getLogger("flwr").getChild("fedhet")
+
+
+class WorkerGrid(LocalGrid):
+    """A Grid whose nodes are calls of ClientApps in worker processes, a few at a time; a context that ends them.
+
+    A worker rather takes nodes that it had before, and those first that took longest. One that dies, or takes longer
+    than the timeout, is its client's failure, and another takes its place.
+
+    Args:
+        client_app: handles every message; workers get it by cloudpickle.
+        clients: number of nodes; node i has partition id i.
+        workers: processes.
+        timeout: seconds that a message may take in a worker.
+    """
+
+    patience = 5.0
+    """Seconds that clients take in this process before workers are started; 0: the first message waits for them."""
+
+    def __init__(self, client_app: ClientApp, clients: int, *, workers: int, timeout: float) -> None:
+        super().__init__(client_app, clients)
+        self._number, self._timeout = workers, timeout
+        self._recipe = b""
+        self._team: list[_Worker] = []
+        self._spent = 0.0
+        self._seconds: dict[int, float] = {}  # that each node's last messages took
+        self._had_by: dict[int, _Worker] = {}  # node by node
+        self._done: dict[str, Message] = {}
+
+    def __enter__(self) -> "WorkerGrid":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._team:
+            worker.end()
+        self._team = []
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Have the messages handled, each within the grid's own timeout."""
+        keys, replies = list(self.push_messages(messages)), list[Message]()
+        while len(replies) < len(keys):
+            replies += self.pull_messages(keys)
+        return replies
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies that are there, each once; waits a second for one."""
+        wanted = [key for key in message_ids if self._knows(key)]
+        if not wanted:
+            return []
+        if not self._takes_over():
+            return [self._here(wanted[0])]
+        if not any(key in self._done for key in wanted):
+            self._hand_out(wanted)
+            self._take_in()
+        return [self._done.pop(key) for key in wanted if key in self._done]
+
+    def _knows(self, key: str) -> bool:
+        return key in self._waiting or key in self._done or any(worker.key == key for worker in self._team)
+
+    def _here(self, key: str) -> Message:
+        """A reply that is made in this process."""
+        message, started = self._waiting.pop(key), time.monotonic()
+        reply = self._handle(message)
+        self._note(message, started)
+        return reply
+
+    def _note(self, message: Message, started: float) -> None:
+        """How long a message took; an evaluation does not make a node a quick one."""
+        node, seconds = message.metadata.dst_node_id, time.monotonic() - started
+        self._spent += seconds
+        self._seconds[node] = max(seconds, 0.5 * self._seconds.get(node, 0.0))
+
+    # ---- workers
+
+    def _takes_over(self) -> bool:
+        """Whether there are workers; they are started here once it is worth it."""
+        if not self._team and self._number > 1 and self._spent >= self.patience:
+            try:
+                self._recipe = cloudpickle.dumps((self._client_app, registry.given()))
+            except Exception as error:  # whatever a user's functions hold
+                self._alone(f"what they are made of cannot be copied ({error})")
+            else:
+                self._team = [_Worker(self._recipe) for _ in range(self._number)]
+                for worker in self._team if not self.patience else ():
+                    worker.wait()
+        if self._team and all(worker.failed for worker in self._team):
+            self._alone(f"worker processes end as they start, with exit code {self._team[0].process.exitcode}")
+        return any(worker.ready for worker in self._team)
+
+    def _alone(self, reason: str) -> None:
+        self._number, self._team = 1, []
+        _log.warning("clients go on one after the other: %s", reason)
+
+    def _hand_out(self, wanted: list[str]) -> None:
+        """Messages to free workers: those that are asked for, then some that will be."""
+        room = AHEAD * self._number - len(self._done)
+        for worker in self._team:
+            asked = [key for key in wanted if key in self._waiting]
+            keys = asked or (list(self._waiting) if room > 0 else [])
+            if keys and worker.ready and not worker.key:
+                key = max(keys, key=lambda key: self._preference(worker, self._waiting[key]))
+                message = self._waiting.pop(key)
+                node = message.metadata.dst_node_id
+                self._had_by[node] = worker
+                worker.take(key, message, self._contexts[node])
+                room -= 1
+
+    def _preference(self, worker: "_Worker", message: Message) -> tuple[bool, float]:
+        node = message.metadata.dst_node_id
+        return self._had_by.get(node, worker) is worker, self._seconds.get(node, float("inf"))
+
+    def _take_in(self) -> None:
+        """Wait for a worker a second at most, and take in what came and what is overdue."""
+        busy = [worker for worker in self._team if worker.key]
+        soonest = min((worker.since + self._timeout for worker in busy), default=float("inf"))
+        listening = [worker.connection for worker in self._team if worker.key or not (worker.ready or worker.failed)]
+        came = wait(listening, timeout=min(1.0, max(0.0, soonest - time.monotonic())))
+        for worker in busy:
+            message, late = worker.message, time.monotonic() - worker.since >= self._timeout
+            if worker.connection in came:
+                try:
+                    reply, self._contexts[message.metadata.dst_node_id] = worker.connection.recv()
+                    self._note(message, worker.since)
+                except (EOFError, OSError):
+                    worker.process.join()
+                    reply = _failed(message, f"its process ended with exit code {worker.process.exitcode}")
+                    worker.start(self._recipe)
+            elif late:
+                worker.end()
+                reply = _failed(message, f"no reply within {self._timeout:g} s")
+                worker.start(self._recipe)
+            else:
+                continue
+            identify(reply, self._ids)
+            self._done[worker.key], worker.key = reply, ""
+
+
+class _Worker:
+    """A process that handles one message after the other.
+
+    Attributes:
+        key: of the message that it has, or empty.
+        message: that message.
+        since: when it got it.
+        failed: whether it ended before it was ready.
+    """
+
+    message: Message
+
+    def __init__(self, recipe: bytes) -> None:
+        self.key, self.since = "", 0.0
+        self.start(recipe)
+
+    def start(self, recipe: bytes) -> None:
+        """Start the process, which imports and unpacks while this one goes on."""
+        level = logging.getLogger("flwr").level
+        self.process, self.connection = children.start(_work, recipe, level, name="fedhet worker", duplex=True)
+        self._ready = self.failed = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has said that it can begin."""
+        if not self._ready and not self.failed and self.connection.poll():
+            self.wait()
+        return self._ready
+
+    def wait(self) -> None:
+        """Wait until it can begin, or has failed."""
+        try:
+            self._ready = bool(self.connection.recv())
+        except (EOFError, OSError):
+            self.process.join()
+            self.failed = True
+
+    def take(self, key: str, message: Message, context: Context) -> None:
+        """Give it a message; one that has died is found out where its reply is awaited."""
+        self.key, self.message, self.since = key, message, time.monotonic()
+        with contextlib.suppress(OSError):
+            self.connection.send((message, context))
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+def _work(connection: Connection, recipe: bytes, level: int) -> None:
+    """What a worker does until the run's process ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
+    logging.getLogger("flwr").setLevel(level)
+    app, methods = cloudpickle.loads(recipe)
+    for method in methods:
+        registry.give(method)
+    be_server()
+    told: set[str] = set()
+    connection.send(True)
+    while True:
+        try:
+            message, context = connection.recv()
+        except EOFError:
+            return
+        connection.send((handled(app, message, context, told), context))
+
+
+def _failed(message: Message, reason: str) -> Message:
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -1,0 +1,156 @@
+"""What a user gives in Python: models and data, as functions of a client or in other usual forms."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedhet.errors import ConfigError, DataError, ModelError
+from fedhet.population import ClientInfo, ModelFunction
+
+DataFunction = Callable[[ClientInfo], Any]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a user gives to a run in Python.
+
+    Attributes:
+        model: what `model_function` takes; None for the configured architectures.
+        data: what `data_function` takes; None for the configured data set.
+        task: of the data; None to infer it.
+
+    Raises:
+        FedhetError: as those two.
+    """
+
+    model: Any = None
+    data: Any = None
+    task: str | None = None
+
+    def __post_init__(self) -> None:
+        """Find out at once what cannot be used."""
+        model_function(self.model)
+        data_function(self.data)
+
+    def __bool__(self) -> bool:
+        return self.model is not None or self.data is not None
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What was given, by name, for the files of a run."""
+        said = {name: described(each) for name in ("model", "data") if (each := getattr(self, name)) is not None}
+        return said | ({"task": self.task} if self.task else {})
+
+
+def model_function(model: Any) -> ModelFunction | None:
+    """A user's models as a function of a client, which gives networks that return a tensor; None is none.
+
+    Args:
+        model: a function of a client; one without arguments, or a class of networks, which is called anew for each
+            client; or a network, whose weights all clients begin with.
+
+    Raises:
+        ModelError: it is none of these.
+    """
+    if model is None:
+        return None
+    if isinstance(model, nn.Module):
+        return lambda client: _with_plain_outputs(copy.deepcopy(model))
+    if not callable(model):
+        raise ModelError(
+            f"model must be a function of a client that gives an nn.Module, a class of networks or a network, not a "
+            f"{type(model).__name__}"
+        )
+    build = _of_client(model, "model")
+    return lambda client: _with_plain_outputs(build(client))
+
+
+def data_function(data: Any) -> DataFunction | None:
+    """A user's data as a function of a client; None is none.
+
+    Args:
+        data: a function of a client, or of any of `partition_id`, `num_partitions` and `batch_size`, as in Flower's
+            examples.
+
+    Raises:
+        DataError: it is no function.
+    """
+    if data is None:
+        return None
+    if isinstance(data, type) or not callable(data):
+        what = data.__name__ if isinstance(data, type) else type(data).__name__
+        raise DataError(
+            "data must be a function of a client (client.partition_id, client.num_partitions) that gives its own part, "
+            f"not a {what}: def data(client): return train, test"
+        )
+    return _of_client(data, "data")
+
+
+def described(function: Any) -> str:
+    """What a user gave, in words for the files of a run."""
+    function = getattr(function, "func", function)  # of a functools.partial
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _of_client(function: Callable[..., Any], what: str) -> Callable[[ClientInfo], Any]:
+    """A function of a client that calls one which takes the client, single facts of it, or nothing."""
+    try:
+        taken = list(signature(function).parameters.values())
+    except (TypeError, ValueError):  # of something built in
+        taken = []
+    named = [p for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
+    needed = [
+        p
+        for p in taken
+        if p.default is Parameter.empty and p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    ]
+
+    def facts(client: ClientInfo) -> dict[str, Any]:
+        return {
+            "partition_id": client.partition_id,
+            "num_partitions": client.num_partitions,
+            "batch_size": client.config.batch_size,
+        }
+
+    known = {"client", "partition_id", "num_partitions", "batch_size"}
+    if all(p.name in known and p in named for p in needed):
+        wanted = [p.name for p in named if p.name in known]
+
+        def by_name(client: ClientInfo) -> Any:
+            values = {"client": client, **facts(client)}
+            return function(**{name: values[name] for name in wanted})
+
+        return by_name
+    if len(needed) == 1 and not isinstance(function, type) and needed[0].kind is not Parameter.KEYWORD_ONLY:
+        return lambda client: function(client)
+    name = getattr(function, "__name__", type(function).__name__)
+    raise ConfigError(
+        f"{what} {name} needs {', '.join(p.name for p in needed)}, and is called with a client alone: give a function, "
+        f"{what}=lambda client: {name}(...)"
+    )
+
+
+def _with_plain_outputs(model: Any) -> nn.Module:
+    """A network that returns a tensor: of a tuple the first, of an object its `.logits`."""
+    if isinstance(model, nn.Module):  # anything else is refused where it is used
+        model.register_forward_hook(_plain)
+    return model
+
+
+def _plain(module: nn.Module, inputs: object, outputs: Any) -> Tensor | None:
+    if isinstance(outputs, Tensor):
+        return None
+    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if found is None and isinstance(outputs, tuple | list) and outputs:
+        found = outputs[0]
+    if not isinstance(found, Tensor):
+        raise ModelError(
+            f"{type(module).__name__} returned a {type(outputs).__name__}: a network must return its outputs as a "
+            "tensor, as the first of a tuple, or as .logits"
+        )
+    return found

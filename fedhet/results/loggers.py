@@ -1,0 +1,122 @@
+"""Observers that send a run to TensorBoard, Weights & Biases or MLflow (the key `log`); none of them is needed here.
+
+Each gets the same numbers by round: accuracies and losses over clients, the training loss, the method's own metrics and
+bytes. Where a server's own settings say nothing else, everything stays in the run directory.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedhet.errors import ConfigError
+from fedhet.observing import Observer, RoundReport, Watched
+from fedhet.options import Config
+
+
+def numbers(report: RoundReport) -> dict[str, float]:
+    """The numbers of a round, under names such as `trained/accuracy/weighted`."""
+    row, found = report.row, dict[str, Any]()
+    for which in ("received", "trained"):
+        for kind in ("accuracy", "loss"):
+            values = (row.get(which) or {}).get(kind) or {}
+            found |= {f"{which}/{kind}/{name}": value for name, value in values.items()}
+    found |= {"train/loss": row.get("train_loss"), "bytes/up": row["bytes_up"], "bytes/down": row["bytes_down"]}
+    found |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+class TensorBoard(Observer):
+    """Writes event files into `tensorboard/` of the run directory."""
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
+
+    def round(self, strategy: Watched, report: RoundReport) -> None:
+        """Add the round's numbers."""
+        for name, value in numbers(report).items():
+            self._writer.add_scalar(name, value, report.row["round"])
+
+    def finished(self, strategy: Watched) -> None:
+        """Close the files."""
+        self._writer.close()
+
+    def failed(self, strategy: Watched, error: BaseException) -> None:
+        """Close the files."""
+        self._writer.close()
+
+
+class WeightsAndBiases(Observer):
+    """Logs offline into `wandb/` of the run directory, unless WANDB_MODE says otherwise; `wandb sync` sends it."""
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        import os
+
+        import wandb
+
+        settings = {"project": "fedhet", "name": folder.name, "dir": str(folder), "config": config.flat()}
+        self._run: Any = wandb.init(**settings, mode=os.environ.get("WANDB_MODE", "offline"))
+
+    def round(self, strategy: Watched, report: RoundReport) -> None:
+        """Add the round's numbers."""
+        self._run.log(numbers(report), step=report.row["round"])
+
+    def finished(self, strategy: Watched) -> None:
+        """End the run."""
+        self._run.finish()
+
+    def failed(self, strategy: Watched, error: BaseException) -> None:
+        """End the run as failed."""
+        self._run.finish(exit_code=1)
+
+
+class MLflow(Observer):
+    """Logs into `mlruns/` beside the run directory, where runs are compared, unless MLFLOW_TRACKING_URI is set."""
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        import os
+
+        import mlflow
+
+        if "MLFLOW_TRACKING_URI" not in os.environ:
+            mlflow.set_tracking_uri((folder.parent / "mlruns").as_uri())
+        mlflow.set_experiment("fedhet")
+        self._mlflow: Any = mlflow
+        self._mlflow.start_run(run_name=folder.name)
+        self._mlflow.log_params({key: value for key, value in config.flat().items() if value != ""})
+
+    def round(self, strategy: Watched, report: RoundReport) -> None:
+        """Add the round's numbers."""
+        named = {name.replace("/", "."): value for name, value in numbers(report).items()}
+        self._mlflow.log_metrics(named, step=report.row["round"])
+
+    def finished(self, strategy: Watched) -> None:
+        """End the run."""
+        self._mlflow.end_run()
+
+    def failed(self, strategy: Watched, error: BaseException) -> None:
+        """End the run as failed."""
+        self._mlflow.end_run("FAILED")
+
+
+LOGGERS: dict[str, Callable[[Path, Config], Observer]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+}
+
+
+def loggers(config: Config, folder: Path) -> list[Observer]:
+    """The observers that the key `log` names.
+
+    Raises:
+        ConfigError: what one needs is not installed.
+    """
+    found = []
+    for name in filter(None, config.log.replace(" ", "").split(",")):
+        try:
+            found.append(LOGGERS[name](folder, config))
+        except ImportError as error:
+            raise ConfigError(f"log = {name!r} needs {name}, which is not installed: pip install {name}") from error
+    return found

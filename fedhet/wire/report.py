@@ -1,0 +1,113 @@
+"""What a client says of itself, beside a method's reply."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ConfigRecord
+
+from fedhet.wire.arrays import DTYPES, WireError
+from fedhet.wire.specs import Spec
+from fedhet.wire.told import LONGEST, Told
+
+MOST_PARAMETERS = 2**33
+"""Entries of all that a client shares; a greeting that names more is refused before anything is made of that size."""
+
+
+@dataclass
+class Report:
+    """What a client says of itself, beside the method's reply; all but the name and what was lost only when greeted.
+
+    Attributes:
+        client: its name.
+        lost_state: the round whose state was expected of it and is lost; -1 if none is.
+        metric: name of its task's metric.
+        labels: how many numbers its metric has: one, or one for each of several labels.
+        architecture: the architecture's name, empty where it is not disclosed.
+        partition: its partition id and the number of partitions, None where the node has none.
+        own_data: whether its data are not the configured data set's.
+        spec: names, shapes and dtypes of what is shared of its network.
+        pool: digest of the pool that it has itself, empty without one.
+        pool_size: examples in that pool.
+        device: where it computes, in words.
+        note: what is to be told of it once.
+    """
+
+    client: str
+    lost_state: int = -1
+    metric: str = ""
+    labels: int = 1
+    architecture: str = ""
+    partition: tuple[int, int] | None = None
+    own_data: bool = False
+    spec: Spec = field(default_factory=dict)
+    pool: str = ""
+    pool_size: int = 0
+    device: str = ""
+    note: str = ""
+
+    def record(self) -> ConfigRecord:
+        """As it travels: what is not said is left out."""
+        said: dict[str, Any] = {"client": self.client}
+        if self.lost_state >= 0:
+            said["lost-state"] = self.lost_state
+        if self.metric:
+            said |= {"metric": self.metric, "labels": self.labels, "own-data": self.own_data}
+        if self.architecture:
+            said["architecture"] = self.architecture
+        if self.partition:
+            said["partition"] = list(self.partition)
+        if self.pool:
+            said |= {"pool": self.pool, "pool-size": self.pool_size}
+        said |= {key: value for key, value in (("device", self.device), ("note", self.note)) if value}
+        for name, (shape, dtype) in self.spec.items():
+            said[f"spec.{name}"] = ",".join([dtype, *map(str, shape)])
+        return ConfigRecord(said)
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Report":
+        """What a record says.
+
+        Raises:
+            WireError: a field is not what it must be.
+        """
+        said = Told(record)
+        partition = said.counts("partition") if "partition" in said else None
+        if partition is not None and not (len(partition) == 2 and partition[0] < partition[1]):
+            raise WireError(f"its reply is damaged: partition is {partition[:3]}, must be an id and a larger number")
+        return cls(
+            client=said.name("client"),
+            lost_state=said.count("lost-state", -1),
+            metric=said.text("metric", ""),
+            labels=said.count("labels", 1, at_least=1, at_most=2**16),
+            architecture=said.text("architecture", ""),
+            partition=(partition[0], partition[1]) if partition else None,
+            own_data=said.flag("own-data", False),
+            spec=_spec(record),
+            pool=said.name("pool", ""),
+            pool_size=said.count("pool-size", 0),
+            device=said.text("device", ""),
+            note=said.text("note", ""),
+        )
+
+
+def _spec(record: Mapping[str, Any]) -> Spec:
+    """What is shared, each array as `"float32,2,3"` under its name.
+
+    Raises:
+        WireError: that is no dtype and shape, or there are more entries than any network has.
+    """
+    spec: Spec = {}
+    for key in record:
+        if key.startswith("spec."):
+            dtype, *lengths = Told(record).text(key).split(",")
+            name = key.removeprefix("spec.")
+            if dtype not in DTYPES or not name or len(name) > 10 * LONGEST or len(lengths) > 32:
+                raise WireError(f"its reply is damaged: {key[:LONGEST]} is {dtype!r} of {len(lengths)} axes")
+            if not all(length.isdecimal() and length.isascii() for length in lengths):
+                raise WireError(f"its reply is damaged: {key[:LONGEST]} has no shape {','.join(lengths)!r}")
+            spec[name] = (tuple(map(int, lengths)), dtype)
+    if (entries := sum(math.prod(shape) for shape, _ in spec.values())) > MOST_PARAMETERS:
+        raise WireError(f"it shares {entries:.1e} parameters, more than {MOST_PARAMETERS:.1e}")
+    return spec

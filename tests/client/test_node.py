@@ -1,0 +1,203 @@
+"""What a node decides for itself: where it writes, what leaves it, and what it does with a network that diverges."""
+
+import contextlib
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import fedhet
+from fedhet.client import node, state
+from fedhet.data import Pool
+from fedhet.engines.local import FIRST_NODE, LocalGrid
+from fedhet.errors import FedhetError
+from fedhet.files import state_home
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+@pytest.fixture
+def federate(tiny, new_watch):
+    """Runs two rounds of a method on three nodes; `nodes` are settings of a node by its number."""
+
+    def federate(name, model=None, nodes=None, clients=3, data=None, **settings):
+        watch, grid = new_watch(), LocalGrid(tiny.app(model, data), clients)
+        for index, own in (nodes or {}).items():
+            grid._contexts[FIRST_NODE + index].node_config.update(own)
+        strategy = getattr(fedhet, name)(observers=[watch], rounds=2, **{"learning_rate": 0.1, **settings})
+        strategy.start(grid)
+        return watch, strategy
+
+    return federate
+
+
+# ---- where it writes
+
+
+def test_paths_of_a_server_elsewhere_do_not_count(federate, tmp_path, home, monkeypatch):
+    chosen = tmp_path / "chosen by the server"
+    federate("Local", state_dir=str(chosen))
+    assert {path.name for path in chosen.iterdir()} == {"clients", "models"}, "at home they do"
+    monkeypatch.setattr("fedhet.server.conversation.proof", lambda text: "guessed")
+    federate("Local", state_dir=str(tmp_path / "elsewhere"))
+    assert not (tmp_path / "elsewhere").exists()
+    (run,) = (home / ".fedhet" / "state").iterdir()
+    assert {path.stem for path in (run / "models").iterdir()} == {"0", "1", "2"}
+
+
+def test_a_nodes_own_folder_always_counts(federate, tmp_path):
+    federate("Local", nodes={1: {"state-dir": str(tmp_path / "mine")}}, state_dir=str(tmp_path / "servers"))
+    assert [path.stem for path in (tmp_path / "mine" / "models").iterdir()] == ["1"]
+    assert {path.stem for path in (tmp_path / "servers" / "models").iterdir()} == {"0", "2"}
+
+
+@pytest.mark.parametrize("field", ["run", "pool"])
+def test_what_becomes_a_path_is_a_plain_name(field, federate, monkeypatch):
+    hostile = {"run": "../../up", "pool": "/etc/passwd"}[field]
+    asked = fedhet.Local._request
+
+    def request(self, **more):
+        made = asked(self, **more)
+        object.__setattr__(made, field, hostile)
+        return made
+
+    monkeypatch.setattr(fedhet.Local, "_request", request)
+    with pytest.raises(FedhetError, match=f"{field} is .*must be a name that can be that of a file"):
+        federate("Local")
+
+
+def test_a_node_whose_name_is_a_path_says_so(federate):
+    watch, _ = federate("Local", nodes={0: {"name": "../1"}})
+    assert "'../1' cannot be that of a file" in watch.rows[0]["failures"][0]["reason"]
+
+
+def test_a_pool_that_was_damaged_on_disk_is_asked_for_again(tmp_path):
+    pool, pools = Pool(torch.arange(12.0).view(3, 4)), state.Pools()
+    pools.keep(pool, tmp_path)
+    path = tmp_path / f"{pool.digest}.safetensors"
+    whole = path.read_bytes()
+    for damaged in (whole[:-1] + b"x", whole[:20], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(state.LostState, match="no shared pool"):
+            state.Pools().find(pool.digest, tmp_path, None, "0")
+        assert not path.exists()
+    state.Pools().keep(pool, tmp_path)
+    assert path.read_bytes() == whole
+
+
+def test_old_runs_and_pools_are_removed_and_young_ones_stay(federate, home):
+    federate("Local")
+    base = state_home()
+    (old,) = base.iterdir()
+    (base / "pools").mkdir()
+    (base / "pools" / "a.safetensors").touch()
+    for path in [*old.rglob("*"), *(base / "pools").iterdir()]:
+        os.utime(path, (0, 0))
+    (base / "not ours").mkdir()
+    federate("Local")  # whose greeting removes it
+    assert not old.exists()
+    assert len([*base.iterdir()]) == 3
+    assert state.remove_old(base, 1) == []
+
+
+# ---- what leaves it
+
+
+@pytest.mark.parametrize(
+    ("method", "allow", "reason"),
+    [
+        ("FedAvg", "features, prototypes", "lets out only features, prototypes (allow), and fedavg sends weights"),
+        ("FedProto", "weights", "fedproto sends prototypes"),
+        ("FedProto", "", "lets out only nothing"),
+        ("FedProto", "prototype", "did you mean 'prototypes'"),
+        ("PFNM", "weights", "pfnm sends statistics"),
+    ],
+)
+def test_a_node_lets_out_what_it_says_and_the_others_go_on(method, allow, reason, federate):
+    watch, _ = federate(method, nodes={1: {"allow": allow}}, clients=3)
+    (failure,) = watch.rows[0]["failures"]
+    assert failure["client"] == "1"
+    assert reason in failure["reason"]
+    assert watch.rows[1]["participants"] == ["0", "2"]
+
+
+@pytest.mark.parametrize(
+    ("method", "allow"), [("FedProto", "prototypes"), ("PFNM", "weights,statistics"), ("Local", "")]
+)
+def test_what_is_allowed_leaves(method, allow, federate):
+    watch, _ = federate(method, nodes={1: {"allow": allow}})
+    assert all(row["failures"] == [] for row in watch.rows)
+
+
+def test_statistics_are_a_kind_of_their_own(federate):
+    def model(client):
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+    watch, _ = federate("FedAvg", model, {1: {"allow": "weights"}}, clients=3)
+    assert "fedavg sends statistics; batch-norm = local keeps statistics" in watch.rows[0]["failures"][0]["reason"]
+    watch, _ = federate("FedAvg", model, {1: {"allow": "weights"}}, batch_norm="local")
+    assert watch.rows[0]["failures"] == []
+
+
+# ---- networks that diverge, and of other dtypes
+
+
+@pytest.mark.parametrize("name", ["Local", "FedProto", "FedAvg", "PFNM"])
+def test_a_client_that_diverges_says_so_and_is_left_out(name, federate, tiny):
+    def data(client):
+        (inputs, labels), test = tiny.data(client)
+        return (inputs * (1e20 if client.name == "1" else 1), labels), test
+
+    watch, _ = federate(name, data=data)
+    failed = {failure["client"]: failure["reason"] for failure in watch.rows[1]["failures"]}
+    assert failed.keys() == {"1"}
+    assert "diverged" in failed["1"]
+    assert "a lower learning-rate than 0.1 may help" in failed["1"]
+
+
+@pytest.mark.parametrize("rate", [20.0, 1e4, 1e12])
+def test_whatever_the_rate_the_state_stays_finite_or_the_run_fails_in_a_sentence(rate, federate):
+    strategy = None
+    with contextlib.suppress(FedhetError):
+        _, strategy = federate("FedAvg", learning_rate=rate)
+    assert (strategy is None) == (rate > 1e9)
+    assert strategy is None or all(abs(array).max() < 1e9 for array in strategy.state.model.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["FedAvg", "FedProto", "Local"])
+def test_models_of_other_dtypes_work(name, dtype, federate, tiny, home):
+    watch, strategy = federate(name, lambda client: tiny.model().to(dtype))
+    assert all(row["failures"] == [] for row in watch.rows)
+    assert watch.rows[2]["train_loss"] > 0
+    if name == "FedAvg":
+        expected = {torch.float64: "float64", torch.bfloat16: "float32"}[dtype]
+        assert {array.dtype.name for array in strategy.state.model.values()} == {expected}
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules")
+def test_complex_numbers_are_refused_in_a_sentence(federate, tiny):
+    with pytest.raises(FedhetError, match=r"Sequential's 0.weight holds complex numbers"):
+        federate("Local", lambda client: tiny.model().to(torch.complex64))
+
+
+def test_a_buffer_that_a_model_binds_anew_is_the_one_that_travels(federate):
+    class Counting(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Linear(4, 3))
+            self.register_buffer("passes", torch.zeros(()))
+
+        def forward(self, inputs):
+            self.passes = self.passes + self.training
+            return super().forward(inputs)
+
+    _, strategy = federate("FedAvg", lambda client: Counting(), local_epochs=3, batch_size=100)
+    assert strategy.state.model["passes"] == 6
+
+
+def test_a_nodes_name_and_place_are_read_from_its_config(tiny):
+    context = LocalGrid(tiny.app(), 2)._contexts[FIRST_NODE + 1]
+    assert (node.name_of(context), node.partition_of(context), node.allowed(context)) == ("1", (1, 2), None)
+    context.node_config["name"] = "north"
+    assert node.name_of(context) == "north"

@@ -1,0 +1,146 @@
+"""Run folders: one run at a time, and bad input is refused before anything is written."""
+
+import errno
+import fcntl
+import json
+import os
+
+import pytest
+from typer.testing import CliRunner
+
+import fedhet
+from fedhet import cli
+from fedhet.errors import ConfigError, FedhetError
+from fedhet.testing import Stop
+
+pytestmark = pytest.mark.usefixtures("no_report", "home")
+
+SETTINGS = {
+    "method": "fedavg",
+    "architectures": "mlp",
+    "clients": 2,
+    "rounds": 2,
+    "samples-per-client": 16,
+    "shared-samples": 0,
+    "closing-epochs": 0,
+}
+
+
+@pytest.fixture
+def done(tmp_path):
+    fedhet.run(SETTINGS, out=tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_folder_is_one_runs_at_a_time(done):
+    with (done / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        before = {path: path.stat().st_mtime_ns for path in done.rglob("*")}
+        with pytest.raises(ConfigError, match="is in use by another run"):
+            fedhet.run({"rounds": 3}, resume=done)
+        assert {path: path.stat().st_mtime_ns for path in done.rglob("*")} == before
+    assert fedhet.run({"rounds": 3}, resume=done).summary["rounds"] == 3
+
+
+def test_a_run_is_not_resumed_to_fewer_rounds_than_it_has(done):
+    summary = (done / "summary.json").read_text()
+    with pytest.raises(ConfigError, match=r"rounds = 1: .* has 2 rounds already"):
+        fedhet.run({"rounds": 1}, resume=done)
+    assert (done / "summary.json").read_text() == summary
+
+
+def test_an_empty_configuration_is_no_run(done):
+    (done / "config.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"config.toml is empty"):
+        fedhet.run(resume=done)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"clients": 10**11}, "clients = 100000000000: must be at most 100000"),
+        ({"input-size": 10**5}, "input-size = 100000: must be at most 2048"),
+        ({"method": "fedma", "fedma.max-growth": 0.5}, "max-growth = 0.5: must be at least 1"),
+        ({"method": "fedma", "fedma.solver": "lapsolver"}, "'lapsolver' is not installed"),
+        ({"method": "fedmd"}, "set shared-samples"),
+        ({"device": "cuda"}, "torch sees no GPU"),
+        ({"aggregation": "best"}, "must be one of mean, median"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(settings, reason, tmp_path):
+    arguments = [f"--set={key}={value}" for key, value in {**SETTINGS, **settings}.items()]
+    made = CliRunner().invoke(cli.app, ["run", "local/digits", *arguments, "--out", str(tmp_path / "run")])
+    assert made.exit_code == 2, made.output
+    assert reason in made.output.replace("\n", " ")
+    assert "Traceback" not in made.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(tmp_path, monkeypatch):
+    write, full = fedhet.server.State.save, []
+
+    def save(state, path):
+        if state.round == 2 and not full:
+            full.append(True)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(state, path)
+
+    monkeypatch.setattr(fedhet.server.State, "save", save)
+    with pytest.raises(FedhetError, match=r"No space left on device; what was complete is saved, and --resume") as told:
+        fedhet.run(SETTINGS, out=tmp_path / "run")
+    assert not isinstance(told.value, ConfigError)
+    assert "\n" not in str(told.value)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+    assert fedhet.run(resume=tmp_path / "run").summary["status"] == "completed"
+
+
+def test_what_a_method_raises_ends_the_run_with_the_last_state_saved(tmp_path, monkeypatch):
+    whole, aggregate = fedhet.run(SETTINGS, out=tmp_path / "whole"), fedhet.FedAvg.aggregate_fit
+
+    def breaks(strategy, round, replies):
+        if round == 2:
+            raise ArithmeticError("singular")
+        return aggregate(strategy, round, replies)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fedhet.FedAvg, "aggregate_fit", breaks)
+        with pytest.raises(FedhetError, match=r"round 2: fedavg failed .*clients 0, 1 .*singular.* after round 1"):
+            fedhet.run(SETTINGS, out=tmp_path / "run")
+    assert fedhet.run(resume=tmp_path / "run").summary["personal_accuracy"] == whole.summary["personal_accuracy"]
+
+
+def test_a_picture_that_cannot_be_made_does_not_undo_a_run(tmp_path, monkeypatch):
+    def breaks(strategy):
+        raise ArithmeticError("nothing to see")
+
+    monkeypatch.setattr(fedhet.FedAvg, "matrices", breaks)
+    assert fedhet.run(SETTINGS, out=tmp_path / "run").summary["status"] == "completed"
+
+
+def test_a_run_whose_rounds_all_came_to_nothing_is_a_failed_one(around, watch):
+    from fedhet.engines.local import LocalGrid
+
+    def before(where, message):
+        if where[0] > 1 and where[1] == "train":
+            raise RuntimeError("out of order")
+
+    strategy = fedhet.FedAvg(rounds=4, observers=[watch])
+    with pytest.raises(FedhetError, match=r"no round counted after round 1 of 4.*\n.*out of order"):
+        strategy.start(LocalGrid(around(before=before), 2))
+    assert isinstance(watch.ended, FedhetError)
+
+
+def test_too_few_clients_that_could_serve_are_a_failed_run(tiny):
+    from fedhet.engines.local import LocalGrid
+
+    def model(client):
+        return tiny.model() if client.name != "2" else None
+
+    with pytest.raises(FedhetError, match=r"2 clients can serve, and 3 are needed \(min-clients\):\n  .*NoneType"):
+        fedhet.FedAvg(rounds=1, min_clients=3).start(LocalGrid(tiny.app(model), 3))
+
+
+def test_a_run_that_was_stopped_frees_its_folder(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        fedhet.run(SETTINGS, out=tmp_path / "run", observers=[Stop(1)])
+    assert fedhet.run(resume=tmp_path / "run").summary["status"] == "completed"

@@ -1,0 +1,119 @@
+"""Worker processes of the local engine."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from flwr.app import Context, Message
+from torch import nn
+
+import fedhet
+from fedhet import config as configuration
+from fedhet.engines.local import run_locally
+from fedhet.engines.workers import WorkerGrid
+from fedhet.observing import Observer
+from fedhet.options import Config
+from fedhet.results.history import read_history
+
+SETTINGS: dict[str, Any] = {
+    **{"dataset": "digits", "clients": 5, "rounds": 3, "samples-per-client": 24, "shared-samples": 64},
+    **{"local-epochs": 1, "batch-size": 12, "architectures": "mlp-100,mlp-150", "fraction-train": 0.8, "seed": 3},
+}
+
+
+@pytest.fixture(autouse=True)
+def _from_the_first_message_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerGrid, "patience", 0)
+
+
+def settings(**others: Any) -> Config:
+    return configuration.resolve({"method": "fedproto", **SETTINGS, **others})
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "timing"} for row in read_history(folder)]
+
+
+def workers() -> list[int]:
+    """Processes below the one that they are forked from, which ends those that were killed when it sees it."""
+    below = [child for child in psutil.Process().children(recursive=True) if child.ppid() != os.getpid()]
+    return [child.pid for child in below if child.status() != psutil.STATUS_ZOMBIE]
+
+
+class Watch(Observer):
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def round(self, *_: object) -> None:
+        self.seen.append(workers())
+
+
+def test_workers_give_the_bytes_of_one_process_and_runs_go_on_with_them(tmp_path: Path) -> None:
+    watch = Watch()
+    run_locally(settings(workers=1), tmp_path / "one")
+    run_locally(settings(workers=2), tmp_path / "two", observers=[watch])
+    assert len(watch.seen[0]) == 2
+    assert len({tuple(pids) for pids in watch.seen}) == 1
+    run_locally(settings(workers=1, rounds=2), tmp_path / "stopped")
+    run_locally(settings(workers=2), tmp_path / "stopped", resume=True)
+    assert rows(tmp_path / "one") == rows(tmp_path / "two")
+    assert rows(tmp_path / "one")[-1] == rows(tmp_path / "stopped")[-1]
+    assert workers() == []
+
+
+def app_that(does: Callable[[], None]) -> Any:
+    """An app whose client 2 does something in the second round, made of functions that only cloudpickle copies."""
+
+    def sometimes(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        kind, round = message.metadata.message_type, message.metadata.group_id
+        if (kind, round, context.node_config["partition-id"]) == ("train", "2", 2):
+            does()
+        return call_next(message, context)
+
+    def model(client: Any) -> nn.Module:
+        width = 20 + 4 * client.partition_id
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+    return fedhet.make_client_app(model=model, mods=[sometimes])
+
+
+@pytest.mark.parametrize(
+    ("does", "reason"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "its process ended with exit code -9"),
+        pytest.param(lambda: time.sleep(120), "no reply within 5 s", marks=pytest.mark.slow),
+    ],
+    ids=["dies", "hangs"],
+)
+def test_a_client_whose_worker_ends_or_hangs_fails_alone_and_is_back_in_the_next_round(
+    does: Callable[[], None], reason: str, tmp_path: Path
+) -> None:
+    watch = Watch()
+    own = settings(method="fd", workers=2, timeout=5, **{"fraction-train": 1.0})
+    run_locally(own, tmp_path, app=app_that(does), observers=[watch])
+    history = rows(tmp_path)
+    assert [row["failures"] for row in history[:2]] == [[], []]
+    (failure,) = history[2]["failures"]
+    assert failure["client"] == "2"
+    assert reason in failure["reason"]
+    assert not history[3]["failures"]
+    assert len({pid for pids in watch.seen for pid in pids}) == 3
+    assert workers() == []
+
+
+def test_what_cannot_be_copied_stays_in_one_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    generator = (number for number in range(1000))
+
+    def model(client: Any) -> nn.Module:
+        torch.manual_seed(next(generator))
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    run_locally(settings(workers=2, rounds=1), tmp_path, app=fedhet.make_client_app(model=model))
+    assert "one after the other: what they are made of cannot be copied" in caplog.text
+    assert not rows(tmp_path)[-1]["failures"]

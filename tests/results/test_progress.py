@@ -1,0 +1,38 @@
+"""What a run shows while it is under way."""
+
+import io
+from types import SimpleNamespace
+
+from rich.console import Console
+
+from fedhet.observing import RoundReport
+from fedhet.results.progress import ProgressLine, sparkline
+
+
+def told(terminal: bool) -> str:
+    out = io.StringIO()
+    line = ProgressLine(Console(file=out, force_terminal=terminal, width=160))
+    strategy = SimpleNamespace(name="fedavg", metric="accuracy", traits=SimpleNamespace(scored="received"))
+    line.prepare("run", "reading data")
+    line.started(strategy, 1, 2)
+    for round, accuracy in ((1, 0.25), (2, 0.5), (3, 0.75)):
+        row = {"round": round, "participants": ["0", "1"], "failures": [], "bytes_up": 500, "bytes_down": 500}
+        row |= {"received": {"accuracy": {"weighted": accuracy}}, "final": round == 3}
+        line.round(strategy, RoundReport(row, []))
+    line.finished(strategy)
+    return out.getvalue()
+
+
+def test_the_last_line_stays_with_the_curve_on_a_terminal_and_elsewhere():
+    for terminal in (True, False):
+        last = told(terminal).rstrip().splitlines()[-1]
+        assert "fedavg: 2 rounds in 0 s, 2 clients, accuracy 0.750, 3.00 KB" in last
+        assert "accuracy by round ▁▅█ (0.250 to 0.750)" in last
+    assert "reading data" in told(True)
+    assert "round 1/2: 2 clients, accuracy 0.250" in told(False)
+
+
+def test_a_sparkline_goes_from_least_to_greatest_in_a_limited_width():
+    assert sparkline([1, 2, 3, 4]) == "▁▃▆█"
+    assert sparkline([0.5, 0.5]) == "▁▁"
+    assert len(sparkline([i / 1000 for i in range(1000)])) == 40

@@ -1,0 +1,123 @@
+"""How far hostile clients carry the honest ones: methods, rules and attacks; prints the table of README.md.
+
+`python tests/robustness/attacks.py [METHOD ...]`. Ten clients hold 60 digits each and train an MLP (or two CNNs, where
+networks may differ) for ten rounds. The last two are hostile: they train as the others do, and change what they send.
+"""
+
+import logging
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from fedhet import config as configuration
+from fedhet.engines.local import run_locally
+from fedhet.registry import method as method_of
+from fedhet.server.robust import RULES
+from fedhet.testing import Tampering
+from fedhet.wire import decode_arrays, encode_arrays
+
+HOSTILE = ("8", "9")
+COMMON = {
+    "dataset": "digits",
+    "clients": 10,
+    "samples-per-client": 60,
+    "rounds": 10,
+    "local-epochs": 3,
+    "batch-size": 16,
+    "learning-rate": 0.1,
+    "shared-samples": 200,
+    "closing-epochs": 0,
+    "fraction-train": 1.0,
+    "evaluate-every": 10,
+    "optimizer": "sgd",
+    "momentum": 0.0,
+    "lr-schedule": "constant",
+}
+CNNS = {"architectures": "cnn-2-2,cnn-3-2", "optimizer": "adam", "learning-rate": 0.005}
+OF_METHOD = {
+    "fedavg": {"architectures": "mlp"},
+    "fedprox": {"architectures": "mlp"},
+    "lg-fedavg": CNNS,
+    "layer-average": CNNS,
+    "fedproto": CNNS | {"fedproto.width": 32},
+    "fedhenn": CNNS | {"fedhenn.eta0": 1.0, "fedhenn.target": "spectral"},
+    "fedmd": CNNS | {"fedmd.public-epochs": 2, "fedmd.private-epochs": 0},
+}
+
+
+def huge(array, before):
+    return np.full_like(array, 1e30)
+
+
+def tenfold(array, before):
+    return before + 10 * (array - before)
+
+
+def flipped(array, before):
+    return before - (array - before)
+
+
+ATTACKS = {"huge": huge, "tenfold": tenfold, "flipped": flipped}
+
+
+def accuracy(method, rule, attack, *, honest_only=False):
+    """The honest clients' mean accuracy at the end; with `honest_only` the hostile ones say nothing."""
+
+    def change(message, client, reply):
+        if client not in HOSTILE or message.metadata.message_type != "train" or not reply.has_content():
+            return
+        sent = message.content.array_records
+        for name, group in reply.content.array_records.items():
+            start = decode_arrays(sent[name]) if name in sent else {}
+            with np.errstate(over="ignore"):
+                reply.content[name] = encode_arrays(
+                    {
+                        key: attack(array, start.get(key, np.zeros_like(array))).astype(array.dtype)
+                        if array.dtype.kind == "f"
+                        else array
+                        for key, array in decode_arrays(group).items()
+                    }
+                )
+
+    def silent(message, client):
+        if client in HOSTILE:
+            raise RuntimeError("is not there")
+
+    settings = {"method": method, **COMMON, **OF_METHOD[method], "aggregation": rule}
+    app = Tampering(before=silent) if honest_only else Tampering(after=change if attack else None)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        run_locally(configuration.resolve(settings, strict=False), run, app=app)
+        rows = [line.split(",") for line in (run / "clients.csv").read_text().splitlines()]
+    place, last = rows[0].index("accuracy"), rows[-1][0]
+    own = [float(row[place]) for row in rows[1:] if row[0] == last and row[1] not in HOSTILE and row[place]]
+    return float(np.mean(own))
+
+
+def table(methods):
+    for method in methods:
+        traits = method_of(method).traits_of(
+            configuration.resolve({"method": method, **COMMON, **OF_METHOD[method]}, strict=False).parameters
+        )
+        alone = accuracy(method, "mean", None, honest_only=True)
+        for rule in RULES if traits.averages else ("mean",):
+            found = {name: accuracy(method, rule, attack) for name, attack in {"none": None, **ATTACKS}.items()}
+            yield method, rule, alone, found
+
+
+if __name__ == "__main__":
+    import fedhet.results.recorder
+
+    fedhet.results.recorder.write_report = lambda folder: None
+    logging.disable(logging.CRITICAL)
+    print("| method | rule | without the two | nobody hostile | " + " | ".join(ATTACKS) + " |")
+    print("| --- " * 7 + "|")
+    for method, rule, alone, found in table(sys.argv[1:] or OF_METHOD):
+        print(
+            "|",
+            " | ".join([method, rule, f"{alone:.3f}", *(f"{value:.3f}" for value in found.values())]),
+            "|",
+            flush=True,
+        )

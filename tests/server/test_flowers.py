@@ -1,0 +1,173 @@
+"""What Flower's users hold: their server code, arrays, names, wrappers and mods, around fedhet's strategies."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.serverapp import ServerApp
+from flwr.serverapp import strategy as flower
+from torch import nn
+
+import fedhet
+from fedhet.client.flowers import tell
+from fedhet.engines.local import LocalGrid
+from fedhet.errors import ConfigError, FedhetError
+
+pytestmark = pytest.mark.usefixtures("home")
+NORM = 0.05
+
+
+def distance(one: ArrayRecord, other: ArrayRecord) -> float:
+    pairs = zip(one.to_numpy_ndarrays(), other.to_numpy_ndarrays(), strict=True)
+    return float(np.sqrt(sum(np.square(a - b).sum() for a, b in pairs)))
+
+
+def run_server(main, app, run_config, clients=3):
+    """A ServerApp as Flower calls it."""
+    server = ServerApp()
+    server.main()(main)
+    server(LocalGrid(app, clients), Context(1, 1, {}, RecordDict(), run_config))
+
+
+def test_the_server_code_of_flowers_quickstart(tiny, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    results = []
+
+    def global_evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        model = tiny.model()
+        model.load_state_dict(arrays.to_torch_state_dict())
+        return MetricRecord({"accuracy": float(server_round)})
+
+    def main(grid, context):
+        fraction_evaluate = context.run_config["fraction-evaluate"]
+        arrays = ArrayRecord(tiny.model().state_dict())
+        strategy = fedhet.FedAvg(fraction_evaluate=fraction_evaluate, min_train_nodes=2, min_available_nodes=3)
+        assert strategy.config.min_clients == 3
+        result = strategy.start(
+            grid=grid,
+            initial_arrays=arrays,
+            train_config=ConfigRecord({"lr": context.run_config["learning-rate"]}),
+            num_rounds=context.run_config["num-server-rounds"],
+            evaluate_fn=global_evaluate,
+        )
+        assert strategy.config.learning_rate == 0.25
+        torch.save(result.arrays.to_torch_state_dict(), "final_model.pt")
+        results.append(result)
+
+    run_server(main, tiny.app(), {"fraction-evaluate": 0.5, "num-server-rounds": 2, "learning-rate": 0.25})
+    assert {name: tuple(t.shape) for name, t in torch.load("final_model.pt").items()}["0.weight"] == (6, 4)
+    assert sorted(results[0].evaluate_metrics_serverapp) == [0, 1, 2]
+    assert "all clients are evaluated" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        *(("server", method) for method in ("FedAvg", "FedProx", "FedRep")),
+        *((kind, "FedAvg") for kind in ("client", "adaptive server", "adaptive client")),
+    ],
+)
+def test_flowers_wrappers_clip_and_add_noise(tiny, kind, method):
+    first = tiny.model().state_dict()
+    shared = ArrayRecord({k: v for k, v in first.items() if method != "FedRep" or k.startswith("0")})
+    mods = {"client": [fixedclipping_mod], "adaptive client": [adaptiveclipping_mod]}.get(kind)
+    wrapper = getattr(
+        flower, f"DifferentialPrivacy{kind.split()[-1].title()}Side{'Adaptive' if 'ada' in kind else 'Fixed'}Clipping"
+    )
+    norms = {"initial_clipping_norm": NORM} if "ada" in kind else {"clipping_norm": NORM}
+
+    def result(noise):
+        strategy = getattr(fedhet, method)(local_epochs=3, learning_rate=0.5)
+        wrapped = wrapper(strategy, noise_multiplier=noise, num_sampled_clients=3, **norms)
+        return wrapped.start(LocalGrid(tiny.app(mods=mods), 3), shared, num_rounds=1).arrays
+
+    quiet = result(1e-6)
+    assert 0.5 * NORM < distance(quiet, shared) < 1.01 * NORM  # what is learnt in three epochs goes further
+    assert distance(result(0.25), quiet) > 0.2 * NORM
+
+
+@pytest.mark.parametrize(
+    ("strategy", "arrays", "why"),
+    [
+        (lambda: fedhet.FedProto(), {}, "and fedproto has none: use fedavg"),
+        (lambda: fedhet.FedRep(), {"0": 1, "2": 1}, r"must be what fedrep's clients share, .*leave out 2.weight"),
+        (lambda: fedhet.FedAvg(wire_dtype="float16"), {"0": 1, "2": 1}, "needs wire-dtype = float32"),
+    ],
+)
+def test_what_a_wrapper_cannot_do_is_said_before_anything_is_trained(tiny, around, strategy, arrays, why):
+    trained = []
+    app = around(before=lambda where, message: trained.append(where[1]))
+    given = ArrayRecord({k: v for k, v in tiny.model().state_dict().items() if k[0] in arrays})
+    wrapper = flower.DifferentialPrivacyServerSideFixedClipping(strategy(), 0.0, NORM, 3)
+    with pytest.raises(ConfigError, match=why):
+        wrapper.start(LocalGrid(app, 3), given, num_rounds=1)
+    assert "train" not in trained
+
+
+def test_a_noisy_mod_goes_around_training_under_fedhets_own_loop(tiny):
+    first = ArrayRecord(tiny.model().state_dict())
+    noise = LocalDpMod(clipping_norm=NORM, sensitivity=1e-6, epsilon=1.0, delta=1e-5)
+
+    def moved(mods):
+        strategy = fedhet.FedAvg(local_epochs=3, learning_rate=0.5)
+        return distance(strategy.start(LocalGrid(tiny.app(mods=mods), 2), first, num_rounds=1).arrays, first)
+
+    assert moved([noise]) < 1.01 * NORM < moved(None)
+    with pytest.raises(FedhetError, match="a mod of Flower's clips the one model .* under fedproto"):
+        fedhet.FedProto().start(LocalGrid(tiny.app(mods=[noise]), 2), num_rounds=1)
+
+
+def test_names_without_a_counterpart_are_answered():
+    with pytest.raises(ConfigError, match="weighted_by_key is not a key of fedhet: clients are weighed"):
+        fedhet.FedAvg(weighted_by_key="loss")
+    assert fedhet.FedAvg(weighted_by_key="num-examples").config == fedhet.FedAvg().config
+    assert fedhet.FedProx(proximal_mu=0.5).parameters.mu == 0.5
+    with pytest.raises(ConfigError, match="unknown key 'learning-rat': did you mean 'learning-rate'"):
+        fedhet.FedAvg().start(LocalGrid(fedhet.make_client_app(), 1), train_config=ConfigRecord({"learning-rat": 0.1}))
+
+
+def test_free_keys_of_a_train_config_reach_the_mods(tiny):
+    seen = []
+
+    def mod(message, context, call_next):
+        seen.append(dict(message.content["request"]).get("secret"))
+        return call_next(message, context)
+
+    fedhet.Local().start(LocalGrid(tiny.app(mods=[mod]), 1), num_rounds=1, train_config=ConfigRecord({"secret": 7}))
+    assert set(seen) == {7}
+
+
+def test_a_plain_client_app_is_one_sentence(caplog):
+    app = ClientApp()
+    app.train()(lambda message, context: message)
+    with pytest.raises(FedhetError) as caught:
+        fedhet.FedAvg().start(LocalGrid(app, 5), num_rounds=1)
+    assert str(caught.value) == (
+        "no client can serve:\n  5 clients (at node 100, at node 101, at node 102, ...): its ClientApp is not "
+        "fedhet's: make it with fedhet.make_client_app"
+    )
+    assert "Traceback" not in caplog.text
+
+
+def test_a_plain_strategy_with_fedhets_client_app_fails(tiny, caplog):
+    tell.cache_clear()  # it is told once a process
+    first = ArrayRecord(tiny.model().state_dict())
+    with pytest.raises(Exception, match="Expected exactly one ArrayRecord"):
+        flower.FedAvg().start(LocalGrid(tiny.app(), 2), first, num_rounds=1)
+    assert "start one of fedhet's in the ServerApp, such as fedhet.FedAvg" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_refusals_that_leave_one_client_end_the_run(tiny):
+    def model(client):
+        widths = 4, *[5] * client.partition_id, 3  # three kinds: of two alike ones the odd one would be refused
+        return nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(widths)))
+
+    with pytest.raises(FedhetError, match="refusals leave fedavg with client 0 alone") as caught:
+        fedhet.FedAvg(rounds=1).start(LocalGrid(tiny.app(model), 2))
+    assert str(caught.value).splitlines()[1].startswith("  client 1: fedavg needs equal")
+    fedhet.Local(rounds=1).start(LocalGrid(tiny.app(model), 2))

@@ -1,0 +1,160 @@
+"""Clients that come after the last round: what they receive, and what they make of it alone."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedhet
+from fedhet import population
+from fedhet.data import ClientData, DataSet
+from fedhet.engines.local import LocalGrid
+from fedhet.graphs import layer_graph
+from fedhet.hypernets import Design, catalogue
+from fedhet.hypernets.hypernetwork import GraphHypernetwork
+from fedhet.learning import Optimisation, Phase, evaluate, reestimate, train
+from fedhet.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.results.history import read_history
+from fedhet.wire import load_into
+
+
+def newcomers(done: Any) -> Any:
+    return done.rows[-1]["newcomers"]
+
+
+def examples_of(done: Any, client: Any) -> tuple[ClientData, DataSet]:
+    return population.data_of(done.info(client)), population.dataset_of(done.config)
+
+
+def test_a_hypernetwork_writes_for_an_architecture_that_nobody_had(federate: Any) -> None:
+    """Before its first epoch it is the network that the last hypernetwork writes, with statistics of its own images."""
+    done = federate(
+        "flha-ghn",
+        architectures="flha-small-1,flha-small-cnn-4",
+        assign="blocks",
+        newcomers=1,
+        newcomer_epochs=1,
+        newcomer_learning_rate=0.01,
+        learning_rate=0.001,
+        rounds=1,
+    )
+    data, dataset = examples_of(done, "2")
+    models = [population.model_of(done.info(client)) for client in "02"]
+    graphs = [layer_graph(model, torch.zeros(2, 1, 8, 8)) for model in models]
+    made = GraphHypernetwork(catalogue(graphs), Design(), seed=None)
+    load_into(made.state_dict(), done.state.model)
+    (arrays,) = made.write(made.read(graphs[1]))
+    models[1].load_state_dict({**models[1].state_dict(), **arrays})
+    reestimate(models[1], data.train.inputs, dataset.transform)
+    score = evaluate(models[1], data.test, dataset.task, dataset.transform)
+    assert score is not None
+    record = newcomers(done)
+    assert record["own"]["received"][0]["loss"]["weighted"] == pytest.approx(score.loss, rel=1e-5)
+    assert record["clients"]["2"]["received"][0] == score.metric.value
+    assert record["clients"]["2"]["architecture"] == "flha-small-cnn-4"
+    assert len(record["clients"]["2"]["received"]) == len(record["own"]["scratch"]) == 2
+    assert "common" not in record
+
+
+@pytest.mark.parametrize("own", [{"head": "tiled"}, {"types": "mlp", "unknown": "tiled"}])
+def test_tiles_write_layers_of_types_that_nobody_had(federate: Any, own: dict[str, str]) -> None:
+    keys: dict[str, Any] = {f"flha-ghn.{key}": value for key, value in own.items()}
+    keys |= {"architectures": "mlp,cnn-1-1", "assign": "blocks", "learning_rate": 0.001, "rounds": 1}
+    done = federate("flha-ghn", newcomers=1, newcomer_epochs=0, **keys)
+    assert done.failures == []
+    (received,), (scratch,) = (newcomers(done)["own"][start] for start in ("received", "scratch"))
+    assert np.isfinite(received["loss"]["mean"])
+    assert received["loss"] != scratch["loss"]
+
+
+def test_from_scratch_is_local_training_by_the_newcomers_own_examples(federate: Any) -> None:
+    """And where clients exchange nothing, what one receives is what it has."""
+    done = federate("local", newcomers=1, newcomer_epochs=3, test_on="both", momentum=0.5, rounds=1)
+    data, dataset = examples_of(done, "2")
+    seed_everything(derive_seed(0, "initial weights", "2"))
+    model = population.model_of(done.info("2"))
+    phase = Phase(3, Optimisation("sgd", 0.1, momentum=0.5, batch_size=16))
+    batches = torch_generator(0, "newcomer", "2")
+
+    def prepare(inputs: Tensor, generator: torch.Generator) -> Tensor:
+        return dataset.transform(inputs)
+
+    train(model, phase, data.train, dataset.task, prepare, generator=batches, device=torch.device("cpu"))
+    record = newcomers(done)
+    for test, examples in (("own", data.test), ("common", population.common_test(done.config))):
+        score = evaluate(model, examples, dataset.task, dataset.transform)
+        assert score is not None
+        assert record[test]["scratch"][-1]["accuracy"]["mean"] == score.metric.value
+        assert record[test]["scratch"][-1]["loss"]["mean"] == pytest.approx(score.loss, rel=1e-5)
+        assert record[test]["received"] == record[test]["scratch"]
+        assert record[test]["scratch"][0] != record[test]["scratch"][-1]
+
+
+def test_newcomers_have_no_part_in_what_the_run_trains(federate: Any) -> None:
+    """The others do as they would without them; their only messages are in the evaluation at the end."""
+    done = federate("fedavg", newcomers=2, newcomer_epochs=2, clients=5)
+    alone = federate("fedavg", "alone", clients=5, newcomers=3, newcomer_epochs=1)
+    assert {client for _, client in done.received} == {"0", "1", "2"}
+    assert {row.round for row in done.clients if row.client in ("3", "4")} == {3}
+    assert done.summary["clients"] == 3
+    assert done.summary["examples"]["labelled"] == 3 * 32
+    assert list(newcomers(alone)["clients"]) == ["2", "3", "4"]
+    data, dataset = examples_of(done, "3")
+    model = population.model_of(done.info("3"))
+    model.load_state_dict({name: torch.tensor(array) for name, array in done.state.model.items()})
+    score = evaluate(model, data.test, dataset.task, dataset.transform)
+    assert score is not None
+    assert newcomers(done)["clients"]["3"]["received"][0] == score.metric.value
+    received = done.summary["newcomers"]["received_accuracy"]
+    assert received == [each["accuracy"]["weighted"] for each in newcomers(done)["own"]["received"]]
+
+
+def test_a_resumed_run_meets_the_same_newcomers(tmp_path: Any, monkeypatch: Any) -> None:
+    settings = {"method": "layer-average", "architectures": "cnn-2-2,cnn-3-2", "assign": "blocks", "clients": 3}
+    settings |= {"newcomers": 1, "newcomer-epochs": 1, "samples-per-client": 32, "rounds": 2, "learning-rate": 0.1}
+    whole = fedhet.run(settings, out=tmp_path / "whole")
+    stop = fedhet.FedAvg._evaluate_at_the_end
+    strategy = "fedhet.server.strategy.FederatedStrategy._evaluate_at_the_end"
+
+    def crash(*_: Any) -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(strategy, crash)
+    with pytest.raises(RuntimeError, match="out of order"):
+        fedhet.run(settings, out=tmp_path / "cut")
+    monkeypatch.setattr(strategy, stop)
+    fedhet.run(resume=tmp_path / "cut")
+    first, second = (read_history(tmp_path / name)[-1]["newcomers"] for name in ("whole", "cut"))
+    assert first == second
+    assert first["clients"]["2"]["received"] != first["clients"]["2"]["scratch"]
+    assert whole.summary["newcomers"] == json.loads((tmp_path / "cut" / "summary.json").read_text())["newcomers"]
+
+
+def test_one_for_whom_there_is_nothing_is_told_so(federate: Any) -> None:
+    """Averages within architectures have nothing for one that nobody had; averages of layers have."""
+    networks = {"architectures": "mlp,cnn-1-1", "assign": "blocks", "newcomers": 1, "newcomer_epochs": 1, "rounds": 1}
+    done = federate("fedavg", **networks, **{"fedavg.average": "architecture"})
+    assert done.failures == [(2, "2", "fedavg has nothing to give it: nobody who trained had layers like its")]
+    assert "newcomers" not in done.summary
+    assert done.summary["personal_accuracy"]
+
+
+def test_who_are_the_last_must_be_known(tiny: Any, home: Any) -> None:
+    strategy = fedhet.FedAvg(newcomers=1, rounds=1)
+    grid = LocalGrid(tiny.app(), 2)
+    for context in grid._contexts.values():
+        del context.node_config["num-partitions"]
+    with pytest.raises(fedhet.errors.FedhetError, match="newcomers = 1 are the last partitions, and its node tells no"):
+        strategy.start(grid)
+
+
+@pytest.mark.parametrize("method", ["fedrep", "pfedhn", "fedma"])
+def test_other_methods_give_what_they_have(federate: Any, method: Any) -> None:
+    done = federate(method, newcomers=1, newcomer_epochs=1, rounds=3 if method == "fedma" else 1)
+    assert done.failures == []
+    record = newcomers(done)["own"]
+    assert np.isfinite([each["loss"]["mean"] for each in (*record["received"], *record["scratch"])]).all()
+    assert record["received"][0] != record["scratch"][0]

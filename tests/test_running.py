@@ -1,0 +1,169 @@
+"""`fedhet.run` in Python: the command line's defaults and names, and models and data of one's own."""
+
+import tomllib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import fedhet
+from fedhet import config as configuration
+from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
+from fedhet.given import data_function
+from fedhet.running import _resolved
+
+pytestmark = pytest.mark.usefixtures("home", "no_report")
+QUICK = {"clients": 3, "rounds": 2, "learning_rate": 0.2, "batch_size": 8}
+
+
+class Net(nn.Sequential):
+    def __init__(self, width=6):
+        super().__init__(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+@pytest.fixture
+def run(tiny, tmp_path):
+    def run(settings=None, *, data=tiny.data, model=tiny.model, out="run", **further):
+        settings = {**QUICK, "method": "fedavg", "closing_epochs": 0, **(settings or {})}
+        return fedhet.run(settings, model=model, data=data, out=tmp_path / out, **further)
+
+    return run
+
+
+def resolved(config):
+    return _resolved(config, None, fedhet.given.Given())
+
+
+def test_single_settings_go_on_top_of_the_commands_defaults():
+    assert resolved({"rounds": 3}) == configuration.resolve({"preset": "fedhenn/digits", "rounds": 3})
+    fedavg = configuration.resolve({"preset": "fedavg/digits", "method": "fedavg"})
+    assert resolved({"method": "fedavg"}).flat() == fedavg.flat() == resolved("fedavg").flat()
+    assert resolved({"method": "fedavg", "local_epochs": 7}).local_epochs == 7
+    assert resolved({"preset": "", "method": "fedavg"}).flat() == configuration.resolve({"method": "fedavg"}).flat()
+
+
+def test_a_run_with_ones_own_model_and_data_says_so_and_is_repeated_with_them_only(run, tmp_path, tiny):
+    done = run()
+    assert done.summary["status"] == "completed"
+    assert (done.summary["dataset"], done.summary["clients"]) == ("own", 3)
+    own = tomllib.loads((done.folder / "config.toml").read_text())["own"]
+    assert own["data"].endswith("Tiny.data")
+    with pytest.raises(ConfigError, match=r"was run with data of its own \(.*Tiny.data\) and a model of its own"):
+        fedhet.run(done.folder / "config.toml", out=tmp_path / "again")
+    with pytest.raises(ConfigError, match="data of its own"):
+        fedhet.run({"rounds": 3}, resume=done.folder, model=tiny.model)
+    again = fedhet.run(done.folder / "config.toml", out=tmp_path / "again", model=tiny.model, data=tiny.data)
+    assert [row["trained"] for row in again.history] == [row["trained"] for row in done.history]
+    longer = fedhet.run({"rounds": 3}, resume=done.folder, model=tiny.model, data=tiny.data)
+    assert longer.summary["rounds"] == 3
+
+
+@pytest.mark.parametrize("model", [Net, Net(), lambda: Net(7), lambda client: Net(), "tuple", "logits"])
+def test_models_in_the_forms_that_users_hold(run, model):
+    class Wrapped(Net):
+        def forward(self, inputs):
+            logits = super().forward(inputs)
+            return (logits, 0) if model == "tuple" else SimpleNamespace(logits=logits)
+
+    done = run({"rounds": 1}, model=Wrapped if isinstance(model, str) else model)
+    assert done.summary["trained_accuracy"]["weighted"] > 0
+
+
+def test_a_network_that_is_given_is_where_all_begin(run):
+    net = Net()
+    done = run({"rounds": 1, "local_epochs": 0}, model=net)
+    from safetensors.torch import load_file
+
+    saved = load_file(done.folder / "models" / "global.safetensors")
+    assert all(torch.allclose(tensor, saved[name]) for name, tensor in net.state_dict().items())
+
+
+def test_a_function_may_take_what_flowers_examples_give():
+    asked = SimpleNamespace(partition_id=2, num_partitions=5, config=SimpleNamespace(batch_size=8))
+    load = data_function(lambda partition_id, num_partitions, batch_size: (partition_id, num_partitions, batch_size))
+    assert load(asked) == (2, 5, 8)
+    assert data_function(lambda info: info.partition_id)(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "message"),
+    [
+        ({"model": lambda width, depth: Net()}, ConfigError, "needs width, depth, and is called with a client alone"),
+        ({"model": 3}, ModelError, "must be a function of a client that gives an nn.Module, a class .*, not a int"),
+        ({"data": [1, 2]}, DataError, "data must be a function of a client .*not a list"),
+        ({"model": Net, "engine": "ray"}, ConfigError, "run on the local engine, not on 'ray'"),
+    ],
+)
+def test_what_cannot_be_used_is_said_at_once(given, kind, message, tmp_path):
+    with pytest.raises(kind, match=message):
+        fedhet.run({"method": "fedavg", "architectures": "mlp", **QUICK}, out=tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+def targets(client):
+    inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(client.partition_id))
+    labels = (inputs[:, :2] * 2).sum(1)
+    return (inputs[:30], labels[:30]), (inputs[30:], labels[30:])
+
+
+def test_numbers_are_regressed_and_measured_by_r2(run):
+    done = run({"rounds": 20, "local_epochs": 3, "learning_rate": 0.05}, data=targets, model=lambda: nn.Linear(4, 1))
+    assert done.summary["metric"] == "r2"
+    assert 0.9 < done.summary["personal_accuracy"]["weighted"] <= 1
+    with pytest.raises(FedhetError, match=r"3 clients .*fd needs|3 clients .*classes"):
+        run({"method": "fd", "rounds": 1}, data=targets, model=lambda: nn.Linear(4, 1), out="other")
+
+
+@pytest.mark.parametrize(
+    ("labels", "task", "message"),
+    [
+        (torch.arange(10) + 1, None, "its labels go from 1 to 10, and its network has 3 outputs, .* classes 0 to 2"),
+        (torch.rand(10), "classification", "its labels are no classes but numbers"),
+        (torch.rand(10, 2), None, r"its targets are of shape \(n, 2\) where its outputs are of shape \(n, 3\)"),
+        (torch.full((10, 3), 2), "multi-label", "its labels are not all 0 or 1"),
+    ],
+)
+def test_labels_and_outputs_that_cannot_be_a_task_are_refused(run, labels, task, message):
+    def data(client):
+        return (torch.ones(10, 4), labels), (torch.ones(10, 4), labels)
+
+    with pytest.raises(FedhetError, match=f"3 clients .*{message}"):
+        run(data=data, task=task)
+
+
+def test_a_network_that_cannot_take_its_inputs_is_refused_once_for_all(run):
+    with pytest.raises(FedhetError, match=r"3 clients .*: its Linear cannot take its inputs, float32 of shape"):
+        run(model=lambda: nn.Linear(5, 3))
+
+
+def test_a_guessed_head_that_does_not_make_the_outputs_is_named(run, caplog):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last, self.first = nn.Linear(6, 3), nn.Linear(4, 6)
+
+        def forward(self, inputs):
+            return self.last(self.first(inputs).relu())
+
+    run({"rounds": 1}, model=Net)
+    assert caplog.text.count("its head was guessed to be 'first', the last nn.Linear, which does not make") == 1
+    caplog.clear()
+    run({"rounds": 1, "head": "last"}, model=Net, out="named")
+    assert "its head was" not in caplog.text
+
+
+def test_a_loaders_batch_size_is_its_clients(run, tiny):
+    def data(client):
+        train, test = tiny.data(client)
+        return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*train), batch_size=2), test
+
+    done = run({"rounds": 1, "local_epochs": 1, "clients": 1}, data=data)
+    assert done.history[1]["work"]["steps"] == 7
+
+
+@pytest.mark.parametrize("settings", [{"device": "cuda:7"}, {"device": "mps"}])
+def test_a_device_that_is_not_there_stops_the_run_at_once(settings, tmp_path):
+    with pytest.raises(ConfigError, match="but torch sees .* here: use device = 'auto' or 'cpu'"):
+        fedhet.run({"method": "local", **settings}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
