@@ -28,7 +28,7 @@ def test_defaults_are_complete_and_valid_for_every_method():
 
 def test_what_the_user_set_goes_before_preset_before_paper_before_default():
     paper = resolve({"method": "fedhenn"})
-    assert (paper.rounds, paper.parameters.eta0, paper.alpha) == (200, 0.001, Config.alpha)
+    assert (paper.rounds, paper.parameters.eta0, paper.alpha) == (200, 3.0, Config.alpha)
     preset, file = resolve({"preset": "fedhenn/digits"}), read(configuration.preset_path("fedhenn/digits"))
     assert (preset.rounds, preset.parameters.eta0) == (file["rounds"], file["fedhenn.eta0"])
     assert (preset.rounds, preset.parameters.eta0) != (paper.rounds, paper.parameters.eta0)
@@ -219,10 +219,10 @@ IDLE = [
     ({"method": "fedavg", "dataset": "digits", "augment": True}, "augment", "dataset", False),
     ({"method": "fedma", "closing-epochs": 3}, "closing-epochs", "method", 0),
     (
-        {"method": "fedhenn", "fedhenn.setting": "homogeneous", "fedhenn.peers": "all"},
-        "fedhenn.peers",
-        "fedhenn.setting",
-        "selected",
+        {"method": "fedhenn", "fedhenn.target": "spectral", "fedhenn.kernel": "rbf"},
+        "fedhenn.kernel",
+        "fedhenn.target",
+        "linear",
     ),
 ]
 

@@ -14,14 +14,14 @@ OF_METHOD: dict[str, dict[str, Any]] = {
         "fedharm.blocks": "body.1,body.2,head; body.2,body.4,head",
         "fedharm.slots": "32,32,10",
     },
-    "fedhenn": {"fedhenn.eta0": 0.1},
+    "fedhenn": {"fedhenn.eta0": 1.0},
     "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 2, "fedmd.private-epochs": 0, "fedmd.pool-batch": 32},
     "fedproto": {"fedproto.width": 32},
     "flha-ghn": {"optimizer": "adam", "learning-rate": 0.005, "flha-ghn.steps": 2},
     "pfedhn": {"rounds": 12, "pfedhn.server-learning-rate": 0.03},
 }
 CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.methods()} | {
-    "fedhenn-spectral": Case.of("fedhenn", {"fedhenn.eta0": 1.0, "fedhenn.target": "spectral"}),
+    "fedhenn-kernel": Case.of("fedhenn", {"fedhenn.eta0": 0.1, "fedhenn.target": "kernel"}),
     "fedharm-cka": Case.of("fedharm", OF_METHOD["fedharm"] | {"fedharm.align": "cka", "fedharm.labels": False}),
     "fedavg-architecture": Case.of("fedavg", {"fedavg.average": "architecture"}),
     "layer-average-prefix": Case.of("layer-average", {"layer-average.by": "prefix"}),

@@ -18,15 +18,25 @@ AUGMENTATION, SHUFFLE = "rad augmentation", "shuffled rows"
 
 @dataclass(frozen=True)
 class FedHeNNParameters(Parameters):
-    """FedHeNN's own keys, with the paper's values."""
+    """FedHeNN's own keys, with the paper's values but for the target, which is fedhet's own.
+
+    What is left to the target, `eta0` and `schedule`, is settled when the keys are made.
+    """
 
     setting: str = option(
         "heterogeneous",
         "heterogeneous: personal models, kernels are shared; homogeneous: weights are averaged as well",
         choices=("heterogeneous", "homogeneous"),
     )
-    eta0: float = option(0.001, "weight of the proximal term, eta(t) = eta0 f(t)", at_least=0)
-    schedule: str = option("sqrt", "f(t), t = 0 in the first round", choices=("sqrt", "linear", "constant"))
+    eta0: float = option(
+        -1.0,
+        "weight of the proximal term, eta(t) = eta0 f(t); negative: 3 for the spectral target, else the paper's 0.001",
+    )
+    schedule: str = option(
+        "auto",
+        "f(t), t = 0 in the first round; auto: constant for the spectral target, else the paper's sqrt",
+        choices=("auto", "sqrt", "linear", "constant"),
+    )
     rad_size: int = option(5000, "rows of the pool in a round's RAD (at most the pool's)", at_least=LEAST_ROWS)
     rad_source: str = option(
         "held-out",
@@ -34,9 +44,9 @@ class FedHeNNParameters(Parameters):
         choices=("held-out", "train-union"),
     )
     target: Literal["kernel", "spectral", "inputs"] = option(
-        "kernel",
-        "what clients are aligned with: a kernel of representations (the paper's), how the class posteriors of all "
-        "cluster the pool, or a linear kernel of the raw inputs (a control)",
+        "spectral",
+        "what clients are aligned with: how the class posteriors of all cluster the pool (fedhet's own), a kernel of "
+        "representations (the paper's), or a linear kernel of the raw inputs (a control)",
         choices=("kernel", "spectral", "inputs"),
     )
     whose: Literal["peers", "own", "shuffled"] = option(
@@ -79,11 +89,16 @@ class FedHeNNParameters(Parameters):
     probe: int = option(256, "pool rows for the report's CKA between clients before and after; 0: none", at_least=0)
 
     def __post_init__(self) -> None:
-        """Check what goes together.
+        """Settle what is left to the target, and check what goes together.
 
         Raises:
             ConfigError: what does not.
         """
+        spectral = self.target == "spectral"
+        if self.eta0 < 0:
+            object.__setattr__(self, "eta0", 3.0 if spectral else 0.001)
+        if self.schedule == "auto":
+            object.__setattr__(self, "schedule", "constant" if spectral else "sqrt")
         if self.kernel == "procrustes" and self.setting != "homogeneous":
             raise ConfigError(
                 "fedhenn.kernel = 'procrustes' compares equally wide representations of one global model: it needs "

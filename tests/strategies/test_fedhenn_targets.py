@@ -20,7 +20,7 @@ from fedhet.representations.packing import unpack
 from fedhet.representations.spectral import posteriors
 from fedhet.results.history import read_history
 
-OWN = {"fedhenn.eta0": 0.3, "fedhenn.probe": 0, "fedhenn.schedule": "constant"}
+OWN = {"fedhenn.target": "kernel", "fedhenn.eta0": 0.3, "fedhenn.probe": 0, "fedhenn.schedule": "constant"}
 SPECTRAL = {**OWN, "fedhenn.target": "spectral"}
 PRESETS = [name for name in configuration.presets() if name.startswith("fedhenn/")]
 
@@ -161,13 +161,13 @@ def test_homogeneous_clients_make_the_global_models_target_by_themselves(
         ({"target": "spectral", "kernel-norm": "frobenius"}, "kernel-norm"),
         ({"target": "spectral", "target-error": 0.0}, "target-error"),
         ({"target": "kernel", "clusters": 3}, "clusters"),
-        ({"whose": "own", "peers": "all"}, "peers"),
+        ({"target": "kernel", "whose": "own", "peers": "all"}, "peers"),
         ({"whose": "own", "target-dtype": "float32"}, "target-dtype"),
-        ({"setting": "homogeneous", "whose": "own"}, "whose"),
-        ({"setting": "homogeneous", "peer-weights": "examples"}, "peer-weights"),
+        ({"target": "kernel", "setting": "homogeneous", "whose": "own"}, "whose"),
+        ({"target": "kernel", "setting": "homogeneous", "peer-weights": "examples"}, "peer-weights"),
         ({"setting": "homogeneous", "target": "spectral", "representations": "server"}, "representations"),
-        ({"setting": "homogeneous", "kernel": "procrustes", "rad-batch": 64}, "rad-batch"),
-        ({"kernel": "linear", "rbf-threshold": 0.8}, "rbf-threshold"),
+        ({"target": "kernel", "setting": "homogeneous", "kernel": "procrustes", "rad-batch": 64}, "rad-batch"),
+        ({"target": "kernel", "kernel": "linear", "rbf-threshold": 0.8}, "rbf-threshold"),
     ],
 )
 def test_keys_without_effect_are_refused(chosen: dict[str, Any], idle: str) -> None:
@@ -175,13 +175,22 @@ def test_keys_without_effect_are_refused(chosen: dict[str, Any], idle: str) -> N
         resolve({"method": "fedhenn", **{f"fedhenn.{key}": value for key, value in chosen.items()}})
 
 
+@pytest.mark.parametrize(("target", "eta0", "schedule"), [("spectral", 3.0, "constant"), ("kernel", 0.001, "sqrt")])
+def test_weight_and_schedule_go_with_the_target(target: str, eta0: float, schedule: str) -> None:
+    own = resolve({"method": "fedhenn", "fedhenn.target": target}).parameters
+    assert (own.eta0, own.schedule) == (eta0, schedule)
+    chosen = resolve({"method": "fedhenn", "fedhenn.target": target, "fedhenn.eta0": 0.5, "fedhenn.schedule": "linear"})
+    assert (chosen.parameters.eta0, chosen.parameters.schedule) == (0.5, "linear")
+    assert resolve(chosen.flat()).flat() == chosen.flat()
+
+
 def test_keys_with_an_effect_are_not() -> None:
     for chosen in (
         {"target": "spectral", "clusters": 3, "whose": "shuffled", "peers": "all", "target-dtype": "float32"},
         {"target": "spectral", "peer-weights": "examples", "representations": "server"},
         {"target": "spectral", "setting": "homogeneous", "peers": "all"},
-        {"kernel": "rbf", "rbf-threshold": 0.8, "whose": "own"},
-        {"setting": "homogeneous", "whose": "shuffled", "kernel": "procrustes"},
+        {"target": "kernel", "kernel": "rbf", "rbf-threshold": 0.8, "whose": "own"},
+        {"target": "kernel", "setting": "homogeneous", "whose": "shuffled", "kernel": "procrustes"},
     ):
         assert resolve({"method": "fedhenn", **{f"fedhenn.{key}": value for key, value in chosen.items()}}).idle == ()
 
