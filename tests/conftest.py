@@ -241,7 +241,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave slow tests and benchmarks out unless they are asked for: by `-m`, by name, or by their folder."""
     if config.option.markexpr or any("::" in arg for arg in config.args):
         return
-    left_out = {"slow"} if any("benchmarks" in arg for arg in config.args) else {"slow", "benchmark"}
+    left_out = {"slow", "long"} | (set() if any("benchmarks" in arg for arg in config.args) else {"benchmark"})
     chosen, others = [], []
     for item in items:
         (others if any(item.get_closest_marker(name) for name in left_out) else chosen).append(item)

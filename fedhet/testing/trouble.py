@@ -70,12 +70,12 @@ class Trouble:
         found = _attacked(case, kept, 200)
         assert min(found["refused"], found["taken"]) >= 20, "the attack can tell"
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_no_answer_of_one_client_ends_a_run_at_length(self, case: Case, kept: Kept) -> None:
         """The same, of other answers at every call."""
         _attacked(case, kept, 5000, repeat=False)
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_a_hostile_client_in_a_whole_run_comes_to_the_same_as_a_silent_one(
         self, case: Case, tmp_path_factory: pytest.TempPathFactory
     ) -> None:

@@ -17,7 +17,7 @@ from fedhet.engines.processes import _free_port, command, end, environment_of_co
 from fedhet.results.history import read_history
 from fedhet.testing import Stop
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("deployment")]
 
 SETTINGS: dict[str, Any] = {
     "method": "lg-fedavg",

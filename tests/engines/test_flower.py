@@ -270,7 +270,7 @@ def test_flwr_run_of_a_checkout_gives_the_same_history(
     assert repeatable(read_history(tmp_path / "flwr")) == repeatable(local.history)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_bundle_alone_is_enough_to_install_and_to_run(simulating: dict[str, str], tmp_path: Path) -> None:
     app = tmp_path / "unpacked"
     zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT))).extractall(app)

@@ -4,7 +4,7 @@ import pytest
 
 from .attacks import ATTACKS, accuracy
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_report")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_report")]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
