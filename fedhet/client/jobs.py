@@ -149,12 +149,16 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
 
 
 def _common(job: Job, when: str) -> Examples | None:
-    """The common test set, where it is the client who evaluates on it: a global model is evaluated by the server."""
+    """The common test set, where it is the client who evaluates on it: a global model is evaluated by the server.
+
+    Unless it lacks BatchNorm's statistics, which then are the clients'.
+    """
     client, traits = job.client, job.half.traits
     between = when not in ("received", "trained")
     if client.own_data:
         return client.data.common if when == traits.scored or between else None
-    if (when != traits.scored and not between) or (when == "received" and traits.whole):
+    whole = traits.whole and job.half.shared_names().keys() == client.tensors.keys()
+    if (when != traits.scored and not between) or (when == "received" and whole):
         return None
     examples = population.common_test(client.config)
     return Examples(examples.inputs.to(client.device), examples.labels.to(client.device))

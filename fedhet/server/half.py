@@ -279,10 +279,15 @@ class ServerHalf(Generic[P, S]):
         """Take in what clients sent back at the evaluation at the end."""
 
     def global_network(self) -> nn.Module | None:
-        """The global model as a network, None without one; needs the clients' architecture to be at the server."""
+        """The global model as a network; needs the clients' architecture to be at the server.
+
+        None without one, or where it lacks BatchNorm's statistics, since they stay with the clients.
+        """
         if not self.has_global_network:
             return None
         model = self.network_of(self.in_order(self.state.clients)[0])
+        if model.state_dict().keys() - self.state.model.keys():
+            return None
         load_into(model.state_dict(), self.state.model)
         return model
 

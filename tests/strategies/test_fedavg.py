@@ -35,6 +35,15 @@ def test_all_clients_start_from_one_model_or_each_from_its_own(federate, phases)
     assert not torch.equal(phases[0][1]["head.weight"], phases[1][1]["head.weight"])
 
 
+@pytest.mark.parametrize("statistics", ["aggregate", "local"])
+def test_a_global_model_without_statistics_is_evaluated_by_the_clients_with_theirs(federate, statistics):
+    own = {"architectures": "resnet8", "local_epochs": 1, "test_on": "global", "batch_norm": statistics}
+    done = federate("fedavg", rounds=1, samples_per_client=16, **own)
+    common = done.rows[-1]["common"]["received"]
+    assert (done.strategy.global_network() is not None) == (statistics == "aggregate")
+    assert common.get("clients") == (3 if statistics == "local" else None)
+
+
 @pytest.mark.parametrize(("statistics", "travel"), [("aggregate", True), ("local", False)])
 def test_batchnorms_statistics_are_averaged_or_stay(federate, statistics, travel):
     done = federate("fedavg", rounds=2, architectures="resnet8", local_epochs=1, batch_norm=statistics)
