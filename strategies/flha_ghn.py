@@ -23,6 +23,7 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
 
     method = flha_ghn.method
     state_class = FLHAGHNState
+    takes_in = True
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)

@@ -279,10 +279,7 @@ class ServerHalf(Generic[P, S]):
         """Take in what clients sent back at the evaluation at the end."""
 
     def global_network(self) -> nn.Module | None:
-        """The global model as a network; needs the clients' architecture to be at the server.
-
-        None without one, or where it lacks BatchNorm's statistics, since they stay with the clients.
-        """
+        """The global model, where the server knows the architecture and statistics do not stay with the clients."""
         if not self.has_global_network:
             return None
         model = self.network_of(self.in_order(self.state.clients)[0])
