@@ -181,12 +181,12 @@ def test_scores_that_cannot_be_are_refused(arrays, message):
 
 def test_clients_of_other_classes_are_refused_in_words(federate):
     def model(client):
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 9 if client.name == "1" else 10))
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 11 if client.name == "1" else 10))
 
     (failure,) = federate("fedmd", model=model, rounds=1, **SMALL).rows[0]["failures"]
     assert failure == {
         "client": "1",
-        "reason": "it scores 9 classes, the first client 10: all clients need the same classes",
+        "reason": "it scores 11 classes, the first client 10: all clients need the same classes",
     }
 
 

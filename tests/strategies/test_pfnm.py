@@ -58,9 +58,9 @@ def test_the_references_lenet_through_the_server_half(reference, monkeypatch):
         assert {name: array.shape for name, array in network.items()} == shapes
         counts = np.rint(case["averaging_weights"][j] * 10**9).astype(np.int64)
         payload = Payload({"model": network, "classes": {"counts": counts}})
-        replies[str(j)] = Reply(str(j), 10, payload)
+        replies[str(j)] = Reply(str(j), int(counts.sum()), payload)
         strategy.roster.specs[str(j)] = spec_of(model.state_dict())
-        strategy.state.clients[str(j)] = ClientRecord(10)
+        strategy.state.clients[str(j)] = ClientRecord(int(counts.sum()))
         strategy.check_reply(replies[str(j)])
     monkeypatch.setattr(pfnm, "derive_seed", lambda *purpose: 12)
     strategy.aggregate_fit(1, replies)
