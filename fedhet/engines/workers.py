@@ -7,9 +7,10 @@ on where it does: it is seeded for each message, and what outlives a message is 
 
 import contextlib
 import logging
+import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection, wait
 
 import cloudpickle
@@ -180,7 +181,9 @@ class _Worker:
     def start(self, recipe: bytes) -> None:
         """Start the process, which imports and unpacks while this one goes on."""
         level = logging.getLogger("flwr").level
-        self.process, self.connection = children.start(_work, recipe, level, name="fedhet worker", duplex=True)
+        self.process, self.connection = children.start(
+            _work, recipe, dict(os.environ), level, name="fedhet worker", duplex=True
+        )
         self._ready = self.failed = False
 
     @property
@@ -211,8 +214,9 @@ class _Worker:
         self.connection.close()
 
 
-def _work(connection: Connection, recipe: bytes, level: int) -> None:
+def _work(connection: Connection, recipe: bytes, environment: Mapping[str, str], level: int) -> None:
     """What a worker does until the run's process ends."""
+    os.environ.update(environment)  # it is forked from a process that may be older than a change of it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
     logging.getLogger("flwr").setLevel(level)
     app, methods = cloudpickle.loads(recipe)
