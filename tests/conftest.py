@@ -237,6 +237,12 @@ def _methods_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_given", dict(registry._given))
 
 
+@pytest.fixture(autouse=True)
+def _in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long clients take: what a test watches happens in its own process, unless it asks for workers."""
+    monkeypatch.setattr("fedhet.engines.workers.WorkerGrid.patience", float("inf"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave slow tests and benchmarks out unless they are asked for: by `-m`, by name, or by their folder."""
     if config.option.markexpr or any("::" in arg for arg in config.args):
