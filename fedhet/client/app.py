@@ -1,34 +1,31 @@
 """The client side's runtime: one ClientApp for every method, around the method's client half."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from torch import nn
 
-from fedhet import given, population, registry
-from fedhet.client import flowers, jobs, leaving, node
-from fedhet.client.half import Client, LostState
-from fedhet.client.jobs import Job
-from fedhet.client.networks import Network, Networks
-from fedhet.client.state import Keeping, Pools
-from fedhet.client.trying import examples_to, precision_of, try_out
-from fedhet.data import ClientData, with_validation
-from fedhet.data.own import as_client_data, as_input
-from fedhet.errors import DataError, FedhetError, ModelError
-from fedhet.machine import describe, device_of, keep_freed_memory
+from fedhet import given, registry
+from fedhet.client import flowers
+from fedhet.client.application import Application
+from fedhet.learning import Pausing
 from fedhet.method import Method
-from fedhet.options import Config
-from fedhet.population import ClientInfo, ModelFunction
-from fedhet.randomness import derive_seed, seed_everything
-from fedhet.task import Task, get_task
-from fedhet.wire import Payload, Refusal, Reply, Report, decode, spec_of
-from fedhet.wire.protocol import FIRST, GREET, JOIN, pool_in
+from fedhet.task import get_task
+
+
+class MethodsApp(ClientApp):
+    """A ClientApp whose messages may be handled side by side, where no mods stand around them.
+
+    Attributes:
+        application: what handles them.
+    """
+
+    application: Application
+
+    def works(self, calls: Iterable[tuple[Message, Context]]) -> list[Pausing[Message]] | None:
+        """What is to be done for each of several messages; None where it must be one after the other."""
+        return self.application.works(calls)
 
 
 def make_client_app(
@@ -62,7 +59,7 @@ def make_client_app(
     for method in methods:
         registry.give(method)
     clipping = [mod for mod in mods or () if flowers.clips(mod)]
-    app = ClientApp(mods=[flowers.in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None)
+    app = MethodsApp(mods=[flowers.in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None)
     application = Application(
         given.model_function(model),
         given.data_function(data),
@@ -70,281 +67,8 @@ def make_client_app(
         mods=bool(mods),
         clipped=bool(clipping),
     )
+    app.application = application
     app.query()(application.query)
     app.train(mods=clipping)(application.train)
     app.evaluate()(application.evaluate)
     return app
-
-
-class Application:
-    """Handles messages; holds what outlives one: networks, data, pools."""
-
-    def __init__(
-        self,
-        model: ModelFunction | None,
-        data: given.DataFunction | None,
-        task: Task | None,
-        mods: bool = False,
-        clipped: bool = False,
-    ) -> None:
-        self._model, self._data, self._task, self._mods, self._clipped = model, data, task, mods, clipped
-        self._networks, self._pools = Networks(), Pools()
-        self._data_kept: dict[tuple[str, object, torch.device], ClientData] = {}
-        self._tried: dict[str, tuple[Task, str]] = {}
-        self._serving: object = None
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Another process makes its own from the same: what is kept here, it keeps itself."""
-        return Application, (self._model, self._data, self._task, self._mods, self._clipped)
-
-    # ---- messages
-
-    def query(self, message: Message, context: Context) -> Message:
-        """The greeting, the first weights of all, and methods' own questions."""
-
-        def work(job: Job) -> Payload:
-            half, question = job.half, job.client.request.question
-            if question == FIRST:
-                self._initialise(job, "all")
-                return half.first()
-            if question == JOIN:
-                initial = partial(self._initialise, job, job.client.name)
-                return jobs.join(job, scratch=initial, received=partial(self._restore, job))
-            self._restore(job)
-            if question != GREET:
-                return half.answer(question, job.payload)
-            if self._clipped:
-                flowers.check_clipped(half)
-            job.keeping.make_room()
-            self._take_pool(job)
-            leaving.check_all(half, node.allowed(context))
-            return half.greet(job.payload)
-
-        return self._handle(message, context, work)
-
-    def train(self, message: Message, context: Context) -> Message:
-        """One round at a client: receive, evaluate, train, evaluate, reply."""
-
-        def work(job: Job) -> Payload:
-            self._restore(job)
-            jobs.begin(job)
-            jobs.train([job])
-            return jobs.end(job)
-
-        return self._handle(message, context, work)
-
-    def evaluate(self, message: Message, context: Context) -> Message:
-        """Evaluation without training: the received model, then the client's own."""
-
-        def work(job: Job) -> Payload:
-            half, client = job.half, job.client
-            self._restore(job)
-            # What a client received is its own model until it has trained one.
-            personal = half.traits.keeps == "model"
-            trained = personal and client.request.expected >= 0 and not job.keeping.lost
-            own = {name: tensor.clone() for name, tensor in client.tensors.items()} if trained else {}
-            jobs.take_in(job)
-            jobs.measure(job, "received")
-            if personal:
-                if trained:
-                    client.model.load_state_dict(own)
-                jobs.measure(job, "trained")
-            # What is shared may be a part only: then each client's network is its own, whatever it keeps.
-            if client.request.final and (personal or not half.traits.whole):
-                job.keeping.write_model(client.tensors)
-            return half.finish(job.payload) if client.request.final else Payload()
-
-        return self._handle(message, context, work)
-
-    def _handle(self, message: Message, context: Context, work: Callable[[Job], Payload]) -> Message:
-        name = node.name_of(context)
-        try:
-            with self._job(message, context) as job:
-                payload = work(job)
-                leaving.check(payload, job.half, node.allowed(context))
-                client, trained = job.client, job.client.trained
-                reply = Reply(
-                    name,
-                    len(client.data.train),
-                    payload,
-                    self._report(job, context),
-                    len(client.data.test),
-                    trained.mean_loss,
-                    job.measured,
-                    len(client.data.validation) if client.data.validation else 0,
-                    trained.work,
-                )
-                record = reply.record(flower=client.request.flower or self._mods)
-            if client.request.final:
-                self._let_go(client)
-            if client.device.type == "cuda":  # clients in other processes share the GPU
-                torch.cuda.empty_cache()
-        except FedhetError as error:
-            if "request" not in message.content:  # there is nobody who reads a refusal
-                flowers.tell(self, str(error))
-            reason = str(error).removeprefix(f"client {name}: ")  # the server knows who it is, and counts alike ones
-            record = Refusal(name, reason, lost=isinstance(error, LostState)).record()
-        return Message(record, reply_to=message)
-
-    @contextmanager
-    def _job(self, message: Message, context: Context) -> Iterator[Job]:
-        """What a message asks of its client, with a network that is its alone inside."""
-        info, request = node.opened(message, context)
-        config = info.config
-        self._serve(config, request.run)
-        keep_freed_memory()
-        # More threads than cores over all clients of a host slow every one of them down a hundredfold.
-        if torch.get_num_threads() != config.threads_per_client:
-            torch.set_num_threads(config.threads_per_client)
-        device = device_of(config.device)
-        data = self._data_of(info, device)
-        if len(data.train) == 0:
-            raise DataError("has no training examples")
-        if self._data and config.test_on != "local" and data.common is None:
-            raise DataError(
-                f"client {info.name}: test-on = {config.test_on} needs a common test set, which data of one's own "
-                "bring along: have the data function return it as `common`, or set test-on = local"
-            )
-        keeping = Keeping(config.state_dir, request.run, info.name)
-        dataset = population.dataset_of(config) if self._data is None else None
-        with self._networks.lend(self._kind(info), lambda: self._network(info)) as network:
-            network = network.to(device)
-            own = partial(as_input, dtype=precision_of(network.model))
-            transform = network.takes(dataset.transform) if dataset else own
-            task = dataset.task if dataset else self._task
-            if self._model or self._data:
-                if info.name not in self._tried:
-                    self._tried[info.name] = try_out(network, data, transform, task)
-                task, _ = self._tried[info.name]
-            assert task is not None
-            augment = dataset.augment if dataset and config.augment else data.augment
-            client = Client(
-                name=info.name,
-                config=config,
-                request=request,
-                data=data,
-                network=network,
-                task=task,
-                device=device,
-                transform=transform,
-                augment=augment,
-                find_pool=lambda digest: self._pools.find(digest, keeping.pools, data.shared, info.name),
-                own_data=self._data is not None,
-            )
-            half = registry.client_half(config.prefix)(client)
-            yield Job(info, half, decode(message.content), keeping)
-
-    def _report(self, job: Job, context: Context) -> Report:
-        """What a client says of itself, beside the method's reply."""
-        client, lost = job.client, job.keeping.lost
-        report = Report(client.name, lost_state=client.request.expected if lost else -1)
-        if client.request.question == GREET:
-            report.metric, report.own_data = client.task.metric, client.own_data
-            report.labels = client.data.train.labels.shape[1] if client.task.metric in ("auc", "r2") else 1
-            report.architecture = client.network.architecture if client.config.disclose_architecture else ""
-            report.partition, report.device = node.partition_of(context), describe(client.device)
-            _, head = self._tried.get(client.name, (client.task, ""))
-            if head and not client.config.head:
-                report.note = (
-                    f"its head was guessed to be {head!r}, the last nn.Linear, which does not make its network's "
-                    "outputs: name the right one, head = '...'"
-                )
-            report.spec = spec_of(job.half.shared())
-            labelled, pool = job.half.traits.pool == "labelled", client.data.shared
-            if pool is not None and not (labelled and pool.labels is None):
-                pool = pool if labelled else pool.unlabelled
-                report.pool, report.pool_size = pool.digest, len(pool)
-        return report
-
-    # ---- the client
-
-    def _kind(self, info: ClientInfo) -> object:
-        """Clients of one kind have networks that are built alike."""
-        own: tuple[object, ...] = (info.name, info.config.seed)
-        if self._model is None:
-            dataset = population.dataset_of(info.config)
-            own = (population.architecture_of(info), dataset.input_shape, dataset.classes)
-        return (*own, info.config.head, info.config.prefix, info.config.parameters)
-
-    def _network(self, info: ClientInfo) -> Network:
-        try:
-            model = self._build(info)
-            name = type(model).__name__ if self._model else population.architecture_of(info)
-            head = registry.client_half(info.config.prefix).head_of(info.config)
-            return Network(model, head, name)
-        except ValueError as error:
-            raise ModelError(f"client {info.name}: {error}") from error
-
-    def _build(self, info: ClientInfo) -> nn.Module:
-        model = (self._model or population.model_of)(info)
-        if not isinstance(model, nn.Module):
-            raise ModelError(f"client {info.name}: the model function returned a {type(model).__name__}, no nn.Module")
-        return registry.client_half(info.config.prefix).adapt(model, info.config)
-
-    def _data_of(self, info: ClientInfo, device: torch.device) -> ClientData:
-        if self._data is None and device.type == "cpu":
-            return population.data_of(info)
-        validation, seed = info.config.validation, info.config.seed
-        key = (info.name, info.config.text() if self._data is None else (validation, seed), device)
-        if key not in self._data_kept:
-            if self._data is None:
-                data = population.data_of(info)
-            else:
-                data = with_validation(as_client_data(info.name, self._data(info)), validation, seed, info.name)
-            parts = (data.train, data.test, data.common, data.validation)
-            train, test, common, apart = (examples_to(part, device) for part in parts)
-            assert train is not None
-            assert test is not None
-            kept = replace(data, train=train, test=test, common=common, validation=apart)
-            self._data_kept[key] = kept
-        return self._data_kept[key]
-
-    def _serve(self, config: Config, run: str) -> None:
-        """Let go of what was kept for another run: networks, data on a device, pools."""
-        serving = (run, config.prefix, config.dataset, config.seed)
-        if serving != self._serving:
-            self._serving = serving
-            self._networks, self._pools = Networks(), Pools()
-            self._data_kept.clear()
-            self._tried.clear()
-
-    def _let_go(self, client: Client) -> None:
-        """A run is at its end for this client: its data leave the GPU."""
-        if client.device.type == "cuda":
-            for key in [key for key in self._data_kept if key[0] == client.name]:
-                del self._data_kept[key]
-
-    # ---- state
-
-    def _restore(self, job: Job) -> None:
-        """Put the model and the method's memory into the state that the server expects."""
-        client, half = job.client, job.half
-        saved, own = job.keeping.restored(half), client.tensors
-        sent = job.payload.arrays.get("model", {})
-        known = {name for name, key in half.shared_names().items() if key in sent}
-        known |= {name.removeprefix("model/") for name in saved}
-        if not own.keys() <= known:
-            together = client.config.shared_init and half.traits.together
-            self._initialise(job, "all" if together else client.name)
-        with torch.no_grad():
-            for name, tensor in saved.items():
-                group, _, key = name.partition("/")
-                if group == "model":
-                    own[key].copy_(tensor)
-                else:
-                    client.memory[key] = tensor.to(client.device)
-
-    def _initialise(self, job: Job, whose: str) -> None:
-        """Fresh weights: the client's own, or those from which all clients of a run start."""
-        seed_everything(derive_seed(job.client.config.seed, "initial weights", whose))
-        job.client.model.load_state_dict(self._build(job.info).state_dict())
-
-    def _take_pool(self, job: Job) -> None:
-        """The pool that the server sent is the client's from now on; without one, that of its own data."""
-        pool = pool_in(job.payload)
-        if pool is not None:
-            self._pools.keep(pool, job.keeping.pools)
-        elif pool := job.client.data.shared:
-            pool = pool if job.half.traits.pool == "labelled" else pool.unlabelled
-        if pool is not None:
-            job.client.request = replace(job.client.request, pool=pool.digest)

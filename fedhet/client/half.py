@@ -16,7 +16,7 @@ from fedhet import registry
 from fedhet.client.networks import Network
 from fedhet.data import ClientData, Pool
 from fedhet.errors import FedhetError
-from fedhet.learning import Loss, Optimisation, Phase, Term, Trained, one_cycle, reestimate, scheduled
+from fedhet.learning import Loss, Optimisation, Pausing, Phase, Term, Trained, one_cycle, reestimate, scheduled
 from fedhet.method import Traits
 from fedhet.options import Config, Parameters
 from fedhet.randomness import derive_seed, torch_generator
@@ -228,6 +228,11 @@ class ClientHalf(Generic[P]):
     def end(self, payload: Payload) -> Payload:
         """What is sent back after training; `client.trained` has what the terms recorded."""
         return self._of_shared()
+
+    def ending(self, payload: Payload) -> Pausing[Payload]:
+        """`end`, pass by pass, of a method that has its network read more examples for what it sends back."""
+        return self.end(payload)
+        yield  # the default asks for none
 
     # ---- evaluation
 

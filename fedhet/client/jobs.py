@@ -1,10 +1,10 @@
 """A job: one client's part of a round, from what came to what is sent back.
 
-`begin`, `train`, `end`: a job owns its network and its streams of batches and dropout as long as it lasts, so several
-may be under way at once; those that are trained together are given to `train` in one call.
+`begin`, `train`, `end`: a job owns its network and its streams of batches and dropout as long as it lasts, and pauses
+at every pass through its network, so several may be under way at once, and their passes be one (`fedhet.learning`).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -16,8 +16,8 @@ from fedhet.client.half import AnyHalf, Client
 from fedhet.client.state import Keeping
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.learning import Phase, evaluate
-from fedhet.learning import train as train_phase
+from fedhet.learning import Pausing, Phase, evaluating
+from fedhet.learning import training as train_phase
 from fedhet.population import ClientInfo
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.wire import LARGEST, Payload
@@ -33,6 +33,7 @@ class Job:
         half: the method's.
         payload: what the server sent.
         keeping: the client's lasting things.
+        allowed: the kinds of what may leave it; None for all.
         measured: its evaluations so far.
         phases: what is to be trained, one after the other.
         batches: the stream that draws the order of examples.
@@ -42,6 +43,7 @@ class Job:
     half: AnyHalf
     payload: Payload
     keeping: Keeping
+    allowed: frozenset[str] | None = None
     measured: dict[str, Measured] = field(default_factory=dict)
     phases: Iterable[Phase] = ()
     batches: torch.Generator = field(init=False)
@@ -56,12 +58,12 @@ class Job:
         return self.half.client
 
 
-def begin(job: Job) -> None:
+def begin(job: Job) -> Pausing[None]:
     """Take in what came, evaluate it if that was asked for, and settle what is trained."""
     half, client = job.half, job.client
     take_in(job)
     if client.request.evaluate:
-        measure(job, "received")
+        yield from measure(job, "received")
     job.phases = half.phases(job.payload)
 
 
@@ -72,23 +74,22 @@ def take_in(job: Job) -> None:
         job.client.reestimate()
 
 
-def train(jobs: Iterable[Job]) -> None:
-    """Train each job's phases, one job after the other; what is to be measured between phases is."""
-    for job in jobs:
-        seed_everything(job.client.seed("dropout"))
-        _run(job, job.phases)
+def train(job: Job) -> Pausing[None]:
+    """Train the phases; what is to be measured between phases is."""
+    seed_everything(job.client.seed("dropout"))
+    yield from _run(job, job.phases)
 
 
-def end(job: Job) -> Payload:
+def end(job: Job) -> Pausing[Payload]:
     """What is sent back; what lasts is saved."""
-    reply = job.half.end(job.payload)
+    reply = yield from job.half.ending(job.payload)
     if job.client.request.evaluate:
-        measure(job, "trained")
+        yield from measure(job, "trained")
     job.keeping.save(job.half)
     return reply
 
 
-def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None]) -> Payload:
+def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None]) -> Pausing[Payload]:
     """What a client that comes after the last round achieves alone, with what it receives and without.
 
     Its own network is trained for `newcomer-epochs` on its own examples, by the task's loss alone, from both starts
@@ -112,25 +113,30 @@ def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None])
         client.reestimate()
         job.batches = torch_generator(config.seed, "newcomer", client.name)
         seed_everything(derive_seed(config.seed, "newcomer dropout", client.name))
-        _score(job, f"{start}-0", client.model)
+        yield from _score(job, f"{start}-0", client.model)
         for epoch in range(1, config.newcomer_epochs + 1):
-            _run(job, [Phase(1, optimisation, continues=epoch > 1)])
-            _score(job, f"{start}-{epoch}", client.model)
+            yield from _run(job, [Phase(1, optimisation, continues=epoch > 1)])
+            yield from _score(job, f"{start}-{epoch}", client.model)
     return Payload()
 
 
-def measure(job: Job, when: str) -> None:
+def measure(job: Job, when: str) -> Pausing[None]:
     """Metric and loss of the model as it is, on the client's own test part and on the common one, as configured.
 
     With `validation`, on the validation part as well.
     """
     outputs = job.half.evaluate(when)
-    if outputs is not None:
-        with _refined(job, when):
-            _score(job, when, outputs)
+    if outputs is None:
+        return
+    with _undone(job, phases := tuple(job.half.refine(when))):
+        if phases:
+            job.batches = job.client.generator("refinement", when)
+            seed_everything(job.client.seed("refinement dropout", when))
+            yield from _run(job, phases)
+        yield from _score(job, when, outputs)
 
 
-def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
+def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> Pausing[None]:
     client = job.client
     sets = {"": client.data.test} if client.config.test_on != "global" else {}
     if client.config.test_on != "local" and (common := _common(job, when)) is not None:
@@ -138,7 +144,7 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
     if client.config.validation and client.data.validation is not None:
         sets["validation-"] = client.data.validation
     for prefix, examples in sets.items():
-        score = evaluate(client.model, examples, client.task, client.transform, scores=outputs)
+        score = yield from evaluating(client.model, examples, client.task, client.transform, scores=outputs)
         if score is not None:
             if not abs(score.loss) <= LARGEST:
                 raise ModelError(
@@ -165,29 +171,26 @@ def _common(job: Job, when: str) -> Examples | None:
 
 
 @contextmanager
-def _refined(job: Job, when: str) -> Iterator[None]:
-    """The network after what a method trains before an evaluation; as it was, behind it."""
-    client, phases = job.client, tuple(job.half.refine(when))
+def _undone(job: Job, phases: Collection[Phase]) -> Iterator[None]:
+    """Behind it the network is as it was, whatever phases before an evaluation have made of it."""
+    client = job.client
     if not phases:
         yield
         return
     before = {name: tensor.clone() for name, tensor in client.tensors.items()}
     batches, trained = job.batches, client.trained
-    job.batches = client.generator("refinement", when)
-    seed_everything(client.seed("refinement dropout", when))
     try:
-        _run(job, phases)
         yield
     finally:
         job.batches, client.trained = batches, trained
         client.model.load_state_dict(before)
 
 
-def _run(job: Job, phases: Iterable[Phase]) -> None:
+def _run(job: Job, phases: Iterable[Phase]) -> Pausing[None]:
     client = job.client
     for phase in phases:
         if phase.epochs or phase.steps:
-            client.trained = train_phase(
+            client.trained = yield from train_phase(
                 client.model,
                 phase,
                 client.data.train,
@@ -198,4 +201,4 @@ def _run(job: Job, phases: Iterable[Phase]) -> None:
                 before=client.trained,
             )
         if phase.measured and client.request.evaluate:
-            measure(job, phase.measured)
+            yield from measure(job, phase.measured)

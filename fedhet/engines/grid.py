@@ -7,7 +7,7 @@ error reply for a client that raises.
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -16,6 +16,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedhet.client.app import MethodsApp
+from fedhet.learning import Cohort
 from fedhet.wire.protocol import NO_HANDLER
 
 RUN_ID = 1
@@ -31,10 +33,12 @@ class LocalGrid(Grid):
     Args:
         client_app: handles every message, one after the other.
         clients: number of nodes; node i has partition id i.
+        cohort: handles several messages side by side, if the app can.
     """
 
-    def __init__(self, client_app: ClientApp, clients: int) -> None:
+    def __init__(self, client_app: ClientApp, clients: int, cohort: Cohort | None = None) -> None:
         be_server()
+        self._cohort = cohort
         self._client_app = client_app
         self._contexts = {
             FIRST_NODE + index: Context(
@@ -78,17 +82,22 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies, each once, their messages handled now, one after the other."""
-        return [self._handle(self._waiting.pop(key)) for key in message_ids if key in self._waiting]
+        """The replies, each once, their messages handled now: one after the other, or a cohort at a time."""
+        messages = [self._waiting.pop(key) for key in message_ids if key in self._waiting]
+        size = self._cohort.size if self._cohort else 1
+        parts = [messages[start : start + size] for start in range(0, len(messages), size)]
+        return [reply for part in parts for reply in self._handle(part)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Have the messages handled; a call cannot be timed out."""
         return self.pull_messages(self.push_messages(messages))
 
-    def _handle(self, message: Message) -> Message:
-        reply = handled(self._client_app, message, self._contexts[message.metadata.dst_node_id], self._told)
-        identify(reply, self._ids)
-        return reply
+    def _handle(self, messages: Sequence[Message]) -> list[Message]:
+        calls = [(message, self._contexts[message.metadata.dst_node_id]) for message in messages]
+        replies = handled(self._client_app, calls, self._told, self._cohort)
+        for reply in replies:
+            identify(reply, self._ids)
+        return replies
 
 
 def be_server() -> None:
@@ -96,19 +105,34 @@ def be_server() -> None:
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER_ID
 
 
-def handled(app: ClientApp, message: Message, context: Context, told: set[str]) -> Message:
-    """A client's reply; one that raises fails alone: the run goes on, as in Flower's runtime.
+def handled(
+    app: ClientApp, calls: Sequence[tuple[Message, Context]], told: set[str], cohort: Cohort | None = None
+) -> list[Message]:
+    """Clients' replies; one that raises fails alone: the run goes on, as in Flower's runtime.
 
     What was raised is logged, unless it was told before: one cause often hits many clients.
     """
+    works = app.works(calls) if cohort and isinstance(app, MethodsApp) else None
+    outcomes = cohort.run(works) if cohort and works is not None else [_outcome(app, *call) for call in calls]
+    return [
+        _failed(message, context, outcome, told) if isinstance(outcome, Exception) else outcome
+        for (message, context), outcome in zip(calls, outcomes, strict=True)
+    ]
+
+
+def _outcome(app: ClientApp, message: Message, context: Context) -> Message | Exception:
     try:
         return app(message, context)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        if NO_HANDLER not in reason and reason not in told:
-            told.add(reason)
-            _log.exception("client at node %d failed", context.node_id)
-        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        return error
+
+
+def _failed(message: Message, context: Context, error: Exception, told: set[str]) -> Message:
+    reason = f"{type(error).__name__}: {error}"
+    if NO_HANDLER not in reason and reason not in told:
+        told.add(reason)
+        _log.error("client at node %d failed", context.node_id, exc_info=error)
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def identify(message: Message, ids: Iterator[int]) -> str:

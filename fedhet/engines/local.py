@@ -12,6 +12,7 @@ from fedhet import population
 from fedhet.client.app import make_client_app
 from fedhet.engines.grid import FIRST_NODE, LocalGrid, identify, server_context
 from fedhet.given import Given
+from fedhet.learning import Cohort
 from fedhet.machine import cores
 from fedhet.observing import Observer
 from fedhet.options import Config
@@ -56,7 +57,7 @@ def run_locally(
                 WorkerGrid(app, config.clients, workers=workers, timeout=config.timeout)
             )
         else:
-            grid = LocalGrid(app, config.clients)
+            grid = LocalGrid(app, config.clients, Cohort.of(config.cohort))
         serve(
             config,
             grid,

@@ -87,7 +87,7 @@ class WorkerGrid(LocalGrid):
     def _here(self, key: str) -> Message:
         """A reply that is made in this process."""
         message, started = self._waiting.pop(key), time.monotonic()
-        reply = self._handle(message)
+        (reply,) = self._handle([message])
         self._note(message, started)
         return reply
 
@@ -230,7 +230,7 @@ def _work(connection: Connection, recipe: bytes, environment: Mapping[str, str],
             message, context = connection.recv()
         except EOFError:
             return
-        connection.send((handled(app, message, context, told), context))
+        connection.send((handled(app, [(message, context)], told)[0], context))
 
 
 def _failed(message: Message, reason: str) -> Message:

@@ -1,23 +1,31 @@
 """Training, evaluation, and BatchNorm's statistics: one loop for all methods. No Flower."""
 
-from fedhet.learning.evaluation import BATCH, evaluate
+from fedhet.learning.cohort import Cohort
+from fedhet.learning.evaluation import BATCH, evaluate, evaluating
+from fedhet.learning.passes import Forward, Pausing, alone
 from fedhet.learning.phases import FurtherBatch, Loss, Optimisation, Phase, Step, Term, one_cycle, scheduled
 from fedhet.learning.statistics import reestimate
-from fedhet.learning.training import Trained, batches, train
+from fedhet.learning.training import Trained, batches, train, training
 
 __all__ = [
     "BATCH",
+    "Cohort",
+    "Forward",
     "FurtherBatch",
     "Loss",
     "Optimisation",
+    "Pausing",
     "Phase",
     "Step",
     "Term",
     "Trained",
+    "alone",
     "batches",
     "evaluate",
+    "evaluating",
     "one_cycle",
     "reestimate",
     "scheduled",
     "train",
+    "training",
 ]

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.data import Examples
+from fedhet.learning.passes import Forward, Pausing, alone
+from fedhet.representations import Reading
 from fedhet.task import Score, Task
 
 BATCH = 1024
 
 
-@torch.inference_mode()
 def evaluate(
     model: nn.Module,
     examples: Examples,
@@ -27,15 +28,41 @@ def evaluate(
         examples: on the model's device.
         task: gives metric and loss.
         prepare: makes a float batch of raw inputs.
-        scores: from a prepared batch to outputs, where a method predicts otherwise than by the model's own outputs.
+        scores: from a prepared batch to outputs, where a method predicts otherwise than by the model's own outputs; a
+            `Reading` where it does so by Phi.
 
     Returns:
         The score over all examples together, None where there is no example.
     """
+    return alone(evaluating(model, examples, task, prepare, scores=scores))
+
+
+def evaluating(
+    model: nn.Module,
+    examples: Examples,
+    task: Task,
+    prepare: Callable[[Tensor], Tensor],
+    *,
+    scores: Callable[[Tensor], Tensor] | None = None,
+) -> Pausing[Score | None]:
+    """`evaluate`, pass by pass."""
     model.eval()
-    outputs = scores or model
-    parts = [
-        task.evaluate(outputs(prepare(examples.inputs[start : start + BATCH])), examples.labels[start : start + BATCH])
-        for start in range(0, len(examples), BATCH)
-    ]
+    parts = []
+    for start in range(0, len(examples), BATCH):
+        inputs, labels = prepare(examples.inputs[start : start + BATCH]), examples.labels[start : start + BATCH]
+        outputs = yield from _outputs(model, inputs, scores or model)
+        with torch.inference_mode():
+            parts.append(task.evaluate(outputs, labels))
     return sum(parts[1:], parts[0]) if parts else None
+
+
+def _outputs(model: nn.Module, inputs: Tensor, scores: Callable[[Tensor], Tensor]) -> Pausing[Tensor]:
+    outputs: Tensor
+    if scores is model:
+        outputs, _ = yield Forward(model, inputs, learns=False)
+        return outputs
+    if isinstance(scores, Reading):
+        inputs, _ = yield Forward(model, inputs, until=scores.representation, learns=False)
+        scores = scores.then
+    with torch.inference_mode():
+        return scores(inputs)

@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
+from fedhet.learning.passes import Backward, Forward, Pausing, alone
 from fedhet.learning.phases import Phase, Step, Term
-from fedhet.representations import isolated
 from fedhet.rows import Work
 from fedhet.task import Task
 from fedhet.wire import LARGEST
@@ -78,6 +78,21 @@ def train(
         ModelError: the phase trains none of the model's parameters, or continues one that trained others; or training
             diverged.
     """
+    return alone(training(model, phase, examples, task, prepare, generator=generator, device=device, before=before))
+
+
+def training(
+    model: nn.Module,
+    phase: Phase,
+    examples: Examples,
+    task: Task,
+    prepare: Callable[[Tensor, torch.Generator], Tensor],
+    *,
+    generator: torch.Generator,
+    device: torch.device,
+    before: Trained | None = None,
+) -> Pausing[Trained]:
+    """`train`, pass by pass."""
     private = phase.examples is None
     model, examples = phase.module or model, phase.examples or examples
     before = before or Trained()
@@ -98,20 +113,17 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = schedule(number / total)
             _forget_gradients(parameters)
-            with ExitStack() as stack:
-                captures = {name: stack.enter_context(site.capture()) for name, site in phase.captures.items()}
-                outputs = model(inputs)
+            outputs, captured = yield Forward(model, inputs, phase.captures)
             loss = task.loss(outputs, labels) if phase.task_weight else 0 * outputs.sum()
             if phase.task_weight not in (0, 1):
                 loss = phase.task_weight * loss
             if terms:
-                captured = {name: capture.features for name, capture in captures.items()}
                 step = Step(number, model, by_name, inputs, labels, index, outputs, captured)
                 for term in terms:
-                    if (seen := _with_further(step, term)) is not None:
+                    if (seen := (yield from _with_further(step, term))) is not None:
                         further += len(seen.further) if seen.further is not None else 0
                         loss = loss + _noted(term.loss(seen), recorded)
-            loss.backward()
+            yield Backward(loss)
             optimizer.step()
             losses.append(loss.detach())  # read at the end: reading makes a GPU wait
             sizes.append(len(index))
@@ -155,7 +167,7 @@ def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained
     return before.optimizer
 
 
-def _with_further(step: Step, term: Term) -> Step | None:
+def _with_further(step: Step, term: Term) -> Pausing[Step | None]:
     """The step as a term sees it; None where it is left out."""
     if term.further is None:
         return step
@@ -163,8 +175,9 @@ def _with_further(step: Step, term: Term) -> Step | None:
     if drawn is None:
         return None
     rows, inputs = drawn
-    with isolated(step.model, term.further.stream):
-        return replace(step, further=term.further.representation(inputs), further_rows=rows)
+    further = term.further
+    phi, _ = yield Forward(step.model, inputs, until=further.representation, stream=further.stream)
+    return replace(step, further=phi, further_rows=rows)
 
 
 def _noted(value: Tensor | tuple[Tensor, object], recorded: dict[str, tuple[Tensor, int]]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -50,6 +51,10 @@ class Captured(Protocol):
 class Capturing(Protocol):
     """An inner value of a model that can be captured while the model runs: Phi, or what a module returns."""
 
+    @property
+    def site(self) -> tuple[str, str]:
+        """Which value it is; equal for the same value of models that are built alike."""
+
     def capture(self) -> AbstractContextManager[Captured]:
         """Keeps what forward passes inside give."""
 
@@ -67,6 +72,7 @@ class Output:
 
     def __init__(self, model: nn.Module, module: str) -> None:
         self._module = model.get_submodule(_named(model, module))
+        self.site = ("output", module)
         self._value: Tensor | None = None
         self._title = f"{module!r} of {type(model).__name__}"
 
@@ -147,6 +153,7 @@ class Representation:
     def __init__(self, model: nn.Module, head: str = "") -> None:
         self.model = model
         self.head = head_name(model, head)
+        self.site = ("input", self.head)
         self._module = model.get_submodule(self.head)
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -214,6 +221,23 @@ class Representation:
     @property
     def _title(self) -> str:
         return f"head {self.head or type(self._module).__name__!r} of {type(self.model).__name__}"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Outputs that are a function of Phi.
+
+    Attributes:
+        representation: gives Phi.
+        then: from Phi (n, d) to outputs (n, ...).
+    """
+
+    representation: Representation
+    then: Callable[[Tensor], Tensor]
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The outputs of a batch of n inputs."""
+        return self.then(self.representation(inputs))
 
 
 @torch.no_grad()

@@ -1,0 +1,216 @@
+"""Cohorts: the work of several clients side by side, so that networks that are built alike are passed as one batch.
+
+Each client's work pauses at its passes (`fedhet.learning.passes`). Forward passes of one kind are run as one; when
+everybody waits for gradients, those are taken. A client that has fewer batches is done earlier. What is drawn at
+random is each client's own; sums within a kernel may be taken in another order, so results agree with those of one
+client after the other up to rounding, and not to the last bit.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+
+from fedhet.errors import ConfigError
+from fedhet.learning import worth
+from fedhet.learning.joint import Unfit, fits, kind, together
+from fedhet.learning.passes import Backward, Forward, Pausing
+from fedhet.representations import RandomStream
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+AUTO = 16
+"""Clients side by side with `cohort = auto`: each holds a network and its activations."""
+
+_log = logging.getLogger("flwr").getChild("fedhet")
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """Whether passes of a kind are run as one, and whether batches of different sizes may be filled up for it."""
+
+    joins: bool
+    fills: bool = False
+
+
+class Cohort:
+    """Runs the work of several clients side by side, and knows which passes are worth running as one.
+
+    Args:
+        size: clients at a time.
+        measure: whether a kind of pass is run as one only if that is faster here, which is measured once on each
+            machine; else whenever it can be.
+    """
+
+    def __init__(self, size: int, *, measure: bool = False) -> None:
+        self.size, self._measure = size, measure
+        self._verdicts: dict[tuple[object, ...], _Verdict] = {}
+        self._told: set[str] = set()
+
+    @classmethod
+    def of(cls, setting: str) -> "Cohort | None":
+        """What the key `cohort` says: auto, off, or clients at a time.
+
+        Raises:
+            ConfigError: it says something else.
+        """
+        if setting == "off":
+            return None
+        if setting == "auto":
+            return cls(AUTO, measure=True)
+        if setting.isdecimal() and int(setting) > 1:
+            return cls(int(setting))
+        raise ConfigError(f"cohort = {setting!r}: must be auto, off, or a number of clients from 2")
+
+    def run(self, works: Iterable[Pausing[T]]) -> list[T | Exception]:
+        """Do all of the work; what each returned, or what it raised: one that fails fails alone."""
+        members = [_Member(work) for work in works]
+        for member in members:
+            member.go_on(None)
+        while waiting := [member for member in members if not member.done]:
+            if forward := [member for member in waiting if isinstance(member.asked, Forward)]:
+                self._forward(forward)
+            else:
+                _backward(waiting)
+        return [member.outcome for member in members]
+
+    def _forward(self, members: Sequence["_Member[T]"]) -> None:
+        kinds: dict[tuple[object, ...], list[_Member[T]]] = {}
+        for member in members:
+            kinds.setdefault(kind(member.forward), []).append(member)
+        for which, alike in kinds.items():
+            verdict = self._verdict(which, [member.forward for member in alike])
+            if not verdict.joins:
+                groups = [[member] for member in alike]
+            elif verdict.fills:
+                groups = [alike]
+            else:
+                groups = _by_size(alike, lambda member: member.forward)
+            for group in groups:
+                self._pass(which, group)
+
+    def _pass(self, which: tuple[object, ...], group: Sequence["_Member[T]"]) -> None:
+        try:
+            answers = together([member.forward for member in group]) if len(group) > 1 else []
+        except Unfit as error:
+            self._verdicts[which] = self._refuse(group[0].forward, str(error))
+            answers = []
+        if not answers:
+            for member in group:
+                member.run_alone()
+            return
+        for member, answer in zip(group, answers, strict=True):
+            member.shares = group[0]
+            member.go_on(answer)
+
+    def _verdict(self, which: tuple[object, ...], passes: Sequence[Forward]) -> _Verdict:
+        """Found out once for each kind, when two are there."""
+        if which in self._verdicts:
+            return self._verdicts[which]
+        if not which:
+            self._refuse(passes[0], "it cannot be told whether two of them compute the same")
+            return _Verdict(False)
+        same = max(_by_size(passes, lambda asked: asked), key=len)
+        if len(same) < 2:
+            return _Verdict(False)
+        try:
+            fills = fits(same)
+        except Unfit as error:
+            verdict = self._refuse(passes[0], str(error))
+        else:
+            verdict = _Verdict(True, fills)
+            ratio = worth.ratio(which, passes if fills else same) if self._measure else 0.0
+            if ratio > worth.LIMIT:
+                verdict = self._refuse(passes[0], f"as a batch of networks they take {ratio:.2f} of the time")
+        self._verdicts[which] = verdict
+        return verdict
+
+    def _refuse(self, asked: Forward, reason: str) -> _Verdict:
+        told = f"networks of class {type(asked.model).__name__} are passed one by one: {reason}"
+        if told not in self._told:
+            self._told.add(told)
+            _log.info("cohort: %s", told)
+        return _Verdict(False)
+
+
+class _Member(Generic[T]):
+    """One client's work.
+
+    Attributes:
+        asked: the pass at which it paused.
+        done: whether it has come to its end,
+        outcome: and what it returned or raised there.
+        shares: the first of those in whose graph its next loss is.
+    """
+
+    asked: Forward | Backward
+    outcome: T | Exception
+
+    def __init__(self, work: Pausing[T]) -> None:
+        self._work, self._stream = work, RandomStream(0)
+        self.done = False
+        self.shares: _Member[T] = self
+
+    @property
+    def forward(self) -> Forward:
+        """The forward pass at which it paused."""
+        assert isinstance(self.asked, Forward)
+        return self.asked
+
+    def go_on(self, answer: object) -> None:
+        """Until the next pause, or the end."""
+        self._resume(lambda: self._work.send(answer))
+
+    def fail(self, error: Exception) -> None:
+        """Raise what the pass raised, where the work paused."""
+        self._resume(lambda: self._work.throw(error))
+
+    def run_alone(self) -> None:
+        """Run the pass at which it paused by itself."""
+        self.shares = self
+        try:
+            with self._stream.active(_gpus()):
+                answer = self.asked.run()
+        except Exception as error:
+            self.fail(error)
+        else:
+            self.go_on(answer)
+
+    def _resume(self, step: Callable[[], Forward | Backward]) -> None:
+        try:
+            with self._stream.active(_gpus()):  # torch's global generators are as this client left them
+                self.asked = step()
+        except StopIteration as end:
+            self.done, self.outcome = True, end.value
+        except Exception as error:
+            self.done, self.outcome = True, error
+
+
+def _backward(members: Sequence[_Member[T]]) -> None:
+    """Gradients, at once for all who share a graph."""
+    graphs: dict[int, list[_Member[T]]] = {}
+    for member in members:
+        graphs.setdefault(id(member.shares), []).append(member)
+    for group in graphs.values():
+        try:
+            torch.autograd.backward([member.asked.loss for member in group if isinstance(member.asked, Backward)])
+        except Exception as error:
+            for member in group:
+                member.fail(error)
+        else:
+            for member in group:
+                member.go_on(None)
+
+
+def _gpus() -> set[torch.device]:
+    return {torch.device("cuda", torch.cuda.current_device())} if torch.cuda.is_initialized() else set()
+
+
+def _by_size(these: Sequence[S], pass_of: Callable[[S], Forward]) -> list[list[S]]:
+    sizes: dict[int, list[S]] = {}
+    for each in these:
+        sizes.setdefault(len(pass_of(each).inputs), []).append(each)
+    return list(sizes.values())

@@ -1,0 +1,203 @@
+"""Passes of several networks that are built alike, run as one pass of a batch of networks (`torch.func`).
+
+The parameters of all are stacked, and `torch.func.vmap` turns a layer into one grouped or batched kernel for all of
+them. What is stacked is part of the graph, so each network's own parameters get their gradients, and losses,
+optimisers and everything else stay each client's own.
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedhet.learning.passes import Forward, Passed
+from fedhet.representations import RandomStream, isolated
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_HELD = ("_parameters", "_buffers", "_modules", "training")
+_built: "WeakKeyDictionary[nn.Module, str]" = WeakKeyDictionary()
+
+
+class Unfit(Exception):
+    """Why passes cannot be one."""
+
+
+def built(model: nn.Module) -> str:
+    """How a network is built: equal texts mean the same computation with other weights. Empty where nobody can tell.
+
+    It names each module's class and plain attributes, and each tensor's shape and dtype. Modules that hold anything
+    else (tensors that are no buffers, closures, hooks) might differ in ways that cannot be seen.
+    """
+    if model not in _built:
+        try:
+            modules = [_module(name, module) for name, module in model.named_modules()]
+        except Unfit:
+            _built[model] = ""
+        else:
+            tensors = [
+                f"{name} {tuple(tensor.shape)} {tensor.dtype}"
+                for name, tensor in (_parameters(model) | _buffers(model)).items()
+            ]
+            _built[model] = "\n".join([*modules, *tensors])
+    return _built[model]
+
+
+def _module(name: str, module: nn.Module) -> str:
+    attributes = {key: value for key, value in vars(module).items() if key not in _HELD}
+    return f"{name}: {_named(type(module))} " + " ".join(f"{key}={_plain(each)}" for key, each in attributes.items())
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_plain(key)}: {_plain(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_plain, value))})"
+    if isinstance(value, set | frozenset):
+        return f"({', '.join(sorted(map(_plain, value)))})"
+    if isinstance(value, functools.partial):
+        return f"{_plain(value.func)}{_plain(value.args)}{_plain(value.keywords)}"
+    if isinstance(value, type) or inspect.isroutine(value):
+        return _named(value)
+    raise Unfit(f"a {type(value).__name__} among its attributes")
+
+
+def _named(value: Any) -> str:
+    """A class or function by where it stands; one that is made anew for each network is not the same in each."""
+    place: object = sys.modules.get(value.__module__ or "")
+    for part in value.__qualname__.split("."):
+        place = getattr(place, part, None)
+    if place is value:
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, type):  # classes made within a function stay what they are
+        return f"{value.__module__}.{value.__qualname__} {id(value)}"
+    if inspect.isbuiltin(value):
+        return value.__qualname__
+    raise Unfit(f"the function {value.__qualname__} among its attributes")
+
+
+def modes(model: nn.Module) -> tuple[bool, ...]:
+    """Which of the modules are in training mode."""
+    return tuple(module.training for module in model.modules())
+
+
+def kind(asked: Forward) -> tuple[object, ...]:
+    """Passes of one kind may be one pass, but for the sizes of their batches. Empty: this one can be no other's."""
+    how = built(asked.model)
+    if not how:
+        return ()
+    sites = tuple((name, site.site) for name, site in asked.captures.items())
+    until = asked.until.site if asked.until else None
+    inputs = asked.inputs
+    batch = (tuple(inputs.shape[1:]), inputs.dtype, inputs.device)
+    return (how, modes(asked.model), sites, until, asked.learns, asked.stream is None, batch)
+
+
+def together(passes: Sequence[Forward], *, trace: bool = True) -> list[Passed]:
+    """Passes of one kind as one. Smaller batches are filled up with zeros, whose outputs nobody sees.
+
+    Args:
+        passes: of one kind.
+        trace: whether buffers (BatchNorm's statistics) are changed, but for passes that must leave none.
+
+    Returns:
+        What each gave.
+
+    Raises:
+        Unfit: an operator draws random numbers, or has no form for a batch of networks.
+    """
+    sizes = [len(each.inputs) for each in passes]
+    inputs = torch.stack([_filled(each.inputs, max(sizes)) for each in passes])
+    call = _Call(passes[0])
+    with torch.set_grad_enabled(passes[0].learns and torch.is_grad_enabled()):
+        parameters = _stacked([_parameters(each.model) for each in passes])
+        own = [_buffers(each.model) for each in passes]
+        try:
+            outputs, captured, buffers = vmap(call.of, randomness="error")(parameters, _stacked(own), inputs)
+        except Exception as error:  # whatever a module does that a batch of networks cannot
+            raise Unfit(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
+    if trace and passes[0].stream is None:
+        with torch.no_grad():
+            for name, now in buffers.items():
+                for each, value in zip(own, now.unbind(), strict=True):
+                    each[name].copy_(value)
+    parts = {name: value.unbind() for name, value in captured.items()}
+    return [
+        (each[:size], {name: values[index][:size] for name, values in parts.items()})
+        for index, (size, each) in enumerate(zip(sizes, outputs.unbind(), strict=True))
+    ]
+
+
+def fits(passes: Sequence[Forward]) -> bool:
+    """Whether batches may be filled up: whether no row depends on the others. Leaves no trace.
+
+    Args:
+        passes: of one kind, and one size of batch.
+
+    Raises:
+        Unfit: as `together`, or it computes something else than the passes one by one.
+    """
+    last = passes[-1]
+    with torch.no_grad():
+        joint, seen = together(passes, trace=False)[-1]
+        with isolated(last.model, RandomStream(0)):
+            own, captured = last.compute(last.inputs)
+        if not _alike([joint, *seen.values()], [own, *captured.values()]):
+            raise Unfit("as a batch of networks it computes something else")
+        if len(last.inputs) < 3:
+            return False
+        with isolated(last.model, RandomStream(0)):
+            fewer, captured = last.compute(last.inputs[:-1])
+        return _alike([fewer, *captured.values()], [each[:-1] for each in (own, *captured.values())])
+
+
+def _alike(ones: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
+    return all(
+        one.shape == other.shape
+        and (one - other).abs().max() <= torch.finfo(one.dtype).eps ** 0.5 * other.abs().max().clamp(min=1)
+        for one, other in zip(ones, others, strict=True)
+    )
+
+
+def _filled(inputs: Tensor, size: int) -> Tensor:
+    missing = size - len(inputs)
+    return torch.cat([inputs, inputs.new_zeros(missing, *inputs.shape[1:])]) if missing else inputs
+
+
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_parameters())
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_buffers())
+
+
+def _stacked(networks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([each[name] for each in networks]) for name in networks[0]}
+
+
+class _Call(nn.Module):
+    """A pass as a module, so that `functional_call` puts other tensors into the network that it goes through."""
+
+    def __init__(self, asked: Forward) -> None:
+        super().__init__()
+        self.model = asked.model
+        self._compute = asked.compute
+
+    def forward(self, inputs: Tensor) -> Passed:
+        return self._compute(inputs)
+
+    def of(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """Outputs, captured values, and the buffers as they are then."""
+        tensors = {f"model.{name}": tensor for name, tensor in {**parameters, **buffers}.items()}
+        outputs, captured = functional_call(self, tensors, (inputs,))
+        return outputs, dict(captured), {name: tensors[f"model.{name}"] for name in buffers}

@@ -1,0 +1,78 @@
+"""Whether a batch of networks is faster here than one network after the other: measured once, and remembered."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from fedhet.files import write_text
+from fedhet.learning.joint import together
+from fedhet.learning.passes import Forward, Passed
+from fedhet.machine import describe
+from fedhet.representations import RandomStream, isolated
+
+LIMIT = 0.9
+"""The part of the time of one network after the other below which a batch of networks is worth it."""
+
+_PATIENCE = 0.3  # seconds after which a side is not measured again
+
+
+def ratio(which: tuple[object, ...], passes: Sequence[Forward]) -> float:
+    """Seconds of the passes as one, over those of one after the other; as measured when this machine first met them.
+
+    So that runs on a machine stay alike, what was measured is kept in `~/.fedhet/cohorts.json`.
+
+    Args:
+        which: their kind.
+        passes: two or more; no trace is left in their networks.
+    """
+    kept = Path.home() / ".fedhet" / "cohorts.json"
+    known = _read(kept)
+    here = (describe(passes[0].inputs.device), torch.__version__, torch.get_num_threads())
+    key = hashlib.sha256(repr((which, here)).encode()).hexdigest()
+    if key not in known:
+        measured = round(_seconds(lambda: _joint(passes)) / _seconds(lambda: _alone(passes)), 3)
+        known = _read(kept) | {key: measured}
+        try:
+            write_text(kept, json.dumps(known, indent=1))
+        except OSError:  # a home that cannot be written: this process remembers
+            return measured
+    return known[key]
+
+
+def _read(path: Path) -> dict[str, float]:
+    try:
+        return {key: float(value) for key, value in json.loads(path.read_text(encoding="utf-8")).items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    run()
+    seconds: list[float] = []
+    while len(seconds) < 3 and sum(seconds) < _PATIENCE:
+        start = time.perf_counter()
+        run()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def _joint(passes: Sequence[Forward]) -> None:
+    _differentiate(passes, together(passes, trace=False))
+
+
+def _alone(passes: Sequence[Forward]) -> None:
+    for each in passes:
+        with isolated(each.model, RandomStream(0)), torch.set_grad_enabled(each.learns):
+            _differentiate([each], [each.compute(each.inputs)])
+
+
+def _differentiate(passes: Sequence[Forward], passed: Sequence[Passed]) -> None:
+    if passes[0].learns:
+        parameters = [p for each in passes for p in each.model.parameters() if p.requires_grad]
+        torch.autograd.grad([outputs.sum() for outputs, _ in passed], parameters, allow_unused=True)
