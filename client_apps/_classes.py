@@ -7,9 +7,11 @@ from torch import Tensor
 
 from fedhet.client import Client, ClientHalf
 from fedhet.client.half import P
+from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError
-from fedhet.learning import BATCH
-from fedhet.wire import Arrays, Payload, to_arrays, to_tensor
+from fedhet.learning import Pausing, alone, reading
+from fedhet.representations import Representation
+from fedhet.wire import Payload, to_arrays, to_tensor
 
 
 class ByClass(ClientHalf[P], ABC):
@@ -24,9 +26,10 @@ class ByClass(ClientHalf[P], ABC):
         super().__init__(client)
         self.classes, self.prototypes = torch.empty(0, dtype=torch.long), torch.empty(0)
 
+    @property
     @abstractmethod
-    def vectors(self, inputs: Tensor) -> Tensor:
-        """The vector (n, width) of each of n prepared inputs."""
+    def until(self) -> Representation | None:
+        """Whether the vectors (n, width) of n inputs are Phi; else they are the network's outputs."""
 
     def greet(self, payload: Payload) -> Payload:
         """The width of the vectors.
@@ -37,7 +40,7 @@ class ByClass(ClientHalf[P], ABC):
         train = self.client.data.train
         if train.labels.ndim != 1:
             raise DataError(f"client {self.client.name}: {self.client.config.prefix} needs examples of one class each")
-        return Payload(values={"width": self._vectors_of(train.inputs[:2]).shape[1]})
+        return Payload(values={"width": alone(self._vectors_of(train.inputs[:2])).shape[1]})
 
     def begin(self, payload: Payload) -> None:
         """The global vectors."""
@@ -52,18 +55,15 @@ class ByClass(ClientHalf[P], ABC):
         row_of[self.classes] = torch.arange(len(self.classes), device=self.client.device)
         return row_of
 
-    def end(self, payload: Payload) -> Payload:
+    def ending(self, payload: Payload) -> Pausing[Payload]:
         """The mean vector of each class that this client holds, and how many examples it is over."""
-        return Payload({"prototypes": self._means()})
-
-    def _means(self) -> Arrays:
         train = self.client.data.train
-        vectors = torch.cat([self._vectors_of(part) for part in train.inputs.split(BATCH)])
+        vectors = yield from self._vectors_of(train.inputs)
         classes, rows, counts = train.labels.unique(return_inverse=True, return_counts=True)
         sums = torch.zeros(len(classes), vectors.shape[1], device=vectors.device).index_add_(0, rows, vectors)
-        return to_arrays({"means": sums / counts[:, None], "classes": classes, "counts": counts})
+        means = to_arrays({"means": sums / counts[:, None], "classes": classes, "counts": counts})
+        return Payload({"prototypes": means})
 
-    @torch.no_grad()
-    def _vectors_of(self, inputs: Tensor) -> Tensor:
-        self.client.model.eval()
-        return self.vectors(self.client.transform(inputs)).float()
+    def _vectors_of(self, inputs: Tensor | LazyInputs) -> Pausing[Tensor]:
+        vectors = yield from reading(self.client.model, inputs, self.client.transform, until=self.until)
+        return vectors.float()

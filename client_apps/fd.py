@@ -13,10 +13,9 @@ from ._classes import ByClass  # noqa: TID251 - this folder is fedhet.client_app
 class FD(ByClass[FDParameters]):
     """Adds the cross entropy from the global prediction of the label's class to the network's own."""
 
-    def vectors(self, inputs: Tensor) -> Tensor:
+    @property
+    def until(self) -> None:
         """The logits."""
-        logits: Tensor = self.client.model(inputs)
-        return logits
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """The mean cross entropy, over the examples whose class has global logits."""

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fedhet.client import ClientHalf, LostState
 from fedhet.errors import DataError, ModelError
-from fedhet.learning import FurtherBatch, Step, Term
+from fedhet.learning import FurtherBatch, Pausing, Step, Term, alone, reading
 from fedhet.methods.fedhenn import AUGMENTATION, SHUFFLE, FedHeNNParameters
 from fedhet.randomness import numpy_generator, torch_generator
-from fedhet.representations import Alignment, RandomStream, Rows, represent
+from fedhet.representations import Alignment, RandomStream, Rows
+from fedhet.representations.features import ROWS_AT_ONCE
 from fedhet.representations.packing import Factor, pack, unpack, unpack_blocks
 from fedhet.representations.spectral import cluster_rows, posteriors
 from fedhet.representations.targets import compress, mean_rbf_blocks
@@ -45,7 +46,7 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
 
     def answer(self, question: str, payload: Payload) -> Payload:
         """The representation of the rows asked for, X(t), or the posteriors."""
-        return Payload({question: self._telling(payload, self.client.request.round)})
+        return Payload({question: alone(self._telling(payload, self.client.request.round))})
 
     def terms(self, payload: Payload) -> tuple[Term, ...]:
         """eta(t) d(Phi_i(X(t)), target) on rows of the RAD; none in the first round, or where there is no target yet.
@@ -79,12 +80,12 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
         stream = RandomStream(client.seed("rad dropout"))
         return (Term(distance, FurtherBatch(draw, client.representation, stream)),)
 
-    def end(self, payload: Payload) -> Payload:
+    def ending(self, payload: Payload) -> Pausing[Payload]:
         """What travels of the model, what it makes of X(t+1), and how far from the target it was."""
-        reply = super().end(payload)
+        reply = self.end(payload)
         if "next-rad" in payload.arrays:
             told = "posteriors" if self.parameters.target == "spectral" else "features"
-            reply.arrays[told] = self._telling(payload, self.client.request.round + 1)
+            reply.arrays[told] = yield from self._telling(payload, self.client.request.round + 1)
         if "distance" in self.client.trained.recorded:
             reply.values["distance"] = self.client.trained.means["distance"]
         return reply
@@ -118,11 +119,11 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
             return features
         return mean_rbf_blocks([features], [1.0], own.rad_batch, threshold=own.rbf_threshold)
 
-    def _telling(self, payload: Payload, round: int) -> Arrays:
+    def _telling(self, payload: Payload, round: int) -> Pausing[Arrays]:
         """What the peers' target is made of, on the rows asked for."""
         own, rad = self.parameters, self._rad(payload.arrays["next-rad"], round)
         spectral = own.target == "spectral"
-        told = self._posteriors(rad) if spectral else self._features(rad)
+        told = self._posteriors(rad) if spectral else (yield from self._reading(rad))
         if not told.isfinite().all():
             raise ModelError("what it makes of the RAD has values that are not finite: has training diverged?")
         return pack(Factor(told) if spectral else compress(told, error=own.target_error), own.target_dtype)
@@ -139,13 +140,18 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
         return Payload({"probe": pack(compress(features))} if features.isfinite().all() else {})
 
     def _features(self, inputs: Tensor) -> Tensor:
+        return alone(self._reading(inputs))
+
+    def _reading(self, inputs: Tensor) -> Pausing[Tensor]:
         """Phi of raw inputs, (n, d), in evaluation mode.
 
         Raises:
             ModelError: the head's input is no (n, d).
         """
+        client = self.client
         try:
-            return represent(self.client.representation, inputs, self.client.transform)
+            until, rows = client.representation, ROWS_AT_ONCE
+            return (yield from reading(client.model, inputs, client.transform, until=until, rows=rows))
         except ValueError as error:
             raise ModelError(str(error)) from error
 

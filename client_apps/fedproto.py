@@ -12,7 +12,7 @@ from fedhet.errors import ModelError
 from fedhet.learning import Loss, Phase, Step
 from fedhet.methods.fedproto import FedProtoParameters
 from fedhet.options import Config
-from fedhet.representations import head_name
+from fedhet.representations import Reading, Representation, head_name
 from fedhet.wire import Payload
 
 from ._classes import ByClass  # noqa: TID251 - this folder is fedhet.client_apps
@@ -50,9 +50,10 @@ class FedProto(ByClass[FedProtoParameters]):
         """The layer behind the projection."""
         return f"{config.head}.head" if config.head and config.parameters.width else config.head
 
-    def vectors(self, inputs: Tensor) -> Tensor:
+    @property
+    def until(self) -> Representation:
         """Phi."""
-        return self.client.representation(inputs)
+        return self.client.representation
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """One phase, with Phi of every batch."""
@@ -84,14 +85,14 @@ class FedProto(ByClass[FedProtoParameters]):
         evaluated = [part.labels for part in (data.test, data.validation) if part is not None]
         classes = 1 + int(torch.cat([candidates, *evaluated]).max())
 
-        def nearest(inputs: Tensor) -> Tensor:
-            distances = torch.cdist(self.vectors(inputs).float(), prototypes).square()
+        def nearest(phi: Tensor) -> Tensor:
+            distances = torch.cdist(phi.float(), prototypes).square()
             # A class that is no candidate is far below all others, yet finite, so that the loss is a number.
-            scores = torch.full((len(inputs), classes), -1e4, device=inputs.device)
+            scores = torch.full((len(phi), classes), -1e4, device=phi.device)
             scores[:, candidates] = -distances
             return scores
 
-        return nearest
+        return Reading(self.client.representation, nearest)
 
     def candidates(self) -> Tensor:
         """The rows of the global prototypes among which is predicted, (candidates,) int64."""

@@ -84,15 +84,21 @@ class LocalGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies, each once, their messages handled now: one after the other, or a cohort at a time."""
         messages = [self._waiting.pop(key) for key in message_ids if key in self._waiting]
-        size = self._cohort.size if self._cohort else 1
+        if not self._cohort:
+            return [self._handle(message) for message in messages]
+        size = self._cohort.size
         parts = [messages[start : start + size] for start in range(0, len(messages), size)]
-        return [reply for part in parts for reply in self._handle(part)]
+        return [reply for part in parts for reply in self._handle_all(part)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Have the messages handled; a call cannot be timed out."""
         return self.pull_messages(self.push_messages(messages))
 
-    def _handle(self, messages: Sequence[Message]) -> list[Message]:
+    def _handle(self, message: Message) -> Message:
+        (reply,) = self._handle_all([message])
+        return reply
+
+    def _handle_all(self, messages: Sequence[Message]) -> list[Message]:
         calls = [(message, self._contexts[message.metadata.dst_node_id]) for message in messages]
         replies = handled(self._client_app, calls, self._told, self._cohort)
         for reply in replies:

@@ -87,7 +87,7 @@ class WorkerGrid(LocalGrid):
     def _here(self, key: str) -> Message:
         """A reply that is made in this process."""
         message, started = self._waiting.pop(key), time.monotonic()
-        (reply,) = self._handle([message])
+        reply = self._handle(message)
         self._note(message, started)
         return reply
 

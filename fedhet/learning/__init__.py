@@ -1,7 +1,7 @@
 """Training, evaluation, and BatchNorm's statistics: one loop for all methods. No Flower."""
 
 from fedhet.learning.cohort import Cohort
-from fedhet.learning.evaluation import BATCH, evaluate, evaluating
+from fedhet.learning.evaluation import BATCH, evaluate, evaluating, reading
 from fedhet.learning.passes import Forward, Pausing, alone
 from fedhet.learning.phases import FurtherBatch, Loss, Optimisation, Phase, Step, Term, one_cycle, scheduled
 from fedhet.learning.statistics import reestimate
@@ -24,6 +24,7 @@ __all__ = [
     "evaluate",
     "evaluating",
     "one_cycle",
+    "reading",
     "reestimate",
     "scheduled",
     "train",

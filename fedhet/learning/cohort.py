@@ -13,7 +13,6 @@ from typing import Generic, TypeVar
 
 import torch
 
-from fedhet.errors import ConfigError
 from fedhet.learning import worth
 from fedhet.learning.joint import Unfit, fits, kind, together
 from fedhet.learning.passes import Backward, Forward, Pausing
@@ -24,6 +23,9 @@ T = TypeVar("T")
 
 AUTO = 16
 """Clients side by side with `cohort = auto`: each holds a network and its activations."""
+
+ROWS = 2048
+"""Examples that are passed at once at most, in all networks together: larger batches have nothing to gain."""
 
 _log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -52,18 +54,10 @@ class Cohort:
 
     @classmethod
     def of(cls, setting: str) -> "Cohort | None":
-        """What the key `cohort` says: auto, off, or clients at a time.
-
-        Raises:
-            ConfigError: it says something else.
-        """
+        """What the key `cohort` says: auto, off, or clients at a time."""
         if setting == "off":
             return None
-        if setting == "auto":
-            return cls(AUTO, measure=True)
-        if setting.isdecimal() and int(setting) > 1:
-            return cls(int(setting))
-        raise ConfigError(f"cohort = {setting!r}: must be auto, off, or a number of clients from 2")
+        return cls(AUTO, measure=True) if setting == "auto" else cls(int(setting))
 
     def run(self, works: Iterable[Pausing[T]]) -> list[T | Exception]:
         """Do all of the work; what each returned, or what it raised: one that fails fails alone."""
@@ -83,14 +77,11 @@ class Cohort:
             kinds.setdefault(kind(member.forward), []).append(member)
         for which, alike in kinds.items():
             verdict = self._verdict(which, [member.forward for member in alike])
-            if not verdict.joins:
-                groups = [[member] for member in alike]
-            elif verdict.fills:
-                groups = [alike]
-            else:
-                groups = _by_size(alike, lambda member: member.forward)
+            groups = [alike] if verdict.fills else _by_size(alike, lambda member: member.forward)
             for group in groups:
-                self._pass(which, group)
+                at_once = len(_at_once([member.forward for member in group])) if verdict.joins else 1
+                for start in range(0, len(group), at_once):
+                    self._pass(which, group[start : start + at_once])
 
     def _pass(self, which: tuple[object, ...], group: Sequence["_Member[T]"]) -> None:
         try:
@@ -102,8 +93,11 @@ class Cohort:
             for member in group:
                 member.run_alone()
             return
+        learns = group[0].forward.learns
+        graph = list({id(other): other for member in group for other in member.graph}.values())
+        for member in graph if learns else ():
+            member.graph = graph
         for member, answer in zip(group, answers, strict=True):
-            member.shares = group[0]
             member.go_on(answer)
 
     def _verdict(self, which: tuple[object, ...], passes: Sequence[Forward]) -> _Verdict:
@@ -117,12 +111,12 @@ class Cohort:
         if len(same) < 2:
             return _Verdict(False)
         try:
-            fills = fits(same)
+            fills = fits([same[0], same[-1]])
         except Unfit as error:
             verdict = self._refuse(passes[0], str(error))
         else:
             verdict = _Verdict(True, fills)
-            ratio = worth.ratio(which, passes if fills else same) if self._measure else 0.0
+            ratio = worth.ratio(which, _at_once(passes if fills else same)) if self._measure else 0.0
             if ratio > worth.LIMIT:
                 verdict = self._refuse(passes[0], f"as a batch of networks they take {ratio:.2f} of the time")
         self._verdicts[which] = verdict
@@ -143,7 +137,7 @@ class _Member(Generic[T]):
         asked: the pass at which it paused.
         done: whether it has come to its end,
         outcome: and what it returned or raised there.
-        shares: the first of those in whose graph its next loss is.
+        graph: those who share a graph with its next loss, itself among them.
     """
 
     asked: Forward | Backward
@@ -152,7 +146,7 @@ class _Member(Generic[T]):
     def __init__(self, work: Pausing[T]) -> None:
         self._work, self._stream = work, RandomStream(0)
         self.done = False
-        self.shares: _Member[T] = self
+        self.graph: list[_Member[T]] = [self]
 
     @property
     def forward(self) -> Forward:
@@ -170,7 +164,6 @@ class _Member(Generic[T]):
 
     def run_alone(self) -> None:
         """Run the pass at which it paused by itself."""
-        self.shares = self
         try:
             with self._stream.active(_gpus()):
                 answer = self.asked.run()
@@ -191,10 +184,11 @@ class _Member(Generic[T]):
 
 def _backward(members: Sequence[_Member[T]]) -> None:
     """Gradients, at once for all who share a graph."""
-    graphs: dict[int, list[_Member[T]]] = {}
-    for member in members:
-        graphs.setdefault(id(member.shares), []).append(member)
-    for group in graphs.values():
+    graphs = {id(member.graph): member.graph for member in members}
+    for graph in graphs.values():
+        group = [member for member in graph if not member.done]
+        for member in group:
+            member.graph = [member]
         try:
             torch.autograd.backward([member.asked.loss for member in group if isinstance(member.asked, Backward)])
         except Exception as error:
@@ -203,6 +197,12 @@ def _backward(members: Sequence[_Member[T]]) -> None:
         else:
             for member in group:
                 member.go_on(None)
+
+
+def _at_once(passes: Sequence[Forward]) -> Sequence[Forward]:
+    """The first passes, as many as may be one."""
+    most = max(len(each.inputs) for each in passes)
+    return passes[: max(1, ROWS // max(1, most))]
 
 
 def _gpus() -> set[torch.device]:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.data import Examples
+from fedhet.data.reading import LazyInputs
 from fedhet.learning.passes import Forward, Pausing, alone
-from fedhet.representations import Reading
+from fedhet.representations import Reading, Representation
 from fedhet.task import Score, Task
 
 BATCH = 1024
@@ -66,3 +67,28 @@ def _outputs(model: nn.Module, inputs: Tensor, scores: Callable[[Tensor], Tensor
         scores = scores.then
     with torch.inference_mode():
         return scores(inputs)
+
+
+def reading(
+    model: nn.Module,
+    inputs: Tensor | LazyInputs,
+    transform: Callable[[Tensor], Tensor],
+    *,
+    until: Representation | None = None,
+    rows: int = BATCH,
+) -> Pausing[Tensor]:
+    """What a model makes of raw inputs, (n, ...), in evaluation mode, without a graph and not all rows at once.
+
+    Args:
+        model: left in evaluation mode.
+        inputs: (n, ...) as they are stored.
+        transform: from raw inputs to the model's.
+        until: for Phi (n, d) instead of outputs.
+        rows: at once.
+    """
+    model.eval()
+    parts = []
+    for part in inputs.split(rows):
+        outputs, _ = yield Forward(model, transform(part), until=until, learns=False)
+        parts.append(outputs)
+    return torch.cat(parts)
