@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import torch
 
 from fedhet.learning import worth
-from fedhet.learning.joint import Unfit, fits, kind, together
+from fedhet.learning.joint import Unfit, fits, kind, layout, together
 from fedhet.learning.passes import Backward, Forward, Pausing
 from fedhet.representations import RandomStream
 
@@ -64,11 +64,14 @@ class Cohort:
         members = [_Member(work) for work in works]
         for member in members:
             member.go_on(None)
-        while waiting := [member for member in members if not member.done]:
-            if forward := [member for member in waiting if isinstance(member.asked, Forward)]:
-                self._forward(forward)
-            else:
-                _backward(waiting)
+        try:
+            while waiting := [member for member in members if not member.done]:
+                if forward := [member for member in waiting if isinstance(member.asked, Forward)]:
+                    self._forward(forward)
+                else:
+                    _backward(waiting)
+        finally:
+            layout.cache_clear()
         return [member.outcome for member in members]
 
     def _forward(self, members: Sequence["_Member[T]"]) -> None:

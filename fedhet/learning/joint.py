@@ -21,31 +21,66 @@ from fedhet.representations import RandomStream, isolated
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _HELD = ("_parameters", "_buffers", "_modules", "training")
-_built: "WeakKeyDictionary[nn.Module, str]" = WeakKeyDictionary()
+_texts: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 class Unfit(Exception):
     """Why passes cannot be one."""
 
 
-def built(model: nn.Module) -> str:
-    """How a network is built: equal texts mean the same computation with other weights. Empty where nobody can tell.
+class Layout:
+    """Where a network's modules and tensors are, and how it is built.
 
-    It names each module's class and plain attributes, and each tensor's shape and dtype. Modules that hold anything
-    else (tensors that are no buffers, closures, hooks) might differ in ways that cannot be seen.
+    Attributes:
+        built: equal texts mean the same computation with other weights: each module's class and plain attributes, and
+            each tensor's shape and dtype. Empty where modules hold anything else (tensors that are no buffers,
+            closures, hooks), in which they might differ unseen.
     """
-    if model not in _built:
-        try:
-            modules = [_module(name, module) for name, module in model.named_modules()]
-        except Unfit:
-            _built[model] = ""
-        else:
-            tensors = [
-                f"{name} {tuple(tensor.shape)} {tensor.dtype}"
-                for name, tensor in (_parameters(model) | _buffers(model)).items()
-            ]
-            _built[model] = "\n".join([*modules, *tensors])
-    return _built[model]
+
+    def __init__(self, model: nn.Module) -> None:
+        named = dict(model.named_modules())
+        self._modules = list(named.values())
+        self._parameters = _places(named, "_parameters")
+        self._buffers = _places(named, "_buffers")
+        if model not in _texts:
+            tensors = self.parameters | self.buffers
+            shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
+            try:
+                _texts[model] = "\n".join([*(_module(*each) for each in named.items()), *shapes])
+            except Unfit:
+                _texts[model] = ""
+        self.built = _texts[model]
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        """Which of the modules are in training mode."""
+        return tuple(module.training for module in self._modules)
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The parameters by name, one that has several only once."""
+        return {name: held[key] for name, held, key in self._parameters}
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The buffers by name; one that a module has bound anew is the new one."""
+        return {name: held[key] for name, held, key in self._buffers}
+
+
+layout = functools.lru_cache(maxsize=None)(Layout)
+"""A network's layout, kept until `layout.cache_clear()`."""
+
+
+def _places(named: Mapping[str, nn.Module], kind: str) -> list[tuple[str, dict[str, Any], str]]:
+    seen: set[int] = set()
+    places = []
+    for prefix, module in named.items():
+        held = getattr(module, kind)
+        for key, tensor in held.items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                places.append((f"{prefix}.{key}" if prefix else key, held, key))
+    return places
 
 
 def _module(name: str, module: nn.Module) -> str:
@@ -83,21 +118,16 @@ def _named(value: Any) -> str:
     raise Unfit(f"the function {value.__qualname__} among its attributes")
 
 
-def modes(model: nn.Module) -> tuple[bool, ...]:
-    """Which of the modules are in training mode."""
-    return tuple(module.training for module in model.modules())
-
-
 def kind(asked: Forward) -> tuple[object, ...]:
     """Passes of one kind may be one pass, but for the sizes of their batches. Empty: this one can be no other's."""
-    how = built(asked.model)
-    if not how:
+    found = layout(asked.model)
+    if not found.built:
         return ()
     sites = tuple((name, site.site) for name, site in asked.captures.items())
     until = asked.until.site if asked.until else None
     inputs = asked.inputs
     batch = (tuple(inputs.shape[1:]), inputs.dtype, inputs.device)
-    return (how, modes(asked.model), sites, until, asked.learns, asked.stream is None, batch)
+    return (found.built, found.modes, sites, until, asked.learns, asked.stream is None, batch)
 
 
 def together(passes: Sequence[Forward], *, trace: bool = True) -> list[Passed]:
@@ -117,8 +147,8 @@ def together(passes: Sequence[Forward], *, trace: bool = True) -> list[Passed]:
     inputs = torch.stack([_filled(each.inputs, max(sizes)) for each in passes])
     call = _Call(passes[0])
     with torch.set_grad_enabled(passes[0].learns and torch.is_grad_enabled()):
-        parameters = _stacked([_parameters(each.model) for each in passes])
-        own = [_buffers(each.model) for each in passes]
+        parameters = _stacked([layout(each.model).parameters for each in passes])
+        own = [layout(each.model).buffers for each in passes]
         try:
             outputs, captured, buffers = vmap(call.of, randomness="error")(parameters, _stacked(own), inputs)
         except Exception as error:  # whatever a module does that a batch of networks cannot
@@ -169,14 +199,6 @@ def _alike(ones: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
 def _filled(inputs: Tensor, size: int) -> Tensor:
     missing = size - len(inputs)
     return torch.cat([inputs, inputs.new_zeros(missing, *inputs.shape[1:])]) if missing else inputs
-
-
-def _parameters(model: nn.Module) -> dict[str, Tensor]:
-    return dict(model.named_parameters())
-
-
-def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    return dict(model.named_buffers())
 
 
 def _stacked(networks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

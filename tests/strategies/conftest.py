@@ -164,7 +164,7 @@ def phases(monkeypatch):
 
     def spying(model, phase, *args, **keywords):
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        trained = train(model, phase, *args, **keywords)
+        trained = yield from train(model, phase, *args, **keywords)
         seen.append((phase, before, {name: tensor.clone() for name, tensor in model.state_dict().items()}))
         return trained
 
