@@ -36,8 +36,8 @@ class FedProto(ByClass[FedProtoParameters]):
         head = model.get_submodule(name)
         if not isinstance(head, nn.Linear):
             raise ModelError(f"fedproto.width needs an nn.Linear as head, not a {type(head).__name__}")
-        projection = nn.Linear(head.in_features, width)
-        narrower = nn.Linear(width, head.out_features, bias=head.bias is not None)
+        projection = nn.Linear(head.in_features, width, dtype=head.weight.dtype)
+        narrower = nn.Linear(width, head.out_features, bias=head.bias is not None, dtype=head.weight.dtype)
         projected = nn.Sequential(OrderedDict(projection=projection, head=narrower))
         if not name:
             return projected

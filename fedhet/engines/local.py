@@ -54,7 +54,7 @@ def run_locally(
             from fedhet.engines.workers import WorkerGrid
 
             grid: LocalGrid = stack.enter_context(
-                WorkerGrid(app, config.clients, workers=workers, timeout=config.timeout)
+                WorkerGrid(app, config.clients, workers=workers, timeout=config.timeout, cohort=config.cohort)
             )
         else:
             grid = LocalGrid(app, config.clients, Cohort.of(config.cohort))

@@ -7,10 +7,11 @@ on where it does: it is seeded for each message, and what outlives a message is 
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 
 import cloudpickle
@@ -21,6 +22,7 @@ from flwr.common.constant import ErrorCode
 from fedhet import registry
 from fedhet.engines import children
 from fedhet.engines.grid import LocalGrid, be_server, handled, identify
+from fedhet.learning import Cohort
 
 AHEAD = 2
 """Replies for each worker that may wait to be fetched one by one: they may be large."""
@@ -38,15 +40,18 @@ class WorkerGrid(LocalGrid):
         client_app: handles every message; workers get it by cloudpickle.
         clients: number of nodes; node i has partition id i.
         workers: processes.
-        timeout: seconds that a message may take in a worker.
+        timeout: seconds that a message may take in a worker, or a cohort's messages together.
+        cohort: clients that a worker handles side by side, as the key says.
     """
 
     patience = 5.0
     """Seconds that clients take in this process before workers are started; 0: the first message waits for them."""
 
-    def __init__(self, client_app: ClientApp, clients: int, *, workers: int, timeout: float) -> None:
-        super().__init__(client_app, clients)
-        self._number, self._timeout = workers, timeout
+    def __init__(
+        self, client_app: ClientApp, clients: int, *, workers: int, timeout: float, cohort: str = "off"
+    ) -> None:
+        super().__init__(client_app, clients, Cohort.of(cohort))
+        self._number, self._timeout, self._setting = workers, timeout, cohort
         self._recipe = b""
         self._team: list[_Worker] = []
         self._spent = 0.0
@@ -75,27 +80,29 @@ class WorkerGrid(LocalGrid):
         if not wanted:
             return []
         if not self._takes_over():
-            return [self._here(wanted[0])]
+            return self._here(wanted[: self._cohort.size if self._cohort else 1])
         if not any(key in self._done for key in wanted):
             self._hand_out(wanted)
             self._take_in()
         return [self._done.pop(key) for key in wanted if key in self._done]
 
     def _knows(self, key: str) -> bool:
-        return key in self._waiting or key in self._done or any(worker.key == key for worker in self._team)
+        return key in self._waiting or key in self._done or any(key in worker.messages for worker in self._team)
 
-    def _here(self, key: str) -> Message:
-        """A reply that is made in this process."""
-        message, started = self._waiting.pop(key), time.monotonic()
-        reply = self._handle(message)
-        self._note(message, started)
-        return reply
+    def _here(self, keys: Sequence[str]) -> list[Message]:
+        """Replies that are made in this process."""
+        messages, started = [self._waiting.pop(key) for key in keys], time.monotonic()
+        replies = self._handle_all(messages)
+        self._note(messages, started)
+        return replies
 
-    def _note(self, message: Message, started: float) -> None:
-        """How long a message took; an evaluation does not make a node a quick one."""
-        node, seconds = message.metadata.dst_node_id, time.monotonic() - started
+    def _note(self, messages: Collection[Message], started: float) -> None:
+        """How long messages took; an evaluation does not make a node a quick one."""
+        seconds = time.monotonic() - started
         self._spent += seconds
-        self._seconds[node] = max(seconds, 0.5 * self._seconds.get(node, 0.0))
+        for message in messages:
+            node = message.metadata.dst_node_id
+            self._seconds[node] = max(seconds / len(messages), 0.5 * self._seconds.get(node, 0.0))
 
     # ---- workers
 
@@ -107,7 +114,7 @@ class WorkerGrid(LocalGrid):
             except Exception as error:  # whatever a user's functions hold
                 self._alone(f"what they are made of cannot be copied ({error})")
             else:
-                self._team = [_Worker(self._recipe) for _ in range(self._number)]
+                self._team = [_Worker(self._recipe, self._setting) for _ in range(self._number)]
                 for worker in self._team if not self.patience else ():
                     worker.wait()
         if self._team and all(worker.failed for worker in self._team):
@@ -124,13 +131,15 @@ class WorkerGrid(LocalGrid):
         for worker in self._team:
             asked = [key for key in wanted if key in self._waiting]
             keys = asked or (list(self._waiting) if room > 0 else [])
-            if keys and worker.ready and not worker.key:
-                key = max(keys, key=lambda key: self._preference(worker, self._waiting[key]))
-                message = self._waiting.pop(key)
-                node = message.metadata.dst_node_id
-                self._had_by[node] = worker
-                worker.take(key, message, self._contexts[node])
-                room -= 1
+            if keys and worker.ready and not worker.messages:
+                keys.sort(key=lambda key: self._preference(worker, self._waiting[key]), reverse=True)
+                fair = math.ceil(len(keys) / self._number)
+                most = min(self._cohort.size, fair) if self._cohort else 1
+                messages = {key: self._waiting.pop(key) for key in keys[:most]}
+                nodes = [message.metadata.dst_node_id for message in messages.values()]
+                self._had_by.update(dict.fromkeys(nodes, worker))
+                worker.take(messages, [self._contexts[node] for node in nodes])
+                room -= len(messages)
 
     def _preference(self, worker: "_Worker", message: Message) -> tuple[bool, float]:
         node = message.metadata.dst_node_id
@@ -138,51 +147,56 @@ class WorkerGrid(LocalGrid):
 
     def _take_in(self) -> None:
         """Wait for a worker a second at most, and take in what came and what is overdue."""
-        busy = [worker for worker in self._team if worker.key]
+        busy = [worker for worker in self._team if worker.messages]
         soonest = min((worker.since + self._timeout for worker in busy), default=float("inf"))
-        listening = [worker.connection for worker in self._team if worker.key or not (worker.ready or worker.failed)]
+        listening = [
+            worker.connection for worker in self._team if worker.messages or not (worker.ready or worker.failed)
+        ]
         came = wait(listening, timeout=min(1.0, max(0.0, soonest - time.monotonic())))
         for worker in busy:
-            message, late = worker.message, time.monotonic() - worker.since >= self._timeout
+            messages, late = list(worker.messages.values()), time.monotonic() - worker.since >= self._timeout
             if worker.connection in came:
                 try:
-                    reply, self._contexts[message.metadata.dst_node_id] = worker.connection.recv()
-                    self._note(message, worker.since)
+                    answers = worker.connection.recv()
+                    replies = [reply for reply, _ in answers]
+                    self._contexts.update((context.node_id, context) for _, context in answers)
+                    self._note(messages, worker.since)
                 except (EOFError, OSError):
                     worker.process.join()
-                    reply = _failed(message, f"its process ended with exit code {worker.process.exitcode}")
+                    reason = f"its process ended with exit code {worker.process.exitcode}"
+                    replies = [_failed(message, reason) for message in messages]
                     worker.start(self._recipe)
             elif late:
                 worker.end()
-                reply = _failed(message, f"no reply within {self._timeout:g} s")
+                replies = [_failed(message, f"no reply within {self._timeout:g} s") for message in messages]
                 worker.start(self._recipe)
             else:
                 continue
-            identify(reply, self._ids)
-            self._done[worker.key], worker.key = reply, ""
+            for reply in replies:
+                identify(reply, self._ids)
+            self._done.update(zip(worker.messages, replies, strict=True))
+            worker.messages = {}
 
 
 class _Worker:
-    """A process that handles one message after the other.
+    """A process that handles one message after the other, or a cohort's side by side.
 
     Attributes:
-        key: of the message that it has, or empty.
-        message: that message.
+        messages: what it has, by key.
         since: when it got it.
         failed: whether it ended before it was ready.
     """
 
-    message: Message
-
-    def __init__(self, recipe: bytes) -> None:
-        self.key, self.since = "", 0.0
+    def __init__(self, recipe: bytes, cohort: str) -> None:
+        self.messages: dict[str, Message] = {}
+        self.since, self._cohort = 0.0, cohort
         self.start(recipe)
 
     def start(self, recipe: bytes) -> None:
         """Start the process, which imports and unpacks while this one goes on."""
         level = logging.getLogger("flwr").level
         self.process, self.connection = children.start(
-            _work, recipe, dict(os.environ), level, name="fedhet worker", duplex=True
+            _work, recipe, dict(os.environ), level, self._cohort, name="fedhet worker", duplex=True
         )
         self._ready = self.failed = False
 
@@ -201,11 +215,11 @@ class _Worker:
             self.process.join()
             self.failed = True
 
-    def take(self, key: str, message: Message, context: Context) -> None:
-        """Give it a message; one that has died is found out where its reply is awaited."""
-        self.key, self.message, self.since = key, message, time.monotonic()
+    def take(self, messages: dict[str, Message], contexts: Sequence[Context]) -> None:
+        """Give it messages; one that has died is found out where its replies are awaited."""
+        self.messages, self.since = messages, time.monotonic()
         with contextlib.suppress(OSError):
-            self.connection.send((message, context))
+            self.connection.send(list(zip(messages.values(), contexts, strict=True)))
 
     def end(self) -> None:
         """End the process, whatever it does."""
@@ -214,7 +228,7 @@ class _Worker:
         self.connection.close()
 
 
-def _work(connection: Connection, recipe: bytes, environment: Mapping[str, str], level: int) -> None:
+def _work(connection: Connection, recipe: bytes, environment: Mapping[str, str], level: int, setting: str) -> None:
     """What a worker does until the run's process ends."""
     os.environ.update(environment)  # it is forked from a process that may be older than a change of it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
@@ -224,13 +238,15 @@ def _work(connection: Connection, recipe: bytes, environment: Mapping[str, str],
         registry.give(method)
     be_server()
     told: set[str] = set()
+    cohort = Cohort.of(setting)
     connection.send(True)
     while True:
         try:
-            message, context = connection.recv()
+            calls = connection.recv()
         except EOFError:
             return
-        connection.send((handled(app, [(message, context)], told)[0], context))
+        replies = handled(app, calls, told, cohort)
+        connection.send([(reply, context) for reply, (_, context) in zip(replies, calls, strict=True)])
 
 
 def _failed(message: Message, reason: str) -> Message:

@@ -88,7 +88,8 @@ class Cohort:
 
     def _pass(self, which: tuple[object, ...], group: Sequence["_Member[T]"]) -> None:
         try:
-            answers = together([member.forward for member in group]) if len(group) > 1 else []
+            forward, streams = [member.forward for member in group], [member.stream for member in group]
+            answers = together(forward, streams) if len(group) > 1 else []
         except Unfit as error:
             self._verdicts[which] = self._refuse(group[0].forward, str(error))
             answers = []
@@ -138,6 +139,7 @@ class _Member(Generic[T]):
 
     Attributes:
         asked: the pass at which it paused.
+        stream: its torch's global generators.
         done: whether it has come to its end,
         outcome: and what it returned or raised there.
         graph: those who share a graph with its next loss, itself among them.
@@ -147,7 +149,7 @@ class _Member(Generic[T]):
     outcome: T | Exception
 
     def __init__(self, work: Pausing[T]) -> None:
-        self._work, self._stream = work, RandomStream(0)
+        self._work, self.stream = work, RandomStream(0)
         self.done = False
         self.graph: list[_Member[T]] = [self]
 
@@ -168,7 +170,7 @@ class _Member(Generic[T]):
     def run_alone(self) -> None:
         """Run the pass at which it paused by itself."""
         try:
-            with self._stream.active(_gpus()):
+            with self.stream.active(_gpus()):
                 answer = self.asked.run()
         except Exception as error:
             self.fail(error)
@@ -177,7 +179,7 @@ class _Member(Generic[T]):
 
     def _resume(self, step: Callable[[], Forward | Backward]) -> None:
         try:
-            with self._stream.active(_gpus()):  # torch's global generators are as this client left them
+            with self.stream.active(_gpus()):  # torch's global generators are as this client left them
                 self.asked = step()
         except StopIteration as end:
             self.done, self.outcome = True, end.value

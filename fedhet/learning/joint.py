@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -35,11 +36,13 @@ class Layout:
         built: equal texts mean the same computation with other weights: each module's class and plain attributes, and
             each tensor's shape and dtype. Empty where modules hold anything else (tensors that are no buffers,
             closures, hooks), in which they might differ unseen.
+        dropouts: the modules that draw from each network's own stream.
     """
 
     def __init__(self, model: nn.Module) -> None:
         named = dict(model.named_modules())
         self._modules = list(named.values())
+        self.dropouts = [module for module in self._modules if type(module) is nn.Dropout]
         self._parameters = _places(named, "_parameters")
         self._buffers = _places(named, "_buffers")
         if model not in _texts:
@@ -130,22 +133,25 @@ def kind(asked: Forward) -> tuple[object, ...]:
     return (found.built, found.modes, sites, until, asked.learns, asked.stream is None, batch)
 
 
-def together(passes: Sequence[Forward], *, trace: bool = True) -> list[Passed]:
+def together(passes: Sequence[Forward], streams: Sequence[RandomStream], *, trace: bool = True) -> list[Passed]:
     """Passes of one kind as one. Smaller batches are filled up with zeros, whose outputs nobody sees.
 
     Args:
         passes: of one kind.
+        streams: what dropout draws from in each, but in those that bring a stream.
         trace: whether buffers (BatchNorm's statistics) are changed, but for passes that must leave none.
 
     Returns:
         What each gave.
 
     Raises:
-        Unfit: an operator draws random numbers, or has no form for a batch of networks.
+        Unfit: an operator other than `nn.Dropout` draws random numbers, or has no form for a batch of networks.
     """
     sizes = [len(each.inputs) for each in passes]
     inputs = torch.stack([_filled(each.inputs, max(sizes)) for each in passes])
-    call = _Call(passes[0])
+    call = _Call(
+        passes[0], [(each.stream or own, size) for each, own, size in zip(passes, streams, sizes, strict=True)]
+    )
     with torch.set_grad_enabled(passes[0].learns and torch.is_grad_enabled()):
         parameters = _stacked([layout(each.model).parameters for each in passes])
         own = [layout(each.model).buffers for each in passes]
@@ -176,7 +182,7 @@ def fits(passes: Sequence[Forward]) -> bool:
     """
     last = passes[-1]
     with torch.no_grad():
-        joint, seen = together(passes, trace=False)[-1]
+        joint, seen = together(passes, [RandomStream(0) for _ in passes], trace=False)[-1]
         with isolated(last.model, RandomStream(0)):
             own, captured = last.compute(last.inputs)
         if not _alike([joint, *seen.values()], [own, *captured.values()]):
@@ -206,15 +212,27 @@ def _stacked(networks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 class _Call(nn.Module):
-    """A pass as a module, so that `functional_call` puts other tensors into the network that it goes through."""
+    """A pass as a module, so that `functional_call` puts other tensors into the network that it goes through.
 
-    def __init__(self, asked: Forward) -> None:
+    Args:
+        asked: the pass.
+        drawing: for each network what dropout draws from, and how many rows of the batch are its own.
+    """
+
+    def __init__(self, asked: Forward, drawing: Sequence[tuple[RandomStream, int]]) -> None:
         super().__init__()
         self.model = asked.model
-        self._compute = asked.compute
+        self._compute, self._drawing = asked.compute, drawing
 
     def forward(self, inputs: Tensor) -> Passed:
-        return self._compute(inputs)
+        live = [module for module in layout(self.model).dropouts if module.training and module.p]
+        try:
+            for module in live:
+                module.forward = functools.partial(_Dropout.apply, p=module.p, drawing=self._drawing)
+            return self._compute(inputs)
+        finally:
+            for module in live:
+                del module.forward
 
     def of(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor
@@ -223,3 +241,31 @@ class _Call(nn.Module):
         tensors = {f"model.{name}": tensor for name, tensor in {**parameters, **buffers}.items()}
         outputs, captured = functional_call(self, tensors, (inputs,))
         return outputs, dict(captured), {name: tensors[f"model.{name}"] for name in buffers}
+
+
+class _Dropout(torch.autograd.Function):
+    """Dropout of a batch of networks: each draws for its own rows, from its own stream, what it would draw alone."""
+
+    @staticmethod
+    def forward(inputs: Tensor, p: float, drawing: Sequence[tuple[RandomStream, int]]) -> Tensor:
+        raise Unfit("dropout of what does not depend on the network")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: `vmap` is differentiated as it stands."""
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        inputs: Tensor,
+        p: float,
+        drawing: Sequence[tuple[RandomStream, int]],
+    ) -> tuple[Tensor, int]:
+        assert in_dims[0] is not None
+        inputs = inputs.movedim(in_dims[0], 0)
+        factors = []
+        for own, (stream, rows) in zip(inputs, drawing, strict=True):
+            with stream.active({inputs.device} - {torch.device("cpu")}):
+                factors.append(_filled(F.dropout(torch.ones_like(own[:rows]), p), len(own)))
+        return inputs * torch.stack(factors), 0

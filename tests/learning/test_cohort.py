@@ -1,0 +1,184 @@
+"""Several networks trained side by side: one batch of networks where they are built alike, and the same results."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedhet.data import Examples
+from fedhet.learning import Cohort, Optimisation, Phase, Term, Trained, cohort, train, training, worth
+from fedhet.learning.joint import layout
+from fedhet.learning.phases import FurtherBatch
+from fedhet.representations import RandomStream, Representation
+from fedhet.task import get_task
+
+TASK, CPU = get_task("classification"), torch.device("cpu")
+SIZES = (23, 30, 30, 7)
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(1), nn.Linear(12, 3))
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+class Noisy(nn.Sequential):
+    """Draws by itself, so it can be no part of a batch of networks."""
+
+    def forward(self, inputs):
+        return F.dropout(super().forward(inputs), 0.2, self.training)
+
+
+class Doubling(nn.Linear):
+    """Has an effect on each pass that no batch of networks could have: it counts by itself."""
+
+    def forward(self, inputs):
+        return super().forward(inputs) * (2 if inputs.sum().item() > 0 else 1)
+
+
+def examples(size, seed, shape=(5,)):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(size, *shape, generator=generator, dtype=torch.float64)
+    return Examples(inputs, torch.randint(3, (size,), generator=generator))
+
+
+def work(model, part, number, phase, run):
+    """Train with a stream of batches and of dropout of its own."""
+    generator = torch.Generator().manual_seed(number)
+    return run(model, phase, part, TASK, lambda inputs, _: inputs, generator=generator, device=CPU)
+
+
+def seeded(model, part, number, phase):
+    torch.manual_seed(100 + number)
+    return (yield from work(model, part, number, phase, training))
+
+
+def both(build, phase=None, sizes=SIZES, shape=(5,), size=4, **settings):
+    """Networks trained one after the other, and the same side by side."""
+    phase = phase or (lambda model: Phase(2, Optimisation(batch_size=8, learning_rate=0.1, momentum=0.9)))
+    torch.manual_seed(1)
+    one = [build().double() for _ in sizes]
+    other = copy.deepcopy(one)
+    parts = [examples(count, number, shape) for number, count in enumerate(sizes)]
+    alone = []
+    for number, (model, part) in enumerate(zip(one, parts, strict=True)):
+        torch.manual_seed(100 + number)
+        alone.append(work(model, part, number, phase(model), train))
+    members = zip(other, parts, range(len(sizes)), map(phase, other), strict=True)
+    side = Cohort(size, **settings).run([seeded(*member) for member in members])
+    return one, other, alone, side
+
+
+def assert_same(one, other, alone, side):
+    for mine, its in zip(alone, side, strict=True):
+        assert mine.loss == pytest.approx(its.loss, abs=1e-12)
+        assert mine.work == its.work
+    for mine, its in zip(one, other, strict=True):
+        for name, tensor in mine.state_dict().items():
+            torch.testing.assert_close(its.state_dict()[name], tensor, rtol=1e-12, atol=1e-12)
+
+
+@pytest.fixture
+def joint(monkeypatch):
+    """How many networks each joint pass had."""
+    seen, together = [], cohort.together
+
+    def spying(passes, streams):
+        answers = together(passes, streams)
+        seen.append(len(passes))
+        return answers
+
+    monkeypatch.setattr(cohort, "together", spying)
+    return seen
+
+
+def adam(model):
+    return Phase(2, Optimisation("adamw", batch_size=8, weight_decay=0.1), trains=lambda name: not name.startswith("0"))
+
+
+def aligned(model):
+    """With a term on Phi of a further batch, drawn in every other step."""
+    rows = torch.randn(9, 5, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    further = FurtherBatch(
+        lambda step: None if step % 2 else (slice(0, 9), rows), Representation(model, "2"), RandomStream(3)
+    )
+    term = Term(lambda step: (step.further.square().mean(), {"size": step.further.detach().norm()}), further)
+    return Phase(2, Optimisation(batch_size=8), terms=(term, lambda step: 0.1 * step.parameters["0.weight"].norm()))
+
+
+@pytest.mark.parametrize(
+    ("build", "phase", "shape", "most"),
+    [
+        (plain, None, (5,), 4),
+        (plain, adam, (5,), 4),
+        (plain, aligned, (5,), 4),
+        (normalised, None, (1, 5), 3),
+        (dropping, None, (5,), 3),
+    ],
+    ids=["plain", "part of it with adamw", "terms", "batch-norm", "dropout"],
+)
+def test_networks_side_by_side_learn_what_each_learns_alone(build, phase, shape, most, joint):
+    assert_same(*both(build, phase, shape=shape))
+    assert max(joint) == most
+
+
+@pytest.mark.parametrize("build", [lambda: Noisy(*plain()), lambda: nn.Sequential(Doubling(5, 3))])
+def test_what_cannot_be_one_batch_is_trained_one_by_one_with_the_same_numbers(build, joint, caplog):
+    caplog.set_level("INFO", "flwr.fedhet")
+    assert_same(*both(build))
+    assert not joint
+    assert len([line for line in caplog.messages if "are passed one by one" in line]) == 1
+
+
+def test_networks_that_may_differ_unseen_are_never_one(joint):
+    def closing():
+        network = plain()
+        network.scale = torch.rand(1)  # no buffer
+        return network
+
+    assert_same(*both(closing))
+    assert not joint
+    assert layout(nn.Sequential(nn.LeakyReLU(0.1))).built != layout(nn.Sequential(nn.LeakyReLU(0.2))).built
+    assert layout(plain()).built == layout(plain()).built
+    layout.cache_clear()
+
+
+def test_one_that_fails_fails_alone():
+    def breaking(model):
+        def term(step):
+            if step.number == 1 and len(step.inputs) == 7:
+                raise ValueError("no more")
+            return 0.0 * step.outputs.sum()
+
+        return Phase(2, Optimisation(batch_size=8, learning_rate=0.1), terms=(term,))
+
+    torch.manual_seed(1)
+    networks = [plain().double() for _ in SIZES]
+    parts = [examples(count, number) for number, count in enumerate(SIZES)]
+    members = zip(networks, parts, range(4), map(breaking, networks), strict=True)
+    outcomes = Cohort(4).run([seeded(*member) for member in members])
+    assert [type(each) for each in outcomes] == [Trained, Trained, Trained, ValueError]
+
+
+def test_what_is_slower_here_is_not_done_and_what_was_measured_is_kept(tmp_path, monkeypatch, joint):
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    asked = []
+    monkeypatch.setattr(worth, "_seconds", lambda run: asked.append(run) or (2.0 if len(asked) % 2 else 1.0))
+    assert_same(*both(plain, measure=True))
+    assert not joint
+    assert set(json.loads((tmp_path / ".fedhet" / "cohorts.json").read_text()).values()) == {2.0}
+    known = len(asked)
+    both(plain, measure=True)
+    assert len(asked) == known == 2
+    monkeypatch.undo()
+    both(plain)
