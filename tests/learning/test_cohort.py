@@ -173,12 +173,16 @@ def test_one_that_fails_fails_alone():
 def test_what_is_slower_here_is_not_done_and_what_was_measured_is_kept(tmp_path, monkeypatch, joint):
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     asked = []
-    monkeypatch.setattr(worth, "_seconds", lambda run: asked.append(run) or (2.0 if len(asked) % 2 else 1.0))
+
+    def seconds(run):
+        run()
+        asked.append(run)
+        return 2.0 if len(asked) % 2 else 1.0  # first of one batch, then of one after the other
+
+    monkeypatch.setattr(worth, "_seconds", seconds)
     assert_same(*both(plain, measure=True))
     assert not joint
     assert set(json.loads((tmp_path / ".fedhet" / "cohorts.json").read_text()).values()) == {2.0}
     known = len(asked)
     both(plain, measure=True)
     assert len(asked) == known == 2
-    monkeypatch.undo()
-    both(plain)
