@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -39,6 +39,10 @@ class Examples:
         chosen = torch.as_tensor(indices)
         own = self.inputs.subset(chosen) if isinstance(self.inputs, LazyInputs) else self.inputs[chosen]
         return Examples(own, self.labels[chosen])
+
+    def to(self, device: torch.device) -> "Examples":
+        """The same on a device."""
+        return Examples(self.inputs.to(device), self.labels.to(device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +101,12 @@ class ClientData:
         """Take a tensor for a pool without labels."""
         if isinstance(self.shared, Tensor):
             object.__setattr__(self, "shared", Pool(self.shared))
+
+    def to(self, device: torch.device) -> "ClientData":
+        """The same with its examples on a device; the pool stays where it is."""
+        common, validation = (None if part is None else part.to(device) for part in (self.common, self.validation))
+        train, test = self.train.to(device), self.test.to(device)
+        return replace(self, train=train, test=test, common=common, validation=validation)
 
 
 @dataclass(frozen=True, eq=False)
