@@ -264,6 +264,8 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
         problems.append(str(error))
     if config.dataset not in registry.datasets():
         problems.append(nearest("dataset", config.dataset, registry.datasets()))
+    if config.shared_dataset and config.shared_dataset not in registry.datasets():
+        problems.append(nearest("shared-dataset", config.shared_dataset, registry.datasets()))
     if config.partition not in registry.partitions():
         problems.append(nearest("partition", config.partition, registry.partitions()))
     try:
@@ -294,6 +296,10 @@ def _without_idle(config: Config, by_hand: frozenset[str], told: Collection[str]
     if config.aggregation not in ("trimmed-mean", "krum", "multi-krum") and config.hostile != Config.hostile:
         idle["hostile"] = "aggregation"
     without = {"aggregation": "method", "update-bound": "method"} if not averages else {}
+    if not config.shared_samples:
+        without["shared-dataset"] = "shared-samples"
+    if not config.shared_dataset:
+        without["shared-data"] = "shared-dataset"
     if not config.newcomers:
         without |= {"newcomer-epochs": "newcomers", "newcomer-learning-rate": "newcomers"}
     flat = config.flat()

@@ -100,6 +100,12 @@ class Config:
     shared_samples: int = option(
         0, "examples held out of every client's training data for the methods' shared pool", at_least=0
     )
+    shared_dataset: str = option(
+        "",
+        "another data set whose training images are the shared pool, resized, coloured and scaled like the clients' "
+        "own; they have labels where it has as many classes; empty: the clients' data set",
+    )
+    shared_data: str = option("", "folder with the files of shared-dataset, as data is for dataset")
     validation: float = option(
         0.0,
         "share of each client's training examples that it is evaluated on and never trained on, each class in its "

@@ -141,6 +141,7 @@ class DataSet:
             where the data set has no augmentation.
         groups: Owners of the examples, for the natural partition; None where there are none.
         together: Owners whose examples `iid` deals to one client, such as patients; None to deal one by one.
+        white: Raw value of white, of images.
     """
 
     name: str
@@ -153,3 +154,4 @@ class DataSet:
     augment: Augment | None = None
     groups: Groups | None = None
     together: Groups | None = None
+    white: int = 255
