@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedhet import config as configuration
 from fedhet import population
+from fedhet.data import Pool
 from fedhet.graphs import blocks as blocks_of
 from fedhet.representations.descriptors import agreement, channel_means, describe, pooled, summarised
 from fedhet.representations.spectral import posteriors
@@ -28,7 +29,7 @@ GRID = 4
 Blocks = list[Tensor]
 
 
-def networks_of(run: Path) -> tuple[list[nn.Module], population.Pool, Callable[[Tensor], Tensor]]:
+def networks_of(run: Path) -> tuple[list[nn.Module], Pool, Callable[[Tensor], Tensor]]:
     """The clients' trained networks, the shared pool, and the transformation of its images."""
     config = configuration.resolve(configuration.read(run / "config.toml"), strict=False)
     pool = population.shared_pool(config)
