@@ -22,6 +22,7 @@ from fedhet.server import FederatedStrategy
 pytestmark = pytest.mark.benchmark
 
 CLIENTS, BATCH, RATE, ROUNDS = 20, 16, 0.05, 31
+HERE = Path(__file__).resolve().parent
 
 
 def settings(architecture: str) -> dict[str, object]:
@@ -163,6 +164,46 @@ def test_two_workers_halve_a_round(method: str, tmp_path: Path, monkeypatch: pyt
     one, two = (statistics.median(seconds[number]) for number in (1, 2))
     print(f"\n{method}: one process {one:.3f} s a round, two workers {two:.3f} s, ratio {two / one:.3f} (<= .6)")
     assert two / one <= 0.6
+
+
+@pytest.mark.parametrize(("method", "limit"), [("fedavg", 0.75), ("fedproto", 0.9), ("fedhenn", 0.9)])
+def test_twenty_clients_side_by_side_take_less_time_on_one_core(method: str, limit: float, tmp_path: Path) -> None:
+    own = {**settings("cnn"), "method": method, "fraction-train": 1.0, "closing-epochs": 0, "rounds": 8}
+    seconds: dict[str, list[float]] = {"off": [], "20": []}
+    with one_thread():
+        for turn in range(2):
+            for cohort in seconds:
+                clock = Clock()
+                config = configuration.resolve({**own, **WITH_WORKERS[method], "cohort": cohort})
+                run_locally(config, tmp_path / f"{cohort}-{turn}", observers=[clock])
+                seconds[cohort] += clock.seconds[2:]
+    one, joint = (statistics.median(each) for each in seconds.values())
+    print(
+        f"\n{method}: one by one {one:.3f} s a round, side by side {joint:.3f} s, ratio {joint / one:.3f} (<= {limit})"
+    )
+    assert joint / one <= limit
+
+
+@pytest.mark.parametrize("clients", [20, 200, 2000])
+def test_time_and_memory_by_number_of_clients(clients: int, tmp_path: Path) -> None:
+    """Seconds a round and peak memory of this process and its workers, 20 clients sampled of that many."""
+    program = f"""
+import resource, statistics, fedhet
+from test_round import Clock
+clock = Clock()
+fedhet.run(
+    {{"method": "fedavg", "dataset": "digits", "clients": {clients}, "fraction-train": {20 / clients}, "rounds": 8,
+      "partition": "dirichlet", "evaluate-every": 8, "workers": 2}},
+    out={str(tmp_path / "run")!r},
+    observers=[clock],
+)
+own, below = (resource.getrusage(who).ru_maxrss / 2**20 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+print(statistics.median(clock.seconds[1:-1]), own + 2 * below)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=HERE)
+    seconds, memory = map(float, ran.stdout.splitlines()[-1].split())
+    print(f"\n{clients} clients, 20 a round: {seconds:.3f} s a round, {memory:.2f} GiB at most (<= 2 GB)")
+    assert memory * 1.0737 <= 2
 
 
 def test_memory_of_two_hundred_clients(tmp_path: Path) -> None:
