@@ -109,16 +109,15 @@ def _plain(value: object) -> str:
 
 def _named(value: Any) -> str:
     """A class or function by where it stands; one that is made anew for each network is not the same in each."""
-    place: object = sys.modules.get(value.__module__ or "")
+    text = f"{value.__module__}.{value.__qualname__}"
+    found: Any = sys.modules.get(value.__module__ or "")
     for part in value.__qualname__.split("."):
-        place = getattr(place, part, None)
-    if place is value:
-        return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, type):  # classes made within a function stay what they are
-        return f"{value.__module__}.{value.__qualname__} {id(value)}"
-    if inspect.isbuiltin(value):
-        return value.__qualname__
-    raise Unfit(f"the function {value.__qualname__} among its attributes")
+        found = getattr(found, part, None)
+    if found is value or inspect.isbuiltin(value):
+        return text
+    if isinstance(value, type):
+        return f"{text} {id(value)}"
+    raise Unfit(f"{text} among its attributes")
 
 
 def kind(asked: Forward) -> tuple[object, ...]:
@@ -228,11 +227,11 @@ class _Call(nn.Module):
         live = [module for module in layout(self.model).dropouts if module.training and module.p]
         try:
             for module in live:
-                module.forward = functools.partial(_Dropout.apply, p=module.p, drawing=self._drawing)
+                vars(module)["forward"] = functools.partial(_Dropout.apply, p=module.p, drawing=self._drawing)
             return self._compute(inputs)
         finally:
             for module in live:
-                del module.forward
+                del vars(module)["forward"]
 
     def of(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor

@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {
     **{"fraction-train": 1.0, "workers": 1, "learning-rate": 0.05, "seed": 3, "architectures": "mlp-100"},
 }
 METHODS: dict[str, dict[str, Any]] = {
-    "fedavg": {"architectures": "cnn-2-2", "optimizer": "adam", "momentum": 0.0, "weight-decay": 0.01},
+    "fedavg": {"architectures": "cnn-2-2", "weight-decay": 0.01},
     "fedprox": {"fedprox.mu": 0.1},
     "fedrep": {"local-epochs": 2},
     "fedproto": {"architectures": "mlp-100,cnn-2-2", "fedproto.width": 16},
