@@ -17,7 +17,7 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # What nearly every run imports sooner or later; torch's optimisers import torch._dynamo when the first one is made.
 _PRELOADED = [
     *("fedhet.running", "fedhet.client.app", "fedhet.server", "fedhet.engines.local", "fedhet.results.figures"),
-    *("torch._dynamo", "sklearn.datasets", "matplotlib.backends.backend_agg"),
+    *("torch._dynamo", "matplotlib.backends.backend_agg"),
 ]
 
 
