@@ -28,6 +28,7 @@ RESUMABLE = (
     "device",
     "num-gpus",
     "workers",
+    "cohort",
     "timeout",
     "min-clients",
     "wait-for-clients",

@@ -1,18 +1,23 @@
 """Worker processes for the local engine: as many clients train at once as there are cores.
 
 A run begins in one process. Once its clients have taken some seconds, workers are started beside it, and take over as
-soon as they have imported what they need; so a short run never waits for them. What a client computes does not depend
-on where it does: it is seeded for each message, and what outlives a message is on disk.
+soon as they have imported what they need; so a short run never waits for them. While a worker trains one client, what
+the next one is sent waits in its process already, and the server takes in what came. What a client computes does not
+depend on where it does: it is seeded for each message, and what outlives a message is on disk.
 """
 
 import contextlib
+import heapq
 import logging
 import math
 import os
 import signal
+import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
 
 import cloudpickle
 from flwr.app import Context, Error, Message
@@ -68,11 +73,15 @@ class WorkerGrid(LocalGrid):
         self._team = []
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Have the messages handled, each within the grid's own timeout."""
-        keys, replies = list(self.push_messages(messages)), list[Message]()
-        while len(replies) < len(keys):
-            replies += self.pull_messages(keys)
-        return replies
+        """Have the messages handled, each within the grid's own timeout; a reply is looked at while others are made."""
+        return self._replies(list(self.push_messages(messages)))
+
+    def _replies(self, keys: Sequence[str]) -> Iterator[Message]:
+        missing = len(keys)
+        while missing:
+            for reply in self.pull_messages(keys):
+                missing -= 1
+                yield reply
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies that are there, each once; waits a second for one."""
@@ -84,10 +93,11 @@ class WorkerGrid(LocalGrid):
         if not any(key in self._done for key in wanted):
             self._hand_out(wanted)
             self._take_in()
+            self._hand_out(wanted)  # before anything is done with what came
         return [self._done.pop(key) for key in wanted if key in self._done]
 
     def _knows(self, key: str) -> bool:
-        return key in self._waiting or key in self._done or any(key in worker.messages for worker in self._team)
+        return key in self._waiting or key in self._done or any(worker.has(key) for worker in self._team)
 
     def _here(self, keys: Sequence[str]) -> list[Message]:
         """Replies that are made in this process."""
@@ -125,21 +135,27 @@ class WorkerGrid(LocalGrid):
         self._number, self._team = 1, []
         _log.warning("clients go on one after the other: %s", reason)
 
-    def _hand_out(self, wanted: list[str]) -> None:
-        """Messages to free workers: those that are asked for, then some that will be."""
-        room = AHEAD * self._number - len(self._done)
-        for worker in self._team:
-            asked = [key for key in wanted if key in self._waiting]
-            keys = asked or (list(self._waiting) if room > 0 else [])
-            if keys and worker.ready and not worker.messages:
-                keys.sort(key=lambda key: self._preference(worker, self._waiting[key]), reverse=True)
-                fair = math.ceil(len(keys) / self._number)
-                most = min(self._cohort.size, fair) if self._cohort else 1
-                messages = {key: self._waiting.pop(key) for key in keys[:most]}
-                nodes = [message.metadata.dst_node_id for message in messages.values()]
-                self._had_by.update(dict.fromkeys(nodes, worker))
-                worker.take(messages, [self._contexts[node] for node in nodes])
-                room -= len(messages)
+    def _hand_out(self, wanted: Sequence[str]) -> None:
+        """Messages to workers that are free, and one more that waits there: those that are asked for go first."""
+        under_way = sum(len(group) for worker in self._team for group in worker.groups)
+        room = AHEAD * self._number - len(self._done) - under_way
+        for waiting in range(1 if self._cohort else 2):
+            for worker in self._team:
+                asked = [key for key in wanted if key in self._waiting]
+                keys = asked or (list(self._waiting) if room > 0 else [])
+                few = waiting and len(keys) <= self._number  # the last ones go to whoever is free first
+                if keys and not few and worker.ready and len(worker.groups) == waiting:
+                    room -= self._give(worker, keys)
+
+    def _give(self, worker: "_Worker", keys: Sequence[str]) -> int:
+        """Give a worker the message of these that suits it best, or a cohort of them; how many it got."""
+        most = min(self._cohort.size, math.ceil(len(keys) / self._number)) if self._cohort else 1
+        best = heapq.nlargest(most, keys, key=lambda key: self._preference(worker, self._waiting[key]))
+        messages = {key: self._waiting.pop(key) for key in best}
+        nodes = [message.metadata.dst_node_id for message in messages.values()]
+        self._had_by.update(dict.fromkeys(nodes, worker))
+        worker.take(messages, [self._contexts[node] for node in nodes])
+        return len(messages)
 
     def _preference(self, worker: "_Worker", message: Message) -> tuple[bool, float]:
         node = message.metadata.dst_node_id
@@ -147,48 +163,53 @@ class WorkerGrid(LocalGrid):
 
     def _take_in(self) -> None:
         """Wait for a worker a second at most, and take in what came and what is overdue."""
-        busy = [worker for worker in self._team if worker.messages]
+        busy = [worker for worker in self._team if worker.groups]
         soonest = min((worker.since + self._timeout for worker in busy), default=float("inf"))
-        listening = [
-            worker.connection for worker in self._team if worker.messages or not (worker.ready or worker.failed)
-        ]
+        listening = [worker.connection for worker in self._team if worker.groups or not (worker.ready or worker.failed)]
         came = wait(listening, timeout=min(1.0, max(0.0, soonest - time.monotonic())))
         for worker in busy:
-            messages, late = list(worker.messages.values()), time.monotonic() - worker.since >= self._timeout
+            messages, late = worker.groups[0], time.monotonic() - worker.since >= self._timeout
             if worker.connection in came:
                 try:
                     answers = worker.connection.recv()
-                    replies = [reply for reply, _ in answers]
-                    self._contexts.update((context.node_id, context) for _, context in answers)
-                    self._note(messages, worker.since)
                 except (EOFError, OSError):
                     worker.process.join()
-                    reason = f"its process ended with exit code {worker.process.exitcode}"
-                    replies = [_failed(message, reason) for message in messages]
-                    worker.start(self._recipe)
+                    self._replace(worker, f"its process ended with exit code {worker.process.exitcode}")
+                    continue
+                self._note(messages.values(), worker.since)
+                worker.groups.popleft()
+                worker.since = time.monotonic()
+                self._contexts.update((context.node_id, context) for _, context in answers)
+                self._keep(messages, [reply for reply, _ in answers])
             elif late:
                 worker.end()
-                replies = [_failed(message, f"no reply within {self._timeout:g} s") for message in messages]
-                worker.start(self._recipe)
-            else:
-                continue
-            for reply in replies:
-                identify(reply, self._ids)
-            self._done.update(zip(worker.messages, replies, strict=True))
-            worker.messages = {}
+                self._replace(worker, f"no reply within {self._timeout:g} s")
+
+    def _replace(self, worker: "_Worker", reason: str) -> None:
+        """Start a worker anew; what it worked on has failed, and what waited there waits here again."""
+        messages, *others = worker.groups
+        self._waiting = {key: message for group in others for key, message in group.items()} | self._waiting
+        self._keep(messages, [_failed(message, reason) for message in messages.values()])
+        worker.groups.clear()
+        worker.start(self._recipe)
+
+    def _keep(self, messages: Iterable[str], replies: Sequence[Message]) -> None:
+        for reply in replies:
+            identify(reply, self._ids)
+        self._done.update(zip(messages, replies, strict=True))
 
 
 class _Worker:
     """A process that handles one message after the other, or a cohort's side by side.
 
     Attributes:
-        messages: what it has, by key.
-        since: when it got it.
+        groups: the messages that it has, by key: those that it works on, then those that wait in its process.
+        since: when it began with the first.
         failed: whether it ended before it was ready.
     """
 
     def __init__(self, recipe: bytes, cohort: str) -> None:
-        self.messages: dict[str, Message] = {}
+        self.groups: deque[dict[str, Message]] = deque()
         self.since, self._cohort = 0.0, cohort
         self.start(recipe)
 
@@ -217,9 +238,15 @@ class _Worker:
 
     def take(self, messages: dict[str, Message], contexts: Sequence[Context]) -> None:
         """Give it messages; one that has died is found out where its replies are awaited."""
-        self.messages, self.since = messages, time.monotonic()
+        if not self.groups:
+            self.since = time.monotonic()
+        self.groups.append(messages)
         with contextlib.suppress(OSError):
             self.connection.send(list(zip(messages.values(), contexts, strict=True)))
+
+    def has(self, key: str) -> bool:
+        """Whether it has that message."""
+        return any(key in group for group in self.groups)
 
     def end(self) -> None:
         """End the process, whatever it does."""
@@ -240,13 +267,19 @@ def _work(connection: Connection, recipe: bytes, environment: Mapping[str, str],
     told: set[str] = set()
     cohort = Cohort.of(setting)
     connection.send(True)
-    while True:
-        try:
-            calls = connection.recv()
-        except EOFError:
-            return
+    came: SimpleQueue[list[tuple[Message, Context]]] = SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, came), daemon=True).start()
+    while calls := came.get():
         replies = handled(app, calls, told, cohort)
         connection.send([(reply, context) for reply, (_, context) in zip(replies, calls, strict=True)])
+
+
+def _receive(connection: Connection, came: "SimpleQueue[list[tuple[Message, Context]]]") -> None:
+    """Take in what comes while a worker works, or who sends it would wait; nothing more stands for the end."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            came.put(connection.recv())
+    came.put([])
 
 
 def _failed(message: Message, reason: str) -> Message:
