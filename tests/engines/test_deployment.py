@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -232,7 +233,7 @@ def test_flwr_run_gives_the_same_and_a_round_takes_no_longer_than_flowers_own(
     assert rows_of(out) == rows_of(tmp_path / "local")
     federation.do(*run, str(flowers_own(tmp_path / "own", tmp_path / "times")), "hospital", "--stream")
     times = json.loads(f"[{(tmp_path / 'times').read_text()}0]")[:-1]
-    theirs = median(after - before for before, after in zip(times, times[1:], strict=False))
+    theirs = median(after - before for before, after in pairwise(times))
     ours = median(row["timing"]["seconds"] for row in read_history(out)[1:4])
     print(f"\na round takes {ours:.1f} s, Flower's own FedAvg of the same size {theirs:.1f} s")
     assert ours < theirs
