@@ -108,7 +108,8 @@ class Federation:
     def kill(self, name: str, part: str = "") -> None:
         """Kill a process with all that it started, or those of them that have `part` in their command line."""
         root = psutil.Process(self.processes[name].pid)
-        hit = [each for each in (root, *root.children(recursive=True)) if part in " ".join(each.cmdline())]
+        living = [each for each in (root, *root.children(recursive=True)) if each.status() != psutil.STATUS_ZOMBIE]
+        hit = [each for each in living if part in " ".join(each.cmdline())]
         assert hit
         for each in hit:
             each.send_signal(signal.SIGKILL)
