@@ -30,6 +30,10 @@ def option(
     return field(default=default, metadata={"help": help, **limits})
 
 
+RULES = ("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped")
+"""How what clients send can be averaged (`fedhet.server.robust`)."""
+
+
 @dataclass(frozen=True)
 class Parameters:
     """A method's own keys: subclasses add fields made with `option`, each with the paper's value."""
@@ -133,7 +137,7 @@ class Config:
         "mean",
         "how what clients send is averaged: by examples, or by a rule that hostile clients cannot carry away, by which "
         "all clients count the same",
-        choices=("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped"),
+        choices=RULES,
     )
     hostile: float = option(
         0.2, "share of hostile clients that trimmed-mean, krum and multi-krum are to stand", above=0, below=0.5

@@ -16,7 +16,7 @@ from fedhet.method import Method, Traits
 from fedhet.options import Config, Parameters, Value, kebab
 from fedhet.population import ClientInfo
 from fedhet.server import flowers
-from fedhet.server.robust import Rule, put_together
+from fedhet.server.robust import Cut, Rule, cut_to_bound, put_together
 from fedhet.server.roster import Roster
 from fedhet.server.round import Round, draw, in_order
 from fedhet.server.state import State
@@ -267,8 +267,29 @@ class ServerHalf(Generic[P, S]):
         """
         start = self.state.model if before is None else before
         found, cuts = put_together(models, weights, specs, start, Rule.of(self.config))
-        self._round.cuts += map(vars, cuts)
+        self._name(cuts)
         return found
+
+    def average_told(self, told: Mapping[str, Arrays]) -> Arrays:
+        """One array of each name, by the key `aggregation`, of float arrays that are none of a network.
+
+        Args:
+            told: by client, in order of name; all count the same, and a name counts for those who have it.
+        """
+        specs = {c: {name: (array.shape, "float32") for name, array in own.items()} for c, own in told.items()}
+        return self.average(told, dict.fromkeys(told, 1.0), specs, before={})
+
+    def bounded(self, told: Mapping[str, Arrays]) -> Mapping[str, Arrays]:
+        """What clients told, cut to `update-bound` median norms, for methods that make of it what is no average."""
+        bound = Rule.of(self.config).bound
+        made, cuts = cut_to_bound(told, {}, bound) if bound and told else (told, [])
+        self._name(cuts)
+        return made
+
+    def _name(self, cuts: Iterable[Cut]) -> None:
+        """Name those whose updates were cut in the round's row, each once."""
+        named = {cut["client"] for cut in self._round.cuts}
+        self._round.cuts += [vars(cut) for cut in cuts if cut.client not in named]
 
     # ---- the end
 

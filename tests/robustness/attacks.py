@@ -13,8 +13,8 @@ import numpy as np
 
 from fedhet import config as configuration
 from fedhet.engines.local import run_locally
+from fedhet.options import RULES
 from fedhet.registry import method as method_of
-from fedhet.server.robust import RULES
 from fedhet.testing import Tampering
 from fedhet.wire import decode_arrays, encode_arrays
 

@@ -8,7 +8,8 @@ import pytest
 import fedhet
 from fedhet import config as configuration
 from fedhet.errors import ConfigError
-from fedhet.server.robust import RULES, Rule, combined, cut_to_bound, put_together
+from fedhet.options import RULES
+from fedhet.server.robust import Rule, combined, cut_to_bound, put_together
 
 SPEC = {"w": ((4,), "float32"), "n": ((), "int64")}
 HONEST = [{"w": np.array([1.0, 2, 3, 4], np.float32) + k / 10, "n": np.array(7)} for k in range(4)]
