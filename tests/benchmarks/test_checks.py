@@ -47,7 +47,7 @@ class Spent(Observer):
 def test_checks_take_at_most_a_fiftieth_of_a_round(
     preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Opening a reply, which reads every field and decodes the arrays, and checking it, the method by its own checks too."""
+    """Opening a reply, which reads every field and decodes the arrays, and checking it, also by the method itself."""
     torch.set_num_threads(1)
     spent, config = Spent(), configuration.resolve({"preset": preset, "workers": 1, "rounds": 8}, strict=False)
     monkeypatch.setattr(Reply, "open", spent.around(Reply.open))
