@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fedhet import options
 from fedhet.errors import ConfigError
-from fedhet.options import RULES, Value
+from fedhet.options import AGGREGATIONS, Value
 from fedhet.sharing import EVERYTHING, NOTHING, Sharing
 
 
@@ -79,9 +79,9 @@ class Traits:
         return self.averages or self.combined == "whole"
 
     @property
-    def rules(self) -> tuple[str, ...]:
+    def aggregations(self) -> tuple[str, ...]:
         """Values of `aggregation` that have a meaning."""
-        return RULES if self.averages else ("mean", "norm-clipped") if self.bounded else ("mean",)
+        return AGGREGATIONS if self.averages else ("mean", "norm-clipped") if self.bounded else ("mean",)
 
     @property
     def whole(self) -> bool:

@@ -114,6 +114,18 @@ def accuracy_curve(
     return sorted(curve.items())
 
 
+def flat(row: Row) -> dict[str, float]:
+    """The numbers of a round that were measured, under names such as `trained/accuracy/weighted` and `bytes/up`."""
+    found: dict[str, Any] = {}
+    for which in ("received", "trained"):
+        for kind in ("accuracy", "loss"):
+            values = (row.get(which) or {}).get(kind) or {}
+            found |= {f"{which}/{kind}/{name}": value for name, value in values.items()}
+    found |= {"train/loss": row.get("train_loss"), "bytes/up": row["bytes_up"], "bytes/down": row["bytes_down"]}
+    found |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
 def newcomer_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | None]]:
     """The accuracy of those who came after the last round, weighted by their examples, by epoch of training alone.
 

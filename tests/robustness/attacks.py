@@ -115,7 +115,7 @@ def table(methods):
     for method, _, chosen in (each.partition(":") for each in methods):
         config = configuration.resolve({"method": method, **COMMON, **OF_METHOD[method]}, strict=False)
         alone = accuracy(method, "mean", None, honest_only=True)
-        rules = method_of(config.prefix).traits_of(config.parameters).rules
+        rules = method_of(config.prefix).traits_of(config.parameters).aggregations
         for rule in chosen.split(",") if chosen else rules:
             found = {name: accuracy(method, rule, attack) for name, attack in {"none": None, **ATTACKS}.items()}
             yield method, rule, alone, found
