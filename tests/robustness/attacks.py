@@ -46,9 +46,9 @@ OF_METHOD = {
     "fedproto": CNNS | {"fedproto.width": 32},
     "fd": MLPS,
     "fedmd": MLPS | {"fedmd.public-epochs": 2, "fedmd.private-epochs": 0, "fedmd.scores-dtype": "float32"},
-    "fedharm": {
+    "fedharm": CNNS
+    | {
         "architectures": "cnn-1-1,mlp",
-        "learning-rate": 0.01,
         "fedharm.blocks": "body.1,body.2,head; body.2,body.4,head",
         "fedharm.slots": "32,32,10",
         "fedharm.target-dtype": "float32",
