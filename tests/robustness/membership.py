@@ -122,7 +122,7 @@ if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     seeds = range(int(sys.argv[1]) if sys.argv[1:] else 5)
-    print("| kind | area under the curve | accuracy on other digits |")
+    print("| kind | area under the curve | the clients' accuracy on other digits |")
     print("| --- | ---: | ---: |")
     for kind in KINDS:
         areas, accuracies = zip(*(attack(kind, seed) for seed in seeds), strict=True)
