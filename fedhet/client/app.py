@@ -159,7 +159,7 @@ class Application:
     def _handle(self, message: Message, context: Context, work: Callable[[Job], Payload]) -> Message:
         name = node.name_of(context)
         try:
-            with self._job(message, context) as job:
+            with node.memory_limited(context), self._job(message, context) as job:
                 payload = work(job)
                 leaving.check(payload, job.half, node.allowed(context))
                 client, trained = job.client, job.client.trained
