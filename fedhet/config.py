@@ -19,7 +19,7 @@ from typing import Any
 from fedhet import data, models, registry, toml
 from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.machine import check_device_name
-from fedhet.method import Method
+from fedhet.method import Method, Traits
 from fedhet.options import Config, Parameters, Value, checked, common_fields, default_of, kebab, listed, option, takes
 from fedhet.toml import read, to_toml, toml_value
 
@@ -106,8 +106,7 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
         )
     config.parameters.check(config)
     by_hand = wanted.keys() if strict is True else map(_key, strict or ())
-    averages = method.traits_of(config.parameters).averages
-    return _without_idle(config, frozenset(by_hand), layers.keys(), averages=averages)
+    return _without_idle(config, frozenset(by_hand), layers.keys(), method.traits_of(config.parameters))
 
 
 def named(config: str | Path | None, method: object = None, given: Collection[str] = ()) -> dict[str, Any]:
@@ -286,7 +285,7 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
     return problems
 
 
-def _without_idle(config: Config, by_hand: frozenset[str], told: Collection[str], *, averages: bool) -> Config:
+def _without_idle(config: Config, by_hand: frozenset[str], told: Collection[str], traits: Traits) -> Config:
     """The configuration with its keys that have no effect put back; those that somebody set are told.
 
     Raises:
@@ -297,7 +296,9 @@ def _without_idle(config: Config, by_hand: frozenset[str], told: Collection[str]
         idle["momentum"] = "optimizer"
     if config.aggregation not in ("trimmed-mean", "krum", "multi-krum") and config.hostile != Config.hostile:
         idle["hostile"] = "aggregation"
-    without = {"aggregation": "method", "update-bound": "method"} if not averages else {}
+    without = {} if traits.bounded else {"update-bound": "method"}
+    if config.aggregation not in traits.aggregations:
+        without["aggregation"] = "method"
     if not config.shared_samples:
         without["shared-dataset"] = "shared-samples"
     if not config.shared_dataset:

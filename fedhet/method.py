@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fedhet import options
 from fedhet.errors import ConfigError
-from fedhet.options import Value
+from fedhet.options import AGGREGATIONS, Value
 from fedhet.sharing import EVERYTHING, NOTHING, Sharing
 
 
@@ -42,6 +42,9 @@ class Traits:
             own.
         pool: what is needed of the shared pool: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
         alone: whether clients exchange nothing at all: the line that the others are measured by.
+        combined: what the server makes of what clients send beside arrays of a network: an average of `entries`, which
+            `aggregation` may put together by another rule; something else of `whole` arrays, which can be cut to
+            `update-bound`; or nothing that another client could carry away by their size.
         tells: what clients send: the kind (`fedhet.client.leaving.KINDS`) of each group of arrays; what is shared of a
             network goes as `model`, which is of weights unless it is said otherwise here.
 
@@ -56,6 +59,7 @@ class Traits:
     together: bool = False
     pool: Literal["none", "inputs", "labelled"] = "none"
     alone: bool = False
+    combined: Literal["", "entries", "whole"] = ""
     tells: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -67,7 +71,17 @@ class Traits:
     def averages(self) -> bool:
         """Whether the server averages arrays of clients entry by entry, so that `aggregation` has a meaning."""
         shared = self.shares.averaged and self.shares.keys is not NOTHING.keys and self.networks != "widths"
-        return shared or "model" in self.tells or "prototypes" in self.tells.values()
+        return shared or "model" in self.tells or self.combined == "entries"
+
+    @property
+    def bounded(self) -> bool:
+        """Whether what a client sends can be cut, so that `update-bound` has a meaning."""
+        return self.averages or self.combined == "whole"
+
+    @property
+    def aggregations(self) -> tuple[str, ...]:
+        """Values of `aggregation` that have a meaning."""
+        return AGGREGATIONS if self.averages else ("mean", "norm-clipped") if self.bounded else ("mean",)
 
     @property
     def whole(self) -> bool:

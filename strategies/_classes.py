@@ -4,10 +4,12 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
+import numpy as np
+
 from fedhet.errors import ModelError
 from fedhet.server import FederatedStrategy, Rule, State, class_means
 from fedhet.server.half import P
-from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, check
+from fedhet.wire import Arrays, Payload, Reply, WireError, check
 
 MOST_CLASSES = 2**16
 """Class numbers from here on are refused: clients make room for all classes below the highest."""
@@ -73,16 +75,17 @@ class ByClass(FederatedStrategy[P, C]):
     def _average_otherwise(self, replies: Mapping[str, Reply]) -> None:
         """The vectors of the classes of this round by another rule than the mean; all clients count the same."""
         known = self.state.prototypes
-        row_of = {str(number): row for row, number in enumerate(known["classes"])}
-        vectors = {
-            client: {str(number): vector for number, vector in zip(own["classes"], own["means"], strict=True)}
-            for client, own in ((client, reply.arrays["prototypes"]) for client, reply in replies.items())
-        }
-        spec: dict[str, Spec] = {
-            client: {number: (vector.shape, "float32") for number, vector in own.items()}
-            for client, own in vectors.items()
-        }
+        made = self._combined({client: reply.arrays["prototypes"] for client, reply in replies.items()})
         means = known["means"].copy()
-        for number, vector in self.average(vectors, dict.fromkeys(vectors, 1.0), spec, before={}).items():
-            means[row_of[number]] = vector
+        means[np.searchsorted(known["classes"], made["classes"])] = made["means"]
         self.state.prototypes = known | {"means": means}
+
+    def _combined(self, sent: Mapping[str, Arrays]) -> Arrays:
+        """The vector of each class by the key `aggregation`: `classes`, ascending, and `means`."""
+        by_class = {
+            client: {str(number): vector for number, vector in zip(own["classes"], own["means"], strict=True)}
+            for client, own in sent.items()
+        }
+        found = {int(number): vector for number, vector in self.average_told(by_class).items()}
+        classes = sorted(found)
+        return {"classes": np.array(classes), "means": np.stack([found[number] for number in classes])}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedhet.methods import fd
-from fedhet.server import ArraysBy, class_means
+from fedhet.server import ArraysBy, Rule, class_means
 from fedhet.wire import Payload, Reply
 
 from ._classes import ByClass, ClassState  # noqa: TID251 - this folder is fedhet.strategies
@@ -29,12 +29,13 @@ class FD(ByClass[fd.FDParameters, FDState]):
 
     def received(self, client: str) -> Payload:
         """The mean over the other clients; nothing before there are any."""
-        peers = [
-            {**self.state.own[peer], "counts": np.ones(len(self.state.own[peer]["classes"]))}
-            for peer in self.in_order(self.state.own)
-            if peer != client
-        ]
-        return Payload({"prototypes": class_means(peers, {})} if peers else {})
+        peers = {peer: self.state.own[peer] for peer in self.in_order(self.state.own) if peer != client}
+        if not peers:
+            return Payload()
+        if not Rule.of(self.config).plain:
+            return Payload({"prototypes": self._combined(peers)})
+        alike = [own | {"counts": np.ones(len(own["classes"]))} for own in peers.values()]
+        return Payload({"prototypes": class_means(alike, {})})
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Keep what each client sent."""

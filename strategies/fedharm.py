@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from fedhet.errors import FedhetError
 from fedhet.methods import fedharm
@@ -19,9 +20,9 @@ from fedhet.randomness import torch_generator
 from fedhet.representations.descriptors import agreement
 from fedhet.representations.packing import pack_all, unpack_all
 from fedhet.representations.shared_images import check_told, target_of
-from fedhet.server import ArraysBy, FederatedStrategy, State
+from fedhet.server import ArraysBy, FederatedStrategy, Rule, State
 from fedhet.task import Metric
-from fedhet.wire import Arrays, Payload, Reply, WireError, check
+from fedhet.wire import Arrays, Payload, Reply, WireError, check, to_tensor
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -107,25 +108,44 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         """What each client is aligned with, as it travels."""
         told = {client: self._unpacked(client, self.state.told[client]) for client in self.in_order(self.state.told)}
         if not self.parameters.leave_out_own:
-            made = self._target(round, list(told.values()))
-            return dict.fromkeys(clients, made)
+            return dict.fromkeys(clients, self._target(round, told))
         return {
-            client: self._target(round, [parts for peer, parts in told.items() if peer != client]) for client in clients
+            client: self._target(round, {peer: parts for peer, parts in told.items() if peer != client})
+            for client in clients
         }
 
-    def _target(self, round: int, told: Sequence[Sequence[Tensor]]) -> Arrays:
+    def _target(self, round: int, told: Mapping[str, Sequence[Tensor]]) -> Arrays:
         """The target of what some clients told; nothing where there are none."""
         if not told:
             return {}
         own, seed = self.parameters, self.config.seed
         generator = torch_generator(seed, "parallel analysis", round)
-        made = target_of(own.align, told, clusters=own.clusters, error=own.target_error, generator=generator)
+        parts = list(told.values()) if Rule.of(self.config).plain else [self._combined(told)]
+        made = target_of(own.align, parts, clusters=own.clusters, error=own.target_error, generator=generator)
         if own.whose == "shuffled":
             order = torch.randperm(self.state.pool_size, generator=torch_generator(seed, fedharm.SHUFFLE, round))
             made = [
                 part[order] if isinstance(part, Tensor) else replace(part, values=part.values[order]) for part in made
             ]
         return pack_all(made, own.target_dtype)
+
+    def _combined(self, told: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
+        """Descriptors by the key `aggregation`, slot by slot of those who have it: for each block (n, K_b)."""
+        by_block = self.parameters.align == "cosine-block"
+        slots = {
+            client: {
+                f"{block}/{slot}": values.numpy()
+                for block, part in enumerate(parts)
+                for slot, values in enumerate((normalize(part) if by_block else part).unbind(1))
+            }
+            for client, parts in told.items()
+        }
+        found = self.average_told(slots)
+        widths = [max(part.shape[1] for part in block) for block in zip(*told.values(), strict=True)]
+        return [
+            torch.stack([to_tensor(found[f"{block}/{slot}"]) for slot in range(width)], 1)
+            for block, width in enumerate(widths)
+        ]
 
     def _unpacked(self, client: str, told: Arrays) -> list[Tensor]:
         """What a client told.

@@ -26,7 +26,7 @@ from fedhet.representations.packing import Factor, check_told_features, pack, pa
 from fedhet.representations.spectral import check_posteriors, cluster_rows, posteriors
 from fedhet.representations.targets import mean_rbf_blocks, mean_target
 from fedhet.server import ArraysBy, FederatedStrategy, State
-from fedhet.wire import Arrays, Payload, Reply, WireError, load_into
+from fedhet.wire import Arrays, Payload, Reply, WireError, load_into, to_tensor
 
 NO_POOL = (
     "fedhenn.representations = 'server' needs the pool at the server, and only clients have it: give "
@@ -194,9 +194,13 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         The paper's is K-bar = sum_j w_j K_j: a factor of it, or for the RBF kernel the diagonal blocks that batches
         use. None where there is nobody, or nobody with a weight.
         """
-        own, peers, weights = self.parameters, list(told.values()), self._weights(list(told))
+        own, weights = self.parameters, self._weights(list(told))
         if not any(weights):
             return None
+        if self.traits.combined:
+            bounded = self.bounded({client: {"features": values.numpy()} for client, values in told.items()})
+            told = {client: to_tensor(arrays["features"]) for client, arrays in bounded.items()}
+        peers = list(told.values())
         if own.whose == "shuffled":
             order = torch.randperm(len(peers[0]), generator=torch_generator(self.config.seed, fedhenn.SHUFFLE, round))
             peers = [peer[order] for peer in peers]

@@ -160,10 +160,11 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         for client in replies.keys() - there.keys():
             state.places.pop(client, None)
         states, late = {}, {}
-        for client, reply in there.items():
+        updates = self.bounded({client: reply.arrays["update"] for client, reply in there.items()})
+        for client, update in updates.items():
             try:
                 held = len(self._assignments(client))
-                states[client] = self._caught_up(client, reply.arrays["update"], held, step)
+                states[client] = self._caught_up(client, update, held, step)
                 state.places[client] = [state.pass_, held]
                 late[client] = {i: own for i, own in self._assignments(client).items() if i >= held}
             except ValueError as error:

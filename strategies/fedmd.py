@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedhet.errors import FedhetError
 from fedhet.methods import fedmd
 from fedhet.randomness import numpy_generator, torch_generator
 from fedhet.representations.packing import Factor, check_told_features, pack, unpack
-from fedhet.representations.scores import mean_scores, sharpened
+from fedhet.representations.scores import mean_scores, normalised, sharpened
 from fedhet.representations.spectral import check_posteriors
-from fedhet.server import FederatedStrategy, State
+from fedhet.server import FederatedStrategy, Rule, State
 from fedhet.wire import Arrays, Payload, Reply, WireError, check, to_tensor
 
 
@@ -95,7 +96,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """The mean of what was told in this round, to be learnt in the next."""
         if self._told_in(round):
-            self.state.mean, self.state.mean_round = self._mean(round + 1, list(replies.values())), round + 1
+            self.state.mean, self.state.mean_round = self._mean(round + 1, replies), round + 1
         distances = [r.payload.values["distance"] for r in replies.values() if "distance" in r.payload.values]
         return {"distance": float(np.mean(distances))} if distances else {}
 
@@ -108,14 +109,31 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
         """Whether clients tell their scores in a round; in the last one nobody would learn them."""
         return self.parameters.whose != "own" and round != self.last_round
 
-    def _mean(self, round: int, replies: Sequence[Reply]) -> Arrays:
+    def _mean(self, round: int, replies: Mapping[str, Reply]) -> Arrays:
         """The mean scores on X(t), as they travel."""
         own, handled = self.parameters, None
         if own.classes == "handled":
-            handled = [to_tensor(reply.arrays["handled"]["classes"]).bool() for reply in replies]
-        mean = mean_scores([unpack(reply.arrays["scores"]).values for reply in replies], own.scores, handled)
+            handled = [to_tensor(reply.arrays["handled"]["classes"]).bool() for reply in replies.values()]
+        told = [unpack(reply.arrays["scores"]).values for reply in replies.values()]
+        if not Rule.of(self.config).plain:
+            told, handled = [self._combined(dict(zip(replies, told, strict=True)), handled)], None
+        mean = mean_scores(told, own.scores, handled)
         if own.average == "entropy-reduced":
             mean = sharpened(mean, own.temperature)
         if own.whose == "shuffled":
             mean = mean[torch.randperm(len(mean), generator=torch_generator(self.config.seed, "shuffled rows", round))]
         return pack(Factor(mean), own.scores_dtype)
+
+    def _combined(self, told: Mapping[str, Tensor], handled: Sequence[Tensor] | None) -> Tensor:
+        """The scores (n, C) by the key `aggregation`, class by class of those who handle it."""
+        counts = torch.ones(len(told), self.state.classes, dtype=torch.bool)
+        if handled is not None:
+            counts = torch.stack(list(handled))
+            counts |= ~counts.any(0)
+        columns = {
+            client: {str(number): scores[:, number].numpy() for number in own.nonzero().flatten().tolist()}
+            for (client, scores), own in zip(told.items(), counts, strict=True)
+        }
+        found = self.average_told(columns)
+        scores = torch.stack([to_tensor(found[str(number)]) for number in range(self.state.classes)], 1)
+        return normalised(scores) if self.parameters.scores == "probabilities" else scores

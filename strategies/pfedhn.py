@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhet.hypernets.personal import PersonalHypernetwork, one_thread
 from fedhet.methods import pfedhn
-from fedhet.server import FederatedStrategy, State
+from fedhet.server import FederatedStrategy, Rule, State
 from fedhet.wire import Arrays, Payload, Reply, check, narrowed, to_arrays, to_tensor
 
 
@@ -43,14 +43,25 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
         check(reply.arrays.get("delta", {}), spec, "its change of weights")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """A step of Adam; what belongs to clients or architectures that are not in the round stays as it is."""
-        hypernetwork = self._hypernetwork()
+        """A step of Adam; what belongs to clients or architectures that are not in the round stays as it is.
+
+        By another rule than the mean, gradients of the hypernetwork's parameters are put together, each of the clients
+        whose weights it wrote.
+        """
+        hypernetwork, plain = self._hypernetwork(), Rule.of(self.config).plain
+        tensors, gradients = hypernetwork.tensors, {}
         with one_thread():
             for client, reply in replies.items():
-                written = hypernetwork.write(client, self._shapes(client))
-                passed = [-to_tensor(reply.arrays["delta"][name]).float() / len(replies) for name in written]
+                written, share = hypernetwork.write(client, self._shapes(client)), len(replies) if plain else 1
+                passed = [-to_tensor(reply.arrays["delta"][name]).float() / share for name in written]
                 torch.autograd.backward(list(written.values()), passed)
-            tensors = hypernetwork.tensors
+                if not plain:
+                    own = {name: tensor.grad for name, tensor in tensors.items() if tensor.grad is not None}
+                    gradients[client] = to_arrays(own)
+                    for name in own:
+                        tensors[name].grad = None
+            for name, gradient in (self.average_told(gradients) if gradients else {}).items():
+                tensors[name].grad = to_tensor(gradient)
             optimizer = self._optimizer(tensors)
             torch.nn.utils.clip_grad_norm_(tensors.values(), self.parameters.clip)
             optimizer.step()

@@ -44,6 +44,7 @@ class PFNM(MatchedStrategy[pfnm.PFNMParameters, MatchedState]):
             client: {name: array.astype(self.specs[client][name][1]) for name, array in reply.arrays["model"].items()}
             for client, reply in replies.items()
         }
+        states = dict(self.bounded(states))
         self.keep_filters(states)
         seed = derive_seed(self.config.seed, "matching", round) % 2**32
         settled, moved = match_networks(list(states.values()), self.groups, self.matching(), seed)

@@ -15,9 +15,11 @@ OF_METHOD: dict[str, dict[str, Any]] = {
         "fedharm.slots": "32,32,10",
     },
     "fedhenn": {"fedhenn.eta0": 1.0},
+    "fedma": {"fedma.sweeps": 1},
     "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 2, "fedmd.private-epochs": 0, "fedmd.pool-batch": 32},
     "fedproto": {"fedproto.width": 32},
     "flha-ghn": {"optimizer": "adam", "learning-rate": 0.005, "flha-ghn.steps": 2},
+    "pfnm": {"pfnm.sweeps": 1},
     "pfedhn": {"rounds": 12, "pfedhn.server-learning-rate": 0.03},
 }
 CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.methods()} | {

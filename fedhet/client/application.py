@@ -117,7 +117,7 @@ class Application:
     def _handle(self, message: Message, context: Context, work: Callable[[Job], Pausing[Payload]]) -> Pausing[Message]:
         name = node.name_of(context)
         try:
-            with self._job(message, context) as job:
+            with node.memory_limited(context), self._job(message, context) as job:
                 payload = yield from work(job)
                 leaving.check(payload, job.half, job.allowed)
                 client, trained = job.client, job.client.trained

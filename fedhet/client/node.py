@@ -5,6 +5,8 @@ says where its data and its state lie.
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -13,7 +15,7 @@ from flwr.app import Context, Message
 
 from fedhet import config as configuration
 from fedhet.client.leaving import KINDS
-from fedhet.errors import ConfigError, nearest
+from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.files import plain_name
 from fedhet.machine import proof
 from fedhet.options import Config, listed
@@ -52,6 +54,40 @@ def allowed(context: Context) -> frozenset[str] | None:
     if unknown := sorted(kinds - {*KINDS}):
         raise ConfigError(nearest("kind in the node's allow", unknown[0], KINDS))
     return kinds
+
+
+@contextmanager
+def memory_limited(context: Context) -> Iterator[None]:
+    """Within it this process has no more memory than `memory-limit` in the node config says, in GB; on Linux.
+
+    It is the process's data, all that it has loaded and imported included, that is limited (`RLIMIT_DATA`).
+
+    Raises:
+        ConfigError: the limit is no number above 0.
+        FedhetError: more was needed.
+    """
+    if "memory-limit" not in context.node_config:
+        yield
+        return
+    import resource  # which not every system has
+
+    told = context.node_config["memory-limit"]
+    try:
+        most = int(float(told) * 1e9)
+    except (ValueError, OverflowError):
+        most = 0
+    if most <= 0:
+        raise ConfigError(f"the node's memory-limit is {told!r}, must be a number of GB above 0")
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch has no MemoryError for the CPU
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+            raise
+        raise FedhetError(f"it needs more memory than its node allows (memory-limit = {told} GB)") from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def opened(message: Message, context: Context) -> tuple[ClientInfo, Request]:

@@ -15,7 +15,7 @@ class FDParameters(Parameters):
 
 method = Method(
     "fd",
-    traits=Traits(keeps="model", scored="trained", tells={"prototypes": "posteriors"}),
+    traits=Traits(keeps="model", scored="trained", combined="entries", tells={"prototypes": "posteriors"}),
     Parameters=FDParameters,
     server="fedhet.strategies.fd:FD",
     client="fedhet.client_apps.fd:FD",

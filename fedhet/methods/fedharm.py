@@ -159,7 +159,10 @@ def _traits(parameters: FedHARMParameters) -> Traits:
     tells = {"told": told} if parameters.travels else {}
     if parameters.aligns and parameters.align != "spectral":
         tells["heat"] = "descriptors"
-    return Traits(keeps="model", scored="trained", pool="labelled" if parameters.labels else "inputs", tells=tells)
+    pool: Literal["labelled", "inputs"] = "labelled" if parameters.labels else "inputs"
+    # CKA does not see the size of what a client tells, and posteriors have one size.
+    combined: Literal["entries", ""] = "entries" if parameters.travels and parameters.describes else ""
+    return Traits(keeps="model", scored="trained", pool=pool, combined=combined, tells=tells)
 
 
 method = Method(

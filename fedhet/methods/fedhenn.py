@@ -185,7 +185,10 @@ def _traits(parameters: FedHeNNParameters) -> Traits:
     if parameters.eta0 and not parameters.alone and parameters.representations != "server":
         told = "posteriors" if parameters.target == "spectral" else "features"
         tells[told] = told
-    return Traits(shares=shares, keeps="model", scored="trained", pool=pool, tells=tells)
+    # Posteriors, RBF kernels and kernels that are divided by their norm are of one size whoever tells them.
+    sized = parameters.target == "kernel" and (parameters.kernel, parameters.kernel_norm) == ("linear", "raw")
+    combined: Literal["whole", ""] = "whole" if parameters.eta0 and not parameters.alone and sized else ""
+    return Traits(shares=shares, keeps="model", scored="trained", pool=pool, combined=combined, tells=tells)
 
 
 method = Method(

@@ -31,7 +31,7 @@ class FedMAParameters(MatchingParameters):
 
 method = Method(
     "fedma",
-    traits=Traits(networks="widths", shares=EVERYTHING.with_statistics(), together=True, tells=TELLS),
+    traits=Traits(networks="widths", shares=EVERYTHING.with_statistics(), together=True, combined="whole", tells=TELLS),
     Parameters=FedMAParameters,
     server="fedhet.strategies.fedma:FedMA",
     client="fedhet.client_apps.fedma:FedMA",

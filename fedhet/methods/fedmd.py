@@ -72,7 +72,9 @@ class FedMDParameters(Parameters):
 def _traits(parameters: FedMDParameters) -> Traits:
     tells = {"scores": "posteriors"} | ({"handled": "statistics"} if parameters.classes == "handled" else {})
     pool: Literal["labelled", "inputs"] = "labelled" if parameters.public_epochs else "inputs"
-    return Traits(keeps="model", scored="trained", pool=pool, tells=tells if parameters.whose != "own" else {})
+    if parameters.whose == "own":
+        return Traits(keeps="model", scored="trained", pool=pool)
+    return Traits(keeps="model", scored="trained", pool=pool, combined="entries", tells=tells)
 
 
 method = Method(

@@ -34,7 +34,7 @@ class FedProtoParameters(Parameters):
 
 method = Method(
     "fedproto",
-    traits=Traits(keeps="model", scored="trained", tells={"prototypes": "prototypes"}),
+    traits=Traits(keeps="model", scored="trained", combined="entries", tells={"prototypes": "prototypes"}),
     Parameters=FedProtoParameters,
     server="fedhet.strategies.fedproto:FedProto",
     client="fedhet.client_apps.fedproto:FedProto",

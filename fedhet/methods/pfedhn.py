@@ -27,7 +27,7 @@ def _weights(network: NetworkDescription) -> Callable[[str], str | None]:
 
 method = Method(
     "pfedhn",
-    traits=Traits(shares=Sharing(_weights, averaged=False), tells={"delta": "weights"}),
+    traits=Traits(shares=Sharing(_weights, averaged=False), combined="entries", tells={"delta": "weights"}),
     Parameters=PFedHNParameters,
     server="fedhet.strategies.pfedhn:PFedHN",
     client="fedhet.client_apps.pfedhn:PFedHN",

@@ -15,7 +15,7 @@ class PFNMParameters(MatchingParameters):
 
 method = Method(
     "pfnm",
-    traits=Traits(networks="widths", shares=EVERYTHING.with_statistics(), together=True, tells=TELLS),
+    traits=Traits(networks="widths", shares=EVERYTHING.with_statistics(), together=True, combined="whole", tells=TELLS),
     Parameters=PFNMParameters,
     server="fedhet.strategies.pfnm:PFNM",
     client="fedhet.client_apps.pfnm:PFNM",

@@ -56,8 +56,13 @@ def mean_scores(told: Sequence[Tensor], kind: Kind, handled: Sequence[Tensor] | 
     counts = (counts | ~counts.any(0)).double()
     mean = (scores * counts[:, None]).sum(0) / counts.sum(0)
     if kind == "probabilities":
-        mean = mean / mean.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        mean = normalised(mean)
     return mean.float()
+
+
+def normalised(scores: Tensor) -> Tensor:
+    """Rows `(n, C)` of numbers from 0 as probabilities, which add up to 1."""
+    return scores / scores.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def sharpened(probabilities: Tensor, temperature: float) -> Tensor:

@@ -5,18 +5,18 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from torch import Tensor, nn, random
+from torch import Tensor, nn
 
 from fedhet import config as configuration
 from fedhet import given, population, registry
 from fedhet.data import Pool
 from fedhet.data.own import as_input, as_pool
-from fedhet.errors import ConfigError, FedhetError, ModelError
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.method import Method, Traits
 from fedhet.options import Config, Parameters, Value, kebab
-from fedhet.population import ClientInfo
 from fedhet.server import flowers
-from fedhet.server.robust import Rule, put_together
+from fedhet.server.networks import network_like
+from fedhet.server.robust import Rule, cut_to_bound, put_together
 from fedhet.server.roster import Roster
 from fedhet.server.round import Round, draw, in_order
 from fedhet.server.state import State
@@ -267,8 +267,24 @@ class ServerHalf(Generic[P, S]):
         """
         start = self.state.model if before is None else before
         found, cuts = put_together(models, weights, specs, start, Rule.of(self.config))
-        self._round.cuts += map(vars, cuts)
+        self._round.name_cuts(map(vars, cuts))
         return found
+
+    def average_told(self, told: Mapping[str, Arrays]) -> Arrays:
+        """One array of each name, by the key `aggregation`, of float arrays that are none of a network.
+
+        Args:
+            told: by client, in order of name; all count the same, and a name counts for those who have it.
+        """
+        specs = {c: {name: (array.shape, "float32") for name, array in own.items()} for c, own in told.items()}
+        return self.average(told, dict.fromkeys(told, 1.0), specs, before={})
+
+    def bounded(self, told: Mapping[str, Arrays]) -> Mapping[str, Arrays]:
+        """What clients told, cut to `update-bound` median norms, for methods that make of it what is no average."""
+        bound = Rule.of(self.config).bound
+        made, cuts = cut_to_bound(told, {}, bound) if bound and told else (told, [])
+        self._round.name_cuts(map(vars, cuts))
+        return made
 
     # ---- the end
 
@@ -317,23 +333,7 @@ class ServerHalf(Generic[P, S]):
             )
 
     def _network(self, client: str, architecture: str, place: tuple[int, int] | None) -> nn.Module:
-        partition, partitions = place or (None, None)
-        node = {"architecture": architecture} if architecture and not self.model else {}
-        if partition is None and not node and not self.model:
-            raise FedhetError(
-                f"client {client} tells neither its architecture (disclose-architecture) nor its partition-id, and the "
-                f"server needs a network like its own"
-            )
-        info = ClientInfo(client, partition, partitions, self.config, node)
-        with random.fork_rng(devices=[]):
-            if self.model:
-                return self.model(info)
-            try:
-                return population.model_of(info)
-            except ModelError as error:
-                raise FedhetError(
-                    f"the server cannot build a network like client {client}'s ({error}): {self._way_out}"
-                ) from error
+        return network_like(client, architecture, place, self.config, self.model, self._way_out)
 
     @property
     def _way_out(self) -> str:

@@ -41,6 +41,11 @@ class Round:
         """Note that a client did not do what it was asked."""
         self.failures.append({"client": client, "reason": reason})
 
+    def name_cuts(self, cuts: Iterable[dict[str, Any]]) -> None:
+        """Note whose updates were cut, each client once."""
+        named = {cut["client"] for cut in self.cuts}
+        self.cuts += [cut for cut in cuts if cut["client"] not in named]
+
     def reasons(self) -> str:
         """All failures, a line for each kind, with how many clients it hit."""
         return "\n".join(f"  {line}" for line in self.lines())

@@ -1,5 +1,6 @@
 """What every method must do when clients, nodes or the run itself fail."""
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ import fedhet
 from fedhet import registry
 from fedhet.engines import local
 from fedhet.engines.grid import FIRST_NODE
+from fedhet.errors import FedhetError
 from fedhet.testing.faults import REPLIES, Stop, Tampering, at, dropping, raising, where
 from fedhet.testing.runs import PARTIAL, Case, Kept, Run, run, run_on
 from fedhet.wire import decode_arrays, to_tensor
@@ -170,6 +172,22 @@ class Trouble:
         assert done.summary["status"] == "completed"
         assert done.row(4)["participants"] == ["0", "1", "2"]
         assert ("client 1 lost its state" in caplog.text) == bool(gone)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("rate", [20.0, 1e4, 1e6])
+    def test_training_that_diverges_is_told_and_poisons_nothing(self, case: Case, rate: float, tmp_path: Path) -> None:
+        """What is saved is finite; clients whose training diverged say so and are left out, or nobody is left."""
+        from fedhet.testing.hostile import infinite
+
+        folder = tmp_path / "run"
+        with contextlib.suppress(FedhetError):
+            run(folder, case.settings({"optimizer": "sgd", "learning-rate": rate}))
+        done = Run(folder)
+        assert "Error" not in done.summary.get("error", "")
+        reasons = [failure["reason"] for row in done.rows for failure in row["failures"]]
+        assert [reason for reason in reasons if "diverged" not in reason] == []
+        for name in done.checkpoint:
+            assert infinite(case.server.state_class.load(folder / "checkpoint" / name)) == []
 
     # ---- stopping and going on
 

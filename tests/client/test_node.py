@@ -3,6 +3,7 @@
 import contextlib
 import os
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -99,6 +100,25 @@ def test_old_runs_and_pools_are_removed_and_young_ones_stay(federate, home):
     assert not old.exists()
     assert len([*base.iterdir()]) == 3
     assert state.remove_old(base, 1) == []
+
+
+# ---- how much it may take
+
+
+def test_a_client_that_needs_more_memory_than_its_node_allows_fails_alone(federate, tiny):
+    def greedy(client):
+        if client.name == "1":
+            torch.ones(10**9)
+        return tiny.data(client)
+
+    most = psutil.Process().memory_info().data / 1e9 + 1
+    watch, _ = federate("FedAvg", data=greedy, nodes={n: {"memory-limit": most} for n in range(3)})
+    reason = f"it needs more memory than its node allows (memory-limit = {most} GB)"
+    assert watch.rows[0]["failures"] == [{"client": "1", "reason": reason}]
+    assert watch.rows[2]["participants"] == ["0", "2"]
+    assert torch.ones(10**9, dtype=torch.uint8)[-1] == 1, "the limit is that of a client at work"
+    watch, _ = federate("FedAvg", nodes={0: {"memory-limit": "-1"}})
+    assert "must be a number of GB above 0" in watch.rows[0]["failures"][0]["reason"]
 
 
 # ---- what leaves it

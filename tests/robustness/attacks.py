@@ -1,7 +1,8 @@
 """How far hostile clients carry the honest ones: methods, rules and attacks; prints the table of README.md.
 
-`python tests/robustness/attacks.py [METHOD ...]`. Ten clients hold 60 digits each and train an MLP (or two CNNs, where
-networks may differ) for ten rounds. The last two are hostile: they train as the others do, and change what they send.
+`python tests/robustness/attacks.py [METHOD[:RULE,...] ...]`. Ten clients hold 60 digits each and train an MLP for ten
+rounds, or two networks in turn where they may differ. The last two are hostile: they train as the others do, and change
+what they send.
 """
 
 import logging
@@ -13,7 +14,6 @@ import numpy as np
 
 from fedhet import config as configuration
 from fedhet.engines.local import run_locally
-from fedhet.options import AGGREGATIONS
 from fedhet.registry import method as method_of
 from fedhet.testing import Tampering
 from fedhet.wire import decode_arrays, encode_arrays
@@ -31,19 +31,34 @@ COMMON = {
     "closing-epochs": 0,
     "fraction-train": 1.0,
     "evaluate-every": 10,
+    "workers": 1,
     "optimizer": "sgd",
     "momentum": 0.0,
     "lr-schedule": "constant",
 }
 CNNS = {"architectures": "cnn-2-2,cnn-3-2", "optimizer": "adam", "learning-rate": 0.005}
+MLPS = {"architectures": "mlp-150,mlp-100"}
 OF_METHOD = {
     "fedavg": {"architectures": "mlp"},
     "fedprox": {"architectures": "mlp"},
     "lg-fedavg": CNNS,
     "layer-average": CNNS,
     "fedproto": CNNS | {"fedproto.width": 32},
-    "fedhenn": CNNS | {"fedhenn.eta0": 1.0, "fedhenn.target": "spectral"},
-    "fedmd": CNNS | {"fedmd.public-epochs": 2, "fedmd.private-epochs": 0},
+    "fd": MLPS,
+    "fedmd": MLPS | {"fedmd.public-epochs": 2, "fedmd.private-epochs": 0, "fedmd.scores-dtype": "float32"},
+    "fedharm": CNNS
+    | {
+        "architectures": "cnn-1-1,mlp",
+        "fedharm.blocks": "body.1,body.2,head; body.2,body.4,head",
+        "fedharm.slots": "32,32,10",
+        "fedharm.target-dtype": "float32",
+    },
+    "pfedhn": {"architectures": "mlp", "rounds": 20, "evaluate-every": 20, "pfedhn.server-learning-rate": 0.03},
+    "fedma": MLPS | {"rounds": 3, "local-epochs": 10, "shared-init": False},
+    "pfnm": MLPS | {"rounds": 1, "local-epochs": 20, "shared-init": False},
+    "fedhenn": MLPS | {"fedhenn.eta0": 1.0, "fedhenn.target": "spectral"},
+    "fedhenn-kernel": MLPS
+    | {"method": "fedhenn", "fedhenn.eta0": 0.1, "fedhenn.target": "kernel", "fedhenn.target-dtype": "float32"},
 }
 
 
@@ -97,12 +112,11 @@ def accuracy(method, rule, attack, *, honest_only=False):
 
 
 def table(methods):
-    for method in methods:
-        traits = method_of(method).traits_of(
-            configuration.resolve({"method": method, **COMMON, **OF_METHOD[method]}, strict=False).parameters
-        )
+    for method, _, chosen in (each.partition(":") for each in methods):
+        config = configuration.resolve({"method": method, **COMMON, **OF_METHOD[method]}, strict=False)
         alone = accuracy(method, "mean", None, honest_only=True)
-        for rule in AGGREGATIONS if traits.averages else ("mean",):
+        rules = method_of(config.prefix).traits_of(config.parameters).aggregations
+        for rule in chosen.split(",") if chosen else rules:
             found = {name: accuracy(method, rule, attack) for name, attack in {"none": None, **ATTACKS}.items()}
             yield method, rule, alone, found
 

@@ -4,12 +4,17 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 import fedhet
 from fedhet import config as configuration
 from fedhet.errors import ConfigError
+from fedhet.files import read_tensors
 from fedhet.options import AGGREGATIONS
 from fedhet.server.robust import Rule, combined, cut_to_bound, put_together
+from fedhet.server.state import ClientRecord
+from fedhet.testing import Case, Tampering, run
+from fedhet.wire import Payload, Reply, decode_arrays, encode_arrays
 
 SPEC = {"w": ((4,), "float32"), "n": ((), "int64")}
 HONEST = [{"w": np.array([1.0, 2, 3, 4], np.float32) + k / 10, "n": np.array(7)} for k in range(4)]
@@ -54,7 +59,6 @@ def test_an_update_is_cut_to_the_median_norm_and_named():
 @pytest.mark.parametrize("rule", ["median", "krum"])
 def test_a_hostile_fifth_leaves_no_trace_in_a_run(method, rule, around, tiny, home, new_watch):
     from fedhet.engines.grid import LocalGrid
-    from fedhet.wire import decode_arrays, encode_arrays
 
     def after(where, reply):
         if where[1] == "train" and where[2] == "2":
@@ -69,9 +73,96 @@ def test_a_hostile_fifth_leaves_no_trace_in_a_run(method, rule, around, tiny, ho
     assert max(np.abs(array).max() for array in arrays) < 100
 
 
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "multi-krum"])
+def test_scores_and_descriptors_follow_the_rule_class_by_class_and_slot_by_slot(rule):
+    """Of five clients the last is far off; what two alone have is theirs."""
+    honest = torch.rand(6, 3, generator=torch.Generator().manual_seed(0)).softmax(1)
+    told = {str(k): honest + k / 1000 for k in range(4)} | {"4": -1e4 * honest}
+    fedmd = fedhet.FedMD(aggregation=rule, **{"fedmd.scores": "probabilities"})
+    fedmd.state.classes = 3
+    handled = [torch.tensor([True, True, k < 2]) for k in range(5)]
+    for known in (None, handled):
+        found = fedmd._combined(told, known)
+        assert (found - honest).abs().max() < 0.01
+        assert torch.allclose(found.sum(1), torch.ones(6))
+    fedharm = fedhet.FedHARM(aggregation=rule)
+    descriptors = {client: [own, own[:, : 2 if int(client) < 2 else 3]] for client, own in told.items()}
+    for part in fedharm._combined(descriptors):
+        assert (part - honest).abs().max() < 0.01
+    fd = fedhet.FD(aggregation=rule)
+    fd.state.own = {
+        client: {
+            "classes": np.array([2, 0, 5][: 2 if client < "2" else 3]),
+            "means": own[:3].numpy()[: 2 if client < "2" else 3],
+        }
+        for client, own in told.items()
+    }
+    sent = fd.received("9").arrays["prototypes"]
+    assert sent["classes"].tolist() == [0, 2, 5]
+    assert np.abs(sent["means"] - honest.numpy()[[1, 0, 2]]).max() < 0.01
+
+
+def test_the_step_of_a_hypernetwork_follows_the_rule():
+    """What one client's change is worth is seen in where the shared parameters go."""
+
+    def step(rule, *deltas):
+        strategy = fedhet.PFedHN(aggregation=rule, **{"pfedhn.server-learning-rate": 0.01, "pfedhn.clip": 1e6})
+        replies = {}
+        for number, delta in enumerate(deltas):
+            client = str(number)
+            strategy.state.clients[client] = ClientRecord(10)
+            strategy.roster.specs[client] = {"w": ((4, 3), "float32")}
+            replies[client] = Reply(client, 10, Payload({"delta": {"w": np.full((4, 3), delta, np.float32)}}))
+        strategy.aggregate_fit(1, replies)
+        moments = strategy.state.moments
+        assert "embedding/0:exp_avg" in moments
+        return moments["head:exp_avg"]
+
+    same = step("mean", 1.0, 1.0, 1.0, 1.0, 1.0)
+    for rule in ("median", "multi-krum"):
+        assert np.allclose(step(rule, 1.0, 1.0, 1.0, 1.0, 1.0), same, rtol=0.5, atol=np.abs(same).max() / 4)
+        assert np.abs(step(rule, 1.0, 1.0, 1.0, 1.0, -1e4)).max() < 2 * np.abs(same).max()
+    assert np.abs(step("mean", 1.0, 1.0, 1.0, 1.0, -1e4)).max() > 100 * np.abs(same).max()
+
+
+def test_what_is_no_average_is_cut_to_the_bound_and_named():
+    strategy = fedhet.PFNM(update_bound=2.0)
+    told = {str(k): {"w": np.full(3, size, np.float32)} for k, size in enumerate((1, 1, 1, 30))}
+    made = strategy.bounded(told)
+    assert [float(own["w"][0]) for own in made.values()] == [1, 1, 1, 2]
+    strategy.bounded(told)
+    (cut,) = strategy._round.cuts
+    assert cut == {"client": "3", "norm": 30.0, "to": 2.0}
+
+
+@pytest.mark.parametrize(("method", "own"), [("fedma", {}), ("pfnm", {}), ("fedhenn", {"fedhenn.target": "kernel"})])
+def test_a_bound_keeps_a_hostile_client_from_what_is_matched_and_aligned(method, own, tmp_path, no_report):
+    def spoil(message, client, reply):
+        for name in ("model", "update", "features"):
+            if client == "2" and message.metadata.message_type == "train" and name in reply.content:
+                arrays = decode_arrays(reply.content[name])
+                if "exponent" in arrays:
+                    arrays["exponent"] = arrays["exponent"] + np.int16(9)
+                else:
+                    arrays = {k: a * np.float32(500) for k, a in arrays.items()}
+                reply.content[name] = encode_arrays(arrays)
+
+    settings = Case.of(method, own).settings(rounds=2, update_bound=3.0)
+    done = run(tmp_path / "run", settings, app=Tampering(after=spoil))
+    assert done.failures == []
+    assert {cut["client"] for row in done.rows for cut in row.get("cut", ())} == {"2"}
+    tensors = read_tensors(done.folder / "models" / "global.safetensors") or {}
+    assert all(tensor.abs().max() < 30 for tensor in tensors.values())
+
+
+def test_no_preset_cuts_anybody():
+    """The bound is off where nobody asks for it: what honest clients' norms are like, the README says."""
+    for name in configuration.presets():
+        assert Rule.of(configuration.resolve({"preset": name})).plain
+
+
 def test_what_was_cut_stands_in_the_history(around, home, watch):
     from fedhet.engines.grid import LocalGrid
-    from fedhet.wire import decode_arrays, encode_arrays
 
     def after(where, reply):
         if where == (2, "train", "1"):
@@ -88,7 +179,12 @@ def test_what_was_cut_stands_in_the_history(around, home, watch):
 
 
 def test_a_rule_that_has_no_meaning_is_refused():
-    for settings in ({"method": "local", "aggregation": "krum"}, {"method": "fedma", "update-bound": 3.0}):
+    for settings in (
+        {"method": "local", "aggregation": "krum"},
+        {"method": "fedma", "aggregation": "median"},
+        {"method": "fedhenn", "update-bound": 3.0},
+        {"method": "fedmd", "fedmd.whose": "own", "aggregation": "median"},
+    ):
         with pytest.raises(ConfigError, match="has no effect with method"):
             configuration.resolve(settings)
     with pytest.raises(ConfigError, match="hostile has no effect with aggregation = median"):

@@ -1,0 +1,48 @@
+"""Networks like the clients', for methods that hold client models at the server."""
+
+from torch import nn, random
+
+from fedhet import population
+from fedhet.errors import FedhetError, ModelError
+from fedhet.options import Config
+from fedhet.population import ClientInfo, ModelFunction
+
+
+def network_like(
+    client: str,
+    architecture: str,
+    place: tuple[int, int] | None,
+    config: Config,
+    model: ModelFunction | None,
+    way_out: str,
+) -> nn.Module:
+    """A network of a client's architecture, built from what the client told; its weights mean nothing.
+
+    Args:
+        client: its name.
+        architecture: as it told, empty where it does not.
+        place: its partition and the number of partitions; None where it has none.
+        config: the run's.
+        model: the user's own model function, if there is one.
+        way_out: what to do where the network cannot be built, for the error.
+
+    Raises:
+        FedhetError: the client says neither which architecture it has nor which partition, or it cannot be built.
+    """
+    partition, partitions = place or (None, None)
+    node = {"architecture": architecture} if architecture and not model else {}
+    if partition is None and not node and not model:
+        raise FedhetError(
+            f"client {client} tells neither its architecture (disclose-architecture) nor its partition-id, and the "
+            f"server needs a network like its own"
+        )
+    info = ClientInfo(client, partition, partitions, config, node)
+    with random.fork_rng(devices=[]):
+        if model:
+            return model(info)
+        try:
+            return population.model_of(info)
+        except ModelError as error:
+            raise FedhetError(
+                f"the server cannot build a network like client {client}'s ({error}): {way_out}"
+            ) from error
