@@ -1,6 +1,8 @@
 """`fedhet.run` in Python: the command line's defaults and names, and models and data of one's own."""
 
+import re
 import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -130,6 +132,29 @@ def test_labels_and_outputs_that_cannot_be_a_task_are_refused(run, labels, task,
 
     with pytest.raises(FedhetError, match=f"3 clients .*{message}"):
         run(data=data, task=task)
+
+
+def test_what_the_page_says_of_tokens_and_their_masks_works(run):
+    page = Path(fedhet.__file__).parent / "data" / "README.md"
+    code = re.search(r"```python\n(def rows.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[1]
+    exec(code, names := {"torch": torch, "nn": nn})
+
+    class Transformer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.classifier = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+        def forward(self, input_ids=None, attention_mask=None, labels=None):
+            mean = (self.embedding(input_ids) * attention_mask[..., None]).sum(1) / attention_mask.sum(1)[:, None]
+            return SimpleNamespace(logits=self.classifier(mean))
+
+    def data(client):
+        ids, mask = torch.arange(9), torch.tensor([1, 1, 0])
+        tokenized = [{"input_ids": ids.roll(k)[:3], "attention_mask": mask, "label": k % 3} for k in range(9)]
+        return names["rows"](tokenized), names["rows"](tokenized)
+
+    done = run({"local_epochs": 20}, data=data, model=lambda: names["Apart"](Transformer()))
+    assert done.summary["trained_accuracy"]["weighted"] > 0.6
 
 
 def test_a_network_that_cannot_take_its_inputs_is_refused_once_for_all(run):
