@@ -63,8 +63,9 @@ def serve(
     make = registry.strategy(config.prefix)
     try:
         with locked(folder):
+            told = loggers(config, folder)  # first: what is not installed leaves no run behind
             directory = RunDirectory(folder, config, engine, resume=resume, own=own.words)
-            watching = [directory, *loggers(config, folder), *observers]
+            watching = [directory, *told, *observers]
             strategy = make(config, shared=shared, model=model or own.model, observers=watching)
             strategy.state = directory.state(strategy.state_class) or strategy.state
             if evaluate_fn is None and config.test_on != "local":

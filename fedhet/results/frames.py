@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import FedhetError
-from fedhet.results.history import Row, read_clients, read_history
+from fedhet.results.history import Row, measured, read_clients, read_history
 from fedhet.results.run_files import RunFiles, read_run
 from fedhet.results.tables import headline
 
@@ -64,10 +64,7 @@ def html_of(folder: Path) -> str:
 
 def _line(row: Row) -> dict[str, Any]:
     line: dict[str, Any] = {"round": row["round"], "final": bool(row.get("final"))}
-    for which in ("received", "trained"):
-        for kind in ("accuracy", "loss"):
-            values = (row.get(which) or {}).get(kind) or {}
-            line |= {f"{which} {kind} {name}": value for name, value in values.items()}
+    line |= {" ".join(name): value for name, value in measured(row).items()}
     line |= {"train loss": row.get("train_loss"), **row.get("metrics", {})}
     line |= {"bytes up": row["bytes_up"], "bytes down": row["bytes_down"], "failures": len(row["failures"])}
     return line | {"seconds": row["timing"]["seconds"]}

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,6 +113,27 @@ def accuracy_curve(
             before = which == "received" or row.get("final", False)
             curve[row["round"] - 1 if before else row["round"]] = float(value)
     return sorted(curve.items())
+
+
+def scored_curve(rows: Sequence[Row], which: Which) -> list[tuple[int, float]]:
+    """The accuracy that a run is scored by, by round: on the clients' own test parts, else on the common test set.
+
+    Args:
+        rows: the history, see `read_history`.
+        which: see `accuracy_curve`.
+    """
+    return accuracy_curve(rows, which) or accuracy_curve(rows, which, test="common")
+
+
+def measured(row: Row) -> dict[tuple[str, ...], float]:
+    """All accuracies and losses of a row by their places, such as (`common`, `trained`, `loss`, `weighted`)."""
+    found = {}
+    for test in ((), ("common",), ("validation",)):
+        for which, kind in product(("received", "trained"), ("accuracy", "loss")):
+            values = (((row.get(test[0]) or {}) if test else row).get(which) or {}).get(kind)
+            of_each = {(name,): value for name, value in values.items()} if isinstance(values, dict) else {(): values}
+            found |= {(*test, which, kind, *name): value for name, value in of_each.items() if value is not None}
+    return found
 
 
 def newcomer_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | None]]:

@@ -16,7 +16,8 @@ STYLE = """\
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 62rem; background: var(--page); color: var(--ink);
        font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.5rem 0 .75rem; }
+h1 { font-size: 1.6rem; margin: 0; } h1 + figure { margin-top: 1.5rem; }
+h2 { font-size: 1.15rem; margin: 2.5rem 0 .75rem; }
 p { margin: .3rem 0; } .quiet, figcaption { color: var(--quiet); font-size: .9rem; } .bad { color: var(--bad); }
 dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr)); gap: .75rem; margin: 1.5rem 0; }
 dl > div { background: var(--panel); border-radius: .4rem; padding: .7rem .9rem; }
@@ -27,7 +28,8 @@ figure { margin: 0 0 2rem; } figure svg { display: block; max-width: 100%; heigh
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { padding: .3rem .9rem .3rem 0; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--quiet); font-weight: 500; }
-.numbers :is(td, th):not(:first-child) { text-align: right; } .numbers tr:last-child td { font-weight: 600; }
+.numbers :is(td, th):not(:first-child) { text-align: right; white-space: nowrap; }
+.total tr:last-child td { font-weight: 600; }
 code { font-size: .95em; }
 details summary { cursor: pointer; color: var(--quiet); margin: .75rem 0; }
 </style>
@@ -80,7 +82,7 @@ PAGE = """\
 {% endif %}
 <section><h2>Clients by architecture</h2>
 {% if architectures %}
-{{ table(headings, architectures, "numbers") }}
+{{ table(headings, architectures, "numbers total") }}
 <p class="quiet">Plain means over clients, each at its last evaluation.</p>
 {% else %}
 <p class="quiet">No client was evaluated.</p>
