@@ -3,6 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,8 @@ import fedhet
 from fedhet import config as configuration
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
 from fedhet.given import data_function
+from fedhet.results.history import final_clients, read_clients, scored_curve
+from fedhet.results.report import write_report
 from fedhet.running import _resolved
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
@@ -70,6 +73,23 @@ def test_models_in_the_forms_that_users_hold(run, model):
 
     done = run({"rounds": 1}, model=Wrapped if isinstance(model, str) else model)
     assert done.summary["trained_accuracy"]["weighted"] > 0
+
+
+def test_what_is_tested_on_the_common_set_alone_is_seen_everywhere(run, tiny, capsys):
+    def data(client):
+        train, test = tiny.data(client)
+        return {"train": train, "test": test, "common": test}
+
+    done = run({"method": "local", "test_on": "global", "closing_epochs": 1}, data=data, progress=True)
+    last = [row.accuracy for row in final_clients(read_clients(done.folder))]
+    assert fmean(last) == pytest.approx(done.summary["personal_accuracy"]["mean"])
+    assert scored_curve(done.history, "trained")[-1] == (3, done.summary["personal_accuracy"]["weighted"])
+    assert f"accuracy {done.summary['personal_accuracy']['weighted']:.3f}" in " ".join(
+        capsys.readouterr().out.split()[-40:]
+    )
+    page = write_report(done.folder).read_text()
+    assert "Completed: 3 of 3 rounds, the last of them of closing epochs" in page
+    assert all(f'<figure id="{name}">' in page for name in ("accuracy", "clients", "losses", "courses"))
 
 
 def test_a_network_that_is_given_is_where_all_begin(run):

@@ -65,8 +65,8 @@ def _absent(results: Sequence[ArmResult]) -> list[str]:
             count = max(len(run.refused) for run in short)
             client, reason = next(iter(short[0].refused.items()))
             notes.append(
-                f"{result.arm} went without {count} of {short[0].case.settings.clients} clients (seed {seeds}), so its "
-                f"numbers are of fewer clients than the others': client {client}: {reason}."
+                f"{result.arm} went without {count} of {short[0].case.settings.clients} clients (seeds {seeds}), so "
+                f"its numbers are of fewer clients than the others': client {client}: {reason}."
             )
     return notes
 
