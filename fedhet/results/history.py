@@ -127,7 +127,7 @@ def scored_curve(rows: Sequence[Row], which: Which) -> list[tuple[int, float]]:
 
 def measured(row: Row) -> dict[tuple[str, ...], float]:
     """All accuracies and losses of a row by their places, such as (`common`, `trained`, `loss`, `weighted`)."""
-    found = {}
+    found: dict[tuple[str, ...], float] = {}
     for test in ((), ("common",), ("validation",)):
         for which, kind in product(("received", "trained"), ("accuracy", "loss")):
             values = (((row.get(test[0]) or {}) if test else row).get(which) or {}).get(kind)

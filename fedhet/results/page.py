@@ -135,8 +135,8 @@ TOGETHER = """\
 <figcaption>{{ picture.caption }}</figcaption></figure>
 {% endfor %}
 <section><h2>Results</h2>
-{% for headings, *rows in tables %}
-{{ table(headings, rows, "numbers") }}
+{% for lines in tables %}
+{{ table(lines[0], lines[1:], "numbers") }}
 {% endfor %}
 {% for note in notes %}
 <p class="quiet">{{ note }}</p>

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _CAPTIONS = {
     "comparison": "Personal accuracy by round, and after the last one.",
     "overlay": "Accuracy by round, each run by what its method is scored by.",
-    "cost": "Accuracy by what was sent until then.",
+    "cost": "Accuracy by what was sent until then; a method that sends nothing is not in it.",
 }
 
 
@@ -63,10 +63,11 @@ def write_together(
         first: a figure that stands before the others.
         shown: the runs that the figures are of; all by default.
     """
-    shown = runs if shown is None else shown
+    shown = shown or runs
     drawn = {"comparison": first, "overlay": None if first else overlay_figure(shown), "cost": cost_figure(shown)}
+    of = "" if shown is runs else " Of each method's first seed."
     pictures = [
-        {"name": name, "svg": to_svg(figure, name), "caption": _CAPTIONS[name]}
+        {"name": name, "svg": to_svg(figure, name), "caption": _CAPTIONS[name] + of * (name != "comparison")}
         for name, figure in drawn.items()
         if figure is not None
     ]
