@@ -78,6 +78,10 @@ PAGE = """\
 <figure id="{{ picture.name }}"><div class="scroll">{{ picture.svg | safe }}</div>
 <figcaption>{{ picture.caption }}</figcaption></figure>
 {% endfor %}
+{% if classes_unknown %}
+<p class="quiet">Who has which classes is not shown: the server knows it only of clients that it simulates, with the
+configured data set.</p>
+{% endif %}
 {% if undrawn %}
 <p class="quiet">matrices.json also holds: {{ undrawn | join(", ") }}.</p>
 {% endif %}

@@ -67,6 +67,7 @@ def write_report(folder: Path | str) -> Path:
             about=_about(run),
             facts=_facts(run),
             pictures=pictures,
+            classes_unknown=run.partition is None and run.summary is not None and run.metric == "accuracy",
             undrawn=sorted(run.matrices.keys() - drawings.keys()),
             headings=architecture_headings(run.metric),
             architectures=[architecture_cells(row) for row in by_architecture(run.clients)],

@@ -149,7 +149,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         folder, resume = folder.resolve(), self.config.resume
         check_folder(folder, resume=resume)
         told = loggers(self.config, folder)  # first: what is not installed leaves no run behind
-        directory = RunDirectory(folder, self.config, "flwr", resume=resume)
+        directory = RunDirectory(folder, self.config, "flwr", resume=resume, simulated=flowers.simulated(self._grid))
         self.state = cast(S | None, directory.state(self.state_class)) or self.state
         self.observers = [directory, *told]
 
