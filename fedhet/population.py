@@ -3,7 +3,7 @@
 These are the defaults behind `make_client_app` and `make_server_app`; a user's own functions take their place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
