@@ -158,13 +158,12 @@ def compare(
         tuning = comparing.Tuning(_grid(tune), tuning_numbers, tune_runs) if tune else None
         if tuning is None and tune_runs is not None:
             raise ConfigError("--tune-runs: there is nothing to tune; name keys and their values with --tune")
-        folder = out or Path("runs") / f"compare-{'-'.join(arm.name for arm in comparing.arms_of(methods))}"
         try:
-            comparing.compare(
+            done = comparing.compare(
                 methods,
                 seeds=numbers,
                 config=chosen,
-                out=folder,
+                out=out,
                 jobs=jobs,
                 baseline=baseline,
                 tuning=tuning,
@@ -172,7 +171,7 @@ def compare(
             )
         except KeyboardInterrupt:
             _stop("stopped; the same command goes on where it was", INTERRUPTED)
-        typer.echo(f"{folder.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
+        typer.echo(f"{done.folder.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
 
 
 @app.command()

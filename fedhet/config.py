@@ -20,7 +20,7 @@ from fedhet import registry, toml
 from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.machine import check_device_name
 from fedhet.method import Method
-from fedhet.options import Config, Parameters, Value, checked, common_fields, default_of, kebab, option, takes
+from fedhet.options import Config, Parameters, Value, checked, common_fields, default_of, kebab, listed, option, takes
 from fedhet.toml import read, to_toml, toml_value
 
 __all__ = [
@@ -129,6 +129,22 @@ def named(config: str | Path | None, method: object = None, given: Collection[st
         if name in known:
             return {"preset": name}
     raise ConfigError(nearest("method or preset", str(config), [*known, *registry.methods()]))
+
+
+def completed(config: Mapping[str, Any] | str | Path | None, given: Collection[str] = ()) -> dict[str, Any]:
+    """Settings from Python: single ones on top of the preset on digits of their method, or what a name stands for.
+
+    Args:
+        config: settings, which may name a `preset`; or as `named`.
+        given: as `named`.
+
+    Raises:
+        ConfigError: as `named`.
+    """
+    if not isinstance(config, Mapping):
+        return named(config, given=given)
+    base = {} if "preset" in config else named(None, config.get("method"))
+    return {**base, **config}
 
 
 @cache
@@ -241,7 +257,7 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
 
     config = Config(**common)
     problems = []
-    for name in filter(None, config.log.replace(" ", "").split(",")):
+    for name in listed(config.log):
         if name not in LOGS:
             problems.append(nearest("log", name, LOGS))
     try:
@@ -250,6 +266,8 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
         problems.append(str(error))
     if config.dataset not in registry.datasets():
         problems.append(nearest("dataset", config.dataset, registry.datasets()))
+    if config.shared_dataset and config.shared_dataset not in registry.datasets():
+        problems.append(nearest("shared-dataset", config.shared_dataset, registry.datasets()))
     if config.partition not in registry.partitions():
         problems.append(nearest("partition", config.partition, registry.partitions()))
     try:
@@ -281,17 +299,19 @@ def _without_idle(config: Config, by_hand: frozenset[str], told: Collection[str]
         idle["momentum"] = "optimizer"
     if config.aggregation not in ("trimmed-mean", "krum", "multi-krum") and config.hostile != Config.hostile:
         idle["hostile"] = "aggregation"
-    if not averages:
-        told_how = {"aggregation": config.aggregation, "update-bound": config.update_bound}
-        idle |= {key: "method" for key, value in told_how.items() if value != default_of(_spec(key, "", key))}
+    without = {"aggregation": "method", "update-bound": "method"} if not averages else {}
+    if not config.shared_samples:
+        without["shared-dataset"] = "shared-samples"
+    if not config.shared_dataset:
+        without["shared-data"] = "shared-dataset"
     if not config.newcomers:
-        alone = {"newcomer-epochs": config.newcomer_epochs, "newcomer-learning-rate": config.newcomer_learning_rate}
-        idle |= {key: "newcomers" for key, value in alone.items() if value != default_of(_spec(key, "", key))}
+        without |= {"newcomer-epochs": "newcomers", "newcomer-learning-rate": "newcomers"}
+    flat = config.flat()
+    idle |= {key: reason for key, reason in without.items() if flat[key] != default_of(_spec(key, "", key))}
     if config.augment and not data.augments(config.dataset):
         idle["augment"] = "dataset"
     if not idle:
         return config
-    flat = config.flat()
     because = {key: f"{key} has no effect with {reason} = {flat[reason]}" for key, reason in idle.items()}
     if refused := [why for key, why in because.items() if {key, idle[key]} <= by_hand]:
         raise ConfigError("\n".join(f"{why}: leave it out" for why in refused))

@@ -108,9 +108,7 @@ def keep_freed_memory() -> None:
     a step with 128 images of 28 x 28. A process then keeps the most memory that it ever had. Where the C library is not
     glibc, nothing happens.
     """
-    try:
+    with contextlib.suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_THRESHOLD, _GIBIBYTE)
         library.mallopt(_TRIM_THRESHOLD, _GIBIBYTE)
-    except (AttributeError, OSError, TypeError):
-        pass

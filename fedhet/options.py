@@ -14,6 +14,9 @@ from typing import Any
 from fedhet.errors import ConfigError
 from fedhet.toml import Value as Value
 
+AGGREGATIONS = ("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped")
+"""How what clients send may be averaged."""
+
 
 def option(
     default: Value,
@@ -97,6 +100,12 @@ class Config:
     shared_samples: int = option(
         0, "examples held out of every client's training data for the methods' shared pool", at_least=0
     )
+    shared_dataset: str = option(
+        "",
+        "another data set whose training images are the shared pool, resized, coloured and scaled like the clients' "
+        "own; they have labels where it has as many classes; empty: the clients' data set",
+    )
+    shared_data: str = option("", "folder with the files of shared-dataset, as data is for dataset")
     validation: float = option(
         0.0,
         "share of each client's training examples that it is evaluated on and never trained on, each class in its "
@@ -133,7 +142,7 @@ class Config:
         "mean",
         "how what clients send is averaged: by examples, or by a rule that hostile clients cannot carry away, by which "
         "all clients count the same",
-        choices=("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped"),
+        choices=AGGREGATIONS,
     )
     hostile: float = option(
         0.2, "share of hostile clients that trimmed-mean, krum and multi-krum are to stand", above=0, below=0.5
@@ -213,6 +222,11 @@ def takes(field: dataclasses.Field[Any]) -> str:
     kind = {bool: "true | false", int: "whole number", float: "number", str: "text"}[type(default_of(field))]
     bounds = [("at_least", ">="), ("above", ">"), ("at_most", "<="), ("below", "<")]
     return ", ".join([kind, *(f"{sign} {limits[name]:g}" for name, sign in bounds if limits[name] is not None)])
+
+
+def listed(value: str) -> list[str]:
+    """The parts of a value that is a list separated by commas; spaces do not count."""
+    return [part for part in value.replace(" ", "").split(",") if part]
 
 
 def kebab(name: str) -> str:

@@ -78,7 +78,9 @@ def data_of(client: ClientInfo) -> ClientData:
 
 
 def shared_pool(config: Config) -> Pool | None:
-    """The held-out pool, `shared-samples` raw examples with their labels, or None without one."""
+    """The pool, `shared-samples` raw examples, held out with their labels or from elsewhere; None without one."""
+    if config.shared_dataset and config.shared_samples:
+        return _elsewhere(_data_keys(config))
     return _split(_data_keys(config), config.clients).shared if config.shared_samples else None
 
 
@@ -149,6 +151,7 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
         )
     if not own_data:
         _split(_data_keys(config), config.clients)
+        pool_for(config, shared_pool(config))
     if own_model or own_data:
         return
     dataset = dataset_of(config)
@@ -212,7 +215,8 @@ def _place(client: ClientInfo) -> tuple[int, int]:
 def _data_keys(config: Config) -> Config:
     """A configuration that is the same for all that deal the same data: the key of the caches below."""
     where = ("dataset", "data", "input_size", "seed")
-    kept = (*where, "partition", "classes_per_client", "alpha", "samples_per_client", "shared_samples", "validation")
+    pool = ("shared_samples", "shared_dataset", "shared_data")
+    kept = (*where, *pool, "partition", "classes_per_client", "alpha", "samples_per_client", "validation")
     return Config(**{key: getattr(config, key) for key in kept})
 
 
@@ -223,11 +227,17 @@ def _split(keys: Config, clients: int) -> Split:
         keys.partition,
         clients=clients,
         seed=keys.seed,
-        shared_samples=keys.shared_samples,
+        shared_samples=0 if keys.shared_dataset else keys.shared_samples,
         classes_per_client=keys.classes_per_client,
         alpha=keys.alpha,
         samples_per_client=keys.samples_per_client,
     )
+
+
+@lru_cache(maxsize=4)
+def _elsewhere(keys: Config) -> Pool:
+    other = data.load(keys.shared_dataset, keys.shared_data or None)
+    return data.pool_of(other, dataset_of(keys), keys.shared_samples, keys.seed)
 
 
 @lru_cache(maxsize=2048)

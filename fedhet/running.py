@@ -165,11 +165,8 @@ def _resolved(config: Mapping[str, Any] | str | Path | None, resume: str | Path 
     if resume is not None:
         changes = configuration.read(Path(config), given) if isinstance(config, str | Path) else dict(config or {})
         return configuration.resolve(_resumed(Path(resume), changes, given), strict=False)
-    if isinstance(config, Mapping):
-        by_hand = {**config}
-        base = {} if "preset" in by_hand else configuration.named(None, by_hand.get("method"))
-        return configuration.resolve(base | by_hand, strict=by_hand.keys())
-    return configuration.resolve(configuration.named(config, given=given))
+    by_hand = config.keys() if isinstance(config, Mapping) else True
+    return configuration.resolve(configuration.completed(config, given), strict=by_hand)
 
 
 def _resumed(folder: Path, changes: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:

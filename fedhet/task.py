@@ -9,7 +9,7 @@ and no outputs or labels travel.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 import torch
@@ -85,8 +85,9 @@ class Score(ABC):
         """The metric as one number; nan where it is undefined."""
         return self.metric.value
 
-    @abstractmethod
-    def __add__(self, other: Self) -> Self: ...
+    def __add__(self, other: Self) -> Self:
+        """The score of both's examples together: every field added up, batches kept by a ranking put together."""
+        return type(self)(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
     def __radd__(self, other: int) -> Self:
         """Let `sum(scores)` start at 0."""
@@ -104,10 +105,6 @@ class AccuracyScore(Score):
         """Accuracy in [0, 1], which weighs as many as there are examples."""
         return Metric((self.correct.item() / self.count if self.count else math.nan,), (self.count,))
 
-    def __add__(self, other: Self) -> Self:
-        """Add numbers of examples, of right ones, and losses."""
-        return type(self)(self.loss_sum + other.loss_sum, self.count + other.count, self.correct + other.correct)
-
 
 @dataclass(frozen=True)
 class RankingScore(Score):
@@ -120,15 +117,6 @@ class RankingScore(Score):
     def metric(self) -> Metric:
         """AUC in [0, 1] of each label, weighed by pairs; its value is the mean over labels that have a pair."""
         return auc(torch.cat(self.outputs), torch.cat(self.labels))
-
-    def __add__(self, other: Self) -> Self:
-        """Put the examples of both together."""
-        return type(self)(
-            self.loss_sum + other.loss_sum,
-            self.count + other.count,
-            self.outputs + other.outputs,
-            self.labels + other.labels,
-        )
 
 
 def auc(outputs: Tensor, labels: Tensor) -> Metric:
@@ -273,16 +261,6 @@ class RegressionScore(Score):
         defined = about_mean > 1e-12 * self.total_squares
         weights = torch.where(defined, float(self.count), 0.0)
         return Metric(tuple((1 - self.squares / about_mean).tolist()), tuple(weights.tolist()))
-
-    def __add__(self, other: Self) -> Self:
-        """Add numbers of examples, errors and targets."""
-        return type(self)(
-            self.loss_sum + other.loss_sum,
-            self.count + other.count,
-            self.squares + other.squares,
-            self.total + other.total,
-            self.total_squares + other.total_squares,
-        )
 
 
 class Regression(Task):

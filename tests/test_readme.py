@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedhet
-from fedhet.engines.local import LocalGrid, server_context
+from fedhet.engines.grid import LocalGrid, server_context
 from fedhet.errors import ConfigError
 from fedhet.testing import MethodContract
 

@@ -11,7 +11,7 @@ import pytest
 from fedhet import config as configuration
 from fedhet import registry
 from fedhet.client import ClientHalf
-from fedhet.engines.local import LocalGrid
+from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.method import Method, Traits
 from fedhet.options import Parameters, option

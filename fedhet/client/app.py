@@ -17,7 +17,7 @@ from fedhet.client.half import Client, LostState
 from fedhet.client.jobs import Job
 from fedhet.client.networks import Network, Networks
 from fedhet.client.state import Keeping, Pools
-from fedhet.client.trying import examples_to, precision_of, try_out
+from fedhet.client.trying import try_out
 from fedhet.data import ClientData, with_validation
 from fedhet.data.own import as_client_data, as_input
 from fedhet.errors import DataError, FedhetError, ModelError
@@ -209,7 +209,7 @@ class Application:
         dataset = population.dataset_of(config) if self._data is None else None
         with self._networks.lend(self._kind(info), lambda: self._network(info)) as network:
             network = network.to(device)
-            own = partial(as_input, dtype=precision_of(network.model))
+            own = partial(as_input, dtype=network.precision)
             transform = network.takes(dataset.transform) if dataset else own
             task = dataset.task if dataset else self._task
             if self._model or self._data:
@@ -291,12 +291,7 @@ class Application:
                 data = population.data_of(info)
             else:
                 data = with_validation(as_client_data(info.name, self._data(info)), validation, seed, info.name)
-            parts = (data.train, data.test, data.common, data.validation)
-            train, test, common, apart = (examples_to(part, device) for part in parts)
-            assert train is not None
-            assert test is not None
-            kept = replace(data, train=train, test=test, common=common, validation=apart)
-            self._data_kept[key] = kept
+            self._data_kept[key] = data.to(device)
         return self._data_kept[key]
 
     def _serve(self, config: Config, run: str) -> None:

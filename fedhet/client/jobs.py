@@ -160,8 +160,7 @@ def _common(job: Job, when: str) -> Examples | None:
     whole = traits.whole and job.half.shared_names().keys() == client.tensors.keys()
     if (when != traits.scored and not between) or (when == "received" and whole):
         return None
-    examples = population.common_test(client.config)
-    return Examples(examples.inputs.to(client.device), examples.labels.to(client.device))
+    return population.common_test(client.config).to(client.device)
 
 
 @contextmanager

@@ -43,10 +43,15 @@ class Network:
     def _read(self) -> None:
         self._tensors, self._buffers = self.model.state_dict(), list(self.model.buffers())
 
+    @property
+    def precision(self) -> torch.dtype | None:
+        """The floating dtype that the model computes in; None without parameters."""
+        return next((each.dtype for each in self.model.parameters() if each.is_floating_point()), None)
+
     def takes(self, transform: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """A transformation whose results are of the model's dtype, where that is not float32."""
-        dtype = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
-        if dtype == torch.float32:
+        dtype = self.precision
+        if dtype is None or dtype == torch.float32:
             return transform
         return lambda inputs: (made := transform(inputs)).to(dtype if made.is_floating_point() else made.dtype)
 

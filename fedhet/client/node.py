@@ -16,7 +16,7 @@ from fedhet.client.leaving import KINDS
 from fedhet.errors import ConfigError, nearest
 from fedhet.files import plain_name
 from fedhet.machine import proof
-from fedhet.options import Config
+from fedhet.options import Config, listed
 from fedhet.population import ClientInfo
 from fedhet.wire import Request
 
@@ -48,7 +48,7 @@ def allowed(context: Context) -> frozenset[str] | None:
     """
     if "allow" not in context.node_config:
         return None
-    kinds = frozenset(str(context.node_config["allow"]).replace(" ", "").split(",")) - {""}
+    kinds = frozenset(listed(str(context.node_config["allow"])))
     if unknown := sorted(kinds - {*KINDS}):
         raise ConfigError(nearest("kind in the node's allow", unknown[0], KINDS))
     return kinds

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedhet.client.networks import Network
-from fedhet.data import ClientData, Examples
+from fedhet.data import ClientData
 from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.representations import Output
 from fedhet.task import Task, infer
@@ -62,13 +62,3 @@ def _makes(head: Output, outputs: Tensor) -> bool:
     if made.shape != outputs.shape:
         return made.numel() == outputs.numel()
     return bool((made.argmax(-1) == outputs.argmax(-1)).all())
-
-
-def precision_of(model: nn.Module) -> torch.dtype | None:
-    """The floating dtype that a network computes in; None for one without parameters."""
-    return next((each.dtype for each in model.parameters() if each.is_floating_point()), None)
-
-
-def examples_to(examples: Examples | None, device: torch.device) -> Examples | None:
-    """The examples on a device."""
-    return None if examples is None else Examples(examples.inputs.to(device), examples.labels.to(device))

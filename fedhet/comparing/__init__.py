@@ -26,7 +26,7 @@ from fedhet.results.together import write_together
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Comparison", "Tuning", "arms_of", "compare"]
+__all__ = ["Comparison", "Tuning", "compare"]
 
 
 def compare(
@@ -34,7 +34,7 @@ def compare(
     *,
     seeds: Sequence[int],
     config: Mapping[str, object],
-    out: Path,
+    out: Path | None = None,
     jobs: int | None = None,
     homogeneous_model: str = "cnn",
     baseline: str | None = None,
@@ -55,7 +55,7 @@ def compare(
             keys go to that method alone. What is not set comes from the first method's defaults, for all; the held-out
             pool and closing epochs that one method needs are given to all. With `rounds = 0`, which one of the methods
             must settle by itself, one-shot methods get one round and the others as many as that one.
-        out: folder of the comparison.
+        out: folder of the comparison; one in `runs/` that is named by the methods if left out.
         jobs: runs at a time, each in a process of its own with one thread; None: as many as cores.
         homogeneous_model: the model of all clients under methods that need equal architectures, where `config` mixes
             them.
@@ -76,8 +76,9 @@ def compare(
     """
     from rich.console import Console
 
-    out, arms, seeds = Path(out), arms_of(methods), distinct(seeds)
+    arms, seeds = arms_of(methods), distinct(seeds)
     names = [arm.name for arm in arms]
+    out = Path(out or Path("runs") / f"compare-{'-'.join(names)}")
     if not arms or not seeds:
         raise ConfigError("a comparison needs at least one method and one seed")
     if baseline is not None and baseline not in names:
@@ -103,12 +104,12 @@ def compare(
     write_csv(out / "comparison.csv", number_rows(results, against))
     write_text(out / "comparison.md", markdown(results, against, notes))
     if any(result.runs for result in results):
-        save_png(comparison_figure(results), out / "comparison.png")
+        first = comparison_figure(results)
+        save_png(first, out / "comparison.png")
         runs = {case.name: read_run(case.folder) for case in planned if case.name not in failed}
         firsts = {run.case.arm: runs[run.case.name] for result in results for run in result.runs[:1]}
         title = f"{', '.join(names)} on {'own data' if own.data is not None else planned[0].settings.dataset}"
         page = out / "comparison.html"
-        first = comparison_figure(results)
         tables = [outcomes(results, against), costs(results)]
         write_together(page, title, runs, tables, notes=notes, first=first, shown=firsts)
     execute.console.print(result_table(results, against))

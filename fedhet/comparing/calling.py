@@ -9,7 +9,6 @@ import cloudpickle
 
 from fedhet import comparing, running
 from fedhet import config as configuration
-from fedhet.comparing.arms import arms_of
 from fedhet.comparing.outcome import Comparison
 from fedhet.comparing.tuning import Tuning
 from fedhet.given import Given
@@ -57,17 +56,11 @@ def compare(
         FedhetError: as `fedhet.comparing.compare`.
     """
     own = Given(model, data, task)
-    if isinstance(config, Mapping):
-        base = {} if "preset" in config else configuration.named(None, config.get("method"))
-        chosen = {**base, **config}
-    else:
-        chosen = configuration.named(config, given=own.words.keys())
-    folder = Path(out or Path("runs") / f"compare-{'-'.join(arm.name for arm in arms_of(methods))}")
     return comparing.compare(
         methods,
         seeds=seeds,
-        config=chosen,
-        out=folder,
+        config=configuration.completed(config, own.words.keys()),
+        out=None if out is None else Path(out),
         jobs=jobs,
         baseline=baseline,
         tuning=tuning,

@@ -14,7 +14,7 @@ from fedhet.client.app import make_client_app
 from fedhet.comparing.arms import Arm
 from fedhet.comparing.cases import PLACES, Case
 from fedhet.config import Config, Value
-from fedhet.engines.local import LocalGrid
+from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError
 from fedhet.given import Given
 from fedhet.observing import Observer, Watched

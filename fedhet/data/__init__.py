@@ -1,6 +1,7 @@
 """Data sets by name, and how they are shared out among clients."""
 
 from fedhet.data import chestxray, digits, domains, images, text
+from fedhet.data.elsewhere import pool_of
 from fedhet.data.examples import ClientData, DataSet, Examples, Groups, Pool
 from fedhet.data.partitions import Part, partition, partitions, register_partition
 from fedhet.data.registry import augments, load, names, register_dataset
@@ -24,6 +25,7 @@ __all__ = [
     "names",
     "partition",
     "partitions",
+    "pool_of",
     "register_dataset",
     "register_partition",
     "split",

@@ -38,4 +38,5 @@ def digits(folder: Path | None) -> DataSet:
         task=get_task("classification"),
         input_shape=(1, 8, 8),
         transform=Normalise(16.0),
+        white=16,
     )

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -39,6 +39,10 @@ class Examples:
         chosen = torch.as_tensor(indices)
         own = self.inputs.subset(chosen) if isinstance(self.inputs, LazyInputs) else self.inputs[chosen]
         return Examples(own, self.labels[chosen])
+
+    def to(self, device: torch.device) -> "Examples":
+        """The same on a device."""
+        return Examples(self.inputs.to(device), self.labels.to(device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +102,12 @@ class ClientData:
         if isinstance(self.shared, Tensor):
             object.__setattr__(self, "shared", Pool(self.shared))
 
+    def to(self, device: torch.device) -> "ClientData":
+        """The same with its examples on a device; the pool stays where it is."""
+        common, validation = (None if part is None else part.to(device) for part in (self.common, self.validation))
+        train, test = self.train.to(device), self.test.to(device)
+        return replace(self, train=train, test=test, common=common, validation=validation)
+
 
 @dataclass(frozen=True, eq=False)
 class Groups:
@@ -131,6 +141,7 @@ class DataSet:
             where the data set has no augmentation.
         groups: Owners of the examples, for the natural partition; None where there are none.
         together: Owners whose examples `iid` deals to one client, such as patients; None to deal one by one.
+        white: Raw value of white, of images.
     """
 
     name: str
@@ -143,3 +154,4 @@ class DataSet:
     augment: Augment | None = None
     groups: Groups | None = None
     together: Groups | None = None
+    white: int = 255

@@ -10,14 +10,12 @@ from flwr.clientapp import ClientApp
 
 from fedhet import population
 from fedhet.client.app import make_client_app
-from fedhet.engines.grid import FIRST_NODE, LocalGrid, identify, server_context
+from fedhet.engines.grid import LocalGrid
 from fedhet.given import Given
-from fedhet.machine import cores
+from fedhet.machine import cores, device_of
 from fedhet.observing import Observer
 from fedhet.options import Config
 from fedhet.serving import serve
-
-__all__ = ["FIRST_NODE", "LocalGrid", "identify", "run_locally", "server_context"]
 
 
 def run_locally(
@@ -45,8 +43,7 @@ def run_locally(
     if not config.state_dir:
         config = config.but(state_dir=str(folder / "state"))
     app = app or make_client_app(own.model, own.data, task=own.task)
-    gpu = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    workers = config.workers or (1 if gpu else cores())
+    workers = config.workers or (cores() if device_of(config.device).type == "cpu" else 1)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))  # clients seed torch's global generator, the caller's
         if workers > 1 and not multiprocessing.current_process().daemon:  # one of several runs has its core already

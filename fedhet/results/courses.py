@@ -1,11 +1,11 @@
 """Further figures of a run: what it cost, its losses, each client's course, who has which classes; and several runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from fedhet.results.figures import BLUE, INK, ORANGE, PALETTE, faded, legend_beside, new_figure, whole_numbers
-from fedhet.results.history import Which, measured, scored_curve
+from fedhet.results.history import Which, flat, scored_curve
 from fedhet.results.run_files import RunFiles
 from fedhet.rows import client_order
 
@@ -23,8 +23,8 @@ def loss_figure(run: RunFiles) -> "Figure | None":
     training = [(row["round"], row["train_loss"]) for row in run.rows if row.get("train_loss") is not None]
     tested = []
     for row in run.rows:
-        found = measured(row)  # on the common test set of clients, or of the server, where nothing else is
-        places = (which, "loss", "weighted"), ("common", which, "loss", "weighted"), ("common", which, "loss")
+        found = flat(row)  # on the common test set, of clients or of the server, where nothing else is
+        places = f"{which}/loss/weighted", f"common/{which}/loss/weighted", f"common/{which}/loss"
         mean = next((found[place] for place in places if place in found), None)
         if mean is not None:
             before = which == "received" or row.get("final", False)
@@ -45,35 +45,19 @@ def loss_figure(run: RunFiles) -> "Figure | None":
 
 def cost_figure(runs: Mapping[str, RunFiles]) -> "Figure | None":
     """Accuracy by payload bytes sent so far, of one run or of several; None without both."""
-    figure, (axes,) = new_figure(7.2, 3.2)
-    for colour, (name, run) in zip(_colours(runs), runs.items(), strict=True):
+
+    def by_bytes(run: RunFiles) -> list[tuple[float, float]]:
         sent = dict(zip((row["round"] for row in run.rows), accumulate(map(_bytes, run.rows)), strict=True))
-        points = [(sent[r] / MEGABYTE, value) for r, value in scored_curve(run.rows, _scored(run)) if sent.get(r)]
-        if points:
-            marker = "o" if len(points) < 40 else None
-            axes.plot(*zip(*points, strict=True), color=colour, label=name, marker=marker, markersize=3)
-    if not axes.lines:
-        return None
-    axes.set_xlabel("payload so far, all clients, both ways (MB)")
-    axes.set_ylabel(next(iter(runs.values())).metric)
-    if len(runs) > 1:
-        legend_beside(axes)
-    return figure
+        return [(sent[r] / MEGABYTE, value) for r, value in scored_curve(run.rows, _scored(run)) if sent.get(r)]
+
+    return _courses(runs, by_bytes, "payload so far, all clients, both ways (MB)")
 
 
 def overlay_figure(runs: Mapping[str, RunFiles]) -> "Figure | None":
     """Accuracy by round of several runs, each by what its method is scored by; None without evaluations."""
-    figure, (axes,) = new_figure(7.2, 3.6)
-    for colour, (name, run) in zip(_colours(runs), runs.items(), strict=True):
-        if curve := scored_curve(run.rows, _scored(run)):
-            marker = "o" if len(curve) < 40 else None
-            axes.plot(*zip(*curve, strict=True), color=colour, label=name, marker=marker, markersize=3)
-    if not axes.lines:
-        return None
-    axes.set_xlabel("round")
-    axes.set_ylabel(next(iter(runs.values())).metric)
-    whole_numbers(axes)
-    legend_beside(axes)
+    figure = _courses(runs, lambda run: scored_curve(run.rows, _scored(run)), "round")
+    if figure is not None:
+        whole_numbers(figure.axes[0])
     return figure
 
 
@@ -126,13 +110,28 @@ def partition_figure(partition: Mapping[str, Any]) -> "Figure":
     return figure
 
 
+def _courses(
+    runs: Mapping[str, RunFiles], points_of: Callable[[RunFiles], Sequence[tuple[float, float]]], along: str
+) -> "Figure | None":
+    """A curve of accuracy for each run that has points."""
+    figure, (axes,) = new_figure(7.2, 3.4)
+    for place, (name, run) in enumerate(runs.items()):
+        if points := points_of(run):
+            marker = "o" if len(points) < 40 else None
+            colour = PALETTE[place % len(PALETTE)]
+            axes.plot(*zip(*points, strict=True), color=colour, label=name, marker=marker, markersize=3)
+    if not axes.lines:
+        return None
+    axes.set_xlabel(along)
+    axes.set_ylabel(next(iter(runs.values())).metric)
+    if len(runs) > 1:
+        legend_beside(axes)
+    return figure
+
+
 def _bytes(row: Mapping[str, Any]) -> int:
     return int(row.get("bytes_up", 0) + row.get("bytes_down", 0))
 
 
 def _scored(run: RunFiles) -> Which:
     return run.personal or "trained"
-
-
-def _colours(runs: Mapping[str, object]) -> Sequence[str]:
-    return [PALETTE[place % len(PALETTE)] for place in range(len(runs))]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import FedhetError
-from fedhet.results.history import Row, measured, read_clients, read_history
+from fedhet.results.history import Row, flat, read_clients, read_history
 from fedhet.results.run_files import RunFiles, read_run
 from fedhet.results.tables import headline
 
@@ -29,7 +29,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
 
 
 def rounds_of(folder: Path) -> "pandas.DataFrame":
-    """A line a round: accuracies and losses as columns such as `trained accuracy mean`, bytes, failures, seconds."""
+    """A line a round: accuracies and losses as columns such as `trained/accuracy/mean`, bytes, failures, seconds."""
     return table([_line(row) for row in read_history(folder)])
 
 
@@ -63,8 +63,5 @@ def html_of(folder: Path) -> str:
 
 
 def _line(row: Row) -> dict[str, Any]:
-    line: dict[str, Any] = {"round": row["round"], "final": bool(row.get("final"))}
-    line |= {" ".join(name): value for name, value in measured(row).items()}
-    line |= {"train loss": row.get("train_loss"), **row.get("metrics", {})}
-    line |= {"bytes up": row["bytes_up"], "bytes down": row["bytes_down"], "failures": len(row["failures"])}
-    return line | {"seconds": row["timing"]["seconds"]}
+    beside = {"failures": len(row["failures"]), "seconds": row["timing"]["seconds"]}
+    return {"round": row["round"], "final": bool(row.get("final")), **flat(row), **beside}

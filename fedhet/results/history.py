@@ -125,15 +125,23 @@ def scored_curve(rows: Sequence[Row], which: Which) -> list[tuple[int, float]]:
     return accuracy_curve(rows, which) or accuracy_curve(rows, which, test="common")
 
 
-def measured(row: Row) -> dict[tuple[str, ...], float]:
-    """All accuracies and losses of a row by their places, such as (`common`, `trained`, `loss`, `weighted`)."""
-    found: dict[tuple[str, ...], float] = {}
-    for test in ((), ("common",), ("validation",)):
+def flat(row: Row) -> dict[str, float]:
+    """The numbers of a round that were measured, under names such as `trained/accuracy/weighted` and `bytes/up`.
+
+    Those on the common test set and on validation parts have it in front, as `common/trained/accuracy/weighted`.
+    """
+    found: dict[str, Any] = {}
+    for test in ("", "common", "validation"):
+        tested = (row.get(test) or {}) if test else row
         for which, kind in product(("received", "trained"), ("accuracy", "loss")):
-            values = (((row.get(test[0]) or {}) if test else row).get(which) or {}).get(kind)
-            of_each = {(name,): value for name, value in values.items()} if isinstance(values, dict) else {(): values}
-            found |= {(*test, which, kind, *name): value for name, value in of_each.items() if value is not None}
-    return found
+            values, place = (tested.get(which) or {}).get(kind), f"{test}/{which}/{kind}".removeprefix("/")
+            of_each = (
+                {f"/{name}": value for name, value in values.items()} if isinstance(values, dict) else {"": values}
+            )
+            found |= {place + name: value for name, value in of_each.items()}
+    found |= {"train/loss": row.get("train_loss"), "bytes/up": row["bytes_up"], "bytes/down": row["bytes_down"]}
+    found |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
+    return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def newcomer_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | None]]:

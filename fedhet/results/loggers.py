@@ -11,17 +11,8 @@ from typing import Any
 from fedhet.errors import ConfigError
 from fedhet.files import locked
 from fedhet.observing import Observer, RoundReport, Watched
-from fedhet.options import Config
-from fedhet.results.history import measured
-
-
-def numbers(report: RoundReport) -> dict[str, float]:
-    """The numbers of a round, under names such as `trained/accuracy/weighted`."""
-    row = report.row
-    found: dict[str, Any] = {"/".join(name): value for name, value in measured(row).items()}
-    found |= {"train/loss": row.get("train_loss"), "bytes/up": row["bytes_up"], "bytes/down": row["bytes_down"]}
-    found |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
-    return {name: float(value) for name, value in found.items() if value is not None}
+from fedhet.options import Config, listed
+from fedhet.results.history import flat
 
 
 class TensorBoard(Observer):
@@ -34,7 +25,7 @@ class TensorBoard(Observer):
 
     def round(self, strategy: Watched, report: RoundReport) -> None:
         """Add the round's numbers."""
-        for name, value in numbers(report).items():
+        for name, value in flat(report.row).items():
             self._writer.add_scalar(name, value, report.row["round"])
 
     def finished(self, strategy: Watched) -> None:
@@ -59,7 +50,7 @@ class WeightsAndBiases(Observer):
 
     def round(self, strategy: Watched, report: RoundReport) -> None:
         """Add the round's numbers."""
-        self._run.log(numbers(report), step=report.row["round"])
+        self._run.log(flat(report.row), step=report.row["round"])
 
     def finished(self, strategy: Watched) -> None:
         """End the run."""
@@ -88,7 +79,7 @@ class MLflow(Observer):
 
     def round(self, strategy: Watched, report: RoundReport) -> None:
         """Add the round's numbers."""
-        named = {name.replace("/", "."): value for name, value in numbers(report).items()}
+        named = {name.replace("/", "."): value for name, value in flat(report.row).items()}
         self._mlflow.log_metrics(named, step=report.row["round"])
 
     def finished(self, strategy: Watched) -> None:
@@ -114,7 +105,7 @@ def loggers(config: Config, folder: Path) -> list[Observer]:
         ConfigError: what one needs is not installed, or cannot start.
     """
     found = []
-    for name in filter(None, config.log.replace(" ", "").split(",")):
+    for name in listed(config.log):
         try:
             found.append(LOGGERS[name](folder, config))
         except ImportError as error:

@@ -6,8 +6,15 @@ In a Python file, since Flower's app bundle takes no HTML.
 from collections.abc import Iterable, Sequence
 from html import escape
 
-STYLE = """\
-{% macro style() %}
+SHARED = """\
+{% macro head(title) %}
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{{ title }}</title>
 <style>
 :root { --ink: #23272f; --quiet: #626a77; --line: #d5d9e0; --page: #ffffff; --panel: #f5f6f8; --bad: #b3261e; }
 @media (prefers-color-scheme: dark) {
@@ -34,6 +41,15 @@ th { color: var(--quiet); font-weight: 500; }
 code { font-size: .95em; }
 details summary { cursor: pointer; color: var(--quiet); margin: .75rem 0; }
 </style>
+</head>
+<body>
+<h1>{{ title }}</h1>
+{% endmacro %}
+{% macro drawn(pictures) %}
+{% for picture in pictures %}
+<figure id="{{ picture.name }}"><div class="scroll">{{ picture.svg | safe }}</div>
+<figcaption>{{ picture.caption }}</figcaption></figure>
+{% endfor %}
 {% endmacro %}
 {% macro table(headings, rows, kind="") %}
 <div class="scroll"><table class="{{ kind }}">
@@ -45,20 +61,10 @@ details summary { cursor: pointer; color: var(--quiet); margin: .75rem 0; }
 </tbody></table></div>
 {% endmacro %}
 """
-"""What all pages share: their style, and a table."""
+"""What all pages share: how they begin, their figures, and a table."""
 
 PAGE = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{{ title }}</title>
-{{ style() }}
-</head>
-<body>
-<h1>{{ title }}</h1>
+{{ head(title) }}
 {% if run.summary is none %}
 <p class="bad">Unfinished: {{ about }}. What follows is what there is so far.</p>
 {% elif run.summary.status == "completed" %}
@@ -74,10 +80,7 @@ PAGE = """\
 {% endfor %}
 </dl>
 {% endif %}
-{% for picture in pictures %}
-<figure id="{{ picture.name }}"><div class="scroll">{{ picture.svg | safe }}</div>
-<figcaption>{{ picture.caption }}</figcaption></figure>
-{% endfor %}
+{{ drawn(pictures) }}
 {% if classes_unknown %}
 <p class="quiet">Who has which classes is not shown: the server knows it only of clients that it simulates, with the
 configured data set.</p>
@@ -123,21 +126,8 @@ configured data set.</p>
 """
 
 TOGETHER = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{{ title }}</title>
-{{ style() }}
-</head>
-<body>
-<h1>{{ title }}</h1>
-{% for picture in pictures %}
-<figure id="{{ picture.name }}"><div class="scroll">{{ picture.svg | safe }}</div>
-<figcaption>{{ picture.caption }}</figcaption></figure>
-{% endfor %}
+{{ head(title) }}
+{{ drawn(pictures) }}
 <section><h2>Results</h2>
 {% for lines in tables %}
 {{ table(lines[0], lines[1:], "numbers") }}

@@ -12,7 +12,7 @@ from fedhet import registry
 from fedhet.files import write_text
 from fedhet.results.courses import clients_by_round_figure, cost_figure, loss_figure, partition_figure
 from fedhet.results.figures import run_figures, save_png, to_svg
-from fedhet.results.page import PAGE, STYLE
+from fedhet.results.page import PAGE, SHARED
 from fedhet.results.run_files import RunFiles, read_run
 from fedhet.results.tables import (
     architecture_cells,
@@ -82,7 +82,7 @@ def write_report(folder: Path | str) -> Path:
 def rendered(template: str, **values: Any) -> str:
     """A page of a template, whose style is the same for all."""
     page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return page.from_string(STYLE + template).render(**values)
+    return page.from_string(SHARED + template).render(**values)
 
 
 def _courses(run: RunFiles) -> "dict[str, Figure]":

@@ -19,7 +19,6 @@ from fedhet.server.aggregation import average_shared, weighted_average
 from fedhet.wire import Arrays, Spec
 
 Array = np.ndarray[Any, Any]
-RULES = ("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped")
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Rule:
     """How what clients sent is put together.
 
     Attributes:
-        name: one of `RULES`.
+        name: one of `fedhet.options.AGGREGATIONS`.
         hostile: the share of clients that may be hostile, which trimmed-mean, krum and multi-krum are told.
         bound: updates of more than so many median norms are cut to that; 0: none is.
     """
@@ -73,8 +72,6 @@ def put_together(
         The arrays, and which clients' updates were cut.
     """
     models, cuts = cut_to_bound(models, before, rule.bound) if rule.bound else (models, [])
-    if rule.name == "mean":
-        return average_shared(models, weights, specs), cuts
     return average_shared(models, weights, specs, partial(combined, rule=rule)), cuts
 
 

@@ -7,7 +7,7 @@ from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedhet.client.app import make_client_app
-from fedhet.engines import local
+from fedhet.engines.grid import LocalGrid
 from fedhet.observing import Observer, RoundReport, Watched
 from fedhet.wire import Arrays, decode_arrays, encode_arrays
 
@@ -121,11 +121,11 @@ REPLIES: dict[str, Callable[[Message], None]] = {
 # ---- answers that are lost, runs that are stopped, nodes that come and go
 
 
-def dropping(node: int, rounds: Iterable[int]) -> type[local.LocalGrid]:
+def dropping(node: int, rounds: Iterable[int]) -> type[LocalGrid]:
     """A grid that loses what a node answers to the training messages of some rounds."""
     hits = [(number, "train") for number in rounds]
 
-    class Dropping(local.LocalGrid):
+    class Dropping(LocalGrid):
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
             messages = list(messages)
             keys = list(super().push_messages(messages))
@@ -152,7 +152,7 @@ class Stop(Observer):
             raise KeyboardInterrupt
 
 
-class Nodes(local.LocalGrid, Observer):
+class Nodes(LocalGrid, Observer):
     """A grid of which some nodes are there only from one round on, or only up to one; to be told of the rounds.
 
     Args:

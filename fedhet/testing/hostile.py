@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fedhet import population
-from fedhet.engines.local import FIRST_NODE, LocalGrid, identify
+from fedhet.engines.grid import FIRST_NODE, LocalGrid, identify
 from fedhet.errors import FedhetError
 from fedhet.server import FederatedStrategy, State
 from fedhet.testing.faults import where

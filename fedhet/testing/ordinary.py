@@ -14,7 +14,8 @@ from flwr.serverapp.strategy import Strategy
 from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.client.app import make_client_app
-from fedhet.engines import local
+from fedhet.engines.grid import LocalGrid
+from fedhet.engines.local import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.files import read_tensors
 from fedhet.population import ClientInfo
@@ -58,7 +59,7 @@ class Ordinary:
         """Wherever a client trains."""
         monkeypatch.setattr(WorkerGrid, "patience", 0)
         done = Run(tmp_path / "run")
-        local.run_locally(case.config(PARTIAL, workers=2), done.folder)
+        run_locally(case.config(PARTIAL, workers=2), done.folder)
         one = kept("ordinary")
         assert (done.rows, done.clients, done.models, done.checkpoint) == (
             *(one.rows, one.clients, one.models),
@@ -120,7 +121,7 @@ class Ordinary:
         model = population.model_of(ClientInfo("0", 0, 3, config))
         first = ArrayRecord(model.state_dict())
         start = Strategy.start if loop == "Flower's" else case.server.start
-        result = start(strategy, local.LocalGrid(make_client_app(), 3), initial_arrays=first, num_rounds=2, timeout=5)
+        result = start(strategy, LocalGrid(make_client_app(), 3), initial_arrays=first, num_rounds=2, timeout=5)
         assert set(result.train_metrics_clientapp) == {1, 2}
         assert all(_number(metrics["train-loss"]) > 0 for metrics in result.train_metrics_clientapp.values())
         evaluated = result.evaluate_metrics_clientapp[2]

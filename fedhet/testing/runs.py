@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.client.app import make_client_app
-from fedhet.engines import local
+from fedhet.engines.local import run_locally
 from fedhet.method import Method, Traits
 from fedhet.observing import Observer, RoundReport, Watched
 from fedhet.options import Config, Value
@@ -189,7 +189,7 @@ def run(
     observers: Sequence[Observer] = (),
 ) -> Run:
     """Run settings in this process."""
-    local.run_locally(configuration.resolve(settings), folder, app=app, observers=observers)
+    run_locally(configuration.resolve(settings), folder, app=app, observers=observers)
     return Run(folder)
 
 

@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 import fedhet
 from fedhet import registry
 from fedhet.engines import local
+from fedhet.engines.grid import FIRST_NODE
 from fedhet.testing.faults import REPLIES, Stop, Tampering, at, dropping, raising, where
 from fedhet.testing.runs import PARTIAL, Case, Kept, Run, run, run_on
 from fedhet.wire import decode_arrays, to_tensor
@@ -58,7 +59,7 @@ class Trouble:
     ) -> None:
         """It comes to the same as not having trained."""
         expected = kept(like)
-        monkeypatch.setattr(local, "LocalGrid", dropping(local.FIRST_NODE + 1, rounds))
+        monkeypatch.setattr(local, "LocalGrid", dropping(FIRST_NODE + 1, rounds))
         # Where replies are fetched one by one, the one that is lost is waited for.
         settings = case.settings(rounds=4) | ({"timeout": 0.2} if case.server.takes_in else {})
         done = run(tmp_path / "run", settings)

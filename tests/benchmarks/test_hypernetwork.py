@@ -79,7 +79,7 @@ def test_memory_of_a_step_of_resnet18() -> None:
 SERVER = """
 import psutil
 from flwr.app import Array, ArrayRecord, Message
-from fedhet.engines.local import LocalGrid, identify
+from fedhet.engines.grid import LocalGrid, identify
 from fedhet.strategies.flha_ghn import FLHAGHN
 from fedhet.wire import STYPE, Payload, Reply, Report
 

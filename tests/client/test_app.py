@@ -11,7 +11,7 @@ from fedhet import config as configuration
 from fedhet.client import jobs
 from fedhet.client.app import make_client_app
 from fedhet.data import ClientData, Examples
-from fedhet.engines.local import FIRST_NODE, LocalGrid
+from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.errors import FedhetError
 from fedhet.files import read_tensors
 from fedhet.wire import Reply

@@ -10,7 +10,7 @@ from torch import nn
 import fedhet
 from fedhet.client import node, state
 from fedhet.data import Pool
-from fedhet.engines.local import FIRST_NODE, LocalGrid
+from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.errors import FedhetError
 from fedhet.files import state_home
 

@@ -8,7 +8,7 @@ from fedhet import registry
 from fedhet.client import ClientHalf, LostState
 from fedhet.client.state import Pools
 from fedhet.data import Pool
-from fedhet.engines.local import LocalGrid
+from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.method import Method, Traits
 from fedhet.server import FederatedStrategy

@@ -46,7 +46,7 @@ def test_a_run_shows_itself_in_a_notebook(tiny, tmp_path, lines_of):
     settings = {"method": "fedavg", "clients": 2, "rounds": 2, "closing_epochs": 0}
     done = fedhet.run(settings, model=tiny.model, data=tiny.data, out=tmp_path / "run")
     assert [line["round"] for line in lines_of(done.frame)] == [0, 1, 2, 3]
-    assert lines_of(done.frame)[-1]["received accuracy weighted"] == done.summary["personal_accuracy"]["weighted"]
+    assert lines_of(done.frame)[-1]["received/accuracy/weighted"] == done.summary["personal_accuracy"]["weighted"]
     assert {line["client"] for line in lines_of(done.clients)} == {"0", "1"}
     shown = done._repr_html_()
     assert "fedavg: global accuracy" in shown

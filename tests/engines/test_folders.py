@@ -118,7 +118,7 @@ def test_a_picture_that_cannot_be_made_does_not_undo_a_run(tmp_path, monkeypatch
 
 
 def test_a_run_whose_rounds_all_came_to_nothing_is_a_failed_one(around, watch):
-    from fedhet.engines.local import LocalGrid
+    from fedhet.engines.grid import LocalGrid
 
     def before(where, message):
         if where[0] > 1 and where[1] == "train":
@@ -131,7 +131,7 @@ def test_a_run_whose_rounds_all_came_to_nothing_is_a_failed_one(around, watch):
 
 
 def test_too_few_clients_that_could_serve_are_a_failed_run(tiny):
-    from fedhet.engines.local import LocalGrid
+    from fedhet.engines.grid import LocalGrid
 
     def model(client):
         return tiny.model() if client.name != "2" else None

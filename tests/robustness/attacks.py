@@ -13,8 +13,8 @@ import numpy as np
 
 from fedhet import config as configuration
 from fedhet.engines.local import run_locally
+from fedhet.options import AGGREGATIONS
 from fedhet.registry import method as method_of
-from fedhet.server.robust import RULES
 from fedhet.testing import Tampering
 from fedhet.wire import decode_arrays, encode_arrays
 
@@ -102,7 +102,7 @@ def table(methods):
             configuration.resolve({"method": method, **COMMON, **OF_METHOD[method]}, strict=False).parameters
         )
         alone = accuracy(method, "mean", None, honest_only=True)
-        for rule in RULES if traits.averages else ("mean",):
+        for rule in AGGREGATIONS if traits.averages else ("mean",):
             found = {name: accuracy(method, rule, attack) for name, attack in {"none": None, **ATTACKS}.items()}
             yield method, rule, alone, found
 

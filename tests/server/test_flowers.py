@@ -14,7 +14,7 @@ from torch import nn
 
 import fedhet
 from fedhet.client.flowers import tell
-from fedhet.engines.local import LocalGrid
+from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError, FedhetError
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -4,7 +4,7 @@ import pytest
 
 from fedhet import config as configuration
 from fedhet import data, registry, serving
-from fedhet.engines.local import LocalGrid
+from fedhet.engines.grid import LocalGrid
 from fedhet.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")

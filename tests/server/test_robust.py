@@ -8,7 +8,8 @@ import pytest
 import fedhet
 from fedhet import config as configuration
 from fedhet.errors import ConfigError
-from fedhet.server.robust import RULES, Rule, combined, cut_to_bound, put_together
+from fedhet.options import AGGREGATIONS
+from fedhet.server.robust import Rule, combined, cut_to_bound, put_together
 
 SPEC = {"w": ((4,), "float32"), "n": ((), "int64")}
 HONEST = [{"w": np.array([1.0, 2, 3, 4], np.float32) + k / 10, "n": np.array(7)} for k in range(4)]
@@ -28,7 +29,7 @@ def test_one_of_five_that_is_far_off_moves_nothing_far(rule):
     assert np.abs(of([*HONEST, FAR], "mean")["w"]).max() > 1e7, "the mean does"
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", AGGREGATIONS)
 def test_of_equal_clients_every_rule_gives_what_they_sent(rule):
     for count in (1, 2, 3, 5):
         found = of([HONEST[0]] * count, rule)
@@ -52,7 +53,7 @@ def test_an_update_is_cut_to_the_median_norm_and_named():
 @pytest.mark.parametrize("method", ["FedAvg", "LGFedAvg", "FedProto", "LayerAverage"])
 @pytest.mark.parametrize("rule", ["median", "krum"])
 def test_a_hostile_fifth_leaves_no_trace_in_a_run(method, rule, around, tiny, home, new_watch):
-    from fedhet.engines.local import LocalGrid
+    from fedhet.engines.grid import LocalGrid
     from fedhet.wire import decode_arrays, encode_arrays
 
     def after(where, reply):
@@ -69,7 +70,7 @@ def test_a_hostile_fifth_leaves_no_trace_in_a_run(method, rule, around, tiny, ho
 
 
 def test_what_was_cut_stands_in_the_history(around, home, watch):
-    from fedhet.engines.local import LocalGrid
+    from fedhet.engines.grid import LocalGrid
     from fedhet.wire import decode_arrays, encode_arrays
 
     def after(where, reply):

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 import fedhet
-from fedhet.engines.local import LocalGrid
+from fedhet.engines.grid import LocalGrid
 from fedhet.errors import FedhetError
 from fedhet.server.roster import Roster
 from fedhet.wire import Payload, Reply, Report

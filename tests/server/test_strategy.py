@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 import fedhet
-from fedhet.engines.local import FIRST_NODE, LocalGrid
+from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.server import FederatedStrategy, roster
 from fedhet.wire import Payload, decode_arrays, encode_arrays

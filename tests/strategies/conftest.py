@@ -11,7 +11,7 @@ import torch
 from fedhet import config as configuration
 from fedhet import make_client_app, population, registry
 from fedhet.client import jobs
-from fedhet.engines.local import LocalGrid
+from fedhet.engines.grid import LocalGrid
 from fedhet.files import read_tensors
 from fedhet.population import ClientInfo
 from fedhet.results.history import read_clients, read_history

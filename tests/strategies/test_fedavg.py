@@ -9,7 +9,7 @@ import torch
 import fedhet
 from fedhet import config as configuration
 from fedhet import population
-from fedhet.engines.local import LocalGrid
+from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import read_tensors
 

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from fedhet import FedHeNN, make_client_app, population
 from fedhet.config import Config, resolve
 from fedhet.data import load
-from fedhet.engines.local import LocalGrid, run_locally
+from fedhet.engines.grid import LocalGrid
+from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.population import ClientInfo
 from fedhet.representations import Representation, linear_cka, procrustes_distance, represent

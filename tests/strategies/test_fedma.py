@@ -18,7 +18,7 @@ import fedhet
 from fedhet import make_client_app, models, population
 from fedhet.config import resolve
 from fedhet.data import load
-from fedhet.engines import local
+from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.graphs import architecture_graph, permutation_groups, permute, resize
 from fedhet.learning import Trained, evaluate
@@ -108,7 +108,7 @@ class Run:
 def run(folder: Path, *, wire: Wire | None = None, watch: Watch | None = None, **changes) -> Run:
     settings = TINY | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
     wire, watch = wire or Wire(), watch or Watch()
-    local.run_locally(resolve(settings), folder, app=wire, observers=[watch])
+    run_locally(resolve(settings), folder, app=wire, observers=[watch])
     return Run(folder, wire, watch)
 
 
@@ -610,7 +610,7 @@ def test_sixteen_vgg9s_as_in_the_papers_table_7(tmp_path):
 
     app = make_client_app(model=lambda client: models.build("vgg9", (3, 32, 32), 10), data=images)
     folder = tmp_path / "run"
-    local.run_locally(resolve({"method": "fedma", "clients": 16, "local-epochs": 0}), folder, app=app)
+    run_locally(resolve({"method": "fedma", "clients": 16, "local-epochs": 0}), folder, app=app)
     model = load_file(folder / "models" / "global.safetensors")
     assert sum(array.size for array in model.values()) == 3_900_235
     order = [f"body.{index}.weight" for index in (0, 2, 5, 7, 11, 13, 18, 20)]

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedhet import FedAvg, make_client_app, population
 from fedhet import config as configuration
-from fedhet.engines.local import LocalGrid
+from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.graphs import layer_graph
 from fedhet.hypernets import Design, catalogue

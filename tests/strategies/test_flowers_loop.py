@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedhet import FedAvg, FedMA, make_client_app, models
 from fedhet.config import parse
-from fedhet.engines.local import LocalGrid
+from fedhet.engines.grid import LocalGrid
 from fedhet.wire import decode_arrays
 
 SETTINGS = {"dataset": "digits", "architectures": "mlp", "clients": 3, "samples_per_client": 32, "batch_size": 16}

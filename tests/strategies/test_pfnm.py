@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from fedhet import models
 from fedhet.config import resolve
-from fedhet.engines import local
+from fedhet.engines.local import run_locally
 from fedhet.graphs import architecture_graph, permutation_groups
 from fedhet.matching.groups import describe
 from fedhet.results.history import read_history
@@ -34,7 +34,7 @@ TINY = {
 
 def run(folder: Path, **changes):
     settings = TINY | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
-    local.run_locally(resolve(settings), folder)
+    run_locally(resolve(settings), folder)
     return read_history(folder), json.loads((folder / "summary.json").read_text())
 
 

@@ -1,0 +1,66 @@
+"""A shared pool of another data set's images."""
+
+import pytest
+import torch
+
+from fedhet import config as configuration
+from fedhet import data, population
+from fedhet.data import DataSet, Examples
+from fedhet.errors import ConfigError, DataError
+from fedhet.options import Config
+from fedhet.task import get_task
+
+
+def images_of(pixels: torch.Tensor, *, classes: int = 10, white: int = 255, name: str = "other") -> DataSet:
+    """A data set of these raw images, whose classes come one after the other."""
+    examples = Examples(pixels, torch.arange(len(pixels)) % classes)
+    shape = tuple(pixels.shape[1:])
+    return DataSet(
+        name, examples, examples, classes, get_task("classification"), shape, torch.Tensor.float, white=white
+    )
+
+
+def test_images_from_elsewhere_look_like_the_clients_own():
+    white = torch.full((40, 3, 28, 28), 255, dtype=torch.uint8)
+    white[::2] = 0  # the even classes are black
+    pool = data.pool_of(images_of(white), data.load("digits"), 20, seed=0)
+    assert pool.inputs.shape == (20, 1, 8, 8)
+    assert pool.inputs.dtype == torch.uint8
+    assert pool.labels is not None
+    assert torch.equal(pool.inputs.amax(dim=(1, 2, 3)) == 16, pool.labels % 2 == 1)
+    again = data.pool_of(images_of(white), data.load("digits"), 20, seed=0)
+    assert again.digest == pool.digest
+
+
+def test_labels_of_other_classes_are_left_out():
+    pool = data.pool_of(images_of(torch.zeros(40, 1, 8, 8), classes=4), data.load("digits"), 20, seed=0)
+    assert pool.labels is None
+
+
+def test_only_images_can_stand_for_images():
+    words = images_of(torch.zeros(40, 80), name="words")
+    with pytest.raises(DataError, match="words has none"):
+        data.pool_of(words, data.load("digits"), 20, seed=0)
+
+
+def test_clients_keep_the_examples_that_a_held_out_pool_would_have_taken(monkeypatch):
+    elsewhere = images_of(torch.randint(0, 256, (300, 1, 28, 28), dtype=torch.uint8))
+    load = data.load
+    monkeypatch.setattr(
+        data, "load", lambda name, *args, **kw: elsewhere if name == "mnist" else load(name, *args, **kw)
+    )
+    settings = {"method": "fedharm", "dataset": "digits", "clients": 4, "shared-samples": 101, "seed": 77}
+    held, other = (configuration.resolve(settings | more) for more in ({}, {"shared-dataset": "mnist"}))
+
+    def examples(config: Config) -> int:
+        return sum(len(population.data_of(population.ClientInfo(str(i), i, 4, config)).train) for i in range(4))
+
+    pool = population.shared_pool(other)
+    assert pool is not None
+    assert len(pool) == 101
+    assert examples(other) - examples(held) == 101
+
+
+def test_an_unknown_data_set_gets_its_neighbours():
+    with pytest.raises(ConfigError, match="mnist"):
+        configuration.resolve({"method": "fedmd", "shared-samples": 10, "shared-dataset": "mnits"})
