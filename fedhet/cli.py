@@ -24,9 +24,30 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+def _known(incomplete: str) -> list[str]:
+    """Methods and presets, for completion in a shell."""
+    from fedhet import config as configuration
+    from fedhet import registry
+
+    return [name for name in (*registry.methods(), *configuration.presets()) if name.startswith(incomplete)]
+
+
+def _methods(incomplete: str) -> list[str]:
+    return [name for name in _known(incomplete) if "/" not in name]
+
+
+def _settings(incomplete: str) -> list[str]:
+    from fedhet import config as configuration
+
+    return [f"{key}=" for key, *_ in configuration.keys() if key.startswith(incomplete)]  # noqa: SIM118
+
+
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set one key; may be repeated. `fedhet keys` lists them."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set one key; may be repeated (`fedhet keys`).", autocompletion=_settings
+    ),
 ]
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the data set's files.")]
 
@@ -50,7 +71,9 @@ def run(
     config: Annotated[
         str | None,
         typer.Argument(
-            metavar="[CONFIG]", help="A TOML file, a preset or a method (`fedhet list`); fedhenn/digits if left out."
+            metavar="[CONFIG]",
+            help="A TOML file, a preset or a method (`fedhet list`); fedhenn/digits if left out.",
+            autocompletion=_known,
         ),
     ] = None,
     settings: Settings = None,
@@ -91,6 +114,7 @@ def compare(
         typer.Argument(
             metavar="METHOD...",
             help="Methods, in the order of the table, or NAME=METHOD,KEY=VALUE,... for one with settings of its own.",
+            autocompletion=_methods,
         ),
     ],
     seeds: Annotated[str, typer.Option(help="Comma-separated; every method runs once with each.")] = "0,1,2",
@@ -203,7 +227,10 @@ def list_names() -> None:
 @app.command()
 def keys(
     method: Annotated[
-        str | None, typer.Argument(metavar="[METHOD]", help="Only this method's own keys, with the values they take.")
+        str | None,
+        typer.Argument(
+            metavar="[METHOD]", help="Only this method's own keys, and what they take.", autocompletion=_methods
+        ),
     ] = None,
     toml: Annotated[
         bool, typer.Option("--toml", help="Print the table that pyproject.toml declares to Flower.")

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedhet import data, models, registry, toml
+from fedhet import registry, toml
 from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.machine import check_device_name
 from fedhet.method import Method, Traits
@@ -252,6 +252,8 @@ def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
 
 def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
     """Problems of names and, unless some of the `numbers` are wrong already, of keys that do not go together."""
+    from fedhet import models
+
     config = Config(**common)
     problems = []
     for name in listed(config.log):
@@ -291,6 +293,8 @@ def _without_idle(config: Config, by_hand: frozenset[str], told: Collection[str]
     Raises:
         ConfigError: such a key was chosen by hand, and so was the one that is the reason.
     """
+    from fedhet import data
+
     idle = config.parameters.idle(config)
     if config.optimizer != "sgd" and config.momentum:
         idle["momentum"] = "optimizer"

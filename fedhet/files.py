@@ -29,11 +29,15 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Keep a folder, made if missing, for this process alone, until the process ends in whatever way.
 
+    Args:
+        folder: the folder.
+        wait: for a process that has it.
+
     Raises:
-        ConfigError: another process has it.
+        ConfigError: another process has it (without `wait`).
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -43,7 +47,7 @@ def locked(folder: Path) -> Iterator[None]:
         return
     with (folder / ".lock").open("a") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
             raise ConfigError(
                 f"{folder} is in use by another run: wait for its end, or choose another folder"

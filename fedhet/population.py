@@ -3,7 +3,7 @@
 These are the defaults behind `make_client_app` and `make_server_app`; a user's own functions take their place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -108,17 +108,24 @@ def _union(keys: Config, clients: int) -> Pool:
     return Pool(torch.cat([_client(keys, clients, number).train.inputs[:] for number in range(clients)]))
 
 
-def class_counts(config: Config) -> dict[str, list[Any]] | None:
-    """How many training examples of each class each simulated client has: `clients`, `classes`, `examples`.
+def class_counts(config: Config, clients: Mapping[str, tuple[int, int]]) -> dict[str, list[Any]] | None:
+    """How many training examples of each class clients have of the configured data set.
 
-    None where examples are not of one class each.
+    Args:
+        config: the configuration.
+        clients: their partition ids and the number of partitions, by name.
+
+    Returns:
+        `clients` (names), `classes` (numbers) and `examples`, clients x classes; None where examples are not of one
+        class each.
     """
-    parts = [_client(_data_keys(config), config.clients, number).train.labels for number in range(config.clients)]
+    keys = _data_keys(config)
+    parts = [_client(keys, of, number % of).train.labels for number, of in clients.values()]
     if any(labels.ndim != 1 for labels in parts):
         return None
     classes = dataset_of(config).classes
     examples = [torch.bincount(labels, minlength=classes).tolist() for labels in parts]
-    return {"clients": [str(n) for n in range(len(parts))], "classes": list(range(classes)), "examples": examples}
+    return {"clients": list(clients), "classes": list(range(classes)), "examples": examples}
 
 
 def common_test(config: Config) -> Examples:

@@ -14,8 +14,6 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhet import data
-from fedhet import models as architectures
 from fedhet.errors import ConfigError, nearest
 from fedhet.method import Drawing, Method
 
@@ -47,16 +45,22 @@ def methods() -> list[str]:
 
 def models() -> list[str]:
     """Names of all architectures that come with fedhet."""
-    return architectures.names()
+    from fedhet import models
+
+    return models.names()
 
 
 def datasets() -> list[str]:
     """Names of all data sets."""
+    from fedhet import data
+
     return data.names()
 
 
 def partitions() -> list[str]:
     """Names of all ways to deal examples to clients."""
+    from fedhet import data
+
     return data.partitions()
 
 

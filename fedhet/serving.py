@@ -25,6 +25,7 @@ from fedhet.results.loggers import loggers
 from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import RunDirectory, check_folder
 from fedhet.server import EvaluateFunction, FederatedStrategy
+from fedhet.server.flowers import simulated
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -63,8 +64,10 @@ def serve(
     make = registry.strategy(config.prefix)
     try:
         with locked(folder):
-            directory = RunDirectory(folder, config, engine, resume=resume, own=own.words)
-            watching = [directory, *loggers(config, folder), *observers]
+            told = loggers(config, folder)  # first: what is not installed leaves no run behind
+            here = engine == "local" or simulated(grid)
+            directory = RunDirectory(folder, config, engine, resume=resume, own=own.words, simulated=here)
+            watching = [directory, *told, *observers]
             strategy = make(config, shared=shared, model=model or own.model, observers=watching)
             strategy.state = directory.state(strategy.state_class) or strategy.state
             if evaluate_fn is None and config.test_on != "local":

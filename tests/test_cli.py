@@ -198,6 +198,21 @@ class TestOtherCommands:
         keys, *_ = zip(*configuration.keys(), strict=True)
         assert all(key in shown for key in keys)
 
+    @pytest.mark.parametrize(
+        ("typed", "offered"),
+        [
+            ("fedhet run fedm", {"fedma", "fedma/digits", "fedmd"}),
+            ("fedhet compare local fedp", {"fedproto", "fedprox"}),
+            ("fedhet keys fedhen", {"fedhenn"}),
+            ("fedhet run --set fedhenn.rad-", {"fedhenn.rad-size=", "fedhenn.rad-source="}),
+        ],
+    )
+    def test_a_shell_completes_names_and_keys(self, typed: str, offered: set[str]) -> None:
+        words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_FEDHET_COMPLETE": "complete_bash"}
+        result = CliRunner().invoke(cli.app, [], prog_name="fedhet", env=words)
+        assert offered <= {*result.stdout.split()}
+        assert all(name.startswith(typed.split()[-1]) for name in result.stdout.split())
+
     def test_version(self) -> None:
         assert fedhet_command("--version").stdout == f"fedhet {fedhet.__version__}\n"
 

@@ -2,14 +2,20 @@
 
 import importlib
 import re
+import shlex
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from typer.testing import CliRunner
 
 import fedhet
+from fedhet import cli, registry
+from fedhet import config as configuration
 from fedhet.engines.grid import LocalGrid, server_context
 from fedhet.errors import ConfigError
+from fedhet.running import RunResult
 from fedhet.testing import MethodContract
 
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -19,6 +25,11 @@ def blocks() -> dict[str, str]:
     """The README's Python blocks that open with their file's name, by that name."""
     code = re.findall(r"```python\n# (\w+)\.py[^\n]*\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     return dict(code)
+
+
+def section(heading: str) -> str:
+    """The README's text under a heading."""
+    return README.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
 
 
 @pytest.fixture
@@ -53,6 +64,14 @@ def test_a_whole_method_of_ones_own(app: Path) -> None:
     settings = {"preset": "local/digits", "method": "lg:method", "lg.warm-up": 1, "clients": 2, "rounds": 3}
     done = fedhet.run({**settings, "architectures": "cnn,cnn-3-3"}, out=app / "run")
     assert done.summary["method"] == "lg"
+    files = re.findall(r"^\| (`[^|]+) \|", section("What a run leaves behind"), re.MULTILINE)
+    named = {name for line in files for name in re.findall(r"`([^`]+)`", line)} - {
+        "tensorboard/",
+        "wandb/",
+        "../mlflow.db",
+    }
+    assert {"config.toml", "models/", "state/"} <= named
+    assert [name for name in named if not (app / "run" / name).exists()] == []
     assert [row["failures"] for row in done.history] == [[]] * 5
     assert [row["metrics"]["spread"] > 0 for row in done.history[1:4]] == [False, True, True]
     head = 4 * (32 * 10 + 10)
@@ -69,3 +88,43 @@ class TestOnesOwnMethod(MethodContract):
     @pytest.fixture(autouse=True)
     def _importable(self, app: Path) -> None:
         assert "MethodContract" in blocks()["test_lg"]
+
+
+def test_the_table_of_methods_has_all_and_no_others() -> None:
+    assert sorted(re.findall(r"^\| `([^`]+)` \|", section("Methods"), re.MULTILINE)) == registry.own_methods()
+
+
+def test_keys_that_are_named_exist() -> None:
+    named = re.findall(r"`([a-z][a-z0-9.-]*) ?= ?[^`]+`", README.read_text(encoding="utf-8"))
+    known = {key for key, *_ in configuration.keys()} | {"lg.warm-up", "extra-keys"}  # noqa: SIM118
+    assert len(named) > 10
+    assert sorted({*named} - known) == []
+
+
+def commands() -> list[str]:
+    """The README's `fedhet` commands, in blocks and within sentences, without comments."""
+    text = README.read_text(encoding="utf-8")
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).replace("&& ", "\n")
+    inline = [" ".join(found.split()) for found in re.findall(r"`(fedhet (?:run|compare) [^`]+)`", text)]
+    found = [line.split("  #")[0].strip() for line in blocks.splitlines() if line.startswith("fedhet ")]
+    return [c for c in [*found, *inline] if c not in ("fedhet --install-completion", "fedhet run runs/try/config.toml")]
+
+
+class Planned(Exception):
+    """A comparison has been checked, and its first runs would begin."""
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_is_understood(command: str, app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to where training begins, from the folder of a checkout."""
+
+    def begin(self: object, cases: object) -> NoReturn:
+        raise Planned
+
+    monkeypatch.setattr("fedhet.comparing.execution.Execution.__call__", begin)
+    monkeypatch.setattr("fedhet.running.run", lambda config, **settings: RunResult(app, {}))
+    monkeypatch.setattr("fedhet.results.report.write_report", Path)
+    monkeypatch.setattr("fedhet.results.together.compare_folders", lambda folders, out: out)
+    monkeypatch.chdir(README.parent)
+    result = CliRunner().invoke(cli.app, shlex.split(command)[1:], prog_name="fedhet")
+    assert result.exit_code == 0 or isinstance(result.exception, Planned), result.output

@@ -1,6 +1,9 @@
 """`fedhet.run` in Python: the command line's defaults and names, and models and data of one's own."""
 
+import re
 import tomllib
+from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +14,8 @@ import fedhet
 from fedhet import config as configuration
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
 from fedhet.given import data_function
+from fedhet.results.history import final_clients, read_clients, scored_curve
+from fedhet.results.report import write_report
 from fedhet.running import _resolved
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
@@ -68,6 +73,23 @@ def test_models_in_the_forms_that_users_hold(run, model):
 
     done = run({"rounds": 1}, model=Wrapped if isinstance(model, str) else model)
     assert done.summary["trained_accuracy"]["weighted"] > 0
+
+
+def test_what_is_tested_on_the_common_set_alone_is_seen_everywhere(run, tiny, capsys):
+    def data(client):
+        train, test = tiny.data(client)
+        return {"train": train, "test": test, "common": test}
+
+    done = run({"method": "local", "test_on": "global", "closing_epochs": 1}, data=data, progress=True)
+    last = [row.accuracy for row in final_clients(read_clients(done.folder))]
+    assert fmean(last) == pytest.approx(done.summary["personal_accuracy"]["mean"])
+    assert scored_curve(done.history, "trained")[-1] == (3, done.summary["personal_accuracy"]["weighted"])
+    assert f"accuracy {done.summary['personal_accuracy']['weighted']:.3f}" in " ".join(
+        capsys.readouterr().out.split()[-40:]
+    )
+    page = write_report(done.folder).read_text()
+    assert "Completed: 3 of 3 rounds, the last of them of closing epochs" in page
+    assert all(f'<figure id="{name}">' in page for name in ("accuracy", "clients", "losses", "courses"))
 
 
 def test_a_network_that_is_given_is_where_all_begin(run):
@@ -130,6 +152,29 @@ def test_labels_and_outputs_that_cannot_be_a_task_are_refused(run, labels, task,
 
     with pytest.raises(FedhetError, match=f"3 clients .*{message}"):
         run(data=data, task=task)
+
+
+def test_what_the_page_says_of_tokens_and_their_masks_works(run):
+    page = Path(fedhet.__file__).parent / "data" / "README.md"
+    code = re.search(r"```python\n(def rows.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[1]
+    exec(code, names := {"torch": torch, "nn": nn})
+
+    class Transformer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.classifier = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+        def forward(self, input_ids=None, attention_mask=None, labels=None):
+            mean = (self.embedding(input_ids) * attention_mask[..., None]).sum(1) / attention_mask.sum(1)[:, None]
+            return SimpleNamespace(logits=self.classifier(mean))
+
+    def data(client):
+        ids, mask = torch.arange(9), torch.tensor([1, 1, 0])
+        tokenized = [{"input_ids": ids.roll(k)[:3], "attention_mask": mask, "label": k % 3} for k in range(9)]
+        return names["rows"](tokenized), names["rows"](tokenized)
+
+    done = run({"local_epochs": 20}, data=data, model=lambda: names["Apart"](Transformer()))
+    assert done.summary["trained_accuracy"]["weighted"] > 0.6
 
 
 def test_a_network_that_cannot_take_its_inputs_is_refused_once_for_all(run):

@@ -13,7 +13,7 @@ from fedhet.comparing.ground import common_ground, distinct
 from fedhet.comparing.measures import measure
 from fedhet.comparing.notes import notes_below
 from fedhet.comparing.outcome import Comparison
-from fedhet.comparing.tables import cost_table, headings_and_rows, markdown, number_rows, result_table
+from fedhet.comparing.tables import cost_table, costs, markdown, number_rows, outcomes, result_table
 from fedhet.comparing.tuning import Tuned, Tuning, tune
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import write_csv, write_text
@@ -110,7 +110,8 @@ def compare(
         firsts = {run.case.arm: runs[run.case.name] for result in results for run in result.runs[:1]}
         title = f"{', '.join(names)} on {'own data' if own.data is not None else planned[0].settings.dataset}"
         page = out / "comparison.html"
-        write_together(page, title, runs, *headings_and_rows(results, against), notes=notes, first=first, shown=firsts)
+        tables = [outcomes(results, against), costs(results)]
+        write_together(page, title, runs, tables, notes=notes, first=first, shown=firsts)
     execute.console.print(result_table(results, against))
     execute.console.print(cost_table(results, notes))
     if failed:

@@ -40,7 +40,15 @@ def comparison_figure(results: Sequence[ArmResult]) -> "Figure":
         bars.barh(heights, [mean for _, mean, _ in there], height=0.36, color=colour, label=label, alpha=0.85)
         for height, (_, mean, spread) in zip(heights, there, strict=True):
             bars.errorbar(mean, height, xerr=spread, color=INK, linewidth=1, capsize=2.5)
-            bars.text(mean + (spread or 0), height, f"  {mean:.3f}", va="center", color=INK, fontsize=8)
+            bars.annotate(
+                f"{mean:.3f}",
+                (mean + (spread or 0), height),
+                xytext=(5, 0),
+                textcoords="offset points",
+                va="center",
+                color=INK,
+                fontsize=8,
+            )
     bars.set_yticks(range(len(results)), [result.arm + (" *" if result.forced else "") for result in results])
     bars.set_ylim(len(results) - 0.5, -0.5)
     bars.set_xlim(0, 1.2 * bars.dataLim.x1)

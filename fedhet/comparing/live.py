@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedhet import registry
 from fedhet.comparing.cases import Case
 from fedhet.errors import FedhetError
-from fedhet.results.history import accuracy_curve, read_history
+from fedhet.results.history import read_history, scored_curve
 from fedhet.results.tables import format_seconds, format_value
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Progress:
         except FedhetError:  # being written
             return "", "", ""
         scored = registry.method(case.settings.prefix).traits_of(case.settings.parameters).scored
-        curve = accuracy_curve(rows, scored)
+        curve = scored_curve(rows, scored)
         done = max((row["round"] for row in rows if not row.get("final")), default=0)
         last = case.settings.rounds + bool(case.settings.closing_epochs)
         left = self.ended.get(case.name, "")

@@ -7,11 +7,11 @@ differences between methods are paired, seed by seed.
 import math
 import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedhet.comparing.cases import Case
-from fedhet.results.history import Which, accuracy_curve
+from fedhet.results.history import Which, scored_curve
 from fedhet.results.run_files import RunFiles, read_run
 from fedhet.results.tables import UNDISCLOSED
 
@@ -32,6 +32,7 @@ class Measured:
         curve: the personal accuracy by round.
         metric: the name of what is called accuracy here.
         stopped: the round after which early stopping ended training; None if it did not.
+        refused: why clients never took part, by name.
     """
 
     case: Case
@@ -40,6 +41,7 @@ class Measured:
     curve: Mapping[int, float]
     metric: str
     stopped: int | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,13 +124,20 @@ def _measured(case: Case, run: RunFiles) -> Measured:
     spent |= {name: (summary.get("work") or {}).get(name) for name in WORK}
     names = {row.architecture or UNDISCLOSED for row in run.clients}
     which: Which = run.personal or "trained"
+    took_part = {client for row in run.rows for client in row["participants"]}
     return Measured(
         case=case,
         models=next(iter(names)) if len(names) == 1 else f"{len(names)} kinds",
         values={name: summary.get(name) for name in MEASURES} | accuracies | spent,
-        curve=dict(accuracy_curve(run.rows, which) or accuracy_curve(run.rows, which, test="common")),
+        curve=dict(scored_curve(run.rows, which)),
         metric=run.metric,
         stopped=summary.get("stopped_early"),
+        refused={
+            str(failure.get("client")): str(failure.get("reason"))
+            for row in run.rows
+            for failure in row["failures"]
+            if failure.get("client") not in took_part
+        },
     )
 
 

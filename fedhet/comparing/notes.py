@@ -25,8 +25,10 @@ def notes_below(
         tuned: and what came of it.
     """
     metrics = sorted({run.metric for result in results for run in result.runs}) or ["accuracy"]
+    on = {run.case.settings.test_on == "global" for result in results for run in result.runs}
+    where = "the common test set" if on == {True} else "the clients' own data"
     notes = [
-        f"{' and '.join(metrics).capitalize()} after the last round, weighted by examples, on the clients' own data: "
+        f"{' and '.join(metrics).capitalize()} after the last round, weighted by examples, on {where}: "
         "mean ± sample standard deviation over seeds (- with one seed). Examples (labelled, and unlabelled ones of the "
         "pool), gradient steps (on clients' own examples, and all), examples that went forward in training, bytes (up "
         "and down) and time: mean of a run, all clients together."
@@ -42,6 +44,7 @@ def notes_below(
         )
     if any(result.forced for result in results):
         notes.append(f"* needs equal architectures: every client got {homogeneous_model}.")
+    notes += _absent(results)
     notes += settings
     if tuning:
         seeds = ", ".join(map(str, tuning.seeds))
@@ -50,6 +53,21 @@ def notes_below(
             f"training parts. Chosen for {'; '.join(each.text for each in tuned)}."
         )
     notes += _validation(results)
+    return notes
+
+
+def _absent(results: Sequence[ArmResult]) -> list[str]:
+    """Arms without some of the clients, which are compared with others that had them."""
+    notes = []
+    for result in results:
+        if short := [run for run in result.runs if run.refused]:
+            seeds = ", ".join(str(run.case.seed) for run in short)
+            count = max(len(run.refused) for run in short)
+            client, reason = next(iter(short[0].refused.items()))
+            notes.append(
+                f"{result.arm} went without {count} of {short[0].case.settings.clients} clients (seeds {seeds}), so "
+                f"its numbers are of fewer clients than the others': client {client}: {reason}."
+            )
     return notes
 
 

@@ -15,12 +15,12 @@ _COSTS = ("labelled", "pool", "own steps", "steps", "forwards", "bytes", "time")
 
 def result_table(results: Sequence[ArmResult], baseline: ArmResult) -> "Table":
     """What the methods achieved, for a terminal."""
-    return _terminal(_outcomes(results, baseline), ())
+    return _terminal(outcomes(results, baseline), ())
 
 
 def cost_table(results: Sequence[ArmResult], notes: Sequence[str]) -> "Table":
     """What the methods had and took, for a terminal, and the notes."""
-    return _terminal([["method", *_COSTS], *([_name(result), *_costs(result)] for result in results)], notes)
+    return _terminal(costs(results), notes)
 
 
 def _terminal(lines: Sequence[Sequence[str]], notes: Sequence[str]) -> "Table":
@@ -37,8 +37,8 @@ def _terminal(lines: Sequence[Sequence[str]], notes: Sequence[str]) -> "Table":
 
 def headings_and_rows(results: Sequence[ArmResult], baseline: ArmResult) -> tuple[list[str], list[list[str]]]:
     """What the methods achieved, and what they had and took, side by side."""
-    costs = [_COSTS, *map(_costs, results)]
-    headings, *lines = [[*left, *right] for left, right in zip(_outcomes(results, baseline), costs, strict=True)]
+    both = zip(outcomes(results, baseline), costs(results), strict=True)
+    headings, *lines = [[*left, *right[1:]] for left, right in both]
     return headings, lines
 
 
@@ -81,8 +81,8 @@ def _name(result: ArmResult) -> str:
     return result.arm + (" *" if result.forced else "")
 
 
-def _outcomes(results: Sequence[ArmResult], baseline: ArmResult) -> list[list[str]]:
-    """Headings, and a line an arm.
+def outcomes(results: Sequence[ArmResult], baseline: ArmResult) -> list[list[str]]:
+    """What the methods achieved: headings, and a line an arm.
 
     Accuracy after local training stands there where it is not the personal one, on the common test set if evaluated.
     """
@@ -114,6 +114,11 @@ def _difference(result: ArmResult, baseline: ArmResult) -> str:
     if found.margin is None:
         return f"{found.mean:+.3f}"
     return f"{found.mean:+.3f} [{found.mean - found.margin:+.3f}, {found.mean + found.margin:+.3f}]"
+
+
+def costs(results: Sequence[ArmResult]) -> list[list[str]]:
+    """What the methods had and took: headings, and a line an arm."""
+    return [["method", *_COSTS], *([_name(result), *_costs(result)] for result in results)]
 
 
 def _costs(result: ArmResult) -> list[str]:

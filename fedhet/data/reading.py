@@ -1,6 +1,6 @@
 """Rows of a user's dataset, read when they are needed, and the columns, images and labels in them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,7 @@ def _read(dataset: Any, rows: Sequence[int], collate: Collate | None) -> tuple[T
     if len(shapes := {tuple(each.shape) for each in inputs}) > 1:
         one, other = sorted(shapes)[:2]
         raise DataError(
-            f"has inputs of different shapes, {list(one)} and {list(other)}: resize them where they are read"
+            f"has inputs of different shapes, {list(one)} and {list(other)}: resize or pad them where they are read"
         )
     return torch.stack(inputs), as_labels([label for _, label in pairs])
 
@@ -120,14 +120,11 @@ def columns_of(row: Mapping[str, Any]) -> tuple[str, str]:
     Raises:
         DataError: they cannot be told, or inputs are of several columns.
     """
-    if {"input_ids", "attention_mask"} <= row.keys():
-        raise DataError(
-            "has inputs of several tensors (input_ids, attention_mask), and networks are given one: have rows with one "
-            "tensor, and the network take it apart"
-        )
+    others = [name for name in row if name not in LABELS]
+    if "input_ids" in row and len(others) > 1:
+        raise DataError(_several(others))
     inputs = [name for name in INPUTS if name in row]
     labels = [name for name in LABELS if name in row]
-    others = [name for name in row if name not in LABELS]
     if not inputs and len(others) == 1:
         inputs = others
     if not inputs or not labels:
@@ -139,16 +136,17 @@ def columns_of(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """Inputs as a tensor: of a PIL image its bytes (channels, height, width), of doubles floats.
+    """Inputs as a tensor: of a PIL image its bytes (channels, height, width), of doubles floats; of a dict its entry.
 
     Raises:
         DataError: they are no numbers, or of several tensors.
     """
-    if isinstance(value, Mapping) or (isinstance(value, tuple) and value and isinstance(value[0], Tensor)):
-        raise DataError(
-            f"has inputs of several tensors (a {type(value).__name__}), and networks are given one: have rows with one "
-            "tensor, and the network take it apart"
-        )
+    if isinstance(value, Mapping):
+        if len(value) != 1:
+            raise DataError(_several(value))
+        (value,) = value.values()
+    if isinstance(value, tuple) and value and isinstance(value[0], Tensor):
+        raise DataError(_several([f"{len(value)} in a tuple"]))
     if isinstance(value, list) and value and not isinstance(value[0], int | float | list):
         return torch.stack([as_tensor(each) for each in value])
     if hasattr(value, "getbands"):  # a PIL image
@@ -162,6 +160,13 @@ def as_tensor(value: Any) -> Tensor:
     return tensor.float() if tensor.dtype == torch.float64 and not isinstance(value, Tensor) else tensor
 
 
+def _several(names: Iterable[str]) -> str:
+    return (
+        f"has inputs of several tensors ({', '.join(names)}), and networks are given one: put them together in each "
+        "row (torch.stack), and let the network take them apart (inputs.unbind(1))"
+    )
+
+
 def as_labels(value: Any) -> Tensor:
     """Labels as a tensor: classes (n,) int64; several of 0 and 1, or numbers, (n, labels).
 
@@ -173,9 +178,9 @@ def as_labels(value: Any) -> Tensor:
     try:
         labels = torch.as_tensor(value if isinstance(value, Tensor) else np.asarray(value))
     except (TypeError, ValueError, RuntimeError) as error:
-        kind = type(value[0]).__name__ if isinstance(value, list | tuple) and value else type(value).__name__
+        kind = type(next(iter(np.asarray(value, object).flat), value)).__name__
         raise DataError(
-            f"has labels that are no numbers but a {kind}: number the classes from 0, alike for all"
+            f"has labels that are no numbers but {kind}: number the classes from 0, alike for all clients"
         ) from error
     if labels.is_floating_point():
         return labels.float().reshape(len(labels), -1)

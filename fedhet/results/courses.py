@@ -5,7 +5,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from fedhet.results.figures import BLUE, INK, ORANGE, PALETTE, faded, legend_beside, new_figure, whole_numbers
-from fedhet.results.history import Which, accuracy_curve
+from fedhet.results.history import Which, flat, scored_curve
 from fedhet.results.run_files import RunFiles
 from fedhet.rows import client_order
 
@@ -18,12 +18,14 @@ MOST_NAMED = 10
 
 
 def loss_figure(run: RunFiles) -> "Figure | None":
-    """The loss in training, with what the method adds to it, and the loss on the clients' test parts; None without."""
+    """The loss in training, with what the method adds to it, and the loss on test data; None without."""
     which = run.personal or "trained"
     training = [(row["round"], row["train_loss"]) for row in run.rows if row.get("train_loss") is not None]
     tested = []
     for row in run.rows:
-        mean = (((row.get(which) or {}).get("loss")) or {}).get("weighted")
+        found = flat(row)  # on the common test set, of clients or of the server, where nothing else is
+        places = f"{which}/loss/weighted", f"common/{which}/loss/weighted", f"common/{which}/loss"
+        mean = next((found[place] for place in places if place in found), None)
         if mean is not None:
             before = which == "received" or row.get("final", False)
             tested.append((row["round"] - before, mean))
@@ -32,7 +34,8 @@ def loss_figure(run: RunFiles) -> "Figure | None":
     figure, (axes,) = new_figure(7.2, 3.0)
     for points, label, colour in ((training, "training", ORANGE), (tested, "test", BLUE)):
         if points:
-            axes.plot(*zip(*points, strict=True), color=colour, label=label)
+            marker = "o" if len(points) < 40 else None
+            axes.plot(*zip(*points, strict=True), color=colour, label=label, marker=marker, markersize=3)
     axes.set_xlabel("round")
     axes.set_ylabel("loss")
     whole_numbers(axes)
@@ -45,14 +48,14 @@ def cost_figure(runs: Mapping[str, RunFiles]) -> "Figure | None":
 
     def by_bytes(run: RunFiles) -> list[tuple[float, float]]:
         sent = dict(zip((row["round"] for row in run.rows), accumulate(map(_bytes, run.rows)), strict=True))
-        return [(sent[r] / MEGABYTE, value) for r, value in accuracy_curve(run.rows, _scored(run)) if sent.get(r)]
+        return [(sent[r] / MEGABYTE, value) for r, value in scored_curve(run.rows, _scored(run)) if sent.get(r)]
 
     return _courses(runs, by_bytes, "payload so far, all clients, both ways (MB)")
 
 
 def overlay_figure(runs: Mapping[str, RunFiles]) -> "Figure | None":
     """Accuracy by round of several runs, each by what its method is scored by; None without evaluations."""
-    figure = _courses(runs, lambda run: accuracy_curve(run.rows, _scored(run)), "round")
+    figure = _courses(runs, lambda run: scored_curve(run.rows, _scored(run)), "round")
     if figure is not None:
         whole_numbers(figure.axes[0])
     return figure

@@ -143,7 +143,7 @@ def cosines_figure(matrices: Mapping[str, Any]) -> "Figure":
         axes.set_ylim(low - 0.02, high + 0.02)
         axes.set_xlabel("round")
     panels[0].set_ylabel("cosine to the others' mean")
-    panels[-1].legend(fontsize=7)
+    panels[-1].legend(fontsize=7, frameon=False, labelcolor=INK)
     return figure
 
 
@@ -244,5 +244,5 @@ def layer_graphs_figure(matrices: Mapping[str, Any]) -> "Figure":
         axes.set_ylim(0.6 - deepest, 0.6)
         axes.axis("off")
     marks = [Line2D([], [], marker="o", linestyle="", color=colours[type], label=type) for type in types]
-    figure.legend(handles=marks, loc="outside right upper", fontsize=8, frameon=False)
+    figure.legend(handles=marks, loc="outside right upper", fontsize=8, frameon=False, labelcolor=INK)
     return figure

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet.files import write_whole
 from fedhet.method import Drawing
-from fedhet.results.history import TestSet, Which, accuracy_curve, final_clients, newcomer_lines
+from fedhet.results.history import TestSet, Which, accuracy_curve, final_clients, newcomer_lines, scored_curve
 from fedhet.results.run_files import RunFiles
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.rows import ClientRow
@@ -79,9 +79,9 @@ def accuracy_figure(run: RunFiles) -> "Figure | None":
             rounds, values = zip(*curve, strict=True)
             marker = "o" if len(rounds) < 40 else None
             axes.plot(rounds, values, style, color=colour, label=label, marker=marker, markersize=3.5)
-            if main and test == "own":
-                low, high = (dict(accuracy_curve(run.rows, which, end)) for end in ("min", "max"))
-                inside = [r for r in rounds if r in low and r in high]
+            low, high = (dict(accuracy_curve(run.rows, which, end, test)) for end in ("min", "max"))
+            inside = [r for r in rounds if r in low and r in high]
+            if main and curve == scored_curve(run.rows, which) and low != high and len(inside) > 1:
                 lows, highs = [low[r] for r in inside], [high[r] for r in inside]
                 axes.fill_between(inside, lows, highs, color=colour, alpha=0.15, linewidth=0, label="all clients")
     if not drawn:

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,13 +115,30 @@ def accuracy_curve(
     return sorted(curve.items())
 
 
+def scored_curve(rows: Sequence[Row], which: Which) -> list[tuple[int, float]]:
+    """The accuracy that a run is scored by, by round: on the clients' own test parts, else on the common test set.
+
+    Args:
+        rows: the history, see `read_history`.
+        which: see `accuracy_curve`.
+    """
+    return accuracy_curve(rows, which) or accuracy_curve(rows, which, test="common")
+
+
 def flat(row: Row) -> dict[str, float]:
-    """The numbers of a round that were measured, under names such as `trained/accuracy/weighted` and `bytes/up`."""
+    """The numbers of a round that were measured, under names such as `trained/accuracy/weighted` and `bytes/up`.
+
+    Those on the common test set and on validation parts have it in front, as `common/trained/accuracy/weighted`.
+    """
     found: dict[str, Any] = {}
-    for which in ("received", "trained"):
-        for kind in ("accuracy", "loss"):
-            values = (row.get(which) or {}).get(kind) or {}
-            found |= {f"{which}/{kind}/{name}": value for name, value in values.items()}
+    for test in ("", "common", "validation"):
+        tested = (row.get(test) or {}) if test else row
+        for which, kind in product(("received", "trained"), ("accuracy", "loss")):
+            values, place = (tested.get(which) or {}).get(kind), f"{test}/{which}/{kind}".removeprefix("/")
+            of_each = (
+                {f"/{name}": value for name, value in values.items()} if isinstance(values, dict) else {"": values}
+            )
+            found |= {place + name: value for name, value in of_each.items()}
     found |= {"train/loss": row.get("train_loss"), "bytes/up": row["bytes_up"], "bytes/down": row["bytes_down"]}
     found |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
     return {name: float(value) for name, value in found.items() if value is not None}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.errors import ConfigError
+from fedhet.files import locked
 from fedhet.observing import Observer, RoundReport, Watched
 from fedhet.options import Config, listed
 from fedhet.results.history import flat
@@ -61,7 +62,7 @@ class WeightsAndBiases(Observer):
 
 
 class MLflow(Observer):
-    """Logs into `mlruns/` beside the run directory, where runs are compared, unless MLFLOW_TRACKING_URI is set."""
+    """Logs into `mlflow.db` beside the run directory, where runs are compared, unless MLFLOW_TRACKING_URI is set."""
 
     def __init__(self, folder: Path, config: Config) -> None:
         import os
@@ -69,8 +70,9 @@ class MLflow(Observer):
         import mlflow
 
         if "MLFLOW_TRACKING_URI" not in os.environ:
-            mlflow.set_tracking_uri((folder.parent / "mlruns").as_uri())
-        mlflow.set_experiment("fedhet")
+            mlflow.set_tracking_uri(f"sqlite:///{(folder.parent / 'mlflow.db').as_posix()}")
+        with locked(folder.parent, wait=True):  # the first of several runs at a time makes the data base
+            mlflow.set_experiment("fedhet")
         self._mlflow: Any = mlflow
         self._mlflow.start_run(run_name=folder.name)
         self._mlflow.log_params({key: value for key, value in config.flat().items() if value != ""})
@@ -100,7 +102,7 @@ def loggers(config: Config, folder: Path) -> list[Observer]:
     """The observers that the key `log` names.
 
     Raises:
-        ConfigError: what one needs is not installed.
+        ConfigError: what one needs is not installed, or cannot start.
     """
     found = []
     for name in listed(config.log):
@@ -108,4 +110,6 @@ def loggers(config: Config, folder: Path) -> list[Observer]:
             found.append(LOGGERS[name](folder, config))
         except ImportError as error:
             raise ConfigError(f"log = {name!r} needs {name}, which is not installed: pip install {name}") from error
+        except Exception as error:  # whatever others' packages raise
+            raise ConfigError(f"log = {name!r} cannot start: {type(error).__name__}: {error}") from error
     return found

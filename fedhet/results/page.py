@@ -23,18 +23,21 @@ SHARED = """\
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 62rem; background: var(--page); color: var(--ink);
        font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.5rem 0 .75rem; }
+h1 { font-size: 1.6rem; margin: 0; } h1 + figure, .scroll + .scroll { margin-top: 1.5rem; }
+h2 { font-size: 1.15rem; margin: 2.5rem 0 .75rem; }
 p { margin: .3rem 0; } .quiet, figcaption { color: var(--quiet); font-size: .9rem; } .bad { color: var(--bad); }
 dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr)); gap: .75rem; margin: 1.5rem 0; }
 dl > div { background: var(--panel); border-radius: .4rem; padding: .7rem .9rem; }
 dt { color: var(--quiet); font-size: .85rem; } dd { margin: 0; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
 dd small { display: block; font-size: .8rem; color: var(--quiet); }
-figure { margin: 0 0 2rem; } figure svg { display: block; max-width: 100%; height: auto; }
+figure { margin: 0 0 2rem; } figure svg { display: block; max-width: max(100%, 34rem); height: auto; }
+figure svg text { fill: var(--ink); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { padding: .3rem .9rem .3rem 0; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--quiet); font-weight: 500; }
-.numbers :is(td, th):not(:first-child) { text-align: right; } .numbers tr:last-child td { font-weight: 600; }
+.numbers :is(td, th) { white-space: nowrap; } .numbers :is(td, th):not(:first-child) { text-align: right; }
+.total tr:last-child td { font-weight: 600; }
 code { font-size: .95em; }
 details summary { cursor: pointer; color: var(--quiet); margin: .75rem 0; }
 </style>
@@ -78,12 +81,16 @@ PAGE = """\
 </dl>
 {% endif %}
 {{ drawn(pictures) }}
+{% if classes_unknown %}
+<p class="quiet">Who has which classes is not shown: the server knows it only of clients that it simulates, with the
+configured data set.</p>
+{% endif %}
 {% if undrawn %}
 <p class="quiet">matrices.json also holds: {{ undrawn | join(", ") }}.</p>
 {% endif %}
 <section><h2>Clients by architecture</h2>
 {% if architectures %}
-{{ table(headings, architectures, "numbers") }}
+{{ table(headings, architectures, "numbers total") }}
 <p class="quiet">Plain means over clients, each at its last evaluation.</p>
 {% else %}
 <p class="quiet">No client was evaluated.</p>
@@ -122,7 +129,9 @@ TOGETHER = """\
 {{ head(title) }}
 {{ drawn(pictures) }}
 <section><h2>Results</h2>
-{{ table(headings, rows, "numbers") }}
+{% for lines in tables %}
+{{ table(lines[0], lines[1:], "numbers") }}
+{% endfor %}
 {% for note in notes %}
 <p class="quiet">{{ note }}</p>
 {% endfor %}

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedhet.observing import Observer, RoundReport, Watched
+from fedhet.results.history import scored_curve
 from fedhet.results.tables import format_bytes
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -39,8 +40,7 @@ class ProgressLine(Observer):
         """Renew the line, or print one."""
         row = report.row
         self._bytes += row["bytes_up"] + row["bytes_down"]
-        own = row[strategy.traits.scored] or {}
-        accuracy = (own.get("accuracy") or {}).get("weighted")
+        accuracy = next((value for _, value in scored_curve([row], strategy.traits.scored)), None)
         if accuracy is not None:
             self._curve.append(accuracy)
         parts = [f"{len(row['participants'])} clients"] if row["participants"] else []

@@ -32,7 +32,7 @@ from fedhet.results.history import (
     read_history,
 )
 from fedhet.results.report import write_report
-from fedhet.rows import STATISTICS, ClientRow
+from fedhet.rows import STATISTICS, ClientRow, client_order
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -52,15 +52,23 @@ class RunDirectory(Observer):
         engine: name of the engine, for the summary.
         resume: go on with the run that is in the folder.
         own: the user's own model and data, in words.
+        simulated: whether clients are simulated on this machine.
 
     Raises:
         ConfigError: the folder holds a run already (without `resume`), or none (with it).
     """
 
     def __init__(
-        self, folder: Path, config: Config, engine: str, *, resume: bool = False, own: Mapping[str, str] = {}
+        self,
+        folder: Path,
+        config: Config,
+        engine: str,
+        *,
+        resume: bool = False,
+        own: Mapping[str, str] = {},
+        simulated: bool = True,
     ) -> None:
-        self.folder, self.config, self.engine = folder, config, engine
+        self.folder, self.config, self.engine, self.simulated = folder, config, engine, simulated
         self.started_at = time.perf_counter()
         self.earlier_seconds = 0.0
         check_folder(folder, resume=resume)
@@ -82,9 +90,11 @@ class RunDirectory(Observer):
         return kind.load(last) if last else None
 
     def started(self, strategy: Watched, first: int, last: int) -> None:
-        """Write who has which classes, where the clients' data are simulated here."""
-        if self.engine in ("local", "ray") and not strategy.own_data:
-            counts = population.class_counts(self.config)
+        """Write who has which classes, where the clients and the configured data set are on this machine."""
+        known = strategy.state.clients
+        parts = {client: known[client].partition for client in sorted(known, key=client_order)}
+        if self.simulated and not strategy.own_data and parts and all(parts.values()):
+            counts = population.class_counts(self.config, parts)
             if counts is not None:
                 self._write("partition.json", counts)
 

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 _CAPTIONS = {
     "partition": "Training examples by client and class.",
-    "losses": "Loss by round: in training, with what the method adds to it, and on the clients' own test parts.",
+    "losses": "Loss by round: in training, with what the method adds to it, and on test data.",
     "courses": "Each client's accuracy by round.",
     "cost": "Accuracy by what was sent until then.",
-    "accuracy": "Accuracy by round, weighted by the clients' examples; the band spans the clients.",
+    "accuracy": "Accuracy by round, weighted by the clients' examples; a band spans the clients.",
     "clients": "The clients' accuracies at their last evaluation, by architecture.",
     "newcomers": "Clients that came after the last round, by epoch of training alone: with what they received, and "
     "from their own initial weights, in the same batches.",
@@ -67,6 +67,7 @@ def write_report(folder: Path | str) -> Path:
             about=_about(run),
             facts=_facts(run),
             pictures=pictures,
+            classes_unknown=run.partition is None and run.summary is not None and run.metric == "accuracy",
             undrawn=sorted(run.matrices.keys() - drawings.keys()),
             headings=architecture_headings(run.metric),
             architectures=[architecture_cells(row) for row in by_architecture(run.clients)],
@@ -107,7 +108,11 @@ def _settings(run: RunFiles) -> tuple[list[tuple[str, str]], list[tuple[str, str
 
 def _about(run: RunFiles) -> str:
     wanted, seed = (run.settings.get(key, "?") for key in ("rounds", "seed"))
-    rounds = f"{run.rounds} of {wanted} rounds" if wanted else f"{run.rounds} rounds"  # 0: settled by the method
+    closing = bool(run.settings.get("closing-epochs"))
+    rounds = (
+        f"{run.rounds} of {wanted + closing} rounds" if wanted else f"{run.rounds} rounds"
+    )  # 0: settled by the method
+    rounds += ", the last of them of closing epochs" if wanted and closing and run.rounds > wanted else ""
     summary = run.summary or {}
     engine = f", engine {summary.get('engine', '?')}" if summary else ""
     where = f", on {', '.join(summary['devices'])}" if summary.get("devices") else ""

@@ -119,8 +119,10 @@ def beside(summary: Mapping[str, Any]) -> str:
     return f"{words} {format_value(value)}" if value is not None and value != score and not named else ""
 
 
-def closing_table(folder: Path | str) -> "Table":
+def closing_table(folder: Path | str) -> "Table | str":
     """What a run ends with on the terminal: the clients by architecture, their total, and the run's `headline`.
+
+    The headline alone where no client was evaluated.
 
     Raises:
         FedhetError: the folder is not the directory of a run.
@@ -128,13 +130,15 @@ def closing_table(folder: Path | str) -> "Table":
     from rich.table import Table
 
     run = read_run(folder)
+    rows = by_architecture(run.clients)
+    if not rows:
+        return headline(run)
     where = f"{run.settings.get('method', 'run')} on {run.settings.get('dataset', 'data')}"
     table = Table(title=where, caption=headline(run), title_justify="left", caption_justify="left")
     first, *numbers = architecture_headings(run.metric)
     table.add_column(first, no_wrap=True)
     for heading in numbers:
         table.add_column(heading, justify="right")
-    rows = by_architecture(run.clients)
     for row in rows:
         if row is rows[-1]:
             table.add_section()

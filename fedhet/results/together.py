@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _CAPTIONS = {
     "comparison": "Personal accuracy by round, and after the last one.",
     "overlay": "Accuracy by round, each run by what its method is scored by.",
-    "cost": "Accuracy by what was sent until then.",
+    "cost": "Accuracy by what was sent until then; a method that sends nothing is not in it.",
 }
 
 
@@ -38,15 +39,14 @@ def compare_folders(folders: Sequence[Path | str], path: Path) -> Path:
     if len(runs) < len(folders):
         raise FedhetError(f"{' '.join(map(str, folders))}: runs on one page need folders of different names")
     headings = ["run", "method", "personal", "global", "bytes", "time", "seed"]
-    return write_together(path, "Runs together", runs, headings, [_line(name, run) for name, run in runs.items()])
+    return write_together(path, "Runs together", runs, [[headings, *starmap(_line, runs.items())]])
 
 
 def write_together(
     path: Path,
     title: str,
     runs: Mapping[str, RunFiles],
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    tables: Sequence[Sequence[Sequence[str]]],
     *,
     notes: Sequence[str] = (),
     first: "Figure | None" = None,
@@ -58,23 +58,21 @@ def write_together(
         path: of the page.
         title: its title.
         runs: all of them, by name.
-        headings: of the table.
-        rows: of the table.
-        notes: below it.
+        tables: each its headings, and then its rows.
+        notes: below them.
         first: a figure that stands before the others.
         shown: the runs that the figures are of; all by default.
     """
-    shown = runs if shown is None else shown
+    shown = shown or runs
     drawn = {"comparison": first, "overlay": None if first else overlay_figure(shown), "cost": cost_figure(shown)}
+    of = "" if shown is runs else " Of each method's first seed."
     pictures = [
-        {"name": name, "svg": to_svg(figure, name), "caption": _CAPTIONS[name]}
+        {"name": name, "svg": to_svg(figure, name), "caption": _CAPTIONS[name] + of * (name != "comparison")}
         for name, figure in drawn.items()
         if figure is not None
     ]
     links = [(name, _link(run.folder / "report.html", path.parent)) for name, run in runs.items()]
-    write_text(
-        path, rendered(TOGETHER, title=title, pictures=pictures, headings=headings, rows=rows, notes=notes, runs=links)
-    )
+    write_text(path, rendered(TOGETHER, title=title, pictures=pictures, tables=tables, notes=notes, runs=links))
     return path
 
 

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedhet.errors import ConfigError
@@ -137,3 +138,8 @@ def check_payloads(wrapper: Strategy, method: str, payloads: Mapping[str, Payloa
             raise ConfigError(
                 f"{type(wrapper).__name__} works on the shared model alone, and {method} sends its clients more"
             )
+
+
+def simulated(grid: Grid | None) -> bool:
+    """Whether Flower simulates the clients of a grid on this machine."""
+    return type(grid).__name__ == "InMemoryGrid"

@@ -95,7 +95,11 @@ class Round:
             "bytes_down": self.down.total(),
             "timing": {"seconds": time.perf_counter() - self.started},
         }
-        measured = {client: reply.measured[scored] for client, reply in replies.items() if scored in reply.measured}
+        measured = {
+            client: found
+            for client, reply in replies.items()
+            if (found := reply.measured.get(scored) or reply.measured.get(f"common-{scored}"))
+        }
         rows = [
             ClientRow(
                 round=self.number,

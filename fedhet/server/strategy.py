@@ -144,11 +144,14 @@ class FederatedStrategy(Conversation[P, S], Strategy):
 
     def _record(self, folder: Path) -> None:
         from fedhet.results.loggers import loggers
-        from fedhet.results.recorder import RunDirectory
+        from fedhet.results.recorder import RunDirectory, check_folder
 
-        directory = RunDirectory(folder.resolve(), self.config, "flwr", resume=self.config.resume)
+        folder, resume = folder.resolve(), self.config.resume
+        check_folder(folder, resume=resume)
+        told = loggers(self.config, folder)  # first: what is not installed leaves no run behind
+        directory = RunDirectory(folder, self.config, "flwr", resume=resume, simulated=flowers.simulated(self._grid))
         self.state = cast(S | None, directory.state(self.state_class)) or self.state
-        self.observers = [directory, *loggers(self.config, folder.resolve())]
+        self.observers = [directory, *told]
 
     # ---- Flower's hooks
 

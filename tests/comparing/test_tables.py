@@ -13,7 +13,7 @@ from fedhet.comparing.notes import notes_below
 from fedhet.comparing.tables import markdown, number_rows
 
 
-def result(method, accuracies, stopped=None, **settings):
+def result(method, accuracies, stopped=None, refused=None, **settings):
     config = configuration.resolve({"method": method, **{key.replace("_", "-"): v for key, v in settings.items()}})
     runs = [
         Measured(
@@ -23,6 +23,7 @@ def result(method, accuracies, stopped=None, **settings):
             {},
             "accuracy",
             stopped,
+            refused or {},
         )
         for seed, accuracy in accuracies.items()
     ]
@@ -96,3 +97,11 @@ def test_the_common_test_set_is_a_column_where_it_was_evaluated():
         run.values["common_accuracy"] = 0.75
     assert "| common |" in (text := markdown([ensemble], ensemble, []))
     assert "0.750" in text
+
+
+def test_an_arm_that_lacks_clients_is_said_to():
+    short = result("fedproto", {0: 0.5, 1: 0.6}, refused={"3": "its representation has width 9"}, clients=4)
+    notes = "\n".join(notes_below([LOCAL, short], LOCAL, "cnn"))
+    assert "fedproto went without 1 of 4 clients (seeds 0, 1)" in notes
+    assert "client 3: its representation has width 9." in notes
+    assert "local went without" not in notes

@@ -145,6 +145,8 @@ FORMS = {
         range(3), collate_fn=lambda rows: {"x": [torch.full((1, 3, 4), 40 * i).byte() for i in rows], "y": rows}
     ),
     "columns": lambda: {"img": [picture(40 * i) for i in range(3)], "label": [0, 1, 2]},
+    "dicts of one tensor": lambda: Rows(lambda i: ({"pixel_values": picture(40 * i)}, i), 3),
+    "strided": lambda: (40 * torch.arange(3).byte().view(3, 1, 1, 1).expand(3, 1, 3, 4), torch.arange(6)[::2] // 2),
     "arrays": lambda: (np.stack([np.full((1, 3, 4), 40 * i, np.uint8) for i in range(3)]), np.arange(3)),
     "a part": lambda: torch.utils.data.Subset(Rows(lambda i: (picture(40 * (i - 2)), i - 2)), [2, 3, 4]),
 }  # fmt: skip
@@ -180,14 +182,16 @@ def test_random_transforms_stay_random():
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (Rows(lambda i: ({"input_ids": 1, "attention_mask": 1}, i)), "has inputs of several tensors"),
-        (Rows(lambda i: {"input_ids": 1, "attention_mask": 1, "label": i}), "has inputs of several tensors"),
+        (Rows(lambda i: ({"input_ids": 1, "mask": 1}, i)), r"has inputs of several tensors \(input_ids, mask\)"),
+        (Rows(lambda i: {"input_ids": 1, "mask": 1, "label": i}), r"has .* one: put them together in each row"),
+        (Rows(lambda i: ((torch.ones(1), torch.ones(1)), i)), r"has inputs of several tensors \(2 in a tuple\)"),
         (
             Rows(lambda i: {"height": 1, "width": 2, "label": 3}),
             "has columns height, width, label, of which",
         ),
         (Rows(lambda i: (torch.ones(i + 1), i)), r"has inputs of different shapes, \[1\] and \[2\]"),
-        (Rows(lambda i: (torch.ones(1), "cat")), "has labels that are no numbers but a str: number the classes from 0"),
+        (Rows(lambda i: (torch.ones(1), "cat")), "has labels that are no numbers but str: number the classes from 0"),
+        ((INPUTS, np.array(["a", "b", "a"])), "has labels that are no numbers but str: number the classes from 0"),
         (iter([]), "is a list_iterator, whose rows cannot be asked for by number"),
     ],
 )

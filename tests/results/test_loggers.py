@@ -61,5 +61,9 @@ def test_what_is_missing_or_unknown_is_named_before_the_run(tiny, tmp_path, monk
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="log = 'wandb' needs wandb, which is not installed: pip install wandb"):
         run(tiny, tmp_path / "run", "wandb")
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **settings: 1 / 0))
+    with pytest.raises(ConfigError, match="log = 'wandb' cannot start: ZeroDivisionError: division by zero"):
+        run(tiny, tmp_path / "run", "wandb")
+    assert run(tiny, tmp_path / "run", "").summary["status"] == "completed"  # nothing was left that is in its way
     with pytest.raises(ConfigError, match="unknown log 'tensorbord'; did you mean 'tensorboard'"):
         run(tiny, tmp_path / "other", "tensorbord")
