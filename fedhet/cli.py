@@ -25,16 +25,17 @@ app = typer.Typer(
 )
 
 
-def _known(incomplete: str) -> list[str]:
-    """Methods and presets, for completion in a shell."""
-    from fedhet import config as configuration
+def _methods(incomplete: str) -> list[str]:
+    """Methods, for completion in a shell."""
     from fedhet import registry
 
-    return [name for name in (*registry.methods(), *configuration.presets()) if name.startswith(incomplete)]
+    return [name for name in registry.methods() if name.startswith(incomplete)]
 
 
-def _methods(incomplete: str) -> list[str]:
-    return [name for name in _known(incomplete) if "/" not in name]
+def _known(incomplete: str) -> list[str]:
+    from fedhet import config as configuration
+
+    return [*_methods(incomplete), *(name for name in configuration.presets() if name.startswith(incomplete))]
 
 
 def _settings(incomplete: str) -> list[str]:

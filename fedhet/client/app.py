@@ -1,6 +1,6 @@
 """The client side's runtime: one ClientApp for every method, around the method's client half."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from flwr.app import Context, Message
@@ -23,7 +23,7 @@ class MethodsApp(ClientApp):
 
     application: Application
 
-    def works(self, calls: Iterable[tuple[Message, Context]]) -> list[Pausing[Message]] | None:
+    def works(self, calls: Sequence[tuple[Message, Context]]) -> list[Pausing[Message]] | None:
         """What is to be done for each of several messages; None where it must be one after the other."""
         return self.application.works(calls)
 

@@ -1,6 +1,6 @@
 """What a ClientApp does with messages, whichever method they are of, around the method's client half."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -64,7 +64,7 @@ class Application:
         """Evaluation without training: the received model, then the client's own."""
         return alone(self._handle(message, context, self._evaluate))
 
-    def works(self, calls: Iterable[tuple[Message, Context]]) -> list[Pausing[Message]] | None:
+    def works(self, calls: Sequence[tuple[Message, Context]]) -> list[Pausing[Message]] | None:
         """What is to be done for each of several messages, pass by pass; None where it must be one after the other."""
         works = {MessageType.TRAIN: self._train, MessageType.EVALUATE: self._evaluate}
         kinds = [message.metadata.message_type for message, _ in calls]

@@ -108,11 +108,10 @@ def _settings(run: RunFiles) -> tuple[list[tuple[str, str]], list[tuple[str, str
 
 def _about(run: RunFiles) -> str:
     wanted, seed = (run.settings.get(key, "?") for key in ("rounds", "seed"))
-    closing = bool(run.settings.get("closing-epochs"))
-    rounds = (
-        f"{run.rounds} of {wanted + closing} rounds" if wanted else f"{run.rounds} rounds"
-    )  # 0: settled by the method
-    rounds += ", the last of them of closing epochs" if wanted and closing and run.rounds > wanted else ""
+    rounds = f"{run.rounds} of {wanted} rounds" if wanted else f"{run.rounds} rounds"  # 0: settled by the method
+    if isinstance(wanted, int) and wanted and run.settings.get("closing-epochs"):
+        last = ", the last of them of closing epochs" if run.rounds > wanted else ""
+        rounds = f"{run.rounds} of {wanted + 1} rounds{last}"
     summary = run.summary or {}
     engine = f", engine {summary.get('engine', '?')}" if summary else ""
     where = f", on {', '.join(summary['devices'])}" if summary.get("devices") else ""
