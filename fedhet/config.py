@@ -170,10 +170,9 @@ def preset_path(name: str) -> Path:
     Raises:
         ConfigError: there is no such preset; the nearest name is given.
     """
-    path = run_configs() / f"{name}.toml"
-    if not path.is_file():
-        raise ConfigError(nearest("preset", name, presets()))
-    return path
+    if name not in (known := presets()):  # which may come over the wire, and must lead nowhere else
+        raise ConfigError(nearest("preset", name, known))
+    return run_configs() / f"{name}.toml"
 
 
 def parse_setting(text: str) -> tuple[str, Value]:

@@ -54,6 +54,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@cache
+def memory() -> int:
+    """Bytes of memory that this machine has; a tebibyte where it does not say."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 1 << 40
+
+
 def check_device_name(name: str) -> None:
     """Find out whether a device can be meant; whether it is there, `device_of` finds out.
 

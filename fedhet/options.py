@@ -160,7 +160,9 @@ class Config:
     head: str = option("", "module whose input is the representation; empty: the last nn.Linear")
     device: str = option("auto", "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps")
     num_gpus: float = option(0.0, "share of a GPU for each client in a simulation on Ray", at_least=0)
-    threads_per_client: int = option(1, "CPU threads of a client; more than one costs repeatability", at_least=1)
+    threads_per_client: int = option(
+        1, "CPU threads of a client; more than one costs repeatability", at_least=1, at_most=1024
+    )
     workers: int = option(
         0, "processes of the local engine in which clients train; 0: as many as cores, one beside a GPU", at_least=0
     )

@@ -14,6 +14,7 @@ from torch import nn
 from fedhet import data, models, registry
 from fedhet.data import ClientData, DataSet, Examples, Pool, Split
 from fedhet.errors import ConfigError, ModelError
+from fedhet.machine import memory
 from fedhet.options import Config
 from fedhet.representations import Representation
 from fedhet.sharing import NetworkDescription
@@ -156,6 +157,8 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
         return
     dataset = dataset_of(config)
     dealt = sorted(set(architectures(config, config.clients)))
+    for name in dealt:
+        _check_size(name, dataset)
     if must_be_equal(config):
         networks = registry.method(config.prefix).traits_of(config.parameters).networks
         why = "averages weights position by position and needs equal architectures"
@@ -173,6 +176,21 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
             except ValueError as error:
                 raise ModelError(f"model {name!r}: {error}") from error
             _check_shared(config, NetworkDescription(model, representation.head, name), shared)
+
+
+def _check_size(name: str, dataset: DataSet) -> None:
+    """A client needs room for the weights of its network, their gradients, and what is sent of them."""
+    try:
+        with torch.device("meta"):
+            tensors = models.build(name, dataset.input_shape, dataset.classes).state_dict().values()
+    except (NotImplementedError, RuntimeError):  # it computes while it is built
+        return
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if 3 * size > memory():
+        raise ConfigError(
+            f"architectures: {name} has {size / 1e9:.3g} GB of weights for inputs of {list(dataset.input_shape)}, "
+            f"which must be there three times to be trained, and this machine has {memory() / 1e9:.3g} GB of memory"
+        )
 
 
 def must_be_equal(config: Config) -> bool:

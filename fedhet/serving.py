@@ -14,16 +14,13 @@ from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.data import Pool
 from fedhet.data.own import as_pool
-from fedhet.errors import FedhetError
-from fedhet.files import locked
 from fedhet.given import Given
 from fedhet.learning import evaluate
 from fedhet.method import Method
 from fedhet.observing import Observer
 from fedhet.options import Config
-from fedhet.results.loggers import loggers
 from fedhet.results.progress import ProgressLine
-from fedhet.results.recorder import RunDirectory, check_folder
+from fedhet.results.recorder import recorded
 from fedhet.server import EvaluateFunction, FederatedStrategy
 from fedhet.server.flowers import simulated
 
@@ -60,24 +57,13 @@ def serve(
     Raises:
         FedhetError: as the strategy's `start`.
     """
-    check_folder(folder, resume=resume)
-    make = registry.strategy(config.prefix)
-    try:
-        with locked(folder):
-            told = loggers(config, folder)  # first: what is not installed leaves no run behind
-            here = engine == "local" or simulated(grid)
-            directory = RunDirectory(folder, config, engine, resume=resume, own=own.words, simulated=here)
-            watching = [directory, *told, *observers]
-            strategy = make(config, shared=shared, model=model or own.model, observers=watching)
-            strategy.state = directory.state(strategy.state_class) or strategy.state
-            if evaluate_fn is None and config.test_on != "local":
-                evaluate_fn = _on_common_test(strategy)
-            strategy.start(grid, evaluate_fn=evaluate_fn)
-    except OSError as error:
-        raise FedhetError(
-            f"the run stopped, since {error.filename or folder} cannot be written or read: "
-            f"{error.strerror or error}; what was complete is saved, and --resume {folder} goes on from there"
-        ) from error
+    make, here = registry.strategy(config.prefix), engine == "local" or simulated(grid)
+    with recorded(folder, config, engine, resume=resume, own=own.words, simulated=here) as recording:
+        strategy = make(config, shared=shared, model=model or own.model, observers=[*recording, *observers])
+        strategy.state = recording[0].state(strategy.state_class) or strategy.state
+        if evaluate_fn is None and config.test_on != "local":
+            evaluate_fn = _on_common_test(strategy)
+        strategy.start(grid, evaluate_fn=evaluate_fn)
 
 
 def make_server_app(

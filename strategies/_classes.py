@@ -7,7 +7,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from fedhet.errors import ModelError
-from fedhet.server import FederatedStrategy, Rule, State, class_means
+from fedhet.server import FederatedStrategy, State, class_means
 from fedhet.server.half import P
 from fedhet.wire import Arrays, Payload, Reply, WireError, check
 
@@ -68,7 +68,7 @@ class ByClass(FederatedStrategy[P, C]):
         """C_j = sum_i n_ij C_ij / sum_i n_ij; a class that nobody of this round holds keeps its vector."""
         sent = [reply.arrays["prototypes"] for reply in replies.values()]
         self.state.prototypes = class_means(sent, self.state.prototypes)
-        if not Rule.of(self.config).plain:
+        if not self.rule.plain:
             self._average_otherwise(replies)
         return {}
 

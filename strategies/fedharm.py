@@ -20,7 +20,7 @@ from fedhet.randomness import torch_generator
 from fedhet.representations.descriptors import agreement
 from fedhet.representations.packing import pack_all, unpack_all
 from fedhet.representations.shared_images import check_told, target_of
-from fedhet.server import ArraysBy, FederatedStrategy, Rule, State
+from fedhet.server import ArraysBy, FederatedStrategy, State
 from fedhet.task import Metric
 from fedhet.wire import Arrays, Payload, Reply, WireError, check, to_tensor
 
@@ -120,7 +120,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
             return {}
         own, seed = self.parameters, self.config.seed
         generator = torch_generator(seed, "parallel analysis", round)
-        parts = list(told.values()) if Rule.of(self.config).plain else [self._combined(told)]
+        parts = list(told.values()) if self.rule.plain else [self._combined(told)]
         made = target_of(own.align, parts, clusters=own.clusters, error=own.target_error, generator=generator)
         if own.whose == "shuffled":
             order = torch.randperm(self.state.pool_size, generator=torch_generator(seed, fedharm.SHUFFLE, round))

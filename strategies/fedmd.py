@@ -18,7 +18,7 @@ from fedhet.randomness import numpy_generator, torch_generator
 from fedhet.representations.packing import Factor, check_told_features, pack, unpack
 from fedhet.representations.scores import mean_scores, normalised, sharpened
 from fedhet.representations.spectral import check_posteriors
-from fedhet.server import FederatedStrategy, Rule, State
+from fedhet.server import FederatedStrategy, State
 from fedhet.wire import Arrays, Payload, Reply, WireError, check, to_tensor
 
 
@@ -115,7 +115,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
         if own.classes == "handled":
             handled = [to_tensor(reply.arrays["handled"]["classes"]).bool() for reply in replies.values()]
         told = [unpack(reply.arrays["scores"]).values for reply in replies.values()]
-        if not Rule.of(self.config).plain:
+        if not self.rule.plain:
             told, handled = [self._combined(dict(zip(replies, told, strict=True)), handled)], None
         mean = mean_scores(told, own.scores, handled)
         if own.average == "entropy-reduced":

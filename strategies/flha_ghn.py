@@ -7,7 +7,7 @@ from typing import Any
 
 from fedhet.hypernets import start
 from fedhet.methods import flha_ghn
-from fedhet.server import FederatedStrategy, Rule, RunningMean, State
+from fedhet.server import FederatedStrategy, RunningMean, State
 from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, to_arrays
 
 
@@ -27,7 +27,7 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.takes_in = Rule.of(self.config).plain  # other rules need all of them at once
+        self.takes_in = self.rule.plain  # other rules need all of them at once
 
     def welcome(self, client: str, reply: Reply) -> None:
         """Keep the client's graph for the report, if it told."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhet.hypernets.personal import PersonalHypernetwork, one_thread
 from fedhet.methods import pfedhn
-from fedhet.server import FederatedStrategy, Rule, State
+from fedhet.server import FederatedStrategy, State
 from fedhet.wire import Arrays, Payload, Reply, check, narrowed, to_arrays, to_tensor
 
 
@@ -48,7 +48,7 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
         By another rule than the mean, gradients of the hypernetwork's parameters are put together, each of the clients
         whose weights it wrote.
         """
-        hypernetwork, plain = self._hypernetwork(), Rule.of(self.config).plain
+        hypernetwork, plain = self._hypernetwork(), self.rule.plain
         tensors, gradients = hypernetwork.tensors, {}
         with one_thread():
             for client, reply in replies.items():

@@ -25,7 +25,7 @@ from fedhet.wire import Request
 NODE_KEYS = ("data", "device", "state-dir", "disclose-architecture", "threads-per-client")
 """Settings that a node may make for itself, in its node config."""
 
-PATHS = ("data", "state-dir", "out")
+PATHS = ("data", "shared-data", "state-dir", "out")
 """Settings that become paths."""
 
 

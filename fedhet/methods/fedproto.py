@@ -15,6 +15,7 @@ class FedProtoParameters(Parameters):
         0,
         "width to which a linear layer between body and head projects; Phi is behind it; 0: no such layer",
         at_least=0,
+        at_most=2**16,
     )
     predict: str = option(
         "prototype",

@@ -23,12 +23,14 @@ class FLHAGHNParameters(Parameters):
         "change of low rank; or tiles of one decoder, which write types that nobody had in training too",
         choices=("base-lowrank", "dense", "lowrank", "tiled"),
     )
-    rank: int = option(4, "rank of low-rank heads for each time that a type occurs in one network", at_least=1)
-    latent: int = option(16, "width of z, which heads are given", at_least=1)
-    tile: int = option(16, "channels in and out of a tile", at_least=1)
-    tile_latent: int = option(128, "width of z of a tile", at_least=1)
-    width: int = option(51, "width of a node's embedding", at_least=1)
-    steps: int = option(6, "T, steps of message passing", at_least=1)
+    rank: int = option(
+        4, "rank of low-rank heads for each time that a type occurs in one network", at_least=1, at_most=2**16
+    )
+    latent: int = option(16, "width of z, which heads are given", at_least=1, at_most=2**16)
+    tile: int = option(16, "channels in and out of a tile", at_least=1, at_most=2**16)
+    tile_latent: int = option(128, "width of z of a tile", at_least=1, at_most=2**16)
+    width: int = option(51, "width of a node's embedding", at_least=1, at_most=2**16)
+    steps: int = option(6, "T, steps of message passing", at_least=1, at_most=1000)
     convolution: Literal["graph", "gated", "sage"] = option(
         "graph", "GraphConv, GatedGraphConv or SAGEConv", choices=("graph", "gated", "sage")
     )

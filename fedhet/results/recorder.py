@@ -9,7 +9,8 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from fedhet import config as configuration
 from fedhet import population
 from fedhet.config import Config
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import state_home, write_arrays, write_csv, write_text
+from fedhet.files import locked, state_home, write_arrays, write_csv, write_text
 from fedhet.machine import host
 from fedhet.observing import Observer, RoundReport, Saved, Watched
 from fedhet.results.accounts import account, validation
@@ -31,6 +32,7 @@ from fedhet.results.history import (
     read_clients,
     read_history,
 )
+from fedhet.results.loggers import loggers
 from fedhet.results.report import write_report
 from fedhet.rows import STATISTICS, ClientRow, client_order
 
@@ -94,7 +96,11 @@ class RunDirectory(Observer):
         known = strategy.state.clients
         parts = {client: known[client].partition for client in sorted(known, key=client_order)}
         if self.simulated and not strategy.own_data and parts and all(parts.values()):
-            counts = population.class_counts(self.config, parts)
+            try:  # of what clients told of themselves, for a picture
+                counts = population.class_counts(self.config, parts)
+            except Exception as error:
+                log.warning("who has which classes is not known: %s", error)
+                return
             if counts is not None:
                 self._write("partition.json", counts)
 
@@ -212,6 +218,36 @@ class RunDirectory(Observer):
 
     def _write(self, name: str, value: Any) -> None:
         write_text(self.folder / name, json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def recorded(
+    folder: Path,
+    config: Config,
+    engine: str,
+    *,
+    resume: bool = False,
+    own: Mapping[str, str] = {},
+    simulated: bool = True,
+) -> Iterator[tuple[RunDirectory, *tuple[Observer, ...]]]:
+    """A run directory that is this run's alone meanwhile, and the loggers that the configuration asks for.
+
+    It takes what `RunDirectory` takes.
+
+    Raises:
+        ConfigError: as `RunDirectory`; another run has the folder, or a logger is not installed.
+        FedhetError: the disk failed the run, and how it goes on.
+    """
+    check_folder(folder, resume=resume)
+    try:
+        with locked(folder):
+            told = loggers(config, folder)  # first: what is not installed leaves no run behind
+            yield RunDirectory(folder, config, engine, resume=resume, own=own, simulated=simulated), *told
+    except OSError as error:
+        raise FedhetError(
+            f"the run stopped, since {error.filename or folder} cannot be written or read: "
+            f"{error.strerror or error}; what was complete is saved, and --resume {folder} goes on from there"
+        ) from error
 
 
 def check_folder(folder: Path, *, resume: bool = False) -> None:

@@ -16,6 +16,7 @@ from fedhet.server import exchanges, flowers
 from fedhet.server.aggregation import given
 from fedhet.server.half import P, S, ServerHalf
 from fedhet.server.newcomers import comes_last
+from fedhet.server.robust import Rule, put_together
 from fedhet.server.roster import agree_on_pool
 from fedhet.server.state import ClientRecord
 from fedhet.wire import Arrays, Encoder, Payload, Reply, Request, check_finite
@@ -152,7 +153,17 @@ class Conversation(ServerHalf[P, S]):
             self._override({"rounds": rounds})
 
     def _fetch_first_arrays(self) -> None:
-        """What is shared starts as the initial weights of the first client that has it."""
+        """What is shared starts as the initial weights of the first client that has it.
+
+        Where hostile clients are reckoned with (`aggregation`, `update-bound`) all are asked, and Krum chooses.
+        """
+        if not self.rule.plain:
+            owners = [client for client in self.present if self.specs[client].keys() - self.state.model.keys()]
+            question = self._messages(MessageType.QUERY, dict.fromkeys(owners, Payload()), question=FIRST)
+            told = {c: reply.arrays.get("model", {}) for c, reply in self._valid(self._send(question)).items()}
+            rule = Rule("krum", self.config.hostile)
+            first, _ = put_together(told, dict.fromkeys(told, 1.0), self.specs, {}, rule)
+            self.state.model = first | self.state.model
         for client in self.present:  # all would give the same: they are drawn from the seed, not from the client
             if self.specs[client].keys() <= self.state.model.keys():
                 continue
@@ -223,7 +234,8 @@ class Conversation(ServerHalf[P, S]):
     def _take(self, settings: Mapping[str, Any]) -> None:
         """What Flower calls a configuration: keys of ours change the run's, others are for mods around the clients."""
         known, self._further = flowers.split(settings, self.config)
-        self._override({key: value for key, value in known.items() if self.config.flat()[key] != value})
+        flat = self.config.flat()
+        self._override({key: value for key, value in known.items() if flat[key] != value})
 
     def _override(self, settings: Mapping[str, Any]) -> None:
         if settings:

@@ -11,17 +11,17 @@ from fedhet import config as configuration
 from fedhet import given, population, registry
 from fedhet.data import Pool
 from fedhet.data.own import as_input, as_pool
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import ConfigError
 from fedhet.method import Method, Traits
 from fedhet.options import Config, Parameters, Value, kebab
 from fedhet.server import flowers
-from fedhet.server.networks import network_like
+from fedhet.server.networks import check_like, network_like
 from fedhet.server.robust import Rule, cut_to_bound, put_together
 from fedhet.server.roster import Roster
 from fedhet.server.round import Round, draw, in_order
 from fedhet.server.state import State
 from fedhet.sharing import NOTHING
-from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, difference, load_into, spec_of, without_widths
+from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, load_into, without_widths
 from fedhet.wire import cast as cast_arrays
 
 P = TypeVar("P", bound=Parameters)
@@ -102,6 +102,11 @@ class ServerHalf(Generic[P, S]):
         return self._answered[1]
 
     @property
+    def rule(self) -> Rule:
+        """How what clients send is put together."""
+        return Rule.of(self.config)
+
+    @property
     def shares(self) -> bool:
         """Whether clients learn anything of each other."""
         return self.traits.shares.keys is not NOTHING.keys or type(self).aggregate_fit is not ServerHalf.aggregate_fit
@@ -154,7 +159,9 @@ class ServerHalf(Generic[P, S]):
         spec: Spec | None = reply.report.spec if self.traits.networks != "any" else None
         if spec is not None and self.traits.networks == "widths":
             spec = without_widths(spec)
-        return reply.report.metric, reply.report.labels, None if spec is None else tuple(spec.items())
+        own_pool = self.traits.pool != "none" and self.pool() is None  # that each brings along
+        pool = (reply.report.pool, reply.report.pool_size) if own_pool else None
+        return reply.report.metric, reply.report.labels, None if spec is None else tuple(spec.items()), pool
 
     def welcome(self, client: str, reply: Reply) -> None:
         """Take in what a client answered to its first greeting; of its arrays it is only known that they are finite.
@@ -266,7 +273,7 @@ class ServerHalf(Generic[P, S]):
         Args as of `put_together`; `before` is `state.model` if left out.
         """
         start = self.state.model if before is None else before
-        found, cuts = put_together(models, weights, specs, start, Rule.of(self.config))
+        found, cuts = put_together(models, weights, specs, start, self.rule)
         self._round.name_cuts(map(vars, cuts))
         return found
 
@@ -281,7 +288,7 @@ class ServerHalf(Generic[P, S]):
 
     def bounded(self, told: Mapping[str, Arrays]) -> Mapping[str, Arrays]:
         """What clients told, cut to `update-bound` median norms, for methods that make of it what is no average."""
-        bound = Rule.of(self.config).bound
+        bound = self.rule.bound
         made, cuts = cut_to_bound(told, {}, bound) if bound and told else (told, [])
         self._round.name_cuts(map(vars, cuts))
         return made
@@ -316,7 +323,8 @@ class ServerHalf(Generic[P, S]):
             FedhetError: the client says neither which architecture it has nor which partition.
         """
         record = self.state.clients[client]
-        return self._network(client, record.architecture, record.partition)
+        place = record.architecture, record.partition
+        return network_like(client, *place, self.config, self.model, self._way_out)
 
     def check_network(self, reply: Reply) -> None:
         """Find out in the greeting whether `network_of` will give this client's network, all of which is shared.
@@ -324,16 +332,7 @@ class ServerHalf(Generic[P, S]):
         Raises:
             FedhetError: it will not, and the way out.
         """
-        report = reply.report
-        built = spec_of(self._network(report.client, report.architecture, report.partition).state_dict())
-        if built != report.spec:
-            raise FedhetError(
-                f"its {difference(report.spec, built)} unlike in the network that the server would build for it: "
-                f"{self._way_out}"
-            )
-
-    def _network(self, client: str, architecture: str, place: tuple[int, int] | None) -> nn.Module:
-        return network_like(client, architecture, place, self.config, self.model, self._way_out)
+        check_like(reply.report, self.config, self.model, self._way_out)
 
     @property
     def _way_out(self) -> str:

@@ -6,6 +6,7 @@ from fedhet import population
 from fedhet.errors import FedhetError, ModelError
 from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction
+from fedhet.wire import Report, difference, spec_of
 
 
 def network_like(
@@ -46,3 +47,16 @@ def network_like(
             raise FedhetError(
                 f"the server cannot build a network like client {client}'s ({error}): {way_out}"
             ) from error
+
+
+def check_like(report: Report, config: Config, model: ModelFunction | None, way_out: str) -> None:
+    """Find out whether `network_like` gives the network of a client, all of which is shared, from what it told.
+
+    Raises:
+        FedhetError: it does not, and the way out.
+    """
+    built = network_like(report.client, report.architecture, report.partition, config, model, way_out)
+    if (spec := spec_of(built.state_dict())) != report.spec:
+        raise FedhetError(
+            f"its {difference(report.spec, spec)} unlike in the network that the server would build for it: {way_out}"
+        )

@@ -164,7 +164,7 @@ def agree_on_pool(state: State, reply: Reply, pool: Pool | None, *, labelled: bo
         )
     if not state.pool:
         state.pool, state.pool_size = digest, size
-    elif pool is None and state.pool != digest:
+    elif pool is None and (state.pool, state.pool_size) != (digest, size):
         raise FedhetError("its shared pool is not the first client's: all must have the same examples in one order")
 
 

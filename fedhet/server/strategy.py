@@ -5,7 +5,8 @@ observers of every round. One round is one exchange: evaluation rides in the tra
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -89,20 +90,19 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         self._grid, self._own_loop = grid, True
         for _, why in self.config.idle:
             log.warning("%s", why)
-        if self.config.out and not self.observers:
-            self._record(Path(self.config.out))
-        self._initial = {} if initial_arrays is None or self.state.round else decode_arrays(initial_arrays)
-        try:
-            result = self._run(grid, evaluate_fn)
-        except BaseException as error:  # told and raised again, Ctrl-C included
+        with self._recording() if self.config.out and not self.observers else nullcontext():
+            self._initial = {} if initial_arrays is None or self.state.round else decode_arrays(initial_arrays)
+            try:
+                result = self._run(grid, evaluate_fn)
+            except BaseException as error:  # told and raised again, Ctrl-C included
+                for observer in self.observers:
+                    observer.failed(self, error)
+                raise
+            finally:
+                self._own_loop = False
             for observer in self.observers:
-                observer.failed(self, error)
-            raise
-        finally:
-            self._own_loop = False
-        for observer in self.observers:
-            observer.finished(self)
-        return result
+                observer.finished(self)
+            return result
 
     def _run(self, grid: Grid, evaluate_fn: EvaluateFunction | None) -> Result:
         result = Result()
@@ -142,16 +142,15 @@ class FederatedStrategy(Conversation[P, S], Strategy):
                 f"reply (min-clients = {self.config.min_clients}):\n{self._round.reasons() or '  none was asked'}"
             )
 
-    def _record(self, folder: Path) -> None:
-        from fedhet.results.loggers import loggers
-        from fedhet.results.recorder import RunDirectory, check_folder
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        from fedhet.results.recorder import recorded
 
-        folder, resume = folder.resolve(), self.config.resume
-        check_folder(folder, resume=resume)
-        told = loggers(self.config, folder)  # first: what is not installed leaves no run behind
-        directory = RunDirectory(folder, self.config, "flwr", resume=resume, simulated=flowers.simulated(self._grid))
-        self.state = cast(S | None, directory.state(self.state_class)) or self.state
-        self.observers = [directory, *told]
+        folder, here = Path(self.config.out).resolve(), flowers.simulated(self._grid)
+        with recorded(folder, self.config, "flwr", resume=self.config.resume, simulated=here) as observers:
+            self.state = cast(S | None, observers[0].state(self.state_class)) or self.state
+            self.observers = [*observers]
+            yield
 
     # ---- Flower's hooks
 
@@ -172,7 +171,9 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         for client in drawn:
             if client not in self.roster.nodes:
                 self._round.fail(client, "is not there")
-        payloads = self.configure_fit(server_round, [client for client in self.roster.nodes if client in drawn])
+        asked = [client for client in self.roster.nodes if client in drawn]
+        with self._guarded(server_round, f"make what clients {', '.join(asked)} receive"):
+            payloads = self.configure_fit(server_round, asked)
         # A client may turn out to be lost when it is asked something on the way.
         payloads = {client: payload for client, payload in payloads.items() if client in self.roster.nodes}
         if not self._own_loop and (wrapper := flowers.wrapper_of(self)) is not None:
@@ -197,7 +198,8 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         trained = {client: reply for client, reply in valid.items() if client in self._round.training}
         metrics: dict[str, float] = {}
         if trained and len(trained) >= min(self.config.min_clients, len(self._round.training)):
-            metrics = self._learn(server_round, trained)
+            with self._guarded(server_round, f"put together what clients {', '.join(trained)} sent"):
+                metrics = self.aggregate_fit(server_round, trained)
             for client in trained:
                 self.state.clients[client].trained = server_round
         elif self._round.training:
@@ -208,21 +210,21 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         record = self._complete(valid, metrics)
         return (encode_arrays(self.state.model, flower=True) if self.state.model else None), record
 
-    def _learn(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """The method's `aggregate_fit`; what it raises of valid replies is no client's fault, and ends the run.
+    @contextmanager
+    def _guarded(self, round: int, doing: str) -> Iterator[None]:
+        """What a method's hooks raise of valid replies is no client's fault, and ends the run.
 
         Raises:
-            FedhetError: it failed, and where the run can go on.
+            FedhetError: what failed, and where the run can go on.
         """
         try:
-            return self.aggregate_fit(round, replies)
+            yield
         except FedhetError:
             raise
         except Exception as error:
             raise FedhetError(
-                f"round {round}: {self.name} failed to put together what clients {', '.join(replies)} sent "
-                f"({type(error).__name__}: {error}); the last state that was saved is that after round {round - 1}, "
-                "the last complete one, from which a resumed run goes on"
+                f"round {round}: {self.name} failed to {doing} ({type(error).__name__}: {error}); the last state that "
+                f"was saved is that after round {round - 1}, the last complete one, from which a resumed run goes on"
             ) from error
 
     def configure_evaluate(
@@ -266,7 +268,8 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         payloads = self.evaluated_with(self.present, amid_training=False)
         sent = self._send(self._messages(MessageType.EVALUATE, payloads, evaluate=True))
         replies = self._valid(sent, payloads, check=self.check_last)
-        self.conclude(replies)
+        with self._guarded(number, f"conclude from what clients {', '.join(replies)} sent"):
+            self.conclude(replies)
         if not self.config.newcomers:
             return self._complete(replies, {})
         known = dict(self.state.clients)

@@ -172,6 +172,7 @@ class Trouble:
         assert done.summary["status"] == "completed"
         assert done.row(4)["participants"] == ["0", "1", "2"]
         assert ("client 1 lost its state" in caplog.text) == bool(gone)
+        assert [row["round"] for row in done.rows if row.get("lost_state") == ["1"]] == [3] * bool(gone)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("rate", [20.0, 1e4, 1e6])

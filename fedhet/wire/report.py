@@ -7,12 +7,16 @@ from typing import Any
 
 from flwr.app import ConfigRecord
 
+from fedhet.machine import memory
 from fedhet.wire.arrays import DTYPES, WireError
 from fedhet.wire.specs import Spec
 from fedhet.wire.told import LONGEST, Told
 
-MOST_PARAMETERS = 2**33
-"""Entries of all that a client shares; a greeting that names more is refused before anything is made of that size."""
+ROOM = 4
+"""A server has room for so many times what one client shares: a greeting that names more than that part of this
+machine's memory is refused before anything is made of that size."""
+MOST_PARTITIONS = 100_000
+"""As many as `clients` can be."""
 
 
 @dataclass
@@ -74,8 +78,11 @@ class Report:
         """
         said = Told(record)
         partition = said.counts("partition") if "partition" in said else None
-        if partition is not None and not (len(partition) == 2 and partition[0] < partition[1]):
-            raise WireError(f"its reply is damaged: partition is {partition[:3]}, must be an id and a larger number")
+        if partition is not None and not (len(partition) == 2 and partition[0] < partition[1] <= MOST_PARTITIONS):
+            raise WireError(
+                f"its reply is damaged: partition is {partition[:3]}, must be an id and a larger number up to "
+                f"{MOST_PARTITIONS}"
+            )
         return cls(
             client=said.name("client"),
             lost_state=said.count("lost-state", -1),
@@ -96,7 +103,7 @@ def _spec(record: Mapping[str, Any]) -> Spec:
     """What is shared, each array as `"float32,2,3"` under its name.
 
     Raises:
-        WireError: that is no dtype and shape, or there are more entries than any network has.
+        WireError: that is no dtype and shape, or it is more than this machine has room for.
     """
     spec: Spec = {}
     for key in record:
@@ -108,6 +115,7 @@ def _spec(record: Mapping[str, Any]) -> Spec:
             if not all(length.isdecimal() and length.isascii() for length in lengths):
                 raise WireError(f"its reply is damaged: {key[:LONGEST]} has no shape {','.join(lengths)!r}")
             spec[name] = (tuple(map(int, lengths)), dtype)
-    if (entries := sum(math.prod(shape) for shape, _ in spec.values())) > MOST_PARAMETERS:
-        raise WireError(f"it shares {entries:.1e} parameters, more than {MOST_PARAMETERS:.1e}")
+    size, most = sum(math.prod(shape) * DTYPES[dtype].itemsize for shape, dtype in spec.values()), memory() / ROOM
+    if size > most:
+        raise WireError(f"it shares {size / 1e9:.3g} GB, and the server has room for {most / 1e9:.3g} GB a client")
     return spec

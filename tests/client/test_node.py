@@ -1,6 +1,7 @@
 """What a node decides for itself: where it writes, what leaves it, and what it does with a network that diverges."""
 
 import contextlib
+import json
 import os
 
 import psutil
@@ -9,10 +10,11 @@ import torch
 from torch import nn
 
 import fedhet
+from fedhet import config as configuration
 from fedhet.client import node, state
 from fedhet.data import Pool
 from fedhet.engines.grid import FIRST_NODE, LocalGrid
-from fedhet.errors import FedhetError
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import state_home
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -66,6 +68,19 @@ def test_what_becomes_a_path_is_a_plain_name(field, federate, monkeypatch):
     monkeypatch.setattr(fedhet.Local, "_request", request)
     with pytest.raises(FedhetError, match=f"{field} is .*must be a name that can be that of a file"):
         federate("Local")
+
+
+def test_a_folder_of_the_shared_pool_does_not_count_either(tmp_path, in_a_run):
+    """Nor does a preset that leads out of the folder of presets."""
+    (tmp_path / "secret.toml").write_text('password = "1234"')
+    chosen = {"method": "fedmd", "shared-samples": 9, "shared-dataset": "digits", "shared-data": str(tmp_path)}
+    assert node._settings(json.dumps(chosen), True, ()).shared_data == str(tmp_path)
+    assert node._settings(json.dumps(chosen), False, ()).shared_data == ""
+    out = os.path.relpath(tmp_path / "secret", configuration.run_configs())
+    with pytest.raises(ConfigError) as told:
+        node._settings(json.dumps({"preset": out}), False, ())
+    assert "unknown preset" in str(told.value)
+    assert "password" not in str(told.value)
 
 
 def test_a_node_whose_name_is_a_path_says_so(federate):

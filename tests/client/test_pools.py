@@ -37,10 +37,10 @@ def _methods(monkeypatch, home):
     configuration.parse.cache_clear()
 
 
-def start(method, app, watch, shared=None):
+def start(method, app, watch, shared=None, clients=2):
     config = configuration.resolve({"method": method, "rounds": 1})
     strategy = FederatedStrategy(config, shared=shared, observers=[watch])
-    strategy.start(LocalGrid(app, 2))
+    strategy.start(LocalGrid(app, clients))
     return strategy
 
 
@@ -88,6 +88,12 @@ def test_a_client_whose_pool_is_another_is_refused(tiny, watch):
     (failure,) = watch.rows[0]["failures"]
     assert failure["client"] == "1"
     assert "its shared pool is not the first client's" in failure["reason"]
+
+
+def test_the_pool_that_most_bring_along_is_that_of_all_whoever_comes_first(tiny, watch):
+    start("inputs", bringing(tiny, lambda client: POOL.inputs + (client.name == "0")), watch, clients=3)
+    (failure,) = watch.rows[0]["failures"]
+    assert failure["client"] == "0"
 
 
 def test_labels_that_differ_make_another_pool(tiny, watch):

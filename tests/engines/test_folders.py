@@ -10,6 +10,9 @@ from typer.testing import CliRunner
 
 import fedhet
 from fedhet import cli
+from fedhet import config as configuration
+from fedhet.client.app import make_client_app
+from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.testing import Stop
 
@@ -39,6 +42,8 @@ def test_a_folder_is_one_runs_at_a_time(done):
         with pytest.raises(ConfigError, match="is in use by another run"):
             fedhet.run({"rounds": 3}, resume=done)
         assert {path: path.stat().st_mtime_ns for path in done.rglob("*")} == before
+        with pytest.raises(ConfigError, match="is in use by another run"):
+            _start(SETTINGS | {"resume": True}, done)
     assert fedhet.run({"rounds": 3}, resume=done).summary["rounds"] == 3
 
 
@@ -65,9 +70,13 @@ def test_an_empty_configuration_is_no_run(done):
         ({"method": "fedmd"}, "set shared-samples"),
         ({"device": "cuda"}, "torch sees no GPU"),
         ({"aggregation": "best"}, "must be one of mean, median"),
+        ({"threads-per-client": 10**6}, "threads-per-client = 1000000: must be at most 1024"),
+        ({"method": "fedproto", "fedproto.width": 10**9}, "fedproto.width = 1000000000: must be at most 65536"),
+        ({"input-size": 2048, "architectures": "vgg9"}, "vgg9 has 34.4 GB of weights for inputs of [1, 2048, 2048]"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_written(settings, reason, tmp_path):
+def test_bad_input_is_refused_before_anything_is_written(settings, reason, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedhet.population.memory", lambda: 16 * 10**9)
     arguments = [f"--set={key}={value}" for key, value in {**SETTINGS, **settings}.items()]
     made = CliRunner().invoke(cli.app, ["run", "local/digits", *arguments, "--out", str(tmp_path / "run")])
     assert made.exit_code == 2, made.output
@@ -76,7 +85,12 @@ def test_bad_input_is_refused_before_anything_is_written(settings, reason, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(tmp_path, monkeypatch):
+def _start(settings, out):
+    fedhet.FedAvg(configuration.resolve(settings | {"out": str(out)})).start(LocalGrid(make_client_app(), 2))
+
+
+@pytest.mark.parametrize("run", [lambda settings, out: fedhet.run(settings, out=out), _start])
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(run, tmp_path, monkeypatch):
     write, full = fedhet.server.State.save, []
 
     def save(state, path):
@@ -87,23 +101,24 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(tmp_path, monkeyp
 
     monkeypatch.setattr(fedhet.server.State, "save", save)
     with pytest.raises(FedhetError, match=r"No space left on device; what was complete is saved, and --resume") as told:
-        fedhet.run(SETTINGS, out=tmp_path / "run")
+        run(SETTINGS, tmp_path / "run")
     assert not isinstance(told.value, ConfigError)
     assert "\n" not in str(told.value)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
     assert fedhet.run(resume=tmp_path / "run").summary["status"] == "completed"
 
 
-def test_what_a_method_raises_ends_the_run_with_the_last_state_saved(tmp_path, monkeypatch):
-    whole, aggregate = fedhet.run(SETTINGS, out=tmp_path / "whole"), fedhet.FedAvg.aggregate_fit
+@pytest.mark.parametrize("hook", ["configure_fit", "aggregate_fit"])
+def test_what_a_method_raises_ends_the_run_with_the_last_state_saved(hook, tmp_path, monkeypatch):
+    whole, ordinary = fedhet.run(SETTINGS, out=tmp_path / "whole"), getattr(fedhet.FedAvg, hook)
 
-    def breaks(strategy, round, replies):
+    def breaks(strategy, round, given):
         if round == 2:
             raise ArithmeticError("singular")
-        return aggregate(strategy, round, replies)
+        return ordinary(strategy, round, given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(fedhet.FedAvg, "aggregate_fit", breaks)
+        patched.setattr(fedhet.FedAvg, hook, breaks)
         with pytest.raises(FedhetError, match=r"round 2: fedavg failed .*clients 0, 1 .*singular.* after round 1"):
             fedhet.run(SETTINGS, out=tmp_path / "run")
     assert fedhet.run(resume=tmp_path / "run").summary["personal_accuracy"] == whole.summary["personal_accuracy"]
@@ -118,8 +133,6 @@ def test_a_picture_that_cannot_be_made_does_not_undo_a_run(tmp_path, monkeypatch
 
 
 def test_a_run_whose_rounds_all_came_to_nothing_is_a_failed_one(around, watch):
-    from fedhet.engines.grid import LocalGrid
-
     def before(where, message):
         if where[0] > 1 and where[1] == "train":
             raise RuntimeError("out of order")
@@ -131,8 +144,6 @@ def test_a_run_whose_rounds_all_came_to_nothing_is_a_failed_one(around, watch):
 
 
 def test_too_few_clients_that_could_serve_are_a_failed_run(tiny):
-    from fedhet.engines.grid import LocalGrid
-
     def model(client):
         return tiny.model() if client.name != "2" else None
 
