@@ -139,6 +139,8 @@ def _mlp(input_shape: tuple[int, ...], classes: int, *, units: int) -> nn.Module
 # One graph in several widths, for methods that match units; mlp-200 is the MLP.
 for _units in (100, 150, 200):
     register_model(f"mlp-{_units}", family="mlp-widths")(partial(_mlp, units=_units))
+for _units in (20, 30):  # for digits, where matching is to take no time
+    register_model(f"mlp-{_units}")(partial(_mlp, units=_units))
 
 
 class VGG9(nn.Module):

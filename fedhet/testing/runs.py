@@ -50,7 +50,7 @@ LEARNS: dict[str, Value] = {
 }
 """What they learn with, unless the case says otherwise."""
 
-MIXED = {"equal": "mlp", "widths": "mlp-150,mlp-100", "any": "cnn-1-1,mlp", "alike": "cnn-2-2,cnn-3-2"}
+MIXED = {"equal": "mlp", "widths": "mlp-30,mlp-20", "any": "cnn-1-1,mlp", "alike": "cnn-2-2,cnn-3-2"}
 """Architectures that differ as far as a method's networks may; `alike` have heads, and some layers, of equal shapes."""
 
 PARTIAL: dict[str, Value] = {
