@@ -1,7 +1,6 @@
 """A server half that talks with its clients: it greets them, sends, waits, and checks what comes back."""
 
 import logging
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from fedhet.server.aggregation import given
 from fedhet.server.half import P, S, ServerHalf
 from fedhet.server.newcomers import comes_last
 from fedhet.server.robust import Rule, put_together
-from fedhet.server.roster import agree_on_pool
+from fedhet.server.roster import agree_on_pool, most_alike_first
 from fedhet.server.state import ClientRecord
 from fedhet.wire import Arrays, Encoder, Payload, Reply, Request, check_finite
 from fedhet.wire.protocol import FIRST, GREET, JOIN, name_in, with_pool
@@ -77,7 +76,7 @@ class Conversation(ServerHalf[P, S]):
         make = partial(exchanges.message, config=self.config, round=self._round, further=self._further)
         messages = [make(MessageType.QUERY, node, encoder(greeting), request) for node in new]
         came = exchanges.by_node(self._send(messages), self._round, self.roster, self.config.timeout)
-        faults, opened, kinds = exchanges.Faults(), dict[int, tuple[Hashable, Reply]](), Counter[Hashable]()
+        faults, opened = exchanges.Faults(), dict[int, tuple[Hashable, Reply]]()
 
         def refused(node: int, name: str, error: Exception, *, again: bool = False) -> None:
             if not again:
@@ -91,12 +90,11 @@ class Conversation(ServerHalf[P, S]):
                 if not newcomers and comes_last(reply.report, self.config.newcomers):
                     self.roster.waiting.add(node)
                     continue
-                kind = self.kind_of(reply)
-                kinds[kind] += 1
-                opened[node] = kind, reply
+                opened[node] = self.kind_of(reply), reply
             except Exception as error:  # whatever one client's reply raises is that client's refusal
                 refused(node, name_in(message), error, again=message.has_error())  # one that only failed is asked again
-        for node, (_, reply) in sorted(opened.items(), key=lambda each: -kinds[each[1][0]]):
+        for node in most_alike_first(opened, averaged=self.traits.shares.averaged and self.traits.networks != "widths"):
+            reply = opened[node][1]
             try:
                 self._admit(node, reply)
             except Exception as error:

@@ -154,7 +154,7 @@ class ServerHalf(Generic[P, S]):
     def kind_of(self, reply: Reply) -> Hashable:
         """What all clients must have in common, in the answer to a greeting.
 
-        Of clients that come together the most frequent kind is welcomed first, so that one alone does not decide.
+        Of clients that come together the most frequent kind is welcomed first (`most_alike_first`).
         """
         spec: Spec | None = reply.report.spec if self.traits.networks != "any" else None
         if spec is not None and self.traits.networks == "widths":

@@ -2,6 +2,8 @@
 
 import math
 import time
+from collections import Counter
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -142,6 +144,29 @@ class Roster:
 
 def _measure(metric: str, labels: int) -> str:
     return metric if labels == 1 else f"{metric} of {labels} labels"
+
+
+def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: bool) -> list[int]:
+    """The order in which clients that come together are welcomed, so that one alone does not decide for all.
+
+    Args:
+        opened: the kind (`ServerHalf.kind_of`) and the answer to the greeting, by node.
+        averaged: whether arrays of one shared key must be alike.
+
+    Returns:
+        The nodes: those of the most frequent kind first, and of a kind those whose arrays most others have alike.
+    """
+    kinds = Counter(kind for kind, _ in opened.values())
+    votes = Counter(each for _, reply in opened.values() for each in reply.report.spec.items() if averaged)
+    most: dict[str, int] = {}
+    for (key, _), count in votes.items():
+        most[key] = max(most.get(key, 0), count)
+
+    def apart(node: int) -> tuple[int, int]:
+        kind, reply = opened[node]
+        return -kinds[kind], sum(votes[each] < most[each[0]] for each in reply.report.spec.items() if averaged)
+
+    return sorted(opened, key=apart)
 
 
 def agree_on_pool(state: State, reply: Reply, pool: Pool | None, *, labelled: bool) -> None:

@@ -47,6 +47,14 @@ def test_a_network_that_no_server_has_room_for_is_refused_in_the_greeting(tmp_pa
     assert "GB, and the server has room for 1 GB a client" in failure["reason"]
 
 
+def test_what_an_array_is_like_is_what_most_say_whoever_comes_first(tmp_path):
+    """Where networks may differ, one that comes first with arrays of other shapes has nobody else refused."""
+    config = Case.of("lg-fedavg", {}).config(rounds=1)
+    run_locally(config, tmp_path / "run", app=saying("0", **{"spec.head.bias": "float32,11"}))
+    (failure,) = Run(tmp_path / "run").rows[0]["failures"]
+    assert (failure["client"], failure["reason"][:41]) == ("0", "lg-fedavg averages head.bias over clients")
+
+
 def test_the_first_weights_are_not_one_clients_word_where_hostile_ones_are_reckoned_with(around):
     """They are those of an honest client, whoever comes first."""
 
