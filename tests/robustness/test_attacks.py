@@ -21,6 +21,19 @@ def test_scores_stand_these_attacks_with_the_mean_as_well(method, attack):
     assert abs(accuracy(method, "mean", ATTACKS[attack]) - alone) < 0.02
 
 
+@pytest.mark.parametrize("method", ["fedharm", "fedhenn", "fedhenn-kernel"])
+@pytest.mark.parametrize("attack", ["tenfold", "flipped"])
+def test_networks_of_ones_own_that_are_only_aligned_stand_these_attacks_with_the_mean(method, attack):
+    alone = accuracy(method, "mean", None, honest_only=True)
+    assert accuracy(method, "mean", ATTACKS[attack]) > alone - 0.02
+
+
+def test_flipped_weights_carry_what_is_matched_away_and_a_bound_does_not_keep_it():
+    alone = accuracy("fedma", "mean", None, honest_only=True)
+    for rule in ("mean", "norm-clipped"):
+        assert accuracy("fedma", rule, ATTACKS["flipped"]) < alone - 0.1
+
+
 def test_the_mean_does_not_stand_updates_of_ten_times_the_norm():
     alone = accuracy("fedavg", "mean", None, honest_only=True)
     assert accuracy("fedavg", "mean", ATTACKS["tenfold"]) < alone - 0.2
