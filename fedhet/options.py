@@ -129,6 +129,9 @@ class Config:
     )
     newcomer_epochs: int = option(10, "epochs that newcomers train alone", at_least=0)
     newcomer_learning_rate: float = option(0.0, "learning rate of it; 0: learning-rate, constant", at_least=0)
+    newcomer_scratch_rate: float = option(
+        0.0, "learning rate of their training from scratch, for comparison; 0: newcomer-learning-rate", at_least=0
+    )
     evaluate_every: int = option(1, "evaluate all clients every so many rounds (and at the end)", at_least=1)
     test_on: str = option(
         "local", "a client's own test part, the common test set, or both", choices=("local", "global", "both")
