@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
@@ -21,10 +22,17 @@ _PRELOADED = [
 ]
 
 
+def prepare() -> None:
+    """Have the process that others are forked from import what they need, while this one goes on; at most once."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
+    with _one_thread():
+        ensure_running()
+
+
 def start(
     function: Callable[..., None], *arguments: Any, name: str, duplex: bool = False
 ) -> tuple[BaseProcess, Connection]:
-    """Call `function(connection, *arguments)` in a process that ends with this one.
+    """Call `function(connection, *arguments)` in a process that ends with this one; waits for what was prepared.
 
     It does not import the script that this process runs, which may start runs itself.
 
@@ -37,11 +45,11 @@ def start(
     Returns:
         The process, and the connection to it.
     """
+    prepare()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
     here, there = context.Pipe(duplex)
     process = context.Process(target=function, args=(there, *arguments), name=name, daemon=True)
-    with _one_thread(), _without_main():
+    with _without_main():
         process.start()
     there.close()
     return process, here
