@@ -5,16 +5,18 @@ client, pass by pass; `fedhet.learning.cohort` runs those of several clients sid
 loop, and it does not know which.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fedhet.representations import Capturing, RandomStream, Representation, isolated
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Passed = tuple[Tensor, Mapping[str, Tensor]]
 """What a forward pass gave: outputs, and captured values by name."""
@@ -89,3 +91,13 @@ def alone(work: Pausing[T]) -> T:
             answer = asked.run()
         except Exception as error:  # it is raised where the work paused
             failed = error
+
+
+def at_once(work: Callable[P, Pausing[T]]) -> Callable[P, T]:
+    """The same work as a function that returns its result: one client's, each pass as it comes."""
+
+    @wraps(work)
+    def done(*args: P.args, **kwargs: P.kwargs) -> T:
+        return alone(work(*args, **kwargs))
+
+    return done

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.learning.passes import Backward, Forward, Pausing, alone
+from fedhet.learning.passes import Backward, Forward, Pausing, at_once
 from fedhet.learning.phases import Phase, Step, Term
 from fedhet.rows import Work
 from fedhet.task import Task
@@ -48,7 +48,7 @@ class Trained:
         return {name: float(total) / count for name, (total, count) in self.recorded.items()}
 
 
-def train(
+def training(
     model: nn.Module,
     phase: Phase,
     examples: Examples,
@@ -58,7 +58,7 @@ def train(
     generator: torch.Generator,
     device: torch.device,
     before: Trained | None = None,
-) -> Trained:
+) -> Pausing[Trained]:
     """Train a model in place.
 
     Args:
@@ -78,21 +78,6 @@ def train(
         ModelError: the phase trains none of the model's parameters, or continues one that trained others; or training
             diverged.
     """
-    return alone(training(model, phase, examples, task, prepare, generator=generator, device=device, before=before))
-
-
-def training(
-    model: nn.Module,
-    phase: Phase,
-    examples: Examples,
-    task: Task,
-    prepare: Callable[[Tensor, torch.Generator], Tensor],
-    *,
-    generator: torch.Generator,
-    device: torch.device,
-    before: Trained | None = None,
-) -> Pausing[Trained]:
-    """`train`, pass by pass."""
     private = phase.examples is None
     model, examples = phase.module or model, phase.examples or examples
     before = before or Trained()
@@ -136,6 +121,9 @@ def training(
     epochs = phase.epochs if not phase.steps else sum(sizes) / len(examples)
     work = before.work + Work(len(losses) if private else 0, len(losses), sum(sizes) + further)
     return Trained(before.loss + mean * epochs, before.epochs + epochs, recorded, optimizer, work)
+
+
+train = at_once(training)
 
 
 def _check_not_diverged(
