@@ -162,6 +162,11 @@ class Config:
     disclose_architecture: bool = option(True, "clients tell the name of their architecture")
     head: str = option("", "module whose input is the representation; empty: the last nn.Linear")
     device: str = option("auto", "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps")
+    precision: str = option(
+        "float32",
+        "of networks' passes in training: float32, or bf16 (mixed: weights, losses and what is sent stay float32)",
+        choices=("float32", "bf16"),
+    )
     num_gpus: float = option(0.0, "share of a GPU for each client in a simulation on Ray", at_least=0)
     threads_per_client: int = option(1, "CPU threads of a client; more than one costs repeatability", at_least=1)
     workers: int = option(

@@ -33,6 +33,7 @@ class Forward:
         until: the pass ends at the head, and its outputs are Phi (n, d).
         learns: whether a graph is wanted.
         stream: where the pass must leave no trace in the network: what dropout draws from.
+        bf16: whether it is computed in bfloat16 where torch holds that to be safe; what it gives is float32.
     """
 
     model: nn.Module
@@ -41,6 +42,7 @@ class Forward:
     until: Representation | None = None
     learns: bool = True
     stream: RandomStream | None = None
+    bf16: bool = False
 
     def run(self) -> Passed:
         """Run it by itself."""
@@ -53,6 +55,13 @@ class Forward:
 
     def compute(self, inputs: Tensor) -> Passed:
         """What the pass computes, of any inputs."""
+        if not self.bf16:
+            return self._compute(inputs)
+        with torch.autocast(inputs.device.type, torch.bfloat16):
+            outputs, captured = self._compute(inputs)
+        return outputs.float(), {name: value.float() for name, value in captured.items()}
+
+    def _compute(self, inputs: Tensor) -> Passed:
         if self.until:
             return self.until(inputs), {}
         with ExitStack() as stack:

@@ -98,14 +98,14 @@ def training(
                 for group in optimizer.param_groups:
                     group["lr"] = schedule(number / total)
             _forget_gradients(parameters)
-            outputs, captured = yield Forward(model, inputs, phase.captures)
+            outputs, captured = yield Forward(model, inputs, phase.captures, bf16=phase.optimisation.bf16)
             loss = task.loss(outputs, labels) if phase.task_weight else 0 * outputs.sum()
             if phase.task_weight not in (0, 1):
                 loss = phase.task_weight * loss
             if terms:
                 step = Step(number, model, by_name, inputs, labels, index, outputs, captured)
                 for term in terms:
-                    if (seen := (yield from _with_further(step, term))) is not None:
+                    if (seen := (yield from _with_further(step, term, phase.optimisation.bf16))) is not None:
                         further += len(seen.further) if seen.further is not None else 0
                         loss = loss + _noted(term.loss(seen), recorded)
             yield Backward(loss)
@@ -155,7 +155,7 @@ def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained
     return before.optimizer
 
 
-def _with_further(step: Step, term: Term) -> Pausing[Step | None]:
+def _with_further(step: Step, term: Term, bf16: bool) -> Pausing[Step | None]:
     """The step as a term sees it; None where it is left out."""
     if term.further is None:
         return step
@@ -164,7 +164,7 @@ def _with_further(step: Step, term: Term) -> Pausing[Step | None]:
         return None
     rows, inputs = drawn
     further = term.further
-    phi, _ = yield Forward(step.model, inputs, until=further.representation, stream=further.stream)
+    phi, _ = yield Forward(step.model, inputs, until=further.representation, stream=further.stream, bf16=bf16)
     return replace(step, further=phi, further_rows=rows)
 
 
