@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -48,11 +49,24 @@ def start(
     prepare()
     context = multiprocessing.get_context("forkserver")
     here, there = context.Pipe(duplex)
-    process = context.Process(target=function, args=(there, *arguments), name=name, daemon=True)
+    process = context.Process(target=_run, args=(function, there, *arguments), name=name, daemon=True)
     with _without_main():
         process.start()
     there.close()
     return process, here
+
+
+def _run(function: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    function(*arguments)
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed ends nobody itself."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 @contextmanager
