@@ -307,7 +307,8 @@ def _without_idle(config: Config, by_hand: frozenset[str], told: Collection[str]
     if not config.shared_dataset:
         without["shared-data"] = "shared-dataset"
     if not config.newcomers:
-        without |= {"newcomer-epochs": "newcomers", "newcomer-learning-rate": "newcomers"}
+        keys = ("newcomer-epochs", "newcomer-learning-rate", "newcomer-scratch-rate")
+        without |= dict.fromkeys(keys, "newcomers")
     flat = config.flat()
     idle |= {key: reason for key, reason in without.items() if flat[key] != default_of(_spec(key, "", key))}
     if config.augment and not data.augments(config.dataset):

@@ -78,12 +78,17 @@ def write_arrays(
     write_whole(path, lambda temporary: save_file(contiguous, temporary, metadata=metadata))
 
 
-def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> None:
-    """Write tensors to a safetensors file, whole or not at all; tensors that share memory are written apart."""
+def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+    """Write tensors to a safetensors file, whole or not at all; tensors that share memory are written apart.
+
+    Returns:
+        Copies, as reading the file would give them.
+    """
     from safetensors.torch import save_file
 
     apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     write_whole(path, lambda temporary: save_file(apart, temporary))
+    return apart
 
 
 def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":

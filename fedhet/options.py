@@ -129,6 +129,9 @@ class Config:
     )
     newcomer_epochs: int = option(10, "epochs that newcomers train alone", at_least=0)
     newcomer_learning_rate: float = option(0.0, "learning rate of it; 0: learning-rate, constant", at_least=0)
+    newcomer_scratch_rate: float = option(
+        0.0, "learning rate of their training from scratch, for comparison; 0: newcomer-learning-rate", at_least=0
+    )
     evaluate_every: int = option(1, "evaluate all clients every so many rounds (and at the end)", at_least=1)
     test_on: str = option(
         "local", "a client's own test part, the common test set, or both", choices=("local", "global", "both")
@@ -159,6 +162,11 @@ class Config:
     disclose_architecture: bool = option(True, "clients tell the name of their architecture")
     head: str = option("", "module whose input is the representation; empty: the last nn.Linear")
     device: str = option("auto", "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps")
+    precision: str = option(
+        "float32",
+        "of networks' passes in training: float32, or bf16 (mixed: weights, losses and what is sent stay float32)",
+        choices=("float32", "bf16"),
+    )
     num_gpus: float = option(0.0, "share of a GPU for each client in a simulation on Ray", at_least=0)
     threads_per_client: int = option(
         1, "CPU threads of a client; more than one costs repeatability", at_least=1, at_most=1024

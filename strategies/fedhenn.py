@@ -19,9 +19,11 @@ from torch import Tensor
 from fedhet import population
 from fedhet.data import Pool
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.learning import read
 from fedhet.methods import fedhenn
 from fedhet.randomness import numpy_generator, torch_generator
-from fedhet.representations import Representation, linear_cka, represent
+from fedhet.representations import Representation, linear_cka
+from fedhet.representations.features import ROWS_AT_ONCE
 from fedhet.representations.packing import Factor, check_told_features, pack, pack_blocks, unpack
 from fedhet.representations.spectral import check_posteriors, cluster_rows, posteriors
 from fedhet.representations.targets import mean_rbf_blocks, mean_target
@@ -181,7 +183,8 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
             rad = augment(rad, torch_generator(self.config.seed, fedhenn.AUGMENTATION, round))
         if self._told == "posteriors":
             return posteriors(model, rad, self.transform)
-        return represent(Representation(model, self.config.head), rad, self.transform)
+        until = Representation(model, self.config.head)
+        return read(model, rad, self.transform, until=until, rows=ROWS_AT_ONCE)
 
     def _tellings(self, replies: Mapping[str, Reply]) -> dict[str, Tensor]:
         """The representations or posteriors of the clients that sent them."""

@@ -285,7 +285,7 @@ class Application:
                 if group == "model":
                     own[key].copy_(tensor)
                 else:
-                    client.memory[key] = tensor.to(client.device)
+                    client.memory[key] = tensor.to(client.device, copy=True)
 
     def _initialise(self, job: Job, whose: str) -> None:
         """Fresh weights: the client's own, or those from which all clients of a run start."""

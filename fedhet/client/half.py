@@ -114,14 +114,14 @@ class Client:
                 belongs to the round before,
             parts: and how many there are, each of as many steps.
         """
-        config = self.config
+        config, bf16 = self.config, self.config.precision == "bf16"
         round = min(self.request.round, config.rounds)
         settings = (config.momentum, config.weight_decay, self.data.batch_size or config.batch_size)
         if config.lr_schedule == "one-cycle":
             schedule = _Cycle(config.learning_rate, max(round - 1 + part / parts, 0), 1 / parts, max(config.rounds, 1))
-            return Optimisation(config.optimizer, schedule(0.0), *settings, schedule)
+            return Optimisation(config.optimizer, schedule(0.0), *settings, schedule, bf16)
         rate = scheduled(config.lr_schedule, config.learning_rate, round, config.rounds)
-        return Optimisation(config.optimizer, rate, *settings)
+        return Optimisation(config.optimizer, rate, *settings, bf16=bf16)
 
     def prepare(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
         """A model's training batch of raw inputs, augmented if that is configured."""

@@ -93,8 +93,8 @@ def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None])
     """What a client that comes after the last round achieves alone, with what it receives and without.
 
     Its own network is trained for `newcomer-epochs` on its own examples, by the task's loss alone, from both starts
-    with the same batches; BatchNorm's statistics are taken from its own images first. It is evaluated before the first
-    epoch and after each.
+    with the same batches, each at a rate of its own; BatchNorm's statistics are taken from its own images first. It is
+    evaluated before the first epoch and after each.
 
     Args:
         job: the client's.
@@ -102,9 +102,10 @@ def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None])
         received: and those that it has where nothing came.
     """
     client, config = job.client, job.client.config
-    rate = config.newcomer_learning_rate or config.learning_rate
-    optimisation = replace(client.optimisation(), learning_rate=rate, schedule=None)
+    rates = {"received": config.newcomer_learning_rate or config.learning_rate}
+    rates["scratch"] = config.newcomer_scratch_rate or rates["received"]
     for start in reversed(STARTS):  # what came may be a network of other widths
+        optimisation = replace(client.optimisation(), learning_rate=rates[start], schedule=None)
         if start == "scratch":
             scratch()
         else:

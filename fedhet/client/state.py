@@ -23,8 +23,58 @@ KEPT_DAYS = 90
 _log = logging.getLogger("flwr").getChild("fedhet")
 
 
+class Written:
+    """States that this process wrote last: their files need not be read while they are the ones that it wrote.
+
+    Attributes:
+        limit: bytes that are kept at most; those that were written first go first.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._bytes = 0
+        self._kept: dict[Path, tuple[object, dict[str, torch.Tensor]]] = {}
+
+    def keep(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
+        """Keep what was just written to a file."""
+        self.forget(path)
+        self._kept[path] = _version(path), tensors
+        self._bytes += _size(tensors)
+        while self._bytes > self.limit:
+            self.forget(next(iter(self._kept)))
+
+    def find(self, path: Path) -> dict[str, torch.Tensor] | None:
+        """What a file holds, not to be written into; None where nobody knows but the file itself."""
+        version, tensors = self._kept.get(path, (None, None))
+        return tensors if version is not None and version == _version(path) else None
+
+    def forget(self, path: Path) -> None:
+        """Let go of what was kept of a file."""
+        _, tensors = self._kept.pop(path, (None, {}))
+        self._bytes -= _size(tensors)
+
+
+def _version(path: Path) -> object:
+    """What changes whenever another file takes a file's place; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _size(tensors: dict[str, torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+_written = Written(limit=2**27)
+
+
 class ClientStore:
-    """The state of one client in a folder of its own: keyed by round, written atomically, the last two kept."""
+    """The state of one client in a folder of its own: keyed by round, written atomically, the last two kept.
+
+    What this process wrote itself is not read again.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,15 +87,18 @@ class ClientStore:
             tensors: the state.
             after: the round whose state this one started from: what the server goes back to if this answer is lost.
         """
-        write_tensors(self._path(round), tensors)
+        _written.keep(self._path(round), write_tensors(self._path(round), tensors))
         for path in self.folder.glob("*.safetensors"):
+            if path.stem != str(round):
+                _written.forget(path)
             if path.stem not in (str(round), str(after)):
                 path.unlink(missing_ok=True)
 
     def load(self, round: int) -> dict[str, torch.Tensor] | None:
-        """The state after `round`, or None where it is lost: missing, or damaged."""
+        """The state after `round`, not to be written into; None where it is lost: missing, or damaged."""
+        path = self._path(round)
         try:
-            return read_tensors(self._path(round))
+            return _written.find(path) or read_tensors(path)
         except FedhetError as error:
             _log.warning("%s", error)
             return None

@@ -3,9 +3,11 @@
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
@@ -21,10 +23,17 @@ _PRELOADED = [
 ]
 
 
+def prepare() -> None:
+    """Have the process that others are forked from import what they need, while this one goes on; at most once."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
+    with _one_thread():
+        ensure_running()
+
+
 def start(
     function: Callable[..., None], *arguments: Any, name: str, duplex: bool = False
 ) -> tuple[BaseProcess, Connection]:
-    """Call `function(connection, *arguments)` in a process that ends with this one.
+    """Call `function(connection, *arguments)` in a process that ends with this one; waits for what was prepared.
 
     It does not import the script that this process runs, which may start runs itself.
 
@@ -37,14 +46,27 @@ def start(
     Returns:
         The process, and the connection to it.
     """
+    prepare()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
     here, there = context.Pipe(duplex)
-    process = context.Process(target=function, args=(there, *arguments), name=name, daemon=True)
-    with _one_thread(), _without_main():
+    process = context.Process(target=_run, args=(function, there, *arguments), name=name, daemon=True)
+    with _without_main():
         process.start()
     there.close()
     return process, here
+
+
+def _run(function: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    function(*arguments)
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed ends nobody itself."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 @contextmanager

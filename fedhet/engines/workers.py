@@ -1,9 +1,10 @@
 """Worker processes for the local engine: as many clients train at once as there are cores.
 
-A run begins in one process. Once its clients have taken some seconds, workers are started beside it, and take over as
-soon as they have imported what they need; so a short run never waits for them. While a worker trains one client, what
-the next one is sent waits in its process already, and the server takes in what came. What a client computes does not
-depend on where it does: it is seeded for each message, and what outlives a message is on disk.
+A run begins in one process, and beside it another imports what workers need. Once clients have taken some seconds,
+workers are forked from that one, and take over as soon as they are ready; so a short run never waits for them. While a
+worker trains one client, what the next one is sent waits in its process already, and the server takes in what came.
+What a client computes does not depend on where it does: it is seeded for each message, and what outlives a message is
+on disk.
 """
 
 import contextlib
@@ -50,7 +51,7 @@ class WorkerGrid(LocalGrid):
     """
 
     patience = 5.0
-    """Seconds that clients take in this process before workers are started; 0: the first message waits for them."""
+    """Seconds that clients take in this process before workers are started; 0: the first one waits; infinite: never."""
 
     def __init__(
         self, client_app: ClientApp, clients: int, *, workers: int, timeout: float, cohort: str = "off"
@@ -118,7 +119,10 @@ class WorkerGrid(LocalGrid):
 
     def _takes_over(self) -> bool:
         """Whether there are workers; they are started here once it is worth it."""
-        if not self._team and self._number > 1 and self._spent >= self.patience:
+        due = not self._team and self._number > 1 and math.isfinite(self.patience)
+        if due:
+            children.prepare()
+        if due and self._spent >= self.patience:
             try:
                 self._recipe = cloudpickle.dumps((self._client_app, registry.given()))
             except Exception as error:  # whatever a user's functions hold

@@ -174,9 +174,11 @@ class Written(nn.Module):
         return self.hypernetwork.write(self.reading)[0]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The network's outputs."""
+        """The network's outputs; in mixed precision the weights are still written in float32."""
+        with torch.autocast(inputs.device.type, enabled=False):
+            written = self.write()
         # To look for tied tensors in each call costs a small network a twentieth of its step.
-        outputs: Tensor = functional_call(self.network, self.write(), (inputs,), tie_weights=self._tied)
+        outputs: Tensor = functional_call(self.network, written, (inputs,), tie_weights=self._tied)
         return outputs
 
 

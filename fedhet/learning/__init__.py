@@ -1,8 +1,8 @@
 """Training, evaluation, and BatchNorm's statistics: one loop for all methods. No Flower."""
 
 from fedhet.learning.cohort import Cohort
-from fedhet.learning.evaluation import BATCH, evaluate, evaluating, reading
-from fedhet.learning.passes import Forward, Pausing, alone
+from fedhet.learning.evaluation import BATCH, evaluate, evaluating, read, reading
+from fedhet.learning.passes import Forward, Pausing, alone, at_once
 from fedhet.learning.phases import FurtherBatch, Loss, Optimisation, Phase, Step, Term, one_cycle, scheduled
 from fedhet.learning.statistics import reestimate
 from fedhet.learning.training import Trained, batches, train, training
@@ -20,10 +20,12 @@ __all__ = [
     "Term",
     "Trained",
     "alone",
+    "at_once",
     "batches",
     "evaluate",
     "evaluating",
     "one_cycle",
+    "read",
     "reading",
     "reestimate",
     "scheduled",

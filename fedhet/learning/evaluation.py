@@ -7,21 +7,21 @@ from torch import Tensor, nn
 
 from fedhet.data import Examples
 from fedhet.data.reading import LazyInputs
-from fedhet.learning.passes import Forward, Pausing, alone
+from fedhet.learning.passes import Forward, Pausing, at_once
 from fedhet.representations import Reading, Representation
 from fedhet.task import Score, Task
 
 BATCH = 1024
 
 
-def evaluate(
+def evaluating(
     model: nn.Module,
     examples: Examples,
     task: Task,
     prepare: Callable[[Tensor], Tensor],
     *,
     scores: Callable[[Tensor], Tensor] | None = None,
-) -> Score | None:
+) -> Pausing[Score | None]:
     """Score a model on examples.
 
     Args:
@@ -35,18 +35,6 @@ def evaluate(
     Returns:
         The score over all examples together, None where there is no example.
     """
-    return alone(evaluating(model, examples, task, prepare, scores=scores))
-
-
-def evaluating(
-    model: nn.Module,
-    examples: Examples,
-    task: Task,
-    prepare: Callable[[Tensor], Tensor],
-    *,
-    scores: Callable[[Tensor], Tensor] | None = None,
-) -> Pausing[Score | None]:
-    """`evaluate`, pass by pass."""
     model.eval()
     parts = []
     for start in range(0, len(examples), BATCH):
@@ -55,6 +43,9 @@ def evaluating(
         with torch.inference_mode():
             parts.append(task.evaluate(outputs, labels))
     return sum(parts[1:], parts[0]) if parts else None
+
+
+evaluate = at_once(evaluating)
 
 
 def _outputs(model: nn.Module, inputs: Tensor, scores: Callable[[Tensor], Tensor]) -> Pausing[Tensor]:
@@ -92,3 +83,6 @@ def reading(
         outputs, _ = yield Forward(model, transform(part), until=until, learns=False)
         parts.append(outputs)
     return torch.cat(parts)
+
+
+read = at_once(reading)

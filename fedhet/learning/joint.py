@@ -9,6 +9,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -129,7 +130,7 @@ def kind(asked: Forward) -> tuple[object, ...]:
     until = asked.until.site if asked.until else None
     inputs = asked.inputs
     batch = (tuple(inputs.shape[1:]), inputs.dtype, inputs.device)
-    return (found.built, found.modes, sites, until, asked.learns, asked.stream is None, batch)
+    return (found.built, found.modes, sites, until, asked.learns, asked.stream is None, asked.bf16, batch)
 
 
 def together(passes: Sequence[Forward], streams: Sequence[RandomStream], *, trace: bool = True) -> list[Passed]:
@@ -179,6 +180,7 @@ def fits(passes: Sequence[Forward]) -> bool:
     Raises:
         Unfit: as `together`, or it computes something else than the passes one by one.
     """
+    passes = [replace(each, bf16=False) for each in passes]  # whose rounding would hide what differs
     last = passes[-1]
     with torch.no_grad():
         joint, seen = together(passes, [RandomStream(0) for _ in passes], trace=False)[-1]

@@ -5,16 +5,18 @@ client, pass by pass; `fedhet.learning.cohort` runs those of several clients sid
 loop, and it does not know which.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fedhet.representations import Capturing, RandomStream, Representation, isolated
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Passed = tuple[Tensor, Mapping[str, Tensor]]
 """What a forward pass gave: outputs, and captured values by name."""
@@ -31,6 +33,7 @@ class Forward:
         until: the pass ends at the head, and its outputs are Phi (n, d).
         learns: whether a graph is wanted.
         stream: where the pass must leave no trace in the network: what dropout draws from.
+        bf16: whether it is computed in bfloat16 where torch holds that to be safe; what it gives is float32.
     """
 
     model: nn.Module
@@ -39,6 +42,7 @@ class Forward:
     until: Representation | None = None
     learns: bool = True
     stream: RandomStream | None = None
+    bf16: bool = False
 
     def run(self) -> Passed:
         """Run it by itself."""
@@ -51,6 +55,13 @@ class Forward:
 
     def compute(self, inputs: Tensor) -> Passed:
         """What the pass computes, of any inputs."""
+        if not self.bf16:
+            return self._compute(inputs)
+        with torch.autocast(inputs.device.type, torch.bfloat16):
+            outputs, captured = self._compute(inputs)
+        return outputs.float(), {name: value.float() for name, value in captured.items()}
+
+    def _compute(self, inputs: Tensor) -> Passed:
         if self.until:
             return self.until(inputs), {}
         with ExitStack() as stack:
@@ -89,3 +100,13 @@ def alone(work: Pausing[T]) -> T:
             answer = asked.run()
         except Exception as error:  # it is raised where the work paused
             failed = error
+
+
+def at_once(work: Callable[P, Pausing[T]]) -> Callable[P, T]:
+    """The same work as a function that returns its result: one client's, each pass as it comes."""
+
+    @wraps(work)
+    def done(*args: P.args, **kwargs: P.kwargs) -> T:
+        return alone(work(*args, **kwargs))
+
+    return done

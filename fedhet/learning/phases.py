@@ -84,6 +84,7 @@ class Optimisation:
         weight_decay: on matrices and filters, not on biases and normalisation.
         batch_size: examples in a mini-batch.
         schedule: from how much of the phase is done, 0 to 1, to the learning rate of a step.
+        bf16: whether forward passes are computed in bfloat16 (and so their gradients); weights and losses are float32.
     """
 
     optimizer: str = "sgd"
@@ -92,6 +93,7 @@ class Optimisation:
     weight_decay: float = 0.0
     batch_size: int = 32
     schedule: Callable[[float], float] | None = None
+    bf16: bool = False
 
     def slowed(self, factor: float) -> "Optimisation":
         """The same at a multiple of the learning rate, by step too."""

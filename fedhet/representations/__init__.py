@@ -10,7 +10,6 @@ from fedhet.representations.features import (
     Representation,
     head_name,
     isolated,
-    represent,
 )
 
 __all__ = [
@@ -27,5 +26,4 @@ __all__ = [
     "linear_cka",
     "procrustes_distance",
     "rbf_cka",
-    "represent",
 ]

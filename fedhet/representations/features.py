@@ -240,22 +240,6 @@ class Reading:
         return self.then(self.representation(inputs))
 
 
-@torch.no_grad()
-def represent(representation: Representation, inputs: Tensor, transform: Callable[[Tensor], Tensor]) -> Tensor:
-    """Phi `(n, d)` of raw inputs in evaluation mode, without a graph and not all rows at once.
-
-    Args:
-        representation: of the model, which is left in evaluation mode.
-        inputs: `(n, ...)` as they are stored.
-        transform: from raw inputs to the model's.
-
-    Raises:
-        ValueError: as the representation does.
-    """
-    representation.model.eval()
-    return torch.cat([representation(transform(part)) for part in inputs.split(ROWS_AT_ONCE)])
-
-
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     return args[0] if args else next(iter(kwargs.values()), None)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedhet.client.state import ClientStore
+from fedhet.client.state import ClientStore, Written
 from fedhet.errors import FedhetError
 from fedhet.files import read_tensors, write_tensors
 
@@ -20,6 +20,30 @@ def test_a_client_keeps_the_last_state_and_the_one_it_came_from(tmp_path):
     store.save(7, {"w": torch.tensor(7.0)}, after=4)
     assert store.load(1) is None
     assert store.load(4)["w"] == 4
+
+
+def test_a_state_is_not_read_again_unless_another_process_wrote_it(tmp_path, monkeypatch):
+    store, weight = ClientStore(tmp_path), torch.ones(2)
+    store.save(1, {"w": weight}, after=-1)
+    weight.zero_()
+    with monkeypatch.context() as patch:
+        patch.delattr("fedhet.client.state.read_tensors")
+        assert store.load(1)["w"].tolist() == [1, 1]
+    write_tensors(tmp_path / "1.safetensors", {"w": torch.full((2,), 5.0)})
+    assert store.load(1)["w"].tolist() == [5, 5]
+    (tmp_path / "1.safetensors").unlink()
+    assert store.load(1) is None
+
+
+def test_what_was_written_first_is_forgotten_first(tmp_path):
+    written = Written(limit=20)
+    for name in ("a", "b", "c", "a"):
+        path = tmp_path / name
+        path.write_bytes(name.encode())
+        written.keep(path, {"w": torch.zeros(2)})
+    assert [written.find(tmp_path / name) is not None for name in ("a", "b", "c")] == [True, False, True]
+    written.keep(tmp_path / "c", {"w": torch.zeros(6)})
+    assert all(written.find(tmp_path / name) is None for name in ("a", "b", "c"))
 
 
 def test_the_first_training_done_again_keeps_one_state(tmp_path):

@@ -405,6 +405,31 @@ def test_a_phase_may_bring_its_own_examples():
     assert all(torch.equal(a, b) for a, b in zip(copy(one).values(), copy(other).values(), strict=True))
 
 
+def test_mixed_precision_computes_passes_in_bfloat16_and_keeps_weights_and_losses_in_float32():
+    seen = []
+
+    def term(step):
+        seen.extend(tensor.dtype for tensor in (step.outputs, step.captured["hidden"], step.further))
+        return step.further.square().mean()
+
+    def trained(bf16):
+        model, inside = network(), []
+        model[0].register_forward_hook(lambda module, args, output: inside.append(output.dtype))
+        phi = Representation(model)
+        further = FurtherBatch(lambda step: (slice(0, 4), examples_of().inputs[:4]), phi, RandomStream(0))
+        optimisation = Optimisation("sgd", 0.05, batch_size=8, bf16=bf16)
+        captures = {"hidden": Output(model, "0")}
+        done = run(model, Phase(2, optimisation, terms=(Term(term, further),), captures=captures))
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+        return done.mean_loss, nn.utils.parameters_to_vector(model.parameters()), set(inside)
+
+    loss, weights, inside = trained(True)
+    plain_loss, plain_weights, plain_inside = trained(False)
+    assert (inside, plain_inside, set(seen)) == ({torch.bfloat16}, {torch.float32}, {torch.float32})
+    assert loss == pytest.approx(plain_loss, rel=0.01)
+    assert 0 < (weights - plain_weights).abs().max() < 0.01
+
+
 def test_the_order_of_the_examples_comes_from_the_generator_alone():
     results = []
     for noise in (1, 2):

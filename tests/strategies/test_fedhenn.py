@@ -20,8 +20,9 @@ from fedhet.data import load
 from fedhet.engines.grid import LocalGrid
 from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.learning import read
 from fedhet.population import ClientInfo
-from fedhet.representations import Representation, linear_cka, procrustes_distance, represent
+from fedhet.representations import Representation, linear_cka, procrustes_distance
 from fedhet.representations.cka import kernel_cka, rbf_kernel
 from fedhet.representations.packing import Factor, pack, unpack, unpack_blocks
 from fedhet.representations.targets import mean_rbf_blocks
@@ -121,7 +122,7 @@ class Run:
         return model
 
     def phi(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        return represent(Representation(model), inputs, population.dataset_of(self.config).transform)
+        return read(model, inputs, population.dataset_of(self.config).transform, until=Representation(model))
 
 
 def run(
@@ -301,7 +302,8 @@ def test_clients_with_different_label_sets_and_head_sizes_align(tmp_path: Path) 
             network = model(done.info(client))
             network.load_state_dict(load_file(of.folder / "models" / f"{client}.safetensors"))
             assert network.head.out_features == len(labels)
-            features.append(represent(Representation(network), digits.test.inputs.float() / 16, lambda x: x))
+            images, phi = digits.test.inputs.float() / 16, Representation(network)
+            features.append(read(network, images, lambda x: x, until=phi))
         return float(np.mean([float(linear_cka(features[i], features[j])) for i, j in ((0, 1), (0, 2), (1, 2))]))
 
     assert agreement(done) > agreement(alone)
@@ -487,7 +489,7 @@ def test_the_server_represents_with_each_clients_own_network_although_one_was_mi
             network = population.model_of(done.info(client))
             sent = done.sent[round - 1, client]["model"]
             network.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in sent.items()})
-            features = represent(Representation(network), rad, transform)
+            features = read(network, rad, transform, until=Representation(network))
             features = features - features.mean(0)
             kernels.append(features @ features.T)
         target = unpack(done.received[round, "1"]["target"]).values

@@ -15,7 +15,8 @@ from fedhet import make_client_app, population
 from fedhet.config import resolve
 from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError
-from fedhet.representations import Representation, debiased_linear_cka, linear_cka, represent
+from fedhet.learning import read
+from fedhet.representations import Representation, debiased_linear_cka, linear_cka
 from fedhet.representations.packing import unpack
 from fedhet.representations.spectral import posteriors
 from fedhet.results.history import read_history
@@ -94,7 +95,7 @@ def test_the_kernel_of_the_inputs_takes_no_exchange_and_pulls(federate: Callable
     transform, rad = population.dataset_of(done.config).transform, _rad(done, 4)
 
     def alike(run: Any) -> float:
-        features = represent(Representation(run.network("0")), rad, transform)
+        features = read(run.network("0"), rad, transform, until=Representation(run.network("0")))
         return float(linear_cka(features, transform(rad).flatten(1)))
 
     assert alike(done) > alike(off) + 0.02

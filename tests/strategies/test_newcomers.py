@@ -70,13 +70,15 @@ def test_tiles_write_layers_of_types_that_nobody_had(federate: Any, own: dict[st
     assert received["loss"] != scratch["loss"]
 
 
-def test_from_scratch_is_local_training_by_the_newcomers_own_examples(federate: Any) -> None:
-    """And where clients exchange nothing, what one receives is what it has."""
-    done = federate("local", newcomers=1, newcomer_epochs=3, test_on="both", momentum=0.5, rounds=1)
+@pytest.mark.parametrize("rate", [0.0, 0.05])
+def test_from_scratch_is_local_training_by_the_newcomers_own_examples(federate: Any, rate: float) -> None:
+    """And where clients exchange nothing, what one receives is what it has, at the same rate."""
+    keys: dict[str, Any] = {"newcomer_epochs": 3, "newcomer_scratch_rate": rate, "test_on": "both", "momentum": 0.5}
+    done = federate("local", newcomers=1, rounds=1, **keys)
     data, dataset = examples_of(done, "2")
     seed_everything(derive_seed(0, "initial weights", "2"))
     model = population.model_of(done.info("2"))
-    phase = Phase(3, Optimisation("sgd", 0.1, momentum=0.5, batch_size=16))
+    phase = Phase(3, Optimisation("sgd", rate or 0.1, momentum=0.5, batch_size=16))
     batches = torch_generator(0, "newcomer", "2")
 
     def prepare(inputs: Tensor, generator: torch.Generator) -> Tensor:
@@ -89,7 +91,8 @@ def test_from_scratch_is_local_training_by_the_newcomers_own_examples(federate: 
         assert score is not None
         assert record[test]["scratch"][-1]["accuracy"]["mean"] == score.metric.value
         assert record[test]["scratch"][-1]["loss"]["mean"] == pytest.approx(score.loss, rel=1e-5)
-        assert record[test]["received"] == record[test]["scratch"]
+        assert record[test]["received"][0] == record[test]["scratch"][0]
+        assert (record[test]["received"] == record[test]["scratch"]) is not bool(rate)
         assert record[test]["scratch"][0] != record[test]["scratch"][-1]
 
 
