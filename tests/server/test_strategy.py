@@ -316,17 +316,17 @@ def test_the_result_carries_the_final_model(start):
 
 
 def test_a_client_that_is_refused_settles_nothing_for_the_others(start, tiny):
-    """The first client's pool is too small: the pool of the run is that of those who can take part."""
+    """The first clients' pool is too small: the pool of the run is that of those who can take part."""
 
     def data(client):
         train, test = tiny.data(client)
-        return {"train": train, "test": test, "shared": torch.ones(4 if client.name == "0" else 16, 4)}
+        return {"train": train, "test": test, "shared": torch.ones(4 if client.name < "2" else 16, 4)}
 
-    strategy, watch, _ = start("FedHeNN", app=tiny.app(data=data), eta0=0.1, closing_epochs=0, fraction_train=1.0)
-    (failure,) = watch.rows[0]["failures"]
-    assert failure["client"] == "0"
-    assert "the pool has 4 examples" in failure["reason"]
-    assert watch.rows[1]["participants"] == ["1", "2"]
+    settings = {"eta0": 0.1, "closing_epochs": 0, "fraction_train": 1.0}
+    strategy, watch, _ = start("FedHeNN", clients=4, app=tiny.app(data=data), **settings)
+    assert [failure["client"] for failure in watch.rows[0]["failures"]] == ["0", "1"]
+    assert all("the pool has 4 examples" in failure["reason"] for failure in watch.rows[0]["failures"])
+    assert watch.rows[1]["participants"] == ["2", "3"]
     assert strategy.state.pool_size == 16
 
 
