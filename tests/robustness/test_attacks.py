@@ -21,9 +21,9 @@ def test_scores_stand_these_attacks_with_the_mean_as_well(method, attack):
     assert abs(accuracy(method, "mean", ATTACKS[attack]) - alone) < 0.02
 
 
-@pytest.mark.parametrize("method", ["fedharm", "fedhenn", "fedhenn-kernel"])
+@pytest.mark.parametrize("method", ["fedharm", "fedhenn", "fedhenn-kernel", "lg-fedavg"])
 @pytest.mark.parametrize("attack", ["tenfold", "flipped"])
-def test_networks_of_ones_own_that_are_only_aligned_stand_these_attacks_with_the_mean(method, attack):
+def test_clients_that_keep_networks_of_their_own_stand_these_attacks_with_the_mean(method, attack):
     alone = accuracy(method, "mean", None, honest_only=True)
     assert accuracy(method, "mean", ATTACKS[attack]) > alone - 0.02
 
