@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+LOCK = ".lock"
+"""The file by which a folder is kept for one process."""
+
 
 def plain_name(text: str) -> bool:
     """Whether text can be the name of a file or folder in any folder, and leads nowhere else."""
@@ -45,7 +48,7 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     except ImportError:  # no such locks on Windows
         yield
         return
-    with (folder / ".lock").open("a") as file:
+    with (folder / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:

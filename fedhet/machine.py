@@ -26,7 +26,7 @@ def proof(text: str) -> str:
 
     The key is made when it is first needed. Empty where there can be none.
     """
-    return _proof(_key(Path.home() / ".fedhet" / "key"), text)
+    return _proof(_key(os.path.expanduser("~/.fedhet/key")), text)
 
 
 @lru_cache(maxsize=256)  # every message carries the same text
@@ -35,7 +35,8 @@ def _proof(key: bytes, text: str) -> str:
 
 
 @cache
-def _key(path: Path) -> bytes:
+def _key(place: str) -> bytes:
+    path = Path(place)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".key.{os.getpid()}")

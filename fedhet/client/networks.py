@@ -16,6 +16,9 @@ KEPT = 64
 class Network:
     """A model with its head, its architecture's name, and its state dict, which shares its memory.
 
+    Attributes:
+        precision: the floating dtype that the model computes in; None without parameters.
+
     Raises:
         ValueError: the model has no such head.
     """
@@ -36,17 +39,16 @@ class Network:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The state dict; a buffer that the model has bound anew since is the new one."""
-        if any(buffer is not known for buffer, known in zip(self.model.buffers(), self._buffers, strict=False)):
+        if any(held.get(name) is not known for held, name, known in self._buffers):
             self._read()
         return self._tensors
 
     def _read(self) -> None:
-        self._tensors, self._buffers = self.model.state_dict(), list(self.model.buffers())
-
-    @property
-    def precision(self) -> torch.dtype | None:
-        """The floating dtype that the model computes in; None without parameters."""
-        return next((each.dtype for each in self.model.parameters() if each.is_floating_point()), None)
+        self._tensors = self.model.state_dict()
+        held = [module._buffers for module in self.model.modules()]  # looked into for every message
+        self._buffers = [(buffers, name, buffer) for buffers in held for name, buffer in buffers.items()]
+        floats = (each.dtype for each in self.model.parameters() if each.is_floating_point())
+        self.precision: torch.dtype | None = next(floats, None)
 
     def takes(self, transform: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """A transformation whose results are of the model's dtype, where that is not float32."""

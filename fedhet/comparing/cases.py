@@ -8,6 +8,7 @@ from fedhet import config as configuration
 from fedhet import population
 from fedhet.config import Config
 from fedhet.errors import ConfigError
+from fedhet.files import LOCK
 from fedhet.given import Given
 from fedhet.results.run_files import read_run
 
@@ -52,7 +53,9 @@ def check(cases: Iterable[Case], own: Given = Given()) -> None:  # noqa: B008 - 
 
 def _conflict(case: Case, own: Given) -> str | None:
     """Why the case's folder cannot be used, if it cannot."""
-    if not case.folder.exists() or (case.folder.is_dir() and not any(case.folder.iterdir())):
+    if not case.folder.exists():
+        return None
+    if case.folder.is_dir() and {path.name for path in case.folder.iterdir()} <= {LOCK}:  # killed as it began
         return None
     if not (case.folder / "config.toml").is_file():
         return f"{case.folder} is there already and is not the directory of a run: choose another folder"

@@ -135,7 +135,9 @@ def _check_not_diverged(
         ModelError: they are not; with the epoch.
     """
     step = next((number for number, loss in enumerate(losses, 1) if not abs(loss) <= LARGEST), None)
-    largest = torch.stack(torch._foreach_norm(tuple(parameters), math.inf, dtype=torch.float64)).max().item()
+    if step is None and torch.stack(torch._foreach_norm(tuple(parameters))).max().item() <= LARGEST:
+        return
+    largest = torch.stack([parameter.detach().abs().max() for parameter in parameters]).max().item()
     if step is None and largest <= LARGEST:
         return
     epoch = math.ceil(sum(sizes[: step or len(sizes)]) / examples)

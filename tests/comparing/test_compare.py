@@ -7,6 +7,7 @@ from fedhet import config
 from fedhet.comparing.arms import arms_of
 from fedhet.comparing.ground import common_ground
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.files import locked
 
 
 def plan(methods, *, seeds, config, out):
@@ -118,6 +119,13 @@ def test_failed_runs_are_named_while_the_others_go_on(comparison):
     for order in comparison.folder.glob("*.does"):
         order.unlink()
     assert "2 of 6 runs were completed before" in comparison.go()
+
+
+def test_a_run_that_was_killed_as_it_began_is_begun_again(comparison):
+    with locked(comparison.folder / "local-seed0"):
+        pass
+    comparison.go(methods=("local",), seeds=(0,))
+    assert (comparison.folder / "local-seed0" / "summary.json").is_file()
 
 
 def test_runs_with_other_settings_are_never_touched(comparison):
