@@ -42,6 +42,8 @@ OF_METHOD = {
     "fedavg": {"architectures": "mlp"},
     "fedprox": {"architectures": "mlp"},
     "lg-fedavg": CNNS,
+    "fedrep": {"architectures": "mlp", "local-epochs": 4, "fedrep.body-epochs": 2},
+    "flha-ghn": MLPS | {"optimizer": "adam", "learning-rate": 0.006, "rounds": 20, "evaluate-every": 20},
     "layer-average": CNNS,
     "fedproto": CNNS | {"fedproto.width": 32},
     "fd": MLPS,
