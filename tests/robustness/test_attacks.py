@@ -7,7 +7,7 @@ from .attacks import ATTACKS, accuracy
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_report")]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedrep"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedrep", "flha-ghn"])
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_with_multi_krum_the_honest_end_within_two_points_of_where_they_do_alone(method, attack):
     alone = accuracy(method, "mean", None, honest_only=True)
