@@ -180,17 +180,23 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
 
 def _check_size(name: str, dataset: DataSet) -> None:
     """A client needs room for the weights of its network, their gradients, and what is sent of them."""
-    try:
-        with torch.device("meta"):
-            tensors = models.build(name, dataset.input_shape, dataset.classes).state_dict().values()
-    except (NotImplementedError, RuntimeError):  # it computes while it is built
-        return
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    size = _bytes_of(name, dataset.input_shape, dataset.classes)
     if 3 * size > memory():
         raise ConfigError(
             f"architectures: {name} has {size / 1e9:.3g} GB of weights for inputs of {list(dataset.input_shape)}, "
             f"which must be there three times to be trained, and this machine has {memory() / 1e9:.3g} GB of memory"
         )
+
+
+@lru_cache(maxsize=256)  # a comparison checks each of its runs
+def _bytes_of(name: str, input_shape: tuple[int, ...], classes: int) -> int:
+    """Of a network's weights; 0 where it computes while it is built, and so cannot be built without them."""
+    try:
+        with torch.device("meta"):
+            tensors = models.build(name, input_shape, classes).state_dict().values()
+    except (NotImplementedError, RuntimeError):
+        return 0
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def must_be_equal(config: Config) -> bool:
