@@ -262,8 +262,8 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
         check_device_name(config.device)
     except ConfigError as error:
         problems.append(str(error))
-    if not re.fullmatch(r"auto|off|[2-9]|[1-9]\d+", config.cohort):
-        problems.append(f"cohort = {config.cohort!r}: must be auto, off, or a number of clients from 2")
+    if not re.fullmatch(r"auto|gpu|off|[2-9]|[1-9]\d+", config.cohort):
+        problems.append(f"cohort = {config.cohort!r}: must be auto, gpu, off, or a number of clients from 2")
     if config.dataset not in registry.datasets():
         problems.append(nearest("dataset", config.dataset, registry.datasets()))
     if config.shared_dataset and config.shared_dataset not in registry.datasets():

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Of glibc's malloc.h: how much free memory it keeps, and from which size it asks the system for each block.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _GIBIBYTE = 1 << 30
+_CUDA_CONTEXT = 600 << 20  # bytes of a GPU that a process takes before it holds a tensor, somewhat more
 
 
 def proof(text: str) -> str:
@@ -93,6 +94,16 @@ def device_of(name: str) -> "torch.device":
     if kind == "auto":
         return torch.device("cuda:0" if gpus else "cpu")
     return torch.device("cuda:0" if name == "cuda" else name)
+
+
+def room_on(device: "torch.device") -> int:
+    """How many processes that do what this one did on a GPU have room beside it; what it does not need is freed."""
+    import torch
+
+    each = torch.cuda.max_memory_reserved(device) + _CUDA_CONTEXT
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free // each)
 
 
 def host() -> str:

@@ -172,12 +172,15 @@ class Config:
         1, "CPU threads of a client; more than one costs repeatability", at_least=1, at_most=1024
     )
     workers: int = option(
-        0, "processes of the local engine in which clients train; 0: as many as cores, one beside a GPU", at_least=0
+        0,
+        "processes of the local engine in which clients train; 0: as many as cores, and as a GPU has room for",
+        at_least=0,
     )
     cohort: str = option(
-        "off",
+        "gpu",
         "clients of the local engine that train side by side, those with equal networks as one batch of networks: off, "
-        "a number, or auto (16, where it is measured to be faster). Results agree with `off` up to rounding",
+        "a number, auto (16, where it is measured to be faster), or gpu (auto on a GPU, off on a CPU). Results agree "
+        "with `off` up to rounding",
     )
     state_dir: str = option("", "folder for the clients' own state; empty: in the run directory, or ~/.fedhet/state")
     log: str = option("", "where rounds are logged to as well: tensorboard, wandb, mlflow, several with commas")

@@ -3,6 +3,7 @@
 import multiprocessing
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from fedhet.client.app import make_client_app
 from fedhet.engines.grid import LocalGrid
 from fedhet.given import Given
 from fedhet.learning import Cohort
-from fedhet.machine import cores, device_of
+from fedhet.machine import cores, device_of, room_on
 from fedhet.observing import Observer
 from fedhet.options import Config
 from fedhet.serving import serve
@@ -44,17 +45,20 @@ def run_locally(
     if not config.state_dir:
         config = config.but(state_dir=str(folder / "state"))
     app = app or make_client_app(own.model, own.data, task=own.task)
-    workers = config.workers or (cores() if device_of(config.device).type == "cpu" else 1)
+    device = device_of(config.device)
+    on_gpu, workers = device.type == "cuda", config.workers or (1 if device.type == "mps" else cores())
+    cohort = config.cohort if config.cohort != "gpu" else "auto" if on_gpu else "off"
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))  # clients seed torch's global generator, the caller's
         if workers > 1 and not multiprocessing.current_process().daemon:  # one of several runs has its core already
             from fedhet.engines.workers import WorkerGrid
 
+            room = partial(room_on, device) if on_gpu and not config.workers else None
             grid: LocalGrid = stack.enter_context(
-                WorkerGrid(app, config.clients, workers=workers, timeout=config.timeout, cohort=config.cohort)
+                WorkerGrid(app, config.clients, workers=workers, timeout=config.timeout, cohort=cohort, room=room)
             )
         else:
-            grid = LocalGrid(app, config.clients, Cohort.of(config.cohort))
+            grid = LocalGrid(app, config.clients, Cohort.of(cohort))
         serve(
             config,
             grid,

@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 
@@ -47,17 +47,25 @@ class WorkerGrid(LocalGrid):
         clients: number of nodes; node i has partition id i.
         workers: processes.
         timeout: seconds that a message may take in a worker, or a cohort's messages together.
-        cohort: clients that a worker handles side by side, as the key says.
+        cohort: clients that a worker handles side by side: auto, off, or a number.
+        room: asked as workers are started, once clients have been handled here: for how many there is room; None: all.
     """
 
     patience = 5.0
     """Seconds that clients take in this process before workers are started; 0: the first one waits; infinite: never."""
 
     def __init__(
-        self, client_app: ClientApp, clients: int, *, workers: int, timeout: float, cohort: str = "off"
+        self,
+        client_app: ClientApp,
+        clients: int,
+        *,
+        workers: int,
+        timeout: float,
+        cohort: str = "off",
+        room: Callable[[], int] | None = None,
     ) -> None:
         super().__init__(client_app, clients, Cohort.of(cohort))
-        self._number, self._timeout, self._setting = workers, timeout, cohort
+        self._number, self._timeout, self._setting, self._room = workers, timeout, cohort, room
         self._recipe = b""
         self._team: list[_Worker] = []
         self._spent = 0.0
@@ -123,6 +131,10 @@ class WorkerGrid(LocalGrid):
         if due and not self._spent:  # with the first message
             children.prepare()
         if due and self._spent >= self.patience:
+            self._number = min(self._number, self._room()) if self._room else self._number
+            if self._number < 2:
+                self._alone("there is no room for several workers on the GPU")
+                return False
             try:
                 self._recipe = cloudpickle.dumps((self._client_app, registry.given()))
             except Exception as error:  # whatever a user's functions hold

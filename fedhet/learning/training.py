@@ -90,9 +90,7 @@ def training(
         losses: list[Tensor] = []
         sizes: list[int] = []
         further = 0
-        for number, index in enumerate(_rows(phase, examples, model, generator)):
-            if device.type != "cpu":
-                index = index.to(device)
+        for number, index in enumerate(_rows(phase, examples, model, generator, device)):
             inputs, labels = prepare(examples.inputs[index], generator), examples.labels[index]
             if schedule is not None:
                 for group in optimizer.param_groups:
@@ -187,17 +185,19 @@ def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
         parameter.grad = None
 
 
-def _rows(phase: Phase, examples: Examples, model: nn.Module, generator: torch.Generator) -> Iterator[Tensor]:
+def _rows(
+    phase: Phase, examples: Examples, model: nn.Module, generator: torch.Generator, device: torch.device
+) -> Iterator[Tensor]:
     """The rows of each mini-batch of a phase."""
     whole, size = _normalises(model), phase.optimisation.batch_size
     if not phase.steps:
         for _ in range(phase.epochs):
-            yield from batches(len(examples), size, generator, whole=whole)
+            yield from batches(len(examples), size, generator, device, whole=whole)
         return
 
     def endless() -> Iterator[Tensor]:
         while True:
-            yield from batches(len(examples), size, generator, whole=whole)
+            yield from batches(len(examples), size, generator, device, whole=whole)
 
     yield from islice(endless(), phase.steps)
 
@@ -207,16 +207,19 @@ def _steps(phase: Phase, examples: Examples, model: nn.Module) -> int:
     return phase.steps or phase.epochs * len(_ends(len(examples), size, whole=_normalises(model)))
 
 
-def batches(count: int, size: int, generator: torch.Generator, *, whole: bool = False) -> Iterator[Tensor]:
+def batches(
+    count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, whole: bool = False
+) -> Iterator[Tensor]:
     """Mini-batches of one shuffled epoch, as index tensors.
 
     Args:
         count: number of examples.
         size: examples in a batch; the last one may be smaller.
-        generator: draws the order.
+        generator: draws the order, on the CPU.
+        device: where it is wanted, to which it goes at once; None: on the CPU.
         whole: a last batch of one example joins the one before it, since BatchNorm cannot train on one.
     """
-    order = torch.randperm(count, generator=generator)
+    order = torch.randperm(count, generator=generator).to(device=device)
     start = 0
     for end in _ends(count, size, whole=whole):
         yield order[start:end]

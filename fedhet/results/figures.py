@@ -223,6 +223,14 @@ def _figure_class() -> "type[Figure]":
     return Shown
 
 
+def lay_out(figure: "Figure") -> "Figure":
+    """Settle where everything in a finished figure stands, which is else done for each file, and twice the drawing."""
+    if engine := figure.get_layout_engine():
+        engine.execute(figure)
+        figure.set_layout_engine(None)
+    return figure
+
+
 def save_png(figure: "Figure", path: Path) -> None:
     """Write a figure as PNG on white, making the folder if it is missing."""
     white: dict[str, Any] = {"format": "png", "dpi": 150, "facecolor": "white", "metadata": {"Software": None}}

@@ -11,7 +11,7 @@ from fedhet import config as configuration
 from fedhet import registry
 from fedhet.files import write_text
 from fedhet.results.courses import clients_by_round_figure, cost_figure, loss_figure, partition_figure
-from fedhet.results.figures import run_figures, save_png, to_svg
+from fedhet.results.figures import lay_out, run_figures, save_png, to_svg
 from fedhet.results.page import PAGE, SHARED
 from fedhet.results.run_files import RunFiles, read_run
 from fedhet.results.tables import (
@@ -53,6 +53,7 @@ def write_report(folder: Path | str) -> Path:
     pictures = []
     main = run_figures(run, drawings)
     for name, figure in {**main, **_courses(run)}.items():
+        lay_out(figure)
         if name in main:
             save_png(figure, run.folder / "figures" / f"{name}.png")
         pictures.append({"name": name, "svg": to_svg(figure, name), "caption": captions[name]})

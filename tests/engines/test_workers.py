@@ -15,8 +15,10 @@ from torch import nn
 
 import fedhet
 from fedhet import config as configuration
+from fedhet.engines import local
 from fedhet.engines.local import run_locally
 from fedhet.engines.workers import WorkerGrid
+from fedhet.machine import room_on
 from fedhet.observing import Observer
 from fedhet.options import Config
 from fedhet.results.history import read_history
@@ -65,6 +67,28 @@ def test_workers_give_the_bytes_of_one_process_and_runs_go_on_with_them(tmp_path
     assert rows(tmp_path / "one") == rows(tmp_path / "two")
     assert rows(tmp_path / "one")[-1] == rows(tmp_path / "stopped")[-1]
     assert workers() == []
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_beside_a_gpu_as_many_workers_as_it_has_room_for(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_locally(settings(cohort="off"), tmp_path / "cpu")
+    monkeypatch.setattr(local, "device_of", lambda name: torch.device("cuda"))  # clients ask elsewhere
+    monkeypatch.setattr(local, "cores", lambda: 4)
+    monkeypatch.setattr(local, "room_on", lambda device: room)
+    watch = Watch()
+    run_locally(settings(cohort="off"), tmp_path / "gpu", observers=[watch])
+    assert {len(each) for each in watch.seen[1:]} == {room if room > 1 else 0}
+    assert rows(tmp_path / "gpu") == rows(tmp_path / "cpu")
+
+
+def test_room_on_a_gpu_goes_by_what_was_needed_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[str] = []
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 400 << 20)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append("cache"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3500 << 20 if freed else 0, 8 << 30))
+    assert room_on(torch.device("cuda:0")) == 3  # beside each process's own gigabyte, its context included
 
 
 def app_that(does: Callable[[], None]) -> Any:
