@@ -5,7 +5,6 @@ from importlib import import_module
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linear_sum_assignment
 
 Solver = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.intp]]
 
@@ -36,6 +35,8 @@ def get_solver(name: str) -> Solver:
 
 
 def _scipy() -> Solver:
+    from scipy.optimize import linear_sum_assignment
+
     return lambda cost: linear_sum_assignment(cost)[1]
 
 

@@ -1,4 +1,4 @@
-"""Which modules an import brings with it, found out in a process of its own; a program that imports nothing of ours."""
+"""Which modules an import brings with it, found out in a process of its own, by this file as a program."""
 
 import importlib
 import json
@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedhet.method import Method
 
-HEAVY = ("torch", "numpy", "flwr.app", "flwr.clientapp", "flwr.serverapp")
-"""Imported once, before the process forks for each module."""
+SHARED = (
+    *("torch", "torch_geometric.nn", "flwr.app", "flwr.clientapp", "flwr.serverapp"),
+    *("fedhet.config", "fedhet.learning", "fedhet.wire"),
+)
+"""Imported once, before the process forks for each module: what is heavy, and what both halves may have."""
 
 
 def brought(side: str, method: "Method") -> list[str]:
@@ -49,7 +52,7 @@ def _brought(module: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    for heavy in HEAVY:
-        importlib.import_module(heavy)
+    for shared in SHARED:
+        importlib.import_module(shared)
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         print(json.dumps(dict(zip(sys.argv[1:], pool.map(_brought, sys.argv[1:], chunksize=1), strict=True))))
