@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fedhet
 from fedhet import config as configuration
 from fedhet import models, population
 from fedhet.data import ClientData, load
@@ -283,6 +284,19 @@ def test_twenty_clients_side_by_side_take_less_time_on_one_core(method: str, lim
         f"\n{method}: one by one {one:.3f} s a round, side by side {joint:.3f} s, ratio {joint / one:.3f} (<= {limit})"
     )
     assert joint / one <= limit
+
+
+def test_two_workers_beside_flowers_ray_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerGrid, "patience", 0)
+    own = {**of_method("fedavg", rounds=12), "workers": 2}
+    seconds = {}
+    for engine in ("local", "ray"):
+        ran = fedhet.run(own, engine=engine, out=tmp_path / engine)
+        rows = [row for row in ran.history if row["round"] and not row.get("final")]
+        seconds[engine] = statistics.median(row["timing"]["seconds"] for row in rows[2:])
+    ours, theirs = seconds["local"], seconds["ray"]
+    print(f"\nfedavg: two workers {ours:.3f} s a round, Ray {theirs:.3f} s, ratio {ours / theirs:.3f} (<= .5)")
+    assert ours / theirs <= 0.5
 
 
 class Scale(Clock):
