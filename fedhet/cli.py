@@ -278,7 +278,8 @@ def _run(chosen: "Config | dict[str, Any]", *, out: Path | None, engine: str | N
         typer.echo(f"completed in {time.perf_counter() - started:.1f} s; the server wrote its results to {folder}")
         return
     console.print(closing_table(result.folder))
-    typer.echo(f"{result.folder}: report.html, summary.json, history.jsonl, clients.csv, models/")
+    page = "report.html, " * (result.folder / "report.html").is_file()
+    typer.echo(f"{result.folder}: {page}summary.json, history.jsonl, clients.csv, models/")
 
 
 def _set(settings: Sequence[str] | None, data: Path | None) -> dict[str, Any]:

@@ -184,6 +184,7 @@ class Config:
     )
     state_dir: str = option("", "folder for the clients' own state; empty: in the run directory, or ~/.fedhet/state")
     log: str = option("", "where rounds are logged to as well: tensorboard, wandb, mlflow, several with commas")
+    report: bool = option(True, "a run ends with its report.html; else `fedhet report FOLDER` draws it")
     engine: str = option("local", "where the clients are: local, ray, or a SuperLink connection of Flower's config")
     resume: bool = option(False, "go on with the run in `out` after its last complete round")
     seed: int = option(0, "seed of everything", at_least=0)

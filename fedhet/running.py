@@ -33,6 +33,7 @@ RESUMABLE = (
     "min-clients",
     "wait-for-clients",
     "state-dir",
+    "report",
 )
 """Keys that may change when a run is resumed: how long and where it runs, not what it computes."""
 

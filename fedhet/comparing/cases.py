@@ -13,7 +13,7 @@ from fedhet.given import Given
 from fedhet.results.run_files import read_run
 
 # Where and how a run is carried out, which is the comparison's to say and changes nothing of what is computed.
-PLACES = frozenset({"out", "state-dir", "engine", "resume", "workers"})
+PLACES = frozenset({"out", "state-dir", "engine", "resume", "workers", "report"})
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def _drawn(grid: Sequence[Choice], number: int, seed: int, arm: str) -> list[Cho
 
 
 def _case(ground: Ground, arm: str, choice: Choice, seed: int, folder: Path) -> Case:
-    settings = ground.settings(arm, seed, {**dict(choice), "validation": share_of(ground)})
+    settings = ground.settings(arm, seed, {**dict(choice), "validation": share_of(ground), "report": False})
     words = [f"{key}={value}".replace("/", "_") for key, value in choice]
     return ground.case(arm, seed, settings, folder / ",".join([arm, *words, f"seed={seed}"]))
 

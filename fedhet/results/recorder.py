@@ -138,7 +138,8 @@ class RunDirectory(Observer):
         try:  # pictures are no part of the result
             if matrices := strategy.matrices():
                 self._write("matrices.json", matrices)
-            write_report(self.folder)
+            if self.config.report:
+                write_report(self.folder)
         except OSError:
             raise
         except Exception as error:
@@ -150,7 +151,8 @@ class RunDirectory(Observer):
         reason = str(error) if isinstance(error, FedhetError) else f"{type(error).__name__}: {error}"
         self._write("summary.json", self.summary("failed", strategy) | {"error": reason})
         try:
-            write_report(self.folder)
+            if self.config.report:
+                write_report(self.folder)
         except Exception as broken:  # the reason of the failure is what must be seen
             log.warning("the report was not written: %s: %s", type(broken).__name__, broken)
 

@@ -25,7 +25,14 @@ from fedhet.results.history import read_history
 
 SETTINGS: dict[str, Any] = {
     **{"dataset": "digits", "clients": 5, "rounds": 3, "samples-per-client": 24, "shared-samples": 64},
-    **{"local-epochs": 1, "batch-size": 12, "architectures": "mlp-100,mlp-150", "fraction-train": 0.8, "seed": 3},
+    **{
+        "local-epochs": 1,
+        "batch-size": 12,
+        "architectures": "mlp-100,mlp-150",
+        "fraction-train": 0.8,
+        "seed": 3,
+        "report": False,
+    },
 }
 
 
