@@ -66,8 +66,11 @@ class FedHARM(ClientHalf[FedHARMParameters]):
         if not own.aligns or own.align == "spectral":
             return Payload()
         inputs = client.data.train.inputs[:1]
-        units = summarised(client.model, self.blocks, inputs, client.transform, lambda block, output: output.flatten(1))
-        slots = [min(length, part.shape[1]) for length, part in zip(own.lengths, units, strict=True)]
+        try:
+            one = summarised(client.model, self.blocks, inputs, client.transform, self._pooled)
+        except ValueError as error:
+            raise ModelError(f"client {client.name}: {error}") from error
+        slots = [part.shape[1] for part in one]
         if own.blocks != ALIGNED or not client.config.disclose_architecture:
             return Payload(values={"slots": slots})
         found = self._alignment
@@ -199,9 +202,9 @@ class FedHARM(ClientHalf[FedHARMParameters]):
         return summarised(client.model, self.blocks, client.pool.inputs, client.transform, summary)
 
     def _pooled(self, block: int, output: Tensor) -> Tensor:
+        """A block's part of descriptors that take no gradients; of the others their number of slots."""
         kind = self.parameters.descriptor
-        assert kind != "gradients"
-        return pooled(output, self.parameters.lengths[block], kind)
+        return pooled(output, self.parameters.lengths[block], "max-pool" if kind == "gradients" else kind)
 
     # ---- evaluation
 

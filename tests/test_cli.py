@@ -17,7 +17,7 @@ from fedhet import cli, registry
 from fedhet import config as configuration
 from fedhet.errors import FedhetError
 
-QUICK = ["local/digits", *("--set rounds=1 --set clients=2 --set local-epochs=1 --set report=false".split())]
+QUICK = ["local/digits", "--set", "rounds=1", "--set", "clients=2", "--set", "local-epochs=1", "--set", "report=false"]
 
 
 @pytest.fixture(autouse=True)

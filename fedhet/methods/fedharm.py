@@ -1,6 +1,7 @@
 """FedHARM (Kastellos et al., 2024)."""
 
 from dataclasses import dataclass
+from math import isqrt
 from typing import Literal
 
 from fedhet.errors import ConfigError
@@ -48,11 +49,11 @@ class FedHARMParameters(Parameters):
         "size), aligned (those most like the blocks of the first of `architectures`, both untrained), or modules by "
         "name: a,b,c,d; lists for other networks follow after semicolons",
     )
-    descriptor: Literal["gradients", "average-pool", "max-pool"] = option(
+    descriptor: Literal["gradients", "average-pool", "max-pool", "attention-map"] = option(
         "gradients",
-        "a block's part of a descriptor: activations with the largest gradients, or adaptive pooling (the paper's "
-        "first attempts)",
-        choices=("gradients", "average-pool", "max-pool"),
+        "a block's part of a descriptor: activations with the largest gradients, adaptive pooling (the paper's first "
+        "attempts), or the mean square of the channels by position, whose slots are a square",
+        choices=("gradients", "average-pool", "max-pool", "attention-map"),
     )
     slots: str = option(
         "128,256,512,1024",
@@ -96,6 +97,10 @@ class FedHARMParameters(Parameters):
             )
         if not all(part.strip().isdecimal() and int(part) for part in self.slots.split(",")):
             raise ConfigError(f"fedharm.slots = {self.slots!r}: must be positive whole numbers separated by commas")
+        if self.descriptor == "attention-map" and any(isqrt(length) ** 2 != length for length in self.lengths):
+            raise ConfigError(
+                f"fedharm.slots = {self.slots!r}: an attention map has a square of positions, as in 16,16,16,16"
+            )
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ the values. Scores are gradients of the log-odds z_c - logsumexp of the other lo
 as those of p_c and of the cross-entropy do, of which they are a multiple, and do not vanish once the image is fitted.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Literal
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from fedhet.representations.features import Output
 
-Pooling = Literal["average-pool", "max-pool"]
+Pooling = Literal["average-pool", "max-pool", "attention-map"]
 BATCH = 64
 """Images that are described at once."""
 
@@ -142,13 +143,26 @@ def gathered(features: Tensor, places: Tensor) -> Tensor:
 
 
 def pooled(features: Tensor, slots: int, kind: Pooling) -> Tensor:
-    """The descriptor (n, k) that the paper compares with: a block's output (n, ...), flattened and adaptively pooled.
+    """A descriptor (n, k) that takes no gradients.
+
+    It is a block's output (n, ...), flattened and adaptively pooled, as the paper compares with, or the mean square of
+    its channels by position (Zagoruyko and Komodakis, ICLR 2017).
 
     Args:
         features: the block's output.
-        slots: how many it is pooled to; where there are fewer units, they are taken as they are.
-        kind: of which average or maximum.
+        slots: how many it is pooled to; where there are fewer units, they are taken as they are. An attention map has a
+            square grid of them, whatever the size of the output.
+        kind: average or maximum, or an attention map.
+
+    Raises:
+        ValueError: an attention map of outputs that are not (n, channels, height, width).
     """
+    if kind == "attention-map":
+        if features.ndim != 4:
+            raise ValueError(
+                f"an attention map needs outputs (n, channels, height, width), got {tuple(features.shape)}"
+            )
+        return F.adaptive_avg_pool2d(features.square().mean(1), math.isqrt(slots)).flatten(1)
     units = features.flatten(1)
     pool = F.adaptive_avg_pool1d if kind == "average-pool" else F.adaptive_max_pool1d
     return pool(units[:, None], min(slots, units.shape[1]))[:, 0]

@@ -199,6 +199,19 @@ def test_pooling_is_adaptive() -> None:
     assert torch.equal(pooled(block, 100, "average-pool"), block.flatten(1))
 
 
+def test_an_attention_map_has_one_size_and_knows_no_channels() -> None:
+    small, large = torch.randn(3, 5, 2, 2), torch.randn(3, 7, 8, 8)
+    assert pooled(small, 16, "attention-map").shape == pooled(large, 16, "attention-map").shape == (3, 16)
+    block = torch.tensor([[1.0, 2.0], [3.0, -4.0]]).repeat_interleave(2, 0).repeat_interleave(2, 1)[None, None]
+    expected = torch.tensor([[1.0, 4.0, 9.0, 16.0]])
+    torch.testing.assert_close(pooled(block.expand(1, 6, 4, 4), 4, "attention-map"), expected)
+    torch.testing.assert_close(
+        pooled(large, 9, "attention-map"), pooled(-large[:, torch.randperm(7)], 9, "attention-map")
+    )
+    with pytest.raises(ValueError, match=r"needs outputs \(n, channels, height, width\), got \(3, 5\)"):
+        pooled(small[:, :, 0, 0], 4, "attention-map")
+
+
 def test_a_heat_map_is_where_the_class_is() -> None:
     class Corners(nn.Module):
         """Class 0 is light in the left upper corner, class 1 in the right lower one."""

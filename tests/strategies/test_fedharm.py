@@ -241,10 +241,11 @@ def test_places_may_be_chosen_anew_before_every_epoch(federate: Federate, phases
         assert after(0.0) == pytest.approx(before(1.0))
 
 
-@pytest.mark.parametrize("kind", ["average-pool", "max-pool"])
-def test_pooled_descriptors_take_no_places(kind: str, federate: Federate) -> None:
-    done = harm(federate, rounds=2, **{"fedharm.descriptor": kind})
-    assert [part.shape[1] for part in told(done, 1, "0")] == list(SLOTS)
+@pytest.mark.parametrize("kind", ["average-pool", "max-pool", "attention-map"])
+def test_descriptors_of_other_kinds_take_no_places(kind: str, federate: Federate) -> None:
+    slots = [4, 9] if kind == "attention-map" else list(SLOTS)
+    done = harm(federate, rounds=2, **{"fedharm.descriptor": kind, "fedharm.slots": ",".join(map(str, slots))})
+    assert [part.shape[1] for part in told(done, 1, "0")] == slots
     assert done.rows[3]["metrics"]["alignment"] > 0
 
 
@@ -339,6 +340,7 @@ def population_model(info: Any) -> torch.nn.Module:
         ({"refresh": "epoch", "shared-steps": 3}, "needs epochs on the shared set"),
         ({"slots": "128,0"}, "must be positive whole numbers separated by commas"),
         ({"slots": "128,a"}, "must be positive whole numbers separated by commas"),
+        ({"slots": "16,15", "descriptor": "attention-map"}, "an attention map has a square of positions"),
         ({"align": "cka", "descriptor": "max-pool"}, "fedharm.descriptor has no effect with fedharm.align = cka"),
         ({"align": "cosine", "clusters": 3}, "fedharm.clusters has no effect with fedharm.align"),
         ({"align": "cosine", "target-error": 0.0}, "fedharm.target-error has no effect with fedharm.align"),
