@@ -135,7 +135,7 @@ class Application:
                 record = reply.record(flower=client.request.flower or self._mods)
             if client.request.final:
                 self._let_go(client)
-            if client.device.type == "cuda" and client.config.engine != "local":  # others share the GPU, who knows how
+            if client.device.type == "cuda":  # clients in other processes share the GPU
                 torch.cuda.empty_cache()
         except FedhetError as error:
             if "request" not in message.content:  # there is nobody who reads a refusal

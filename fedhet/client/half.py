@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedhet import registry
 from fedhet.client.networks import Network
-from fedhet.data import ClientData, Pool
+from fedhet.data import ClientData, Pool, resident
 from fedhet.errors import FedhetError
 from fedhet.learning import Loss, Optimisation, Pausing, Phase, Term, Trained, one_cycle, reestimate, scheduled
 from fedhet.method import Traits
@@ -92,7 +92,7 @@ class Client:
         Raises:
             LostState: it is not here (any more).
         """
-        return self.find_pool(self.request.pool).to(self.device)
+        return resident(self.find_pool(self.request.pool), self.device)
 
     def work_on(self, model: nn.Module) -> None:
         """Go on with another network of the same structure, whose widths differ from the configured ones."""

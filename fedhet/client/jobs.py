@@ -14,7 +14,7 @@ from torch import Tensor
 from fedhet import population
 from fedhet.client.half import AnyHalf, Client
 from fedhet.client.state import Keeping
-from fedhet.data import Examples
+from fedhet.data import Examples, resident
 from fedhet.errors import ModelError
 from fedhet.learning import Pausing, Phase, evaluating
 from fedhet.learning import training as train_phase
@@ -167,7 +167,7 @@ def _common(job: Job, when: str) -> Examples | None:
     whole = traits.whole and job.half.shared_names().keys() == client.tensors.keys()
     if (when != traits.scored and not between) or (when == "received" and whole):
         return None
-    return population.common_test(client.config).to(client.device)
+    return resident(population.common_test(client.config), client.device)
 
 
 @contextmanager

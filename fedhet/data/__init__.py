@@ -2,7 +2,7 @@
 
 from fedhet.data import chestxray, digits, domains, images, text
 from fedhet.data.elsewhere import pool_of
-from fedhet.data.examples import ClientData, DataSet, Examples, Groups, Pool
+from fedhet.data.examples import ClientData, DataSet, Examples, Groups, Pool, resident
 from fedhet.data.partitions import Part, partition, partitions, register_partition
 from fedhet.data.registry import augments, load, names, register_dataset
 from fedhet.data.split import Split, hold_out, split, with_validation
@@ -28,6 +28,7 @@ __all__ = [
     "pool_of",
     "register_dataset",
     "register_partition",
+    "resident",
     "split",
     "text",
     "with_validation",

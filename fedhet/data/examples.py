@@ -3,7 +3,8 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -78,6 +79,19 @@ class Pool:
     def to(self, device: torch.device) -> "Pool":
         """The same on a device."""
         return Pool(self.inputs.to(device), None if self.labels is None else self.labels.to(device))
+
+
+P = TypeVar("P", Examples, Pool)
+
+
+def resident(part: P, device: torch.device) -> P:
+    """The same on a device, which holds it once however often it is asked for."""
+    return part if device.type == "cpu" else _moved(part, device)
+
+
+@lru_cache(maxsize=4)
+def _moved(part: P, device: torch.device) -> P:
+    return part.to(device)
 
 
 @dataclass(frozen=True, eq=False)

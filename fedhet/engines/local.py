@@ -46,19 +46,18 @@ def run_locally(
         config = config.but(state_dir=str(folder / "state"))
     app = app or make_client_app(own.model, own.data, task=own.task)
     device = device_of(config.device)
-    on_gpu, workers = device.type == "cuda", config.workers or (1 if device.type == "mps" else cores())
-    cohort = config.cohort if config.cohort != "gpu" else "auto" if on_gpu else "off"
+    workers, cohort = config.workers or (1 if device.type == "mps" else cores()), Cohort.of(config.cohort, device)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))  # clients seed torch's global generator, the caller's
         if workers > 1 and not multiprocessing.current_process().daemon:  # one of several runs has its core already
             from fedhet.engines.workers import WorkerGrid
 
-            room = partial(room_on, device) if on_gpu and not config.workers else None
+            room = partial(room_on, device) if device.type == "cuda" and not config.workers else None
             grid: LocalGrid = stack.enter_context(
                 WorkerGrid(app, config.clients, workers=workers, timeout=config.timeout, cohort=cohort, room=room)
             )
         else:
-            grid = LocalGrid(app, config.clients, Cohort.of(cohort))
+            grid = LocalGrid(app, config.clients, cohort)
         serve(
             config,
             grid,

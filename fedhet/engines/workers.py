@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 
 import cloudpickle
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Error, Message, MessageType
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
@@ -40,15 +40,16 @@ class WorkerGrid(LocalGrid):
     """A Grid whose nodes are calls of ClientApps in worker processes, a few at a time; a context that ends them.
 
     A worker rather takes nodes that it had before, and those first that took longest. One that dies, or takes longer
-    than the timeout, is its client's failure, and another takes its place.
+    than the timeout, is the failure of the clients that it works on, and another takes its place.
 
     Args:
         client_app: handles every message; workers get it by cloudpickle.
         clients: number of nodes; node i has partition id i.
         workers: processes.
         timeout: seconds that a message may take in a worker, or a cohort's messages together.
-        cohort: clients that a worker handles side by side: auto, off, or a number.
-        room: asked as workers are started, once clients have been handled here: for how many there is room; None: all.
+        cohort: what a worker handles side by side, if it does.
+        room: asked as workers are started, once clients have trained here: for how many there is room; None: for all.
+            Cohorts are then as large as they may be, rather than dealt evenly: they share what the room is in.
     """
 
     patience = 5.0
@@ -61,11 +62,11 @@ class WorkerGrid(LocalGrid):
         *,
         workers: int,
         timeout: float,
-        cohort: str = "off",
+        cohort: Cohort | None = None,
         room: Callable[[], int] | None = None,
     ) -> None:
-        super().__init__(client_app, clients, Cohort.of(cohort))
-        self._number, self._timeout, self._setting, self._room = workers, timeout, cohort, room
+        super().__init__(client_app, clients, cohort)
+        self._number, self._timeout, self._room = workers, timeout, room
         self._recipe = b""
         self._team: list[_Worker] = []
         self._spent = 0.0
@@ -98,7 +99,7 @@ class WorkerGrid(LocalGrid):
         if not wanted:
             return []
         if not self._takes_over():
-            return self._here(wanted[: self._cohort.size if self._cohort else 1])
+            return self._here(wanted[: self._most()])
         if not any(key in self._done for key in wanted):
             self._hand_out(wanted)
             self._take_in()
@@ -118,7 +119,8 @@ class WorkerGrid(LocalGrid):
     def _note(self, messages: Collection[Message], started: float) -> None:
         """How long messages took; an evaluation does not make a node a quick one."""
         seconds = time.monotonic() - started
-        self._spent += seconds
+        if any(message.metadata.message_type == MessageType.TRAIN for message in messages):
+            self._spent += seconds
         for message in messages:
             node = message.metadata.dst_node_id
             self._seconds[node] = max(seconds / len(messages), 0.5 * self._seconds.get(node, 0.0))
@@ -131,16 +133,17 @@ class WorkerGrid(LocalGrid):
         if due and not self._spent:  # with the first message
             children.prepare()
         if due and self._spent >= self.patience:
-            self._number = min(self._number, self._room()) if self._room else self._number
+            if self._room:
+                self._number = min(self._number, self._room(), math.ceil(len(self._contexts) / self._most()))
             if self._number < 2:
-                self._alone("there is no room for several workers on the GPU")
+                _log.info("clients go on in one process: they have no room, or no use, for several on the GPU")
                 return False
             try:
                 self._recipe = cloudpickle.dumps((self._client_app, registry.given()))
             except Exception as error:  # whatever a user's functions hold
                 self._alone(f"what they are made of cannot be copied ({error})")
             else:
-                self._team = [_Worker(self._recipe, self._setting) for _ in range(self._number)]
+                self._team = [_Worker(self._recipe, self._cohort) for _ in range(self._number)]
                 for worker in self._team if not self.patience else ():
                     worker.wait()
         if self._team and all(worker.failed for worker in self._team):
@@ -165,13 +168,17 @@ class WorkerGrid(LocalGrid):
 
     def _give(self, worker: "_Worker", keys: Sequence[str]) -> int:
         """Give a worker the message of these that suits it best, or a cohort of them; how many it got."""
-        most = min(self._cohort.size, math.ceil(len(keys) / self._number)) if self._cohort else 1
+        most = self._most() if self._room else min(self._most(), math.ceil(len(keys) / self._number))
         best = heapq.nlargest(most, keys, key=lambda key: self._preference(worker, self._waiting[key]))
         messages = {key: self._waiting.pop(key) for key in best}
         nodes = [message.metadata.dst_node_id for message in messages.values()]
         self._had_by.update(dict.fromkeys(nodes, worker))
         worker.take(messages, [self._contexts[node] for node in nodes])
         return len(messages)
+
+    def _most(self) -> int:
+        """Clients side by side."""
+        return self._cohort.size if self._cohort else 1
 
     def _preference(self, worker: "_Worker", message: Message) -> tuple[bool, float]:
         node = message.metadata.dst_node_id
@@ -224,7 +231,7 @@ class _Worker:
         failed: whether it ended before it was ready.
     """
 
-    def __init__(self, recipe: bytes, cohort: str) -> None:
+    def __init__(self, recipe: bytes, cohort: Cohort | None) -> None:
         self.groups: deque[dict[str, Message]] = deque()
         self.since, self._cohort = 0.0, cohort
         self.start(recipe)
@@ -271,7 +278,9 @@ class _Worker:
         self.connection.close()
 
 
-def _work(connection: Connection, recipe: bytes, environment: Mapping[str, str], level: int, setting: str) -> None:
+def _work(
+    connection: Connection, recipe: bytes, environment: Mapping[str, str], level: int, cohort: Cohort | None
+) -> None:
     """What a worker does until the run's process ends."""
     os.environ.update(environment)  # it is forked from a process that may be older than a change of it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
@@ -281,7 +290,6 @@ def _work(connection: Connection, recipe: bytes, environment: Mapping[str, str],
         registry.give(method)
     be_server()
     told: set[str] = set()
-    cohort = Cohort.of(setting)
     connection.send(True)
     came: SimpleQueue[list[tuple[Message, Context]]] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, came), daemon=True).start()

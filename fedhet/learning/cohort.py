@@ -21,6 +21,7 @@ from fedhet.representations import RandomStream
 S = TypeVar("S")
 T = TypeVar("T")
 
+CPU = torch.device("cpu")
 AUTO = 16
 """Clients side by side with `cohort = auto`: each holds a network and its activations."""
 
@@ -45,23 +46,32 @@ class Cohort:
         size: clients at a time.
         measure: whether a kind of pass is run as one only if that is faster here, which is measured once on each
             machine; else whenever it can be.
+        device: where clients train.
     """
 
-    def __init__(self, size: int, *, measure: bool = False) -> None:
-        self.size, self._measure = size, measure
+    def __init__(self, size: int, measure: bool = False, device: torch.device = CPU) -> None:
+        self.size, self._measure, self._device = size, measure, device
+        self._gpus = {device} if device.type == "cuda" else set[torch.device]()
         self._verdicts: dict[tuple[object, ...], _Verdict] = {}
         self._told: set[str] = set()
 
     @classmethod
-    def of(cls, setting: str) -> "Cohort | None":
-        """What the key `cohort` says: auto, off, or clients at a time."""
-        if setting == "off":
+    def of(cls, setting: str, device: torch.device = CPU) -> "Cohort | None":
+        """What the key `cohort` says of clients on a device: gpu, auto, off, or clients at a time."""
+        if setting == "off" or (setting == "gpu" and device.type != "cuda"):
             return None
-        return cls(AUTO, measure=True) if setting == "auto" else cls(int(setting))
+        measure = setting in ("gpu", "auto")
+        return cls(AUTO if measure else int(setting), measure, device)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Another process finds out for itself what is worth it."""
+        return Cohort, (self.size, self._measure, self._device)
 
     def run(self, works: Iterable[Pausing[T]]) -> list[T | Exception]:
         """Do all of the work; what each returned, or what it raised: one that fails fails alone."""
-        members = [_Member(work) for work in works]
+        if self._gpus:
+            torch.cuda.init()  # before members draw there
+        members = [_Member(work, self._gpus) for work in works]
         for member in members:
             member.go_on(None)
         try:
@@ -148,8 +158,8 @@ class _Member(Generic[T]):
     asked: Forward | Backward
     outcome: T | Exception
 
-    def __init__(self, work: Pausing[T]) -> None:
-        self._work, self.stream = work, RandomStream(0)
+    def __init__(self, work: Pausing[T], gpus: set[torch.device]) -> None:
+        self._work, self.stream, self._gpus = work, RandomStream(0), gpus
         self.done = False
         self.graph: list[_Member[T]] = [self]
 
@@ -170,7 +180,7 @@ class _Member(Generic[T]):
     def run_alone(self) -> None:
         """Run the pass at which it paused by itself."""
         try:
-            with self.stream.active(_gpus()):
+            with self.stream.active(self._gpus):
                 answer = self.asked.run()
         except Exception as error:
             self.fail(error)
@@ -179,7 +189,7 @@ class _Member(Generic[T]):
 
     def _resume(self, step: Callable[[], Forward | Backward]) -> None:
         try:
-            with self.stream.active(_gpus()):  # torch's global generators are as this client left them
+            with self.stream.active(self._gpus):  # torch's global generators are as this client left them
                 self.asked = step()
         except StopIteration as end:
             self.done, self.outcome = True, end.value
@@ -208,10 +218,6 @@ def _at_once(passes: Sequence[Forward]) -> Sequence[Forward]:
     """The first passes, as many as may be one."""
     most = max(len(each.inputs) for each in passes)
     return passes[: max(1, ROWS // max(1, most))]
-
-
-def _gpus() -> set[torch.device]:
-    return {torch.device("cuda", torch.cuda.current_device())} if torch.cuda.is_initialized() else set()
 
 
 def _by_size(these: Sequence[S], pass_of: Callable[[S], Forward]) -> list[list[S]]:

@@ -31,10 +31,11 @@ def ratio(which: tuple[object, ...], passes: Sequence[Forward]) -> float:
     """
     kept = Path.home() / ".fedhet" / "cohorts.json"
     known = _read(kept)
-    here = (describe(passes[0].inputs.device), torch.__version__, torch.get_num_threads())
+    device, sizes = passes[0].inputs.device, (len(passes).bit_length(), len(passes[0].inputs).bit_length())
+    here = (describe(device), torch.__version__, torch.get_num_threads(), *sizes)
     key = hashlib.sha256(repr((which, here)).encode()).hexdigest()
     if key not in known:
-        measured = round(_seconds(lambda: _joint(passes)) / _seconds(lambda: _alone(passes)), 3)
+        measured = round(_seconds(lambda: _joint(passes), device) / _seconds(lambda: _alone(passes), device), 3)
         known = _read(kept) | {key: measured}
         try:
             write_text(kept, json.dumps(known, indent=1))
@@ -50,15 +51,18 @@ def _read(path: Path) -> dict[str, float]:
         return {}
 
 
-def _seconds(run: Callable[[], None]) -> float:
+def _seconds(run: Callable[[], None], device: torch.device) -> float:
+    def finished() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
     run()
     seconds: list[float] = []
     while len(seconds) < 3 and sum(seconds) < _PATIENCE:
-        start = time.perf_counter()
+        start = finished()
         run()
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(finished() - start)
     return min(seconds)
 
 

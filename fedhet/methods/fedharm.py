@@ -97,7 +97,11 @@ class FedHARMParameters(Parameters):
             )
         if not all(part.strip().isdecimal() and int(part) for part in self.slots.split(",")):
             raise ConfigError(f"fedharm.slots = {self.slots!r}: must be positive whole numbers separated by commas")
-        if self.descriptor == "attention-map" and any(isqrt(length) ** 2 != length for length in self.lengths):
+        if (
+            self.describes
+            and self.descriptor == "attention-map"
+            and any(isqrt(length) ** 2 != length for length in self.lengths)
+        ):
             raise ConfigError(
                 f"fedharm.slots = {self.slots!r}: an attention map has a square of positions, as in 16,16,16,16"
             )

@@ -79,9 +79,12 @@ def matched(clients: Sequence[Blocks]) -> list[Blocks]:
 
 
 def relations(clients: Sequence[Blocks]) -> list[Blocks]:
-    """The cosines of an image with all the others, in each client's own features: what CKA compares."""
+    """The cosines of an image with all the others, in each client's own features: what CKA compares.
+
+    Those with itself are left out: they are 1 for everybody, and would make the same image alike by themselves.
+    """
     unit = [[F.normalize(block, dim=1) for block in blocks] for blocks in centred(clients)]
-    return [[block @ block.T for block in blocks] for blocks in unit]
+    return [[(block @ block.T).fill_diagonal_(0.0) for block in blocks] for blocks in unit]
 
 
 def described(run: Path) -> dict[str, list[Blocks]]:

@@ -170,11 +170,18 @@ def test_one_that_fails_fails_alone():
     assert [type(each) for each in outcomes] == [Trained, Trained, Trained, ValueError]
 
 
+def test_by_default_only_clients_on_a_gpu_train_side_by_side_and_other_processes_know_it():
+    assert Cohort.of("gpu", torch.device("cpu")) is Cohort.of("gpu", torch.device("mps")) is Cohort.of("off") is None
+    for setting, size in (("gpu", cohort.AUTO), ("auto", cohort.AUTO), ("3", 3)):
+        there = copy.copy(Cohort.of(setting, torch.device("cuda:1")))  # as pickle makes one
+        assert (there.size, there._measure, there._gpus) == (size, size != 3, {torch.device("cuda:1")})
+
+
 def test_what_is_slower_here_is_not_done_and_what_was_measured_is_kept(tmp_path, monkeypatch, joint):
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     asked = []
 
-    def seconds(run):
+    def seconds(run, device):
         run()
         asked.append(run)
         return 2.0 if len(asked) % 2 else 1.0  # first of one batch, then of one after the other

@@ -342,6 +342,7 @@ def population_model(info: Any) -> torch.nn.Module:
         ({"slots": "128,a"}, "must be positive whole numbers separated by commas"),
         ({"slots": "16,15", "descriptor": "attention-map"}, "an attention map has a square of positions"),
         ({"align": "cka", "descriptor": "max-pool"}, "fedharm.descriptor has no effect with fedharm.align = cka"),
+        ({"align": "cka", "descriptor": "attention-map"}, "fedharm.descriptor has no effect with fedharm.align = cka"),
         ({"align": "cosine", "clusters": 3}, "fedharm.clusters has no effect with fedharm.align"),
         ({"align": "cosine", "target-error": 0.0}, "fedharm.target-error has no effect with fedharm.align"),
         ({"align": "spectral", "blocks": "stride"}, "fedharm.blocks has no effect with fedharm.align"),
