@@ -3,7 +3,7 @@
 What the server sees of a client: with `share = all` all clients hold, receive and send the same arrays, so names and
 bytes tell nothing of an architecture; but a head that a client does not use comes back as it was, so a server that
 compares single replies with what it sent learns which layer types the client has (a secure sum would hide that). With
-`share = own` the names say so. `disclose-architecture`, by default on, tells the architecture and its graph.
+`share = own` the names say so. `disclose-architecture`, with this method off by default, tells its name and graph.
 """
 
 import logging

@@ -159,7 +159,10 @@ class Config:
     timeout: float = option(3600.0, "seconds to wait for a round's replies", above=0)
     min_clients: int = option(1, "clients that must be there to start, and must reply for a round to count", at_least=1)
     wait_for_clients: float = option(0.0, "seconds to wait for clients to come before the first round", at_least=0)
-    disclose_architecture: bool = option(True, "clients tell the name of their architecture")
+    disclose_architecture: bool = option(
+        True,
+        "clients tell the name of their architecture, and its graph or blocks where a method draws them",
+    )
     head: str = option("", "module whose input is the representation; empty: the last nn.Linear")
     device: str = option("auto", "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps")
     precision: str = option(
@@ -173,7 +176,7 @@ class Config:
     )
     workers: int = option(
         0,
-        "processes of the local engine in which clients train; 0: as many as cores, and as a GPU has room for",
+        "processes of the local engine in which clients train; 0: as many as cores, as a GPU has room for, 1 on MPS",
         at_least=0,
     )
     cohort: str = option(

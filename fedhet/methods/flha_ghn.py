@@ -114,6 +114,7 @@ method = Method(
         "momentum": 0.9,
         "weight-decay": 5e-4,
         "batch-norm": "re-estimate",
+        "disclose-architecture": False,
     },
     drawings={
         "layer-graphs": Drawing(

@@ -15,6 +15,7 @@ from fedhet import models
 from fedhet.graphs import blocks
 from fedhet.representations import Output
 from fedhet.representations.descriptors import (
+    _differentiated,
     agreement,
     channel_means,
     cosine,
@@ -90,9 +91,15 @@ def test_float32_chooses_as_float64_does(name: str) -> None:
     values, places = describe(single, names, inputs.float(), labels, SLOTS, identity)
     same = torch.cat([(a == b).flatten() for a, b in zip(places, where, strict=True)])
     assert same.double().mean() >= 0.999
+    scores, exact_scores = (
+        [gradient.flatten(1).abs().double() for gradient in _differentiated(net, names, given, labels, slice(None))[1]]
+        for net, given in ((single, inputs.float()), (model, inputs))
+    )
     for block in range(4):
         agreed = places[block] == where[block]
         torch.testing.assert_close(values[block][agreed].double(), exact[block][agreed], rtol=1e-4, atol=1e-5)
+        chosen = scores[block].gather(1, places[block].long())
+        torch.testing.assert_close(chosen, exact_scores[block].gather(1, where[block].long()), rtol=1e-4, atol=1e-5)
 
 
 def test_the_score_ranks_as_cross_entropy_and_still_does_when_an_image_is_fitted() -> None:

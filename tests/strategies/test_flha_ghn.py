@@ -142,6 +142,7 @@ def test_layers_of_unknown_types_are_the_clients_own_and_the_run_says_so(federat
             architectures="cnn-2-1",
             clients=2,
             learning_rate=0.001,
+            disclose_architecture=True,
             **{"flha-ghn.types": "cnn-1-1", "flha-ghn.refine": "none"},
         )
     finally:
