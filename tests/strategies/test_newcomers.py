@@ -39,6 +39,7 @@ def test_a_hypernetwork_writes_for_an_architecture_that_nobody_had(federate: Any
         newcomer_epochs=1,
         newcomer_learning_rate=0.01,
         learning_rate=0.001,
+        disclose_architecture=True,
         rounds=1,
     )
     data, dataset = examples_of(done, "2")
