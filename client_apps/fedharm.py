@@ -65,12 +65,7 @@ class FedHARM(ClientHalf[FedHARMParameters]):
             raise DataError(f"client {client.name}: fedharm needs examples of one class each")
         if not own.aligns or own.align == "spectral":
             return Payload()
-        inputs = client.data.train.inputs[:1]
-        try:
-            one = summarised(client.model, self.blocks, inputs, client.transform, self._pooled)
-        except ValueError as error:
-            raise ModelError(f"client {client.name}: {error}") from error
-        slots = [part.shape[1] for part in one]
+        slots = [part.shape[1] for part in self._summarised(self._pooled, client.data.train.inputs[:1])]
         if own.blocks != ALIGNED or not client.config.disclose_architecture:
             return Payload(values={"slots": slots})
         found = self._alignment
@@ -176,11 +171,11 @@ class FedHARM(ClientHalf[FedHARMParameters]):
             if own.align == "spectral":
                 return [Factor(posteriors(client.model, inputs, client.transform))]
             if own.align == "cka":
-                found = self._summarised(lambda block, output: channel_means(output))
+                found = self._summarised(lambda block, output: channel_means(output), inputs)
                 return [compress(part, error=own.target_error) for part in found]
             if own.descriptor == "gradients":
                 return [*self._described()[0]]
-            return [*self._summarised(self._pooled)]
+            return [*self._summarised(self._pooled, inputs)]
         except ValueError as error:
             raise ModelError(f"client {client.name}: {error}") from error
 
@@ -196,10 +191,17 @@ class FedHARM(ClientHalf[FedHARMParameters]):
         except ValueError as error:
             raise ModelError(f"client {client.name}: {error}") from error
 
-    def _summarised(self, summary: Callable[[int, Tensor], Tensor]) -> list[Tensor]:
-        """What is made of each block's outputs for the shared images."""
+    def _summarised(self, summary: Callable[[int, Tensor], Tensor], inputs: Tensor) -> list[Tensor]:
+        """What is made of each block's outputs for images.
+
+        Raises:
+            ModelError: it cannot be made of them.
+        """
         client = self.client
-        return summarised(client.model, self.blocks, client.pool.inputs, client.transform, summary)
+        try:
+            return summarised(client.model, self.blocks, inputs, client.transform, summary)
+        except ValueError as error:
+            raise ModelError(f"client {client.name}: {error}") from error
 
     def _pooled(self, block: int, output: Tensor) -> Tensor:
         """A block's part of descriptors that take no gradients; of the others their number of slots."""

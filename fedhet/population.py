@@ -190,11 +190,11 @@ def _check_size(name: str, dataset: DataSet) -> None:
 
 @lru_cache(maxsize=256)  # a comparison checks each of its runs
 def _bytes_of(name: str, input_shape: tuple[int, ...], classes: int) -> int:
-    """Of a network's weights; 0 where it computes while it is built, and so cannot be built without them."""
+    """Of a network's weights; 0 where it cannot be built without them."""
     try:
         with torch.device("meta"):
             tensors = models.build(name, input_shape, classes).state_dict().values()
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError):  # it computes while it is built
         return 0
     return sum(tensor.nbytes for tensor in tensors)
 

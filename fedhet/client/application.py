@@ -16,7 +16,7 @@ from fedhet.client.jobs import Job
 from fedhet.client.networks import Network, Networks
 from fedhet.client.state import Keeping, Pools
 from fedhet.client.trying import try_out
-from fedhet.data import ClientData, with_validation
+from fedhet.data import ClientData, resident, with_validation
 from fedhet.data.own import as_client_data, as_input
 from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.learning import Pausing, alone
@@ -259,6 +259,7 @@ class Application:
             self._serving = serving
             self._networks, self._pools = Networks(), Pools()
             self._data_kept.clear()
+            resident.cache_clear()
             self._tried.clear()
 
     def _let_go(self, client: Client) -> None:

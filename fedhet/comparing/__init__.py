@@ -19,7 +19,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import write_csv, write_text
 from fedhet.given import Given
 from fedhet.machine import cores
-from fedhet.results.figures import save_png
+from fedhet.results.figures import lay_out, save_png
 from fedhet.results.run_files import read_run
 from fedhet.results.together import write_together
 
@@ -105,6 +105,7 @@ def compare(
     write_text(out / "comparison.md", markdown(results, against, notes))
     if any(result.runs for result in results):
         first = comparison_figure(results)
+        lay_out(first)
         save_png(first, out / "comparison.png")
         runs = {case.name: read_run(case.folder) for case in planned if case.name not in failed}
         firsts = {run.case.arm: runs[run.case.name] for result in results for run in result.runs[:1]}

@@ -84,13 +84,9 @@ class Pool:
 P = TypeVar("P", Examples, Pool)
 
 
-def resident(part: P, device: torch.device) -> P:
-    """The same on a device, which holds it once however often it is asked for."""
-    return part if device.type == "cpu" else _moved(part, device)
-
-
 @lru_cache(maxsize=4)
-def _moved(part: P, device: torch.device) -> P:
+def resident(part: P, device: torch.device) -> P:
+    """The same on a device, which holds it once however often it is asked for, until `resident.cache_clear()`."""
     return part.to(device)
 
 

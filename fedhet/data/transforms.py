@@ -23,10 +23,8 @@ class Normalise:
         """Normalise (n, channels, height, width); returns a new float32 tensor on the images' device."""
         floats = images.to(torch.float32, copy=True)
         if self._by_channel:
-            self._factor, self._offset = (
-                self._factor.to(images.device),
-                self._offset.to(images.device),
-            )  # they stay there
+            # They stay where images are: copying them for each batch would make a GPU wait.
+            self._factor, self._offset = (each.to(images.device) for each in (self._factor, self._offset))
             return floats.mul_(self._factor).add_(self._offset)
         floats.mul_(self._scalar_factor)
         return floats.add_(self._scalar_offset) if self._scalar_offset else floats

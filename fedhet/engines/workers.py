@@ -130,7 +130,7 @@ class WorkerGrid(LocalGrid):
     def _takes_over(self) -> bool:
         """Whether there are workers; they are started here once it is worth it."""
         due = not self._team and self._number > 1 and math.isfinite(self.patience)
-        if due and not self._spent:  # with the first message
+        if due and not self._seconds:  # with the first message
             children.prepare()
         if due and self._spent >= self.patience:
             if self._room:

@@ -223,12 +223,11 @@ def _figure_class() -> "type[Figure]":
     return Shown
 
 
-def lay_out(figure: "Figure") -> "Figure":
+def lay_out(figure: "Figure") -> None:
     """Settle where everything in a finished figure stands, which is else done for each file, and twice the drawing."""
     if engine := figure.get_layout_engine():
         engine.execute(figure)
         figure.set_layout_engine(None)
-    return figure
 
 
 def save_png(figure: "Figure", path: Path) -> None:

@@ -23,16 +23,11 @@ from fedhet.observing import Observer
 from fedhet.options import Config
 from fedhet.results.history import read_history
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 SETTINGS: dict[str, Any] = {
     **{"dataset": "digits", "clients": 5, "rounds": 3, "samples-per-client": 24, "shared-samples": 64},
-    **{
-        "local-epochs": 1,
-        "batch-size": 12,
-        "architectures": "mlp-100,mlp-150",
-        "fraction-train": 0.8,
-        "seed": 3,
-        "report": False,
-    },
+    **{"local-epochs": 1, "batch-size": 12, "architectures": "mlp-100,mlp-150", "fraction-train": 0.8, "seed": 3},
 }
 
 
