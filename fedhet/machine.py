@@ -96,6 +96,11 @@ def device_of(name: str) -> "torch.device":
     return torch.device("cuda:0" if name == "cuda" else name)
 
 
+def brought(tensor: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
+    """Something small on a device, which need not have done what it was asked for before: what is drawn for a step."""
+    return tensor.to(device, non_blocking=device.type == "cuda")
+
+
 def room_on(device: "torch.device") -> int:
     """How many processes that do what this one did on a GPU have room beside it; what it does not need is freed."""
     import torch

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedhet.machine import brought
+
 
 class Normalise:
     """Images of any number type as float32: `(images / scale - mean) / std`, by channel."""
@@ -56,13 +58,14 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4, 
     """
     n, channels, height, width = images.shape
     shifts = torch.randint(-padding, padding + 1, (2, n, 1), generator=generator)
-    flips = torch.randint(2, (n, 1), generator=generator).bool()
-    rows, columns = torch.arange(height) + shifts[0], torch.arange(width) + shifts[1]
-    columns = torch.where(flips, columns.flip(1), columns)
+    drawn = torch.cat([shifts, torch.randint(2, (1, n, 1), generator=generator)])
+    down, right, flips = brought(drawn, images.device)
+    rows, columns = (torch.arange(size, device=images.device) for size in (height, width))
+    rows, columns = rows + down, torch.where(flips.bool(), columns.flip(0), columns) + right
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
     pixels = (_reflected(rows, height)[:, :, None] * width + _reflected(columns, width)[:, None, :]).view(n, 1, -1)
-    cropped = images.flatten(2).gather(2, pixels.to(images.device).expand(-1, channels, -1)).view_as(images)
-    return cropped if reflect else cropped * inside[:, None].to(images.device)
+    cropped = images.flatten(2).gather(2, pixels.expand(-1, channels, -1)).view_as(images)
+    return cropped if reflect else cropped * inside[:, None]
 
 
 def flip_crop_brighten_blur(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -80,16 +83,13 @@ def flip_crop_brighten_blur(images: Tensor, generator: torch.Generator) -> Tenso
     """
     n = len(images)
     cropped = crop_and_flip(images, generator)
-    upside_down = torch.randint(2, (n,), generator=generator).bool()
+    upside_down = torch.randint(2, (n,), generator=generator)
     brightness = 0.8 + 0.4 * torch.rand(n, generator=generator)
     deviation = 0.1 + 0.9 * torch.rand(n, generator=generator)
     beside = (-0.5 / deviation.square()).exp() * torch.randint(2, (n,), generator=generator)
-
-    def each(values: Tensor) -> Tensor:
-        return values.to(images.device).view(n, 1, 1, 1)
-
-    floats = torch.where(each(upside_down), cropped.flip(2), cropped) * each(brightness)
-    centre, side = each(1 / (1 + 2 * beside)), each(beside / (1 + 2 * beside))
+    drawn = torch.stack([upside_down, brightness, 1 / (1 + 2 * beside), beside / (1 + 2 * beside)])
+    flips, factors, centre, side = brought(drawn, images.device).view(4, n, 1, 1, 1)
+    floats = torch.where(flips.bool(), cropped.flip(2), cropped) * factors
     padded = F.pad(floats, (1, 1, 1, 1), mode="reflect")
     rows = side * (padded[:, :, :-2] + padded[:, :, 2:]) + centre * padded[:, :, 1:-1]
     blurred = side * (rows[..., :-2] + rows[..., 2:]) + centre * rows[..., 1:-1]

@@ -14,6 +14,7 @@ from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.learning.passes import Backward, Forward, Pausing, at_once
 from fedhet.learning.phases import Phase, Step, Term
+from fedhet.machine import brought
 from fedhet.rows import Work
 from fedhet.task import Task
 from fedhet.wire import LARGEST
@@ -219,7 +220,8 @@ def batches(
         device: where it is wanted, to which it goes at once; None: on the CPU.
         whole: a last batch of one example joins the one before it, since BatchNorm cannot train on one.
     """
-    order = torch.randperm(count, generator=generator).to(device=device)
+    order = torch.randperm(count, generator=generator)
+    order = order if device is None else brought(order, device)
     start = 0
     for end in _ends(count, size, whole=whole):
         yield order[start:end]

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedhet.machine import brought
 from fedhet.representations.cka import (
     centred_unit,
     check_debiased,
@@ -81,7 +82,7 @@ class Alignment:
         }
 
     def rows(self) -> Rows:
-        """The RAD rows of the next step: distinct indices `(batch,)` int64, or a slice of consecutive rows."""
+        """The RAD rows of the next step: distinct indices `(batch,)` int64, on the target's device, or a slice."""
         if self._kernel == "rbf":
             if not self._queue:
                 slices = [rows for rows, _, _ in self._blocks.values()]
@@ -90,7 +91,7 @@ class Alignment:
             return self._queue.pop()
         if not self._batch:
             return slice(0, self._count)
-        return torch.randperm(self._count, generator=self._generator)[: self._batch]
+        return brought(torch.randperm(self._count, generator=self._generator)[: self._batch], self._target.device)
 
     def distance(self, features: Tensor, rows: Rows) -> Tensor:
         """The distance of the client's features to the target.
