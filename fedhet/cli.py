@@ -126,7 +126,9 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the comparison; else named by the methods, in runs/.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; as many as cores if left out.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; as many as cores, or as a GPU has room for.")
+    ] = None,
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="Differences are to this one; the first if left out.")
     ] = None,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _GIBIBYTE = 1 << 30
 _CUDA_CONTEXT = 600 << 20  # bytes of a GPU that a process takes before it holds a tensor, somewhat more
+_RUN_ON_GPU = 4 << 30  # bytes of a GPU for a run of which nothing is known
 
 
 def proof(text: str) -> str:
@@ -109,6 +110,15 @@ def room_on(device: "torch.device") -> int:
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     return int(free // each)
+
+
+def runs_at_once(device: "torch.device") -> int:
+    """How many runs are carried out at a time: as many as cores, and on a GPU one for each 4 GiB of its memory."""
+    import torch
+
+    if device.type != "cuda":
+        return cores()
+    return max(1, min(cores(), torch.cuda.get_device_properties(device).total_memory // _RUN_ON_GPU))
 
 
 def host() -> str:

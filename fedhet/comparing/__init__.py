@@ -18,7 +18,7 @@ from fedhet.comparing.tuning import Tuned, Tuning, tune
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import write_csv, write_text
 from fedhet.given import Given
-from fedhet.machine import cores
+from fedhet.machine import device_of, runs_at_once
 from fedhet.results.figures import lay_out, save_png
 from fedhet.results.run_files import read_run
 from fedhet.results.together import write_together
@@ -56,7 +56,8 @@ def compare(
             pool and closing epochs that one method needs are given to all. With `rounds = 0`, which one of the methods
             must settle by itself, one-shot methods get one round and the others as many as that one.
         out: folder of the comparison; one in `runs/` that is named by the methods if left out.
-        jobs: runs at a time, each in a process of its own with one thread; None: as many as cores.
+        jobs: runs at a time, each in a process of its own with one thread; None: as many as cores, and on a GPU one for
+            each 4 GiB of its memory.
         homogeneous_model: the model of all clients under methods that need equal architectures, where `config` mixes
             them.
         baseline: the arm that the others' differences are to; None: the first.
@@ -83,7 +84,8 @@ def compare(
         raise ConfigError("a comparison needs at least one method and one seed")
     if baseline is not None and baseline not in names:
         raise ConfigError(f"baseline {baseline} is not among the arms compared: {', '.join(names)}")
-    execute = Execution(run, jobs or cores(), console or Console(highlight=False, soft_wrap=True))
+    jobs = jobs or runs_at_once(device_of(str(config.get("device", "auto"))))
+    execute = Execution(run, jobs, console or Console(highlight=False, soft_wrap=True))
     all_seeds = distinct([*seeds, *(tuning.seeds if tuning else ())])
     ground = common_ground(arms, seeds=all_seeds, config=config, homogeneous_model=homogeneous_model, given=own)
     for note in ground.notes:

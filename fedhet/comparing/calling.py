@@ -48,7 +48,7 @@ def compare(
         data: the clients' data, as for `fedhet.run`.
         task: of data of one's own.
         out: folder of the comparison; one in `runs/` that is named by the methods if left out.
-        jobs: runs at a time, each in a process of its own; as many as cores if left out.
+        jobs: runs at a time, each in a process of its own; as many as cores, or as a GPU has room for, if left out.
         baseline: the arm that differences are to; the first if left out.
         tuning: what each method's settings are chosen from before.
 

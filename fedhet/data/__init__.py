@@ -4,7 +4,7 @@ from fedhet.data import chestxray, digits, domains, images, text
 from fedhet.data.elsewhere import pool_of
 from fedhet.data.examples import ClientData, DataSet, Examples, Groups, Pool, resident
 from fedhet.data.partitions import Part, partition, partitions, register_partition
-from fedhet.data.registry import augments, load, names, register_dataset
+from fedhet.data.registry import augments, lend, load, loaded, names, register_dataset
 from fedhet.data.split import Split, hold_out, split, with_validation
 
 __all__ = [
@@ -21,7 +21,9 @@ __all__ = [
     "domains",
     "hold_out",
     "images",
+    "lend",
     "load",
+    "loaded",
     "names",
     "partition",
     "partitions",

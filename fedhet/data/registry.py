@@ -1,8 +1,7 @@
 """Data sets by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,13 @@ from fedhet.errors import DataError, nearest
 # A loader takes the folder to read from (None: the user named none) and its own options by keyword.
 Loader = Callable[..., DataSet]
 
+Key = tuple[str, Path | None, int, tuple[tuple[str, Any], ...]]
+"""What a data set was asked for by: name, folder, input size, options."""
+
 _LOADERS: dict[str, Loader] = {}
 _AUGMENTED: set[str] = set()
+_LOADED: dict[Key, DataSet] = {}
+_KEPT = 8
 
 
 def register_dataset(name: str, *, augments: bool = False) -> Callable[[Loader], Loader]:
@@ -57,20 +61,25 @@ def load(name: str, folder: str | Path | None = None, *, input_size: int = 0, **
     Raises:
         DataError: There is no such data set or option, or the files are missing or damaged; the message names them.
     """
+    key = (name, Path(folder).expanduser() if folder else None, input_size, tuple(sorted(options.items())))
+    if key not in _LOADED:
+        made = _load(*key)
+        while len(_LOADED) >= _KEPT:
+            del _LOADED[next(iter(_LOADED))]
+        _LOADED[key] = made
+    return _LOADED[key]
+
+
+def _load(name: str, folder: Path | None, input_size: int, options: tuple[tuple[str, Any], ...]) -> DataSet:
     if name not in _LOADERS:
         raise DataError(nearest("data set", name, _LOADERS))
     keywords = {p.name for p in signature(_LOADERS[name]).parameters.values() if p.kind is Parameter.KEYWORD_ONLY}
-    for option in options:
+    for option, _ in options:
         if option not in keywords:
             raise DataError(nearest(f"option of data set {name!r}", option, keywords))
-    return _load(name, Path(folder).expanduser() if folder else None, input_size, tuple(sorted(options.items())))
-
-
-@lru_cache(maxsize=8)
-def _load(name: str, folder: Path | None, input_size: int, options: tuple[tuple[str, Any], ...]) -> DataSet:
     if input_size == 0:
         return _LOADERS[name](folder, **dict(options))
-    dataset = _load(name, folder, 0, options)
+    dataset = load(name, folder, **dict(options))
     if input_size < 0 or len(dataset.input_shape) != 3:
         raise DataError(f"data set {name!r} with examples of {dataset.input_shape} cannot be resized to {input_size}")
     return replace(
@@ -78,6 +87,16 @@ def _load(name: str, folder: Path | None, input_size: int, options: tuple[tuple[
         input_shape=(dataset.input_shape[0], input_size, input_size),
         transform=_Chain(dataset.transform, Resize(input_size)),
     )
+
+
+def loaded(wanted: Collection[str]) -> dict[Key, DataSet]:
+    """What this process has loaded of these data sets, to be lent to others."""
+    return {key: dataset for key, dataset in _LOADED.items() if key[0] in wanted}
+
+
+def lend(datasets: Mapping[Key, DataSet]) -> None:
+    """Have `load` give these, which another process has loaded."""
+    _LOADED.update(datasets)
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,17 @@ def run_locally(
         if workers > 1 and not multiprocessing.current_process().daemon:  # one of several runs has its core already
             from fedhet.engines.workers import WorkerGrid
 
-            room = partial(room_on, device) if device.type == "cuda" and not config.workers else None
-            grid: LocalGrid = stack.enter_context(
-                WorkerGrid(app, config.clients, workers=workers, timeout=config.timeout, cohort=cohort, room=room)
+            workers_grid = WorkerGrid(
+                app,
+                config.clients,
+                workers=workers,
+                timeout=config.timeout,
+                at_once=config.timeout < Config().timeout,
+                cohort=cohort,
+                datasets=(config.dataset, config.shared_dataset) if own.data is None else (),
+                room=partial(room_on, device) if device.type == "cuda" and not config.workers else None,
             )
+            grid: LocalGrid = stack.enter_context(workers_grid)
         else:
             grid = LocalGrid(app, config.clients, cohort)
         serve(

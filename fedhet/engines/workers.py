@@ -7,27 +7,21 @@ What a client computes does not depend on where it does: it is seeded for each m
 on disk.
 """
 
-import contextlib
 import heapq
 import logging
 import math
-import os
-import signal
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection, wait
-from queue import SimpleQueue
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from multiprocessing.connection import wait
 
-import cloudpickle
-from flwr.app import Context, Error, Message, MessageType
+from flwr.app import Error, Message, MessageType
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
-from fedhet import registry
 from fedhet.engines import children
-from fedhet.engines.grid import LocalGrid, be_server, handled, identify
+from fedhet.engines.grid import LocalGrid, identify
+from fedhet.engines.parcels import Parcel
+from fedhet.engines.worker import Worker, recipe
 from fedhet.learning import Cohort
 
 AHEAD = 2
@@ -40,13 +34,16 @@ class WorkerGrid(LocalGrid):
     """A Grid whose nodes are calls of ClientApps in worker processes, a few at a time; a context that ends them.
 
     A worker rather takes nodes that it had before, and those first that took longest. One that dies, or takes longer
-    than the timeout, is the failure of the clients that it works on, and another takes its place.
+    than the timeout, is the failure of the client that it works on, and another takes its place; a cohort's clients are
+    then tried one by one, to find out whose failure it is.
 
     Args:
         client_app: handles every message; workers get it by cloudpickle.
         clients: number of nodes; node i has partition id i.
         workers: processes.
         timeout: seconds that a message may take in a worker, or a cohort's messages together.
+        at_once: whether the first message waits for workers: what happens in this process cannot be timed out.
+        datasets: names of those that workers have from this process, where it has loaded them.
         cohort: what a worker handles side by side, if it does.
         room: asked as workers are started, once clients have trained here: for how many there is room; None: for all.
             Cohorts are then as large as they may be, rather than dealt evenly: they share what the room is in.
@@ -62,16 +59,21 @@ class WorkerGrid(LocalGrid):
         *,
         workers: int,
         timeout: float,
+        at_once: bool = False,
         cohort: Cohort | None = None,
+        datasets: Collection[str] = (),
         room: Callable[[], int] | None = None,
     ) -> None:
         super().__init__(client_app, clients, cohort)
-        self._number, self._timeout, self._room = workers, timeout, room
-        self._recipe = b""
-        self._team: list[_Worker] = []
+        self._number, self._timeout, self._room, self._datasets = workers, timeout, room, datasets
+        if at_once:
+            self.patience = 0.0
+        self._recipe: Parcel | None = None
+        self._team: list[Worker] = []
+        self._suspects: set[str] = set()  # of a cohort that failed
         self._spent = 0.0
         self._seconds: dict[int, float] = {}  # that each node's last messages took
-        self._had_by: dict[int, _Worker] = {}  # node by node
+        self._had_by: dict[int, Worker] = {}  # node by node
         self._done: dict[str, Message] = {}
 
     def __enter__(self) -> "WorkerGrid":
@@ -81,6 +83,8 @@ class WorkerGrid(LocalGrid):
         for worker in self._team:
             worker.end()
         self._team = []
+        if self._recipe:
+            self._recipe.close()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Have the messages handled, each within the grid's own timeout; a reply is looked at while others are made."""
@@ -139,11 +143,11 @@ class WorkerGrid(LocalGrid):
                 _log.info("clients go on in one process: they have no room, or no use, for several on the GPU")
                 return False
             try:
-                self._recipe = cloudpickle.dumps((self._client_app, registry.given()))
+                self._recipe = made = recipe(self._client_app, self._datasets)
             except Exception as error:  # whatever a user's functions hold
                 self._alone(f"what they are made of cannot be copied ({error})")
             else:
-                self._team = [_Worker(self._recipe, self._cohort) for _ in range(self._number)]
+                self._team = [Worker(made, self._cohort) for _ in range(self._number)]
                 for worker in self._team if not self.patience else ():
                     worker.wait()
         if self._team and all(worker.failed for worker in self._team):
@@ -166,10 +170,11 @@ class WorkerGrid(LocalGrid):
                 if keys and not few and worker.ready and len(worker.groups) == waiting:
                     room -= self._give(worker, keys)
 
-    def _give(self, worker: "_Worker", keys: Sequence[str]) -> int:
+    def _give(self, worker: "Worker", keys: Sequence[str]) -> int:
         """Give a worker the message of these that suits it best, or a cohort of them; how many it got."""
         most = self._most() if self._room else min(self._most(), math.ceil(len(keys) / self._number))
         best = heapq.nlargest(most, keys, key=lambda key: self._preference(worker, self._waiting[key]))
+        best = [key for key in best if key in self._suspects][:1] or best
         messages = {key: self._waiting.pop(key) for key in best}
         nodes = [message.metadata.dst_node_id for message in messages.values()]
         self._had_by.update(dict.fromkeys(nodes, worker))
@@ -180,7 +185,7 @@ class WorkerGrid(LocalGrid):
         """Clients side by side."""
         return self._cohort.size if self._cohort else 1
 
-    def _preference(self, worker: "_Worker", message: Message) -> tuple[bool, float]:
+    def _preference(self, worker: "Worker", message: Message) -> tuple[bool, float]:
         node = message.metadata.dst_node_id
         return self._had_by.get(node, worker) is worker, self._seconds.get(node, float("inf"))
 
@@ -194,7 +199,7 @@ class WorkerGrid(LocalGrid):
             messages, late = worker.groups[0], time.monotonic() - worker.since >= self._timeout
             if worker.connection in came:
                 try:
-                    answers = worker.connection.recv()
+                    answers = worker.replies()
                 except (EOFError, OSError):
                     worker.process.join()
                     self._replace(worker, f"its process ended with exit code {worker.process.exitcode}")
@@ -208,102 +213,22 @@ class WorkerGrid(LocalGrid):
                 worker.end()
                 self._replace(worker, f"no reply within {self._timeout:g} s")
 
-    def _replace(self, worker: "_Worker", reason: str) -> None:
+    def _replace(self, worker: "Worker", reason: str) -> None:
         """Start a worker anew; what it worked on has failed, and what waited there waits here again."""
         messages, *others = worker.groups
+        if len(messages) > 1:
+            self._suspects.update(messages)
+            others.append(messages)
+        else:
+            self._keep(messages, [_failed(message, reason) for message in messages.values()])
         self._waiting = {key: message for group in others for key, message in group.items()} | self._waiting
-        self._keep(messages, [_failed(message, reason) for message in messages.values()])
         worker.groups.clear()
-        worker.start(self._recipe)
+        worker.start()
 
     def _keep(self, messages: Iterable[str], replies: Sequence[Message]) -> None:
         for reply in replies:
             identify(reply, self._ids)
         self._done.update(zip(messages, replies, strict=True))
-
-
-class _Worker:
-    """A process that handles one message after the other, or a cohort's side by side.
-
-    Attributes:
-        groups: the messages that it has, by key: those that it works on, then those that wait in its process.
-        since: when it began with the first.
-        failed: whether it ended before it was ready.
-    """
-
-    def __init__(self, recipe: bytes, cohort: Cohort | None) -> None:
-        self.groups: deque[dict[str, Message]] = deque()
-        self.since, self._cohort = 0.0, cohort
-        self.start(recipe)
-
-    def start(self, recipe: bytes) -> None:
-        """Start the process, which imports and unpacks while this one goes on."""
-        level = logging.getLogger("flwr").level
-        self.process, self.connection = children.start(
-            _work, recipe, dict(os.environ), level, self._cohort, name="fedhet worker", duplex=True
-        )
-        self._ready = self.failed = False
-
-    @property
-    def ready(self) -> bool:
-        """Whether it has said that it can begin."""
-        if not self._ready and not self.failed and self.connection.poll():
-            self.wait()
-        return self._ready
-
-    def wait(self) -> None:
-        """Wait until it can begin, or has failed."""
-        try:
-            self._ready = bool(self.connection.recv())
-        except (EOFError, OSError):
-            self.process.join()
-            self.failed = True
-
-    def take(self, messages: dict[str, Message], contexts: Sequence[Context]) -> None:
-        """Give it messages; one that has died is found out where its replies are awaited."""
-        if not self.groups:
-            self.since = time.monotonic()
-        self.groups.append(messages)
-        with contextlib.suppress(OSError):
-            self.connection.send(list(zip(messages.values(), contexts, strict=True)))
-
-    def has(self, key: str) -> bool:
-        """Whether it has that message."""
-        return any(key in group for group in self.groups)
-
-    def end(self) -> None:
-        """End the process, whatever it does."""
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
-
-
-def _work(
-    connection: Connection, recipe: bytes, environment: Mapping[str, str], level: int, cohort: Cohort | None
-) -> None:
-    """What a worker does until the run's process ends."""
-    os.environ.update(environment)  # it is forked from a process that may be older than a change of it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
-    logging.getLogger("flwr").setLevel(level)
-    app, methods = cloudpickle.loads(recipe)
-    for method in methods:
-        registry.give(method)
-    be_server()
-    told: set[str] = set()
-    connection.send(True)
-    came: SimpleQueue[list[tuple[Message, Context]]] = SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, came), daemon=True).start()
-    while calls := came.get():
-        replies = handled(app, calls, told, cohort)
-        connection.send([(reply, context) for reply, (_, context) in zip(replies, calls, strict=True)])
-
-
-def _receive(connection: Connection, came: "SimpleQueue[list[tuple[Message, Context]]]") -> None:
-    """Take in what comes while a worker works, or who sends it would wait; nothing more stands for the end."""
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            came.put(connection.recv())
-    came.put([])
 
 
 def _failed(message: Message, reason: str) -> Message:

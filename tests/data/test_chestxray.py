@@ -132,7 +132,7 @@ def test_decoded_images_are_kept_by_size_and_made_anew_if_they_are_damaged(
     monkeypatch.setattr(Image, "open", opening)
 
     def loaded(size: int) -> torch.Tensor:
-        data.registry._load.cache_clear()
+        data.registry._LOADED.clear()
         opened.clear()
         return data.load("chestxray14", folder, size=size).train.inputs
 

@@ -4,7 +4,9 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -15,10 +17,12 @@ from torch import nn
 
 import fedhet
 from fedhet import config as configuration
+from fedhet import data, machine, population
+from fedhet.data import Examples
 from fedhet.engines import local
 from fedhet.engines.local import run_locally
 from fedhet.engines.workers import WorkerGrid
-from fedhet.machine import room_on
+from fedhet.machine import room_on, runs_at_once
 from fedhet.observing import Observer
 from fedhet.options import Config
 from fedhet.results.history import read_history
@@ -93,6 +97,15 @@ def test_room_on_a_gpu_goes_by_what_was_needed_there(monkeypatch: pytest.MonkeyP
     assert room_on(torch.device("cuda:0")) == 3  # beside each process's own gigabyte, its context included
 
 
+@pytest.mark.parametrize(("gibibytes", "runs"), [(2, 1), (24, 6), (141, 8)])
+def test_runs_at_once_on_a_gpu_go_by_its_memory(gibibytes: int, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(total_memory=gibibytes << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(machine, "cores", lambda: 8)
+    assert runs_at_once(torch.device("cuda:0")) == runs
+    assert runs_at_once(torch.device("cpu")) == 8
+
+
 def app_that(does: Callable[[], None]) -> Any:
     """An app whose client 2 does something in the second round, made of functions that only cloudpickle copies."""
 
@@ -117,11 +130,14 @@ def app_that(does: Callable[[], None]) -> Any:
     ],
     ids=["dies", "hangs"],
 )
+@pytest.mark.parametrize("cohort", ["off", "5"])
 def test_a_client_whose_worker_ends_or_hangs_fails_alone_and_is_back_in_the_next_round(
-    does: Callable[[], None], reason: str, tmp_path: Path
+    cohort: str, does: Callable[[], None], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(WorkerGrid, "patience", 60)  # but a timeout has workers from the first message on
+    monkeypatch.setattr(WorkerGrid, "_preference", lambda *given: -given[-1].metadata.dst_node_id)  # 0 to 2 together
     watch = Watch()
-    own = settings(method="fd", workers=2, timeout=5, **{"fraction-train": 1.0})
+    own = settings(method="fd", workers=2, timeout=5, cohort=cohort, **{"fraction-train": 1.0})
     run_locally(own, tmp_path, app=app_that(does), observers=[watch])
     history = rows(tmp_path)
     assert [row["failures"] for row in history[:2]] == [[], []]
@@ -129,8 +145,23 @@ def test_a_client_whose_worker_ends_or_hangs_fails_alone_and_is_back_in_the_next
     assert failure["client"] == "2"
     assert reason in failure["reason"]
     assert not history[3]["failures"]
-    assert len({pid for pids in watch.seen for pid in pids}) == 3
+    assert len({pid for pids in watch.seen for pid in pids}) >= 3
     assert workers() == []
+
+
+def test_workers_have_the_data_set_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_locally(settings(workers=1, rounds=1), tmp_path / "digits")
+    key, digits = next((key, dataset) for key, dataset in data.registry._LOADED.items() if key[0] == "digits")
+    upside_down = Examples(digits.train.inputs.flip(2), digits.train.labels)
+    monkeypatch.setitem(data.registry._LOADED, key, replace(digits, train=upside_down))
+    caches = (population.dataset_of, population._split, population._client)
+    for cache in caches:
+        cache.cache_clear()
+    run_locally(settings(workers=1, rounds=1), tmp_path / "one")
+    run_locally(settings(workers=2, rounds=1), tmp_path / "two")
+    for cache in caches:
+        cache.cache_clear()
+    assert rows(tmp_path / "one") == rows(tmp_path / "two") != rows(tmp_path / "digits")
 
 
 def test_what_cannot_be_copied_stays_in_one_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

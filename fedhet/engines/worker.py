@@ -1,0 +1,123 @@
+"""A worker: a process that handles clients' messages, as the run's process sees it, and what is done there."""
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedhet import data, registry
+from fedhet.engines import children, parcels
+from fedhet.engines.grid import be_server, handled
+from fedhet.learning import Cohort
+
+
+class Worker:
+    """A process that handles one message after the other, or a cohort's side by side.
+
+    Attributes:
+        groups: the messages that it has, by key: those that it works on, then those that wait in its process.
+        since: when it began with the first.
+        failed: whether it ended before it was ready.
+    """
+
+    def __init__(self, recipe: parcels.Parcel, cohort: Cohort | None) -> None:
+        self.groups: deque[dict[str, Message]] = deque()
+        self.since, self._recipe, self._cohort = 0.0, recipe, cohort
+        self.start()
+
+    def start(self) -> None:
+        """Start the process, which unpacks while this one goes on."""
+        level = logging.getLogger("flwr").level
+        self.process, self.connection = children.start(
+            _work, dict(os.environ), level, self._cohort, name="fedhet worker", duplex=True
+        )
+        self._ready = self.failed = False
+        with contextlib.suppress(OSError):
+            self._recipe.send(self.connection)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has said that it can begin."""
+        if not self._ready and not self.failed and self.connection.poll():
+            self.wait()
+        return self._ready
+
+    def wait(self) -> None:
+        """Wait until it can begin, or has failed."""
+        try:
+            self._ready = bool(parcels.receive(self.connection))
+        except (EOFError, OSError):
+            self.process.join()
+            self.failed = True
+
+    def take(self, messages: dict[str, Message], contexts: Sequence[Context]) -> None:
+        """Give it messages; one that has died is found out where its replies are awaited."""
+        if not self.groups:
+            self.since = time.monotonic()
+        self.groups.append(messages)
+        with contextlib.suppress(OSError):
+            parcels.send(self.connection, list(zip(messages.values(), contexts, strict=True)))
+
+    def replies(self) -> list[tuple[Message, Context]]:
+        """What came of the messages that it worked on.
+
+        Raises:
+            EOFError, OSError: it has ended.
+        """
+        came: list[tuple[Message, Context]] = parcels.receive(self.connection)
+        return came
+
+    def has(self, key: str) -> bool:
+        """Whether it has that message."""
+        return any(key in group for group in self.groups)
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+def recipe(app: ClientApp, datasets: Collection[str]) -> parcels.Parcel:
+    """What workers are made of: the app, methods that a user gave, and data sets that are loaded here.
+
+    Raises:
+        Exception: whatever a user's functions raise that cannot be copied.
+    """
+    return parcels.Parcel((app, registry.given(), data.loaded(datasets)))
+
+
+def _work(connection: Connection, environment: Mapping[str, str], level: int, cohort: Cohort | None) -> None:
+    """What a worker does until the run's process ends."""
+    os.environ.update(environment)  # it is forked from a process that may be older than a change of it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
+    logging.getLogger("flwr").setLevel(level)
+    app, methods, datasets = parcels.receive(connection)
+    for method in methods:
+        registry.give(method)
+    data.lend(datasets)
+    be_server()
+    told: set[str] = set()
+    parcels.send(connection, True)
+    came: SimpleQueue[list[tuple[Message, Context]]] = SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, came), daemon=True).start()
+    while calls := came.get():
+        replies = handled(app, calls, told, cohort)
+        parcels.send(connection, [(reply, context) for reply, (_, context) in zip(replies, calls, strict=True)])
+
+
+def _receive(connection: Connection, came: "SimpleQueue[list[tuple[Message, Context]]]") -> None:
+    """Take in what comes while a worker works, or who sends it would wait; nothing more stands for the end."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            came.put(parcels.receive(connection))
+    came.put([])

@@ -1,0 +1,120 @@
+"""Objects between processes, with large arrays in memory that both have."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recvfds
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array
+
+from fedhet.engines import parcels
+from fedhet.engines.parcels import LARGE, Parcel
+
+in_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files without names")
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Connection, Connection]]:
+    here, there = Pipe(duplex=True)
+    with here, there:
+        yield here, there
+
+
+def through(ends: tuple[Connection, Connection], content: object) -> Any:
+    here, there = ends
+    sending = threading.Thread(target=parcels.send, args=(here, content))
+    sending.start()
+    came = parcels.receive(there)
+    sending.join()
+    return came
+
+
+def contents() -> dict[str, Any]:
+    tensor = torch.arange(LARGE)
+    return {
+        "int64": tensor,
+        "again": tensor,
+        "bfloat16": tensor.to(torch.bfloat16).view(16, -1),
+        "strided": tensor.view(2, -1).T,
+        "learns": torch.rand(LARGE, requires_grad=True),
+        "small": torch.arange(7),
+        "numpy": np.arange(float(LARGE)).reshape(4, -1),
+        "flower": Array("uint8", (2 * LARGE,), "fedhet.raw", os.urandom(2 * LARGE)),
+        "bytes": os.urandom(2 * LARGE),
+    }
+
+
+@pytest.mark.parametrize("in_memory", [pytest.param(True, marks=in_memory), False])
+def test_what_is_sent_arrives(
+    in_memory: bool, ends: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not in_memory:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    sent = contents()
+    came = through(ends, {**sent, "function": lambda value: value + 1})
+    assert came.pop("function")(1) == 2
+    assert came["again"] is came["int64"]
+    assert came["learns"].requires_grad
+    assert came.keys() == sent.keys()
+    for name, value in sent.items():
+        assert type(came[name]) is type(value)
+        if isinstance(value, torch.Tensor):
+            assert came[name].dtype == value.dtype
+            assert torch.equal(came[name], value)
+        else:
+            np.testing.assert_equal(came[name], value)
+
+
+@in_memory
+def test_large_arrays_are_in_memory_of_both_until_one_writes(ends: tuple[Connection, Connection]) -> None:
+    here, there = ends
+    tensor, array = torch.arange(LARGE), np.arange(LARGE)
+    parcel = Parcel([tensor, array])
+    received = []
+    for _ in range(2):  # to two workers
+        parcel.send(here)
+        assert there.recv_bytes() == (2).to_bytes(4, "little")
+        assert len(there.recv_bytes()) < 1000
+        # as `receive`, whose reading was done by hand here
+        with socket.socket(fileno=os.dup(there.fileno())) as sock:
+            for block in recvfds(sock, 2):
+                assert os.fstat(block).st_size == 8 * LARGE
+                os.close(block)
+        parcel.send(here)
+        received.append(parcels.receive(there))
+    received[0][0][3], received[0][1][4] = -1, -1
+    assert torch.equal(received[1][0], tensor)
+    np.testing.assert_equal(received[1][1], array)
+    parcel.close()
+    assert received[0][0][3] == -1
+    assert int(received[1][0].sum()) == int(tensor.sum())
+
+
+@in_memory
+def test_nothing_is_left_open(ends: tuple[Connection, Connection]) -> None:
+    open_files = Path("/proc/self/fd")
+    before = len(list(open_files.iterdir()))
+    came = through(ends, [torch.full((LARGE,), number) for number in range(300)])  # more than one message holds
+    assert [int(tensor[0]) for tensor in came] == list(range(300))
+    del came
+    with pytest.raises(TypeError):
+        Parcel([torch.arange(LARGE), threading.Lock()])
+    assert len(list(open_files.iterdir())) == before
+
+
+@in_memory
+def test_a_sender_that_ends_in_between_is_at_its_end(ends: tuple[Connection, Connection]) -> None:
+    here, there = ends
+    here.send_bytes((2).to_bytes(4, "little"))
+    here.send_bytes(b"")
+    here.close()
+    with pytest.raises((EOFError, OSError)):
+        parcels.receive(there)
