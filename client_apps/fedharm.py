@@ -13,10 +13,9 @@ from torch import Tensor
 from fedhet import models, population
 from fedhet.client import ClientHalf, LostState
 from fedhet.data import Examples, Pool
-from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError, ModelError
 from fedhet.graphs import BlockAlignment, UnsupportedArchitecture, align_blocks, blocks
-from fedhet.learning import Loss, Phase, Step, reestimate
+from fedhet.learning import Loss, Pausing, Phase, Step, reestimate, reestimating
 from fedhet.methods.fedharm import ALIGNED, BETWEEN, FedHARMParameters
 from fedhet.options import Config
 from fedhet.randomness import derive_seed, seed_everything
@@ -147,12 +146,13 @@ class FedHARM(ClientHalf[FedHARMParameters]):
 
     # ---- what is told
 
-    def end(self, payload: Payload) -> Payload:
+    def ending(self, payload: Payload) -> Pausing[Payload]:
         """What the next target is made of, and how far from the last one the network was."""
         client = self.client
         if client.config.batch_norm == "re-estimate":
-            self._reestimate(client.pool.inputs if client.request.closing else client.data.train.inputs)
-        reply = super().end(payload)
+            inputs = client.pool.inputs if client.request.closing else client.data.train.inputs
+            yield from reestimating(client.model, inputs, client.transform)
+        reply = self.end(payload)
         if "tell" in payload.values:
             reply.arrays["told"] = pack_all(self._told(), self.parameters.target_dtype)
         if "distance" in client.trained.recorded:
@@ -213,11 +213,8 @@ class FedHARM(ClientHalf[FedHARMParameters]):
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
         """The network; BatchNorm's statistics after the shared phase are those of its images, if taken anew."""
         if when == BETWEEN and self.client.config.batch_norm == "re-estimate":
-            self._reestimate(self.client.pool.inputs)
+            reestimate(self.client.model, self.client.pool.inputs, self.client.transform)
         return super().evaluate(when)
-
-    def _reestimate(self, inputs: Tensor | LazyInputs) -> None:
-        reestimate(self.client.model, inputs, self.client.transform)
 
     def finish(self, payload: Payload) -> Payload:
         """What the trained network sees in the first of the shared images."""

@@ -17,7 +17,8 @@ from fedhet.randomness import numpy_generator, torch_generator
 from fedhet.representations import Alignment, RandomStream, Rows
 from fedhet.representations.features import ROWS_AT_ONCE
 from fedhet.representations.packing import Factor, pack, unpack, unpack_blocks
-from fedhet.representations.spectral import cluster_rows, posteriors
+from fedhet.representations.scores import scores_of
+from fedhet.representations.spectral import cluster_rows
 from fedhet.representations.targets import compress, mean_rbf_blocks
 from fedhet.wire import Arrays, Payload, to_tensor
 
@@ -110,7 +111,8 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
             return client.transform(rad).flatten(1)
         if own.target == "spectral":
             generator = client.generator("parallel analysis")
-            return cluster_rows([self._posteriors(rad)], [1.0], clusters=own.clusters, generator=generator)
+            posteriors = alone(self._reading(rad, posteriors=True))
+            return cluster_rows([posteriors], [1.0], clusters=own.clusters, generator=generator)
         features = self._features(rad)  # homogeneous: of the global model W(t-1), which is what was just received
         if own.whose == "shuffled":
             shuffle = torch_generator(client.config.seed, SHUFFLE, client.request.round)
@@ -123,7 +125,7 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
         """What the peers' target is made of, on the rows asked for."""
         own, rad = self.parameters, self._rad(payload.arrays["next-rad"], round)
         spectral = own.target == "spectral"
-        told = self._posteriors(rad) if spectral else (yield from self._reading(rad))
+        told = yield from self._reading(rad, posteriors=spectral)
         if not told.isfinite().all():
             raise ModelError("what it makes of the RAD has values that are not finite: has training diverged?")
         return pack(Factor(told) if spectral else compress(told, error=own.target_error), own.target_dtype)
@@ -142,26 +144,15 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
     def _features(self, inputs: Tensor) -> Tensor:
         return alone(self._reading(inputs))
 
-    def _reading(self, inputs: Tensor) -> Pausing[Tensor]:
-        """Phi of raw inputs, (n, d), in evaluation mode.
+    def _reading(self, inputs: Tensor, *, posteriors: bool = False) -> Pausing[Tensor]:
+        """Phi of raw inputs, (n, d), in evaluation mode; or class posteriors (n, C).
 
         Raises:
-            ModelError: the head's input is no (n, d).
+            ModelError: the head's input is no (n, d), or the outputs are no (n, C).
         """
-        client = self.client
+        client, until = self.client, None if posteriors else self.client.representation
         try:
-            until, rows = client.representation, ROWS_AT_ONCE
-            return (yield from reading(client.model, inputs, client.transform, until=until, rows=rows))
-        except ValueError as error:
-            raise ModelError(str(error)) from error
-
-    def _posteriors(self, inputs: Tensor) -> Tensor:
-        """Class posteriors of raw inputs, (n, C), in evaluation mode.
-
-        Raises:
-            ModelError: the outputs are no (n, C).
-        """
-        try:
-            return posteriors(self.client.model, inputs, self.client.transform)
+            read = yield from reading(client.model, inputs, client.transform, until=until, rows=ROWS_AT_ONCE)
+            return scores_of(read, len(inputs), "probabilities") if posteriors else read
         except ValueError as error:
             raise ModelError(str(error)) from error

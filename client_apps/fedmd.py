@@ -9,10 +9,11 @@ from torch import Tensor
 from fedhet.client import ClientHalf
 from fedhet.data import Examples
 from fedhet.errors import DataError, ModelError
-from fedhet.learning import Phase, Step
+from fedhet.learning import Pausing, Phase, Step, alone, reading
 from fedhet.methods.fedmd import FedMDParameters
+from fedhet.representations.features import ROWS_AT_ONCE
 from fedhet.representations.packing import Factor, pack, unpack
-from fedhet.representations.scores import class_scores, distance, sharpened
+from fedhet.representations.scores import distance, scores_of, sharpened
 from fedhet.wire import Arrays, Payload, to_arrays, to_tensor
 
 
@@ -30,7 +31,7 @@ class FedMD(ClientHalf[FedMDParameters]):
         train = self.client.data.train
         if train.labels.ndim != 1:
             raise DataError(f"client {self.client.name}: fedmd needs examples of one class each")
-        return Payload(values={"classes": self._scores(train.inputs[:2]).shape[1]})
+        return Payload(values={"classes": alone(self._scores(train.inputs[:2])).shape[1]})
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """The pool's labels, if the client begins; the mean scores, if there are any; its own examples."""
@@ -47,11 +48,11 @@ class FedMD(ClientHalf[FedMDParameters]):
         phases.append(Phase((begins and own.private_epochs) or client.request.epochs, client.optimisation()))
         return [self._stepped(phase, part, len(phases)) for part, phase in enumerate(phases)]
 
-    def end(self, payload: Payload) -> Payload:
+    def ending(self, payload: Payload) -> Pausing[Payload]:
         """The scores of the rows asked for, the classes it knows, and how far from the mean it was while it learnt."""
-        own, reply = self.parameters, super().end(payload)
+        own, reply = self.parameters, self.end(payload)
         if "next-rows" in payload.arrays:
-            scores = self._scores(self._inputs(payload.arrays["next-rows"]))
+            scores = yield from self._scores(self._inputs(payload.arrays["next-rows"]))
             if not scores.isfinite().all():
                 raise ModelError("its scores have values that are not finite: has training diverged?")
             reply.arrays["scores"] = pack(Factor(scores), own.scores_dtype)
@@ -74,7 +75,7 @@ class FedMD(ClientHalf[FedMDParameters]):
         if "mean" in arrays:
             scores = unpack(arrays["mean"]).values.to(inputs.device)
         else:
-            scores = self._scores(inputs)
+            scores = alone(self._scores(inputs))
             scores = sharpened(scores, own.temperature) if own.average == "entropy-reduced" else scores
 
         def match(step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -88,14 +89,16 @@ class FedMD(ClientHalf[FedMDParameters]):
         """The pool's examples at these rows, raw."""
         return self.client.pool.inputs[to_tensor(arrays["rows"]).long()]
 
-    def _scores(self, inputs: Tensor) -> Tensor:
+    def _scores(self, inputs: Tensor) -> Pausing[Tensor]:
         """Class scores of raw inputs, (n, C), in evaluation mode.
 
         Raises:
             ModelError: the outputs are no (n, C).
         """
+        client = self.client
         try:
-            return class_scores(self.client.model, inputs, self.client.transform, self.parameters.scores)
+            logits = yield from reading(client.model, inputs, client.transform, rows=ROWS_AT_ONCE)
+            return scores_of(logits, len(inputs), self.parameters.scores)
         except ValueError as error:
             raise ModelError(str(error)) from error
 

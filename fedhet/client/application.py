@@ -103,7 +103,7 @@ class Application:
         personal = half.traits.keeps == "model"
         trained = personal and client.request.expected >= 0 and not job.keeping.lost
         own = {name: tensor.clone() for name, tensor in client.tensors.items()} if trained else {}
-        jobs.take_in(job)
+        yield from jobs.take_in(job)
         yield from jobs.measure(job, "received")
         if personal:
             if trained:

@@ -16,7 +16,18 @@ from fedhet import registry
 from fedhet.client.networks import Network
 from fedhet.data import ClientData, Pool, resident
 from fedhet.errors import FedhetError
-from fedhet.learning import Loss, Optimisation, Pausing, Phase, Term, Trained, one_cycle, reestimate, scheduled
+from fedhet.learning import (
+    Loss,
+    Optimisation,
+    Pausing,
+    Phase,
+    Term,
+    Trained,
+    at_once,
+    one_cycle,
+    reestimating,
+    scheduled,
+)
 from fedhet.method import Traits
 from fedhet.options import Config, Parameters
 from fedhet.randomness import derive_seed, torch_generator
@@ -127,9 +138,11 @@ class Client:
         """A model's training batch of raw inputs, augmented if that is configured."""
         return self.transform(self.augment(inputs, generator) if self.augment else inputs)
 
-    def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
+    def reestimating(self, chosen: Callable[[str], bool] = lambda name: True) -> Pausing[None]:
         """Take BatchNorm's statistics anew from the client's training examples (see `fedhet.learning.reestimate`)."""
-        reestimate(self.model, self.data.train.inputs, self.transform, chosen)
+        yield from reestimating(self.model, self.data.train.inputs, self.transform, chosen)
+
+    reestimate = at_once(reestimating)
 
 
 @dataclass(frozen=True)

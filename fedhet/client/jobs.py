@@ -61,17 +61,17 @@ class Job:
 def begin(job: Job) -> Pausing[None]:
     """Take in what came, evaluate it if that was asked for, and settle what is trained."""
     half, client = job.half, job.client
-    take_in(job)
+    yield from take_in(job)
     if client.request.evaluate:
         yield from measure(job, "received")
     job.phases = half.phases(job.payload)
 
 
-def take_in(job: Job) -> None:
+def take_in(job: Job) -> Pausing[None]:
     """Take in what came; BatchNorm's statistics are taken anew if that is configured and weights came."""
     job.half.begin(job.payload)
     if job.client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
-        job.client.reestimate()
+        yield from job.client.reestimating()
 
 
 def train(job: Job) -> Pausing[None]:
@@ -111,7 +111,7 @@ def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None])
         else:
             received()
             job.half.begin(job.payload)
-        client.reestimate()
+        yield from client.reestimating()
         job.batches = torch_generator(config.seed, "newcomer", client.name)
         seed_everything(derive_seed(config.seed, "newcomer dropout", client.name))
         yield from _score(job, f"{start}-0", client.model)

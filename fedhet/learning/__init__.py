@@ -4,7 +4,7 @@ from fedhet.learning.cohort import Cohort
 from fedhet.learning.evaluation import BATCH, evaluate, evaluating, read, reading
 from fedhet.learning.passes import Forward, Pausing, alone, at_once
 from fedhet.learning.phases import FurtherBatch, Loss, Optimisation, Phase, Step, Term, one_cycle, scheduled
-from fedhet.learning.statistics import reestimate
+from fedhet.learning.statistics import reestimate, reestimating
 from fedhet.learning.training import Trained, batches, train, training
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "read",
     "reading",
     "reestimate",
+    "reestimating",
     "scheduled",
     "train",
     "training",

@@ -22,7 +22,7 @@ from fedhet.learning.passes import Forward, Passed
 from fedhet.representations import RandomStream, isolated
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_HELD = ("_parameters", "_buffers", "_modules", "training")
+_HELD = ("_parameters", "_buffers", "_modules", "training", "momentum")
 _texts: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
@@ -56,9 +56,9 @@ class Layout:
         self.built = _texts[model]
 
     @property
-    def modes(self) -> tuple[bool, ...]:
-        """Which of the modules are in training mode."""
-        return tuple(module.training for module in self._modules)
+    def modes(self) -> tuple[object, ...]:
+        """Which of the modules are in training mode, and the momenta of those that have one: what changes meanwhile."""
+        return tuple((module.training, vars(module).get("momentum")) for module in self._modules)
 
     @property
     def parameters(self) -> dict[str, Tensor]:

@@ -2,21 +2,20 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet.data.reading import LazyInputs
 from fedhet.learning.evaluation import BATCH
+from fedhet.learning.passes import Forward, Pausing, at_once
 
 
-@torch.no_grad()
-def reestimate(
+def reestimating(
     model: nn.Module,
     inputs: Tensor | LazyInputs,
     transform: Callable[[Tensor], Tensor],
     chosen: Callable[[str], bool] = lambda name: True,
-) -> None:
+) -> Pausing[None]:
     """Take BatchNorm's statistics anew, as the mean over batches of examples.
 
     A unit that does not vary here (one that a client never had, whose inputs are still zeros) counts as of variance 1.
@@ -39,13 +38,16 @@ def reestimate(
     for layer in layers:
         layer.reset_running_stats()
         layer.train()
-        layer.momentum = None  # the mean over all batches
-    for batch in inputs.split(BATCH):
-        if len(batch) > 1:
-            model(transform(batch))
+    for number, batch in enumerate((part for part in inputs.split(BATCH) if len(part) > 1), 1):
+        for layer in layers:
+            layer.momentum = 1 / number  # the mean over all batches
+        yield Forward(model, transform(batch), learns=False)
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.eval()
         layer.momentum = momentum
         variance = layer.running_var
         assert variance is not None
         variance[variance == 0] = 1
+
+
+reestimate = at_once(reestimating)

@@ -31,9 +31,17 @@ def class_scores(model: nn.Module, inputs: Tensor, transform: Callable[[Tensor],
         ValueError: the model's outputs are no `(n, C)`.
     """
     model.eval()
-    logits = torch.cat([model(transform(part)) for part in inputs.split(ROWS_AT_ONCE)])
-    if logits.ndim != 2 or len(logits) != len(inputs):
-        raise ValueError(f"{kind} need outputs of shape ({len(inputs)}, classes), got {tuple(logits.shape)}")
+    return scores_of(torch.cat([model(transform(part)) for part in inputs.split(ROWS_AT_ONCE)]), len(inputs), kind)
+
+
+def scores_of(logits: Tensor, count: int, kind: Kind) -> Tensor:
+    """Class scores `(n, C)`, float32, of what a model returned for `count` examples.
+
+    Raises:
+        ValueError: that is no `(n, C)`.
+    """
+    if logits.ndim != 2 or len(logits) != count:
+        raise ValueError(f"{kind} need outputs of shape ({count}, classes), got {tuple(logits.shape)}")
     return _as(kind, logits.float())
 
 

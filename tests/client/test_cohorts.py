@@ -31,6 +31,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedma": {"architectures": "mlp-100", "rounds": 1},
     "fd": {"architectures": "mlp-100,cnn-2-2"},
     "lg-fedavg": {"architectures": "mlp-100,mlp-100"},
+    "fedmd": {"architectures": "mlp-100,cnn-2-2", "optimizer": "sgd", "fedmd.scores-dtype": "float32"},
+    "fedhenn spectral": {"architectures": "mlp-100,cnn-2-2", "fedhenn.target": "spectral"},
+    "fedavg re-estimate": {"architectures": "resnet8", "batch-norm": "re-estimate"},
 }
 
 
@@ -45,8 +48,8 @@ def saved(folder: Path) -> dict[str, Tensor]:
     return {f"{file.relative_to(folder)} {k}": v for file in files for k, v in (read_tensors(file) or {}).items()}
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_side_by_side_as_one_after_the_other(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", METHODS)
+def test_side_by_side_as_one_after_the_other(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "write_report", lambda folder: None)
     joint: list[int] = []
 
@@ -58,7 +61,7 @@ def test_side_by_side_as_one_after_the_other(method: str, tmp_path: Path, monkey
     for own, tolerance in ((Given(), 1e-5), (Given(model=double), 1e-12)):
         ran = {}
         for setting in ("off", "4"):
-            config = configuration.resolve({**SETTINGS, "method": method, **METHODS[method], "cohort": setting})
+            config = configuration.resolve({**SETTINGS, "method": case.split()[0], **METHODS[case], "cohort": setting})
             folder = tmp_path / f"{setting} {tolerance}"
             run_locally(config, folder, own=own)
             ran[setting] = saved(folder)

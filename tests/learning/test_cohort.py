@@ -10,7 +10,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhet.data import Examples
-from fedhet.learning import Cohort, Optimisation, Phase, Term, Trained, cohort, train, training, worth
+from fedhet.learning import (
+    Cohort,
+    Optimisation,
+    Phase,
+    Term,
+    Trained,
+    cohort,
+    reestimate,
+    reestimating,
+    statistics,
+    train,
+    training,
+    worth,
+)
 from fedhet.learning.joint import layout
 from fedhet.learning.phases import FurtherBatch
 from fedhet.representations import RandomStream, Representation
@@ -130,6 +143,24 @@ def aligned(model):
 def test_networks_side_by_side_learn_what_each_learns_alone(build, phase, shape, most, joint):
     assert_same(*both(build, phase, shape=shape))
     assert max(joint) == most
+
+
+def test_statistics_taken_anew_side_by_side_are_those_that_each_takes_alone(joint, monkeypatch):
+    monkeypatch.setattr(statistics, "BATCH", 8)  # the one with 23 examples has a last batch of its own
+    torch.manual_seed(1)
+    one = [normalised().double() for _ in SIZES]
+    other = copy.deepcopy(one)
+    parts = [examples(count, number, (1, 5)).inputs for number, count in enumerate(SIZES)]
+    for model, part in zip(one, parts, strict=True):
+        reestimate(model, part, lambda inputs: 2 * inputs)
+    Cohort(4).run(
+        [reestimating(model, part, lambda inputs: 2 * inputs) for model, part in zip(other, parts, strict=True)]
+    )
+    for mine, its in zip(one, other, strict=True):
+        assert its[1].momentum == 0.1
+        for name, tensor in mine.state_dict().items():
+            torch.testing.assert_close(its.state_dict()[name], tensor, rtol=1e-12, atol=1e-12)
+    assert joint == [3, 3, 2, 2]
 
 
 @pytest.mark.parametrize("build", [lambda: Noisy(*plain()), lambda: nn.Sequential(Doubling(5, 3))])
