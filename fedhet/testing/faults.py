@@ -1,5 +1,7 @@
 """What goes wrong: clients that crash or spoil their replies, answers that are lost, nodes that come and go."""
 
+import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -63,6 +65,16 @@ def raising(hit: Hit, error: BaseException) -> Before:
     def fault(message: Message, client: str) -> None:
         if hit(message, client):
             raise error
+
+    return fault
+
+
+def killing(hit: Hit) -> Before:
+    """A fault that ends the process in which a message is to be handled."""
+
+    def fault(message: Message, client: str) -> None:
+        if hit(message, client):
+            os.kill(os.getpid(), signal.SIGKILL)
 
     return fault
 

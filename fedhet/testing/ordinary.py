@@ -57,7 +57,7 @@ class Ordinary:
         self, case: Case, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Wherever a client trains."""
-        monkeypatch.setattr(WorkerGrid, "patience", 0)
+        monkeypatch.setattr(WorkerGrid, "patience", 0)  # workers from the first message on
         done = Run(tmp_path / "run")
         run_locally(case.config(PARTIAL, workers=2), done.folder)
         one = kept("ordinary")

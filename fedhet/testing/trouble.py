@@ -14,8 +14,9 @@ import fedhet
 from fedhet import registry
 from fedhet.engines import local
 from fedhet.engines.grid import FIRST_NODE
+from fedhet.engines.workers import WorkerGrid
 from fedhet.errors import FedhetError
-from fedhet.testing.faults import REPLIES, Stop, Tampering, at, dropping, raising, where
+from fedhet.testing.faults import REPLIES, Stop, Tampering, at, dropping, killing, raising, where
 from fedhet.testing.runs import PARTIAL, Case, Kept, Run, run, run_on
 from fedhet.wire import decode_arrays, to_tensor
 
@@ -224,6 +225,21 @@ class Trouble:
         assert resumed.models == whole.models
         assert resumed.checkpoint == whole.checkpoint
         assert resumed.summary == whole.summary
+
+    @pytest.mark.slow
+    def test_a_worker_that_dies_and_a_run_that_stops_change_nothing_else(
+        self, case: Case, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In worker processes, one of them killed in the second round, and the run resumed after the third."""
+        monkeypatch.setattr(WorkerGrid, "patience", 0)
+        folder = tmp_path / "run"
+        settings = case.settings(rounds=4, workers=2)
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, settings, app=Tampering(before=killing(at([2], "1"))), observers=[Stop(3)])
+        fedhet.run(resume=folder)
+        done = Run(folder)
+        assert "its process ended with exit code -9" in done.row(2)["failures"][0]["reason"]
+        _assert_same_but_for_the_fault(done, kept("crash"))
 
     # ---- nodes that come and go
 
