@@ -1,8 +1,8 @@
 """Objects sent to another process, their large arrays in memory that both have.
 
-An object is pickled with its large buffers beside it (protocol 5). Each of them is a file in memory without a name,
-whose descriptor goes over the same socket: a process that is killed leaves nothing behind. Who gets it has its pages,
-and copies of those that it writes to. Where the system has no such files, everything is pickled.
+An object is pickled with its large buffers beside it (protocol 5), in a file in memory without a name, whose
+descriptor goes over the same socket: a process that is killed leaves nothing behind. Who gets it has its pages, and
+copies of those that it writes to. Where the system has no such files, everything is pickled.
 """
 
 import io
@@ -23,7 +23,7 @@ from torch import Tensor
 LARGE = 1 << 17
 """Bytes from which a buffer goes beside what is pickled."""
 
-_AT_ONCE = 200  # descriptors in one message of a socket; Linux takes 253
+_ALIGNED = 64
 
 
 class Parcel:
@@ -37,23 +37,26 @@ class Parcel:
     """
 
     def __init__(self, content: object) -> None:
-        self._blocks: list[int] = []
         self._pickled = io.BytesIO()
+        self._beside: io.BufferedRandom | None = None
+        self._places: list[tuple[int, int]] = []
         try:
             _Pickler(self._pickled, pickle.HIGHEST_PROTOCOL, buffer_callback=self._stays).dump(content)
+            if self._beside:
+                self._beside.flush()
         except BaseException:
             self.close()
             raise
 
     def _stays(self, buffer: pickle.PickleBuffer) -> bool:
-        """Whether a buffer is pickled; else there is a block of it."""
+        """Whether a buffer is pickled; else it lies beside."""
         raw = buffer.raw()
         if raw.nbytes < LARGE or not hasattr(os, "memfd_create"):
             return True
-        block = os.memfd_create("fedhet")
-        self._blocks.append(block)
-        with open(block, "wb", closefd=False) as file:
-            file.write(raw)
+        if self._beside is None:
+            self._beside = open(os.memfd_create("fedhet"), "w+b")  # noqa: SIM115 - see `close`
+        start = self._beside.seek(-self._beside.tell() % _ALIGNED, io.SEEK_CUR)
+        self._places.append((start, start + self._beside.write(raw)))
         return False
 
     def send(self, connection: Connection) -> None:
@@ -62,18 +65,16 @@ class Parcel:
         Raises:
             OSError: nobody is there.
         """
-        connection.send_bytes(len(self._blocks).to_bytes(4, "little"))
+        connection.send(self._places)
         connection.send_bytes(self._pickled.getbuffer())
-        if self._blocks:
+        if self._beside:
             with _socket(connection) as sock:
-                for start in range(0, len(self._blocks), _AT_ONCE):
-                    reduction.sendfds(sock, self._blocks[start : start + _AT_ONCE])
+                reduction.sendfds(sock, [self._beside.fileno()])
 
     def close(self) -> None:
         """Let go of it; what was sent is there as long as who got it needs it."""
-        for block in self._blocks:
-            os.close(block)
-        self._blocks = []
+        if self._beside:
+            self._beside.close()
 
 
 def send(connection: Connection, content: object) -> None:
@@ -91,19 +92,17 @@ def receive(connection: Connection) -> Any:
     Raises:
         EOFError, OSError: who sent it has ended.
     """
-    count = int.from_bytes(connection.recv_bytes(), "little")
-    pickled, blocks = connection.recv_bytes(), list[int]()
-    try:
-        if count:
+    places, pickled = connection.recv(), connection.recv_bytes()
+    buffers = []
+    if places:
+        try:
             with _socket(connection) as sock:
-                while len(blocks) < count:
-                    blocks += reduction.recvfds(sock, min(_AT_ONCE, count - len(blocks)))
-        buffers = [mmap.mmap(block, 0, access=mmap.ACCESS_COPY) for block in blocks]
-    except RuntimeError as error:  # of a socket that ended in between
-        raise EOFError(str(error)) from error
-    finally:
-        for block in blocks:
-            os.close(block)
+                (beside,) = reduction.recvfds(sock, 1)
+        except RuntimeError as error:  # of a socket that ended in between
+            raise EOFError(str(error)) from error
+        with open(beside, "rb") as file:
+            memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        buffers = [memory[start:end] for start, end in places]
     return pickle.loads(pickled, buffers=buffers)  # noqa: S301 - of a process of one's own
 
 

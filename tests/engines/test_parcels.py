@@ -81,13 +81,12 @@ def test_large_arrays_are_in_memory_of_both_until_one_writes(ends: tuple[Connect
     received = []
     for _ in range(2):  # to two workers
         parcel.send(here)
-        assert there.recv_bytes() == (2).to_bytes(4, "little")
+        assert there.recv() == [(0, 8 * LARGE), (8 * LARGE, 16 * LARGE)]
         assert len(there.recv_bytes()) < 1000
-        # as `receive`, whose reading was done by hand here
         with socket.socket(fileno=os.dup(there.fileno())) as sock:
-            for block in recvfds(sock, 2):
-                assert os.fstat(block).st_size == 8 * LARGE
-                os.close(block)
+            (beside,) = recvfds(sock, 1)
+        assert os.fstat(beside).st_size == 16 * LARGE
+        os.close(beside)
         parcel.send(here)
         received.append(parcels.receive(there))
     received[0][0][3], received[0][1][4] = -1, -1
@@ -102,8 +101,9 @@ def test_large_arrays_are_in_memory_of_both_until_one_writes(ends: tuple[Connect
 def test_nothing_is_left_open(ends: tuple[Connection, Connection]) -> None:
     open_files = Path("/proc/self/fd")
     before = len(list(open_files.iterdir()))
-    came = through(ends, [torch.full((LARGE,), number) for number in range(300)])  # more than one message holds
-    assert [int(tensor[0]) for tensor in came] == list(range(300))
+    came = through(ends, [torch.full((LARGE + number,), number % 100, dtype=torch.int8) for number in range(300)])
+    assert [(len(tensor) - LARGE, int(tensor[-1])) for tensor in came] == [(n, n % 100) for n in range(300)]
+    assert len(list(open_files.iterdir())) <= before + 1
     del came
     with pytest.raises(TypeError):
         Parcel([torch.arange(LARGE), threading.Lock()])
@@ -113,7 +113,7 @@ def test_nothing_is_left_open(ends: tuple[Connection, Connection]) -> None:
 @in_memory
 def test_a_sender_that_ends_in_between_is_at_its_end(ends: tuple[Connection, Connection]) -> None:
     here, there = ends
-    here.send_bytes((2).to_bytes(4, "little"))
+    here.send([(0, LARGE)])
     here.send_bytes(b"")
     here.close()
     with pytest.raises((EOFError, OSError)):
