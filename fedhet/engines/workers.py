@@ -46,7 +46,7 @@ class WorkerGrid(LocalGrid):
         datasets: names of those that workers have from this process, where it has loaded them.
         cohort: what a worker handles side by side, if it does.
         room: asked as workers are started, once clients have trained here: for how many there is room; None: for all.
-            Cohorts are then as large as they may be, rather than dealt evenly: they share what the room is in.
+            There are then no more of them than the clients are cohorts.
     """
 
     patience = 5.0
@@ -172,7 +172,7 @@ class WorkerGrid(LocalGrid):
 
     def _give(self, worker: "Worker", keys: Sequence[str]) -> int:
         """Give a worker the message of these that suits it best, or a cohort of them; how many it got."""
-        most = self._most() if self._room else min(self._most(), math.ceil(len(keys) / self._number))
+        most = min(self._most(), math.ceil(len(keys) / self._number))
         best = heapq.nlargest(most, keys, key=lambda key: self._preference(worker, self._waiting[key]))
         best = [key for key in best if key in self._suspects][:1] or best
         messages = {key: self._waiting.pop(key) for key in best}
