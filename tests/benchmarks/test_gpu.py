@@ -30,7 +30,7 @@ ROWS: dict[str, tuple[str, dict[str, object], float]] = {
     "fedhenn, one CNN": ("fedhenn/cifar10_2cls_homogeneous.toml", {"rounds": 4}, 200.0),
     "fedma, VGG-9": ("fedma/cifar10_vgg9.toml", {"rounds": 1, "local-epochs": 3, "fedma.passes": 1}, 50.0),
 }
-"""The preset, what is run of it, and how many times the training of one of its rounds the row is, or its first round."""
+"""The preset, what is run of it, and how many times as much as one of these rounds the row is, or its first round."""
 WAYS: dict[str, dict[str, object]] = {
     "one by one": {"workers": 1, "cohort": "off"},
     "side by side": {"workers": 1, "cohort": "gpu"},
