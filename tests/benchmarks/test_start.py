@@ -37,4 +37,4 @@ def test_a_run_begins_little_later_than_torch_and_flower_are_imported(tmp_path: 
     ratio = statistics.median(run / bare for run, bare in pairs)
     run, bare = (statistics.median(side) for side in zip(*pairs, strict=True))
     print(f"\nbegins after {run:.2f} s of CPU, torch and Flower alone {bare:.2f} s: {ratio:.2f}")
-    assert ratio <= 1.3
+    assert ratio <= 1.4
