@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedhet.hypernets.personal import PersonalHypernetwork, one_thread
+from fedhet.learning import eager
 from fedhet.methods import pfedhn
 from fedhet.server import FederatedStrategy, State
 from fedhet.wire import Arrays, Payload, Reply, check, narrowed, to_arrays, to_tensor
@@ -85,7 +86,7 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
         """Adam where it was left."""
         own = self.parameters
         rate, decay = own.server_learning_rate, own.server_weight_decay
-        optimizer = torch.optim.Adam(tensors.values(), lr=rate, weight_decay=decay)
+        optimizer = eager(torch.optim.Adam)(tensors.values(), lr=rate, weight_decay=decay)
         for key, array in self.state.moments.items():
             name, _, kind = key.rpartition(":")
             optimizer.state[tensors[name]][kind] = to_tensor(array)

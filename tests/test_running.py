@@ -1,6 +1,8 @@
 """`fedhet.run` in Python: the command line's defaults and names, and models and data of one's own."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from statistics import fmean
@@ -34,6 +36,23 @@ def run(tiny, tmp_path):
         return fedhet.run(settings, model=model, data=data, out=tmp_path / out, **further)
 
     return run
+
+
+HEAVY = ("torch._dynamo", "sympy", "scipy", "sklearn", "pandas", "torchvision", "torch_geometric", "matplotlib", "ray")
+IMPORTS = f"""
+import sys
+import fedhet
+for method, cohort in (("fedavg", "off"), ("fedproto", "2"), ("fedhenn", "off")):
+    own = {{"method": method, "cohort": cohort, "optimizer": "adam" if method == "fedproto" else "sgd", "clients": 2}}
+    own |= {{"rounds": 1, "local-epochs": 1, "workers": 1, "report": False}}
+    fedhet.run(own, out=sys.argv[1] + method, progress=False)
+assert [each for each in {HEAVY} if each in sys.modules] == []
+"""
+
+
+@pytest.mark.slow
+def test_a_run_without_a_report_imports_nothing_heavy_but_torch_and_flower(tmp_path):
+    subprocess.run([sys.executable, "-c", IMPORTS, f"{tmp_path}/"], check=True)
 
 
 def resolved(config):

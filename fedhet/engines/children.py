@@ -16,16 +16,16 @@ from typing import Any
 # with two threads each on two cores were measured to be a hundred times slower than with one.
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-# What nearly every run imports sooner or later; torch's optimisers import torch._dynamo when the first one is made.
-_PRELOADED = [
-    *("fedhet.running", "fedhet.client.app", "fedhet.server", "fedhet.engines.local", "fedhet.results.figures"),
-    *("torch._dynamo", "matplotlib.backends.backend_agg"),
-]
+_PRELOADED = ("fedhet.running", "fedhet.client.app", "fedhet.server", "fedhet.engines.local")
 
 
-def prepare() -> None:
-    """Have the process that others are forked from import what they need, while this one goes on; at most once."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
+def prepare(*further: str) -> None:
+    """Have the process that others are forked from import what they need, while this one goes on; at most once.
+
+    Args:
+        further: modules that they need beside those that workers need.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *further])
     with _one_thread():
         ensure_running()
 

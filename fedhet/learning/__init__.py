@@ -2,6 +2,7 @@
 
 from fedhet.learning.cohort import Cohort
 from fedhet.learning.evaluation import BATCH, evaluate, evaluating, read, reading
+from fedhet.learning.optimizers import eager
 from fedhet.learning.passes import Forward, Pausing, alone, at_once
 from fedhet.learning.phases import FurtherBatch, Loss, Optimisation, Phase, Step, Term, one_cycle, scheduled
 from fedhet.learning.statistics import reestimate, reestimating
@@ -22,6 +23,7 @@ __all__ = [
     "alone",
     "at_once",
     "batches",
+    "eager",
     "evaluate",
     "evaluating",
     "one_cycle",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.data import Examples
+from fedhet.learning.optimizers import eager
 from fedhet.representations import Capturing, RandomStream, Representation, Rows
 
 
@@ -113,8 +114,8 @@ class Optimisation:
                 {"params": [p for p in parameters if p.ndim <= 1]},
             ]
         if self.optimizer == "sgd":
-            return torch.optim.SGD(groups, lr=self.learning_rate, momentum=self.momentum, fused=True)
-        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[self.optimizer]
+            return eager(torch.optim.SGD)(groups, lr=self.learning_rate, momentum=self.momentum, fused=True)
+        kind = eager({"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[self.optimizer])
         return kind(groups, lr=self.learning_rate, weight_decay=0.0, fused=True)
 
 

@@ -5,8 +5,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment
-
 from fedhet import config as configuration
 from fedhet import registry
 from fedhet.files import write_text
@@ -82,6 +80,8 @@ def write_report(folder: Path | str) -> Path:
 
 def rendered(template: str, **values: Any) -> str:
     """A page of a template, whose style is the same for all."""
+    from jinja2 import Environment
+
     page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return page.from_string(SHARED + template).render(**values)
 

@@ -2,6 +2,7 @@ import json
 import re
 from html.parser import HTMLParser
 from importlib import import_module
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import matplotlib
@@ -9,10 +10,12 @@ import pytest
 
 from fedhet import registry
 from fedhet.errors import FedhetError
+from fedhet.results.courses import MOST_NAMED, clients_by_round_figure
 from fedhet.results.drawings import cka_figure
 from fedhet.results.figures import accuracy_figure
 from fedhet.results.report import write_report
 from fedhet.results.run_files import read_run
+from fedhet.rows import ClientRow
 
 VOID = {"meta", "br", "link", "img", "hr"}
 
@@ -138,6 +141,20 @@ def test_the_curve_of_a_methods_score_is_always_drawn(make_run, personal, has_gl
     figure = accuracy_figure(read_run(make_run(personal=personal, has_global=has_global)))
     drawn = [line.get_label() for line in figure.axes[0].get_lines()]
     assert [label for label in drawn if not label.startswith("_")] == curves
+
+
+@pytest.mark.parametrize("clients", [MOST_NAMED, MOST_NAMED + 1])
+def test_every_clients_course_is_drawn_and_few_are_named(clients):
+    rows = [ClientRow(r, str(c), "cnn", 9, (r + c) / 20, None, 0, 0) for r in (1, 2, 3) for c in range(clients)]
+    run = SimpleNamespace(clients=rows, rows=[], personal="trained", metric="accuracy")
+    (axes,) = clients_by_round_figure(run).axes
+    together = [segment for lines in axes.collections for segment in lines.get_segments()]
+    drawn = [line.get_xydata() for line in axes.get_lines()] + together
+    assert [course.tolist() for course in drawn] == [[[r, (r + c) / 20] for r in (1, 2, 3)] for c in range(clients)]
+    assert (axes.get_legend() is None) == bool(together) == (clients > MOST_NAMED)
+    low, high = axes.get_ylim()
+    assert low < 1 / 20
+    assert high > (2 + clients) / 20
 
 
 def test_drawing_leaves_matplotlib_as_it_was(make_run):
