@@ -86,11 +86,12 @@ def training(
         terms = [term if isinstance(term, Term) else Term(term) for term in phase.terms]
         by_name = dict(model.named_parameters()) if terms else {}
         recorded = dict(before.recorded)
-        schedule, total = phase.optimisation.schedule, _steps(phase, examples, model)
+        count, whole = len(examples), _normalises(model)
+        schedule, total = phase.optimisation.schedule, _steps(phase, count, whole=whole)
         losses: list[Tensor] = []
         sizes: list[int] = []
         further = 0
-        for number, index in enumerate(_rows(phase, examples, model, generator, device)):
+        for number, index in enumerate(_rows(phase, count, generator, device, whole=whole)):
             inputs, labels = prepare(examples.inputs[index], generator), examples.labels[index]
             if schedule is not None:
                 for group in optimizer.param_groups:
@@ -109,14 +110,14 @@ def training(
             yield Backward(loss)
             optimizer.step()
             losses.append(loss.detach())  # read at the end: reading makes a GPU wait
-            sizes.append(len(index))
+            sizes.append(index.numel())
         _forget_gradients(parameters)
     if not losses:
         return before
     told = torch.stack(losses).tolist()
-    _check_not_diverged(told, sizes, len(examples), parameters, phase)
+    _check_not_diverged(told, sizes, count, parameters, phase)
     mean = math.fsum(map(operator.mul, told, sizes)) / sum(sizes)
-    epochs = phase.epochs if not phase.steps else sum(sizes) / len(examples)
+    epochs = phase.epochs if not phase.steps else sum(sizes) / count
     work = before.work + Work(len(losses) if private else 0, len(losses), sum(sizes) + further)
     return Trained(before.loss + mean * epochs, before.epochs + epochs, recorded, optimizer, work)
 
@@ -186,25 +187,24 @@ def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def _rows(
-    phase: Phase, examples: Examples, model: nn.Module, generator: torch.Generator, device: torch.device
+    phase: Phase, count: int, generator: torch.Generator, device: torch.device, *, whole: bool
 ) -> Iterator[Tensor]:
     """The rows of each mini-batch of a phase."""
-    whole, size = _normalises(model), phase.optimisation.batch_size
+    size = phase.optimisation.batch_size
     if not phase.steps:
         for _ in range(phase.epochs):
-            yield from batches(len(examples), size, generator, device, whole=whole)
+            yield from batches(count, size, generator, device, whole=whole)
         return
 
     def endless() -> Iterator[Tensor]:
         while True:
-            yield from batches(len(examples), size, generator, device, whole=whole)
+            yield from batches(count, size, generator, device, whole=whole)
 
     yield from islice(endless(), phase.steps)
 
 
-def _steps(phase: Phase, examples: Examples, model: nn.Module) -> int:
-    size = phase.optimisation.batch_size
-    return phase.steps or phase.epochs * len(_ends(len(examples), size, whole=_normalises(model)))
+def _steps(phase: Phase, count: int, *, whole: bool) -> int:
+    return phase.steps or phase.epochs * len(_ends(count, phase.optimisation.batch_size, whole=whole))
 
 
 def batches(
