@@ -136,7 +136,9 @@ def _check_not_diverged(
         ModelError: they are not; with the epoch.
     """
     step = next((number for number, loss in enumerate(losses, 1) if not abs(loss) <= LARGEST), None)
-    if step is None and torch.stack(torch._foreach_norm(tuple(parameters))).max().item() <= LARGEST:
+    with torch.inference_mode():
+        norm = torch.stack(torch._foreach_norm(tuple(parameters))).max().item()
+    if step is None and norm <= LARGEST:
         return
     largest = torch.stack([parameter.detach().abs().max() for parameter in parameters]).max().item()
     if step is None and largest <= LARGEST:
