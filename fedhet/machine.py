@@ -28,7 +28,7 @@ def proof(text: str) -> str:
 
     The key is made when it is first needed. Empty where there can be none.
     """
-    return _proof(_key(os.path.expanduser("~/.fedhet/key")), text)
+    return _proof(_key(os.environ.get("HOME") or "~"), text)
 
 
 @lru_cache(maxsize=256)  # every message carries the same text
@@ -37,8 +37,8 @@ def _proof(key: bytes, text: str) -> str:
 
 
 @cache
-def _key(place: str) -> bytes:
-    path = Path(place)
+def _key(home: str) -> bytes:
+    path = Path(os.path.expanduser(home)) / ".fedhet" / "key"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".key.{os.getpid()}")

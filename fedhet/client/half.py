@@ -195,7 +195,7 @@ class ClientHalf(Generic[P]):
     def shared_names(self) -> dict[str, str]:
         """The shared key of each of the network's arrays that is shared, by name, as the method's `Sharing` says."""
         aggregated = self.client.config.batch_norm == "aggregate"
-        return self.traits.shares.names(self.client.network.described, self.client.tensors, statistics=aggregated)
+        return self.client.network.shared_names(self.traits.shares, statistics=aggregated)
 
     def shared(self) -> dict[str, Tensor]:
         """The tensors that are shared, by shared key, in the memory where the client has them.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.representations import Representation
-from fedhet.sharing import NetworkDescription
+from fedhet.sharing import NetworkDescription, Sharing
 
 KEPT = 64
 """Networks that a process keeps for the clients to come."""
@@ -45,6 +45,7 @@ class Network:
 
     def _read(self) -> None:
         self._tensors = self.model.state_dict()
+        self._shared: tuple[object, dict[str, str]] | None = None
         held = [module._buffers for module in self.model.modules()]  # looked into for every message
         self._buffers = [(buffers, name, buffer) for buffers in held for name, buffer in buffers.items()]
         floats = (each.dtype for each in self.model.parameters() if each.is_floating_point())
@@ -57,10 +58,13 @@ class Network:
             return transform
         return lambda inputs: (made := transform(inputs)).to(dtype if made.is_floating_point() else made.dtype)
 
-    @property
-    def described(self) -> NetworkDescription:
-        """What a map of what is shared looks at."""
-        return NetworkDescription(self.model, self.representation.head, self.architecture)
+    def shared_names(self, shares: Sharing, *, statistics: bool) -> dict[str, str]:
+        """See `Sharing.names`; found out once, and not to be written into."""
+        tensors, asked = self.tensors, (shares, statistics)
+        if self._shared is None or self._shared[0] != asked:
+            described = NetworkDescription(self.model, self.representation.head, self.architecture)
+            self._shared = asked, shares.names(described, tensors, statistics=statistics)
+        return self._shared[1]
 
     def to(self, device: torch.device) -> "Network":
         """The same network on a device, where it stays."""

@@ -18,6 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.client.app import MethodsApp
 from fedhet.learning import Cohort
+from fedhet.wire.arrays import record_of
 from fedhet.wire.protocol import NO_HANDLER
 
 RUN_ID = 1
@@ -155,11 +156,7 @@ def _own(content: RecordDict) -> RecordDict:
     """
     own = RecordDict()
     for name, record in content.items():
-        if isinstance(record, ArrayRecord):
-            private = ArrayRecord()
-            private.__dict__["_data"].update(record.items())  # was checked when it was made
-            record = private
-        own[name] = record
+        own[name] = record_of(record) if isinstance(record, ArrayRecord) else record
     return own
 
 

@@ -6,7 +6,7 @@ loop, and it does not know which.
 """
 
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -22,7 +22,7 @@ Passed = tuple[Tensor, Mapping[str, Tensor]]
 """What a forward pass gave: outputs, and captured values by name."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # frozen ones take four times as long to make, and there is one for every step
 class Forward:
     """A forward pass of a batch through a network, in the mode in which the network is.
 
@@ -46,11 +46,8 @@ class Forward:
 
     def run(self) -> Passed:
         """Run it by itself."""
-        with ExitStack() as stack:
-            if self.stream:
-                stack.enter_context(isolated(self.model, self.stream))
-            if not self.learns:
-                stack.enter_context(torch.inference_mode())
+        traceless = isolated(self.model, self.stream) if self.stream else nullcontext()
+        with traceless, nullcontext() if self.learns else torch.inference_mode():
             return self.compute(self.inputs)
 
     def compute(self, inputs: Tensor) -> Passed:
@@ -64,13 +61,15 @@ class Forward:
     def _compute(self, inputs: Tensor) -> Passed:
         if self.until:
             return self.until(inputs), {}
+        if not self.captures:
+            return self.model(inputs), {}
         with ExitStack() as stack:
             captures = {name: stack.enter_context(site.capture()) for name, site in self.captures.items()}
             outputs = self.model(inputs)
         return outputs, {name: capture.features for name, capture in captures.items()}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Backward:
     """Gradients of a loss, a scalar, for the parameters that require them."""
 

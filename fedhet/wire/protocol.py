@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -90,23 +91,28 @@ class Request:
                 "ServerApp, such as fedhet.FedAvg, or fedhet.make_server_app()"
             )
         settings = Told(found).text("settings", longest=2**20)
-        try:
-            said = Told(json.loads(Told(found).text("request", longest=2**16)))
-        except ValueError as error:
-            raise WireError(f"the server's request cannot be read: {error}") from error
-        return cls(
-            round=said.count("round", 0),
-            expected=said.count("expected", -1),
-            epochs=said.count("epochs", 0),
-            closing=said.flag("closing", False),
-            evaluate=said.flag("evaluate", False),
-            final=said.flag("final", False),
-            question=said.text("question", ""),
-            run=said.name("run", ""),
-            pool=said.name("pool", ""),
-            here=said.text("here", ""),
-            flower=said.flag("flower", False),
-        ), settings
+        return _request(Told(found).text("request", longest=2**16)), settings
+
+
+@lru_cache(maxsize=64)  # most of a round's clients in one process are asked the same
+def _request(text: str) -> Request:
+    try:
+        said = Told(json.loads(text))
+    except ValueError as error:
+        raise WireError(f"the server's request cannot be read: {error}") from error
+    return Request(
+        round=said.count("round", 0),
+        expected=said.count("expected", -1),
+        epochs=said.count("epochs", 0),
+        closing=said.flag("closing", False),
+        evaluate=said.flag("evaluate", False),
+        final=said.flag("final", False),
+        question=said.text("question", ""),
+        run=said.name("run", ""),
+        pool=said.name("pool", ""),
+        here=said.text("here", ""),
+        flower=said.flag("flower", False),
+    )
 
 
 @dataclass
