@@ -5,7 +5,6 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 
 import torch
@@ -85,7 +84,6 @@ def training(
     before = before or Trained()
     with _frozen(model, phase.trains) as parameters:
         optimizer = _optimizer(phase, parameters, before)
-        step_on = _step_of(optimizer)
         terms = [term if isinstance(term, Term) else Term(term) for term in phase.terms]
         by_name = dict(model.named_parameters()) if terms else {}
         recorded = dict(before.recorded)
@@ -111,7 +109,7 @@ def training(
                         further += len(seen.further) if seen.further is not None else 0
                         loss = loss + _noted(term.loss(seen), recorded)
             yield Backward(loss)
-            step_on()
+            optimizer.step()
             losses.append(loss.detach())  # read at the end: reading makes a GPU wait
             sizes.append(index.numel())
         _forget_gradients(parameters)
@@ -183,12 +181,6 @@ def _noted(value: Tensor | tuple[Tensor, object], recorded: dict[str, tuple[Tens
         total, count = recorded.get(name) or (torch.zeros((), device=each.device), 0)
         recorded[name] = (total + each.detach(), count + 1)
     return scalar
-
-
-def _step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-    # What Optimizer.step does, without its profiling, which is a third of it for a small network.
-    step = type(optimizer).step
-    return partial(getattr(step, "__wrapped__", step) if hasattr(step, "hooked") else step, optimizer)
 
 
 def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:

@@ -1,11 +1,10 @@
-"""Torch's optimisers without torch's compiler; that a run does not import it is in `tests/test_running.py`."""
+"""Torch's optimisers without torch's compiler and profiler; `tests/test_running.py` has that a run imports neither."""
 
 from functools import wraps
 
 import pytest
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedhet.learning.optimizers import eager
 
@@ -39,16 +38,6 @@ def test_it_steps_as_torchs_own_to_the_last_bit_and_leaves_that_alone(kind, keys
     assert weight.requires_grad
     assert weight.grad_fn is None
     assert before in (kind.step, kind.step.__wrapped__), "torch hooks a class's first step"
-
-
-def test_hooks_of_a_step_are_called():
-    steps = []
-    handle = register_optimizer_step_post_hook(lambda *_: steps.append("all"))
-    try:
-        stepped(eager(torch.optim.SGD))
-    finally:
-        handle.remove()
-    assert steps == ["all"] * 5
 
 
 def test_what_somebody_else_wrapped_around_a_step_stays(monkeypatch):
