@@ -37,11 +37,12 @@ class Parcel:
     """
 
     def __init__(self, content: object) -> None:
-        self._pickled = io.BytesIO()
+        pickled = io.BytesIO()
         self._beside: io.BufferedRandom | None = None
         self._places: list[tuple[int, int]] = []
         try:
-            _Pickler(self._pickled, pickle.HIGHEST_PROTOCOL, buffer_callback=self._stays).dump(content)
+            _Pickler(pickled, pickle.HIGHEST_PROTOCOL, buffer_callback=self._stays).dump(content)
+            self._bytes = pickle.dumps(self._places) + pickled.getbuffer()
             if self._beside:
                 self._beside.flush()
         except BaseException:
@@ -65,8 +66,7 @@ class Parcel:
         Raises:
             OSError: nobody is there.
         """
-        connection.send(self._places)
-        connection.send_bytes(self._pickled.getbuffer())
+        connection.send_bytes(self._bytes)
         if self._beside:
             with _socket(connection) as sock:
                 reduction.sendfds(sock, [self._beside.fileno()])
@@ -92,7 +92,8 @@ def receive(connection: Connection) -> Any:
     Raises:
         EOFError, OSError: who sent it has ended.
     """
-    places, pickled = connection.recv(), connection.recv_bytes()
+    pickled = io.BytesIO(connection.recv_bytes())
+    places: list[tuple[int, int]] = pickle.load(pickled)  # noqa: S301 - of a process of one's own
     buffers = []
     if places:
         try:
@@ -103,7 +104,7 @@ def receive(connection: Connection) -> Any:
         with open(beside, "rb") as file:
             memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         buffers = [memory[start:end] for start, end in places]
-    return pickle.loads(pickled, buffers=buffers)  # noqa: S301 - of a process of one's own
+    return pickle.load(pickled, buffers=buffers)  # noqa: S301
 
 
 def _socket(connection: Connection) -> socket.socket:

@@ -1,6 +1,7 @@
 """Objects between processes, with large arrays in memory that both have."""
 
 import os
+import pickle
 import socket
 import threading
 from collections.abc import Iterator
@@ -81,7 +82,6 @@ def test_large_arrays_are_in_memory_of_both_until_one_writes(ends: tuple[Connect
     received = []
     for _ in range(2):  # to two workers
         parcel.send(here)
-        assert there.recv() == [(0, 8 * LARGE), (8 * LARGE, 16 * LARGE)]
         assert len(there.recv_bytes()) < 1000
         with socket.socket(fileno=os.dup(there.fileno())) as sock:
             (beside,) = recvfds(sock, 1)
@@ -113,8 +113,7 @@ def test_nothing_is_left_open(ends: tuple[Connection, Connection]) -> None:
 @in_memory
 def test_a_sender_that_ends_in_between_is_at_its_end(ends: tuple[Connection, Connection]) -> None:
     here, there = ends
-    here.send([(0, LARGE)])
-    here.send_bytes(b"")
+    here.send_bytes(pickle.dumps([(0, LARGE)]))
     here.close()
     with pytest.raises((EOFError, OSError)):
         parcels.receive(there)
