@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _GIBIBYTE = 1 << 30
 _CUDA_CONTEXT = 600 << 20  # bytes of a GPU that a process takes before it holds a tensor, somewhat more
-_RUN_ON_GPU = 4 << 30  # bytes of a GPU for a run of which nothing is known
+_RUN_ON_GPU = 4 << 30  # bytes of a GPU for a process of which nothing is known
 
 
 def proof(text: str) -> str:
@@ -28,7 +28,7 @@ def proof(text: str) -> str:
 
     The key is made when it is first needed. Empty where there can be none.
     """
-    return _proof(_key(os.environ.get("HOME") or "~"), text)
+    return _proof(_key(os.path.expanduser("~/.fedhet/key")), text)
 
 
 @lru_cache(maxsize=256)  # every message carries the same text
@@ -37,8 +37,8 @@ def _proof(key: bytes, text: str) -> str:
 
 
 @cache
-def _key(home: str) -> bytes:
-    path = Path(os.path.expanduser(home)) / ".fedhet" / "key"
+def _key(place: str) -> bytes:
+    path = Path(place)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".key.{os.getpid()}")
@@ -98,7 +98,7 @@ def device_of(name: str) -> "torch.device":
 
 
 def brought(tensor: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
-    """Something small on a device, which need not have done what it was asked for before: what is drawn for a step."""
+    """Something small on a device, such as what is drawn for a step, without waiting for what the device still does."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
@@ -106,7 +106,7 @@ def room_on(device: "torch.device") -> int:
     """How many processes that do what this one did on a GPU have room beside it; what it does not need is freed."""
     import torch
 
-    each = torch.cuda.max_memory_reserved(device) + _CUDA_CONTEXT
+    each = (torch.cuda.max_memory_reserved(device) or _RUN_ON_GPU) + _CUDA_CONTEXT
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     return int(free // each)

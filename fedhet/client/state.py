@@ -115,12 +115,9 @@ class Keeping:
     """
 
     def __init__(self, state_dir: str, run: str, client: str) -> None:
-        self._state_dir, self._run, self._client = state_dir, run, client
+        self._base = Path(state_dir) if state_dir else state_home()
+        self._run, self._client = run, client
         self.lost = False
-
-    @cached_property
-    def _base(self) -> Path:
-        return Path(self._state_dir) if self._state_dir else state_home()
 
     def make_room(self) -> None:
         """Remove what is old, where several runs keep their state in one folder."""

@@ -15,6 +15,7 @@ from fedhet.comparing.notes import notes_below
 from fedhet.comparing.outcome import Comparison
 from fedhet.comparing.tables import cost_table, costs, markdown, number_rows, outcomes, result_table
 from fedhet.comparing.tuning import Tuned, Tuning, tune
+from fedhet.engines import children
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import write_csv, write_text
 from fedhet.given import Given
@@ -77,6 +78,7 @@ def compare(
     """
     from rich.console import Console
 
+    children.prepare("matplotlib.backends.backend_agg")  # for reports; meanwhile what is asked for is checked
     arms, seeds = arms_of(methods), distinct(seeds)
     names = [arm.name for arm in arms]
     out = Path(out or Path("runs") / f"compare-{'-'.join(names)}")

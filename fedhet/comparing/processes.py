@@ -38,7 +38,6 @@ def run_jobs(jobs: Iterable[Job], *, workers: int) -> Iterator[tuple[str, str | 
     Yields:
         As jobs end: the job's name, and why it failed or None.
     """
-    children.prepare("matplotlib.backends.backend_agg")  # for reports
     waiting = deque(jobs)
     running: dict[Connection, tuple[Job, BaseProcess]] = {}
     try:

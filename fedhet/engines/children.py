@@ -23,7 +23,7 @@ def prepare(*further: str) -> None:
     """Have the process that others are forked from import what they need, while this one goes on; at most once.
 
     Args:
-        further: modules that they need beside those that workers need.
+        further: modules that they need beside those that workers need; of use where that process is not there yet.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *further])
     with _one_thread():

@@ -23,6 +23,9 @@ from torch import Tensor
 LARGE = 1 << 17
 """Bytes from which a buffer goes beside what is pickled."""
 
+SHARES = hasattr(os, "memfd_create")
+"""Whether there is such memory here."""
+
 _ALIGNED = 64
 
 
@@ -30,7 +33,7 @@ class Parcel:
     """An object as it is sent, as often as need be.
 
     Args:
-        content: what cloudpickle can pickle. Tensors, arrays of NumPy and of Flower may be shared, and no other data.
+        content: what cloudpickle can pickle. Tensors, arrays of NumPy and of Flower are shared.
 
     Raises:
         Exception: whatever an object raises that cannot be pickled.
@@ -52,10 +55,13 @@ class Parcel:
     def _stays(self, buffer: pickle.PickleBuffer) -> bool:
         """Whether a buffer is pickled; else it lies beside."""
         raw = buffer.raw()
-        if raw.nbytes < LARGE or not hasattr(os, "memfd_create"):
+        if raw.nbytes < LARGE or not SHARES:
             return True
         if self._beside is None:
-            self._beside = open(os.memfd_create("fedhet"), "w+b")  # noqa: SIM115 - see `close`
+            try:
+                self._beside = open(os.memfd_create("fedhet"), "w+b")  # noqa: SIM115 - see `close`
+            except OSError:  # none is allowed
+                return True
         start = self._beside.seek(-self._beside.tell() % _ALIGNED, io.SEEK_CUR)
         self._places.append((start, start + self._beside.write(raw)))
         return False
@@ -99,8 +105,8 @@ def receive(connection: Connection) -> Any:
         try:
             with _socket(connection) as sock:
                 (beside,) = reduction.recvfds(sock, 1)
-        except RuntimeError as error:  # of a socket that ended in between
-            raise EOFError(str(error)) from error
+        except RuntimeError as error:  # this process may open no further file
+            raise OSError(f"what was sent beside a message could not be taken in: {error}") from error
         with open(beside, "rb") as file:
             memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         buffers = [memory[start:end] for start, end in places]
@@ -118,15 +124,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """How an object is pickled."""
         if type(obj) is Array and len(obj.data) >= LARGE:
             return _array, (obj.dtype, obj.shape, obj.stype, pickle.PickleBuffer(obj.data))
-        if type(obj) is Tensor and _plain(obj) and obj.nbytes >= LARGE:
+        if type(obj) is Tensor and obj.nbytes >= LARGE and _plain(obj):
             return _tensor, (obj.dtype, obj.shape, pickle.PickleBuffer(obj.view(-1).view(torch.uint8).numpy().data))
         return super().reducer_override(obj)
 
 
 def _plain(tensor: Tensor) -> bool:
-    """Whether a tensor is what its bytes are."""
-    dense = tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous()
-    return dense and not tensor.is_complex() and not tensor.is_quantized and not tensor.requires_grad
+    """Whether a tensor is what its bytes are, and all of its memory."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return False
+    alone = tensor.untyped_storage().nbytes() == tensor.nbytes and not vars(tensor)
+    return alone and not (tensor.is_complex() or tensor.is_neg() or tensor.is_quantized or tensor.requires_grad)
 
 
 def _array(dtype: str, shape: Sequence[int], stype: str, data: Any) -> Array:

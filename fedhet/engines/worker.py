@@ -35,13 +35,13 @@ class Worker:
         self.start()
 
     def start(self) -> None:
-        """Start the process, which unpacks while this one goes on."""
+        """Start the process and tell it what it is made of."""
         level = logging.getLogger("flwr").level
         self.process, self.connection = children.start(
             _work, dict(os.environ), level, self._cohort, name="fedhet worker", duplex=True
         )
         self._ready = self.failed = False
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(ConnectionError):  # it has ended already
             self._recipe.send(self.connection)
 
     @property
@@ -56,7 +56,7 @@ class Worker:
         try:
             self._ready = bool(parcels.receive(self.connection))
         except (EOFError, OSError):
-            self.process.join()
+            self.end()
             self.failed = True
 
     def take(self, messages: dict[str, Message], contexts: Sequence[Context]) -> None:
@@ -64,17 +64,9 @@ class Worker:
         if not self.groups:
             self.since = time.monotonic()
         self.groups.append(messages)
-        with contextlib.suppress(OSError):
-            parcels.send(self.connection, list(zip(messages.values(), contexts, strict=True)))
-
-    def replies(self) -> list[tuple[Message, Context]]:
-        """What came of the messages that it worked on.
-
-        Raises:
-            EOFError, OSError: it has ended.
-        """
-        came: list[tuple[Message, Context]] = parcels.receive(self.connection)
-        return came
+        parcel = parcels.Parcel(list(zip(messages.values(), contexts, strict=True)))
+        with contextlib.suppress(ConnectionError), contextlib.closing(parcel):
+            parcel.send(self.connection)
 
     def has(self, key: str) -> bool:
         """Whether it has that message."""
@@ -93,7 +85,7 @@ def recipe(app: ClientApp, datasets: Collection[str]) -> parcels.Parcel:
     Raises:
         Exception: whatever a user's functions raise that cannot be copied.
     """
-    return parcels.Parcel((app, registry.given(), data.loaded(datasets)))
+    return parcels.Parcel((app, registry.given(), data.loaded(datasets) if parcels.SHARES else {}))
 
 
 def _work(connection: Connection, environment: Mapping[str, str], level: int, cohort: Cohort | None) -> None:

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from multiprocessing.connection import wait
 
-from flwr.app import Error, Message, MessageType
+from flwr.app import Context, Error, Message, MessageType
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
 from fedhet.engines import children
 from fedhet.engines.grid import LocalGrid, identify
-from fedhet.engines.parcels import Parcel
+from fedhet.engines.parcels import Parcel, receive
 from fedhet.engines.worker import Worker, recipe
 from fedhet.learning import Cohort
 
@@ -46,8 +46,11 @@ class WorkerGrid(LocalGrid):
         datasets: names of those that workers have from this process, where it has loaded them.
         cohort: what a worker handles side by side, if it does.
         room: asked as workers are started, once clients have trained here: for how many there is room; None: for all.
-            There are then no more of them than the clients are cohorts.
+            There are then no more workers than cohorts that all clients make.
     """
+
+    answers = True
+    """Every message is answered, if only by an error that it took too long."""
 
     patience = 5.0
     """Seconds that clients take in this process before workers are started; 0: the first one waits; infinite: never."""
@@ -70,6 +73,8 @@ class WorkerGrid(LocalGrid):
             self.patience = 0.0
         self._recipe: Parcel | None = None
         self._team: list[Worker] = []
+        self._took_over = False
+        self._pushed = 0
         self._suspects: set[str] = set()  # of a cohort that failed
         self._spent = 0.0
         self._seconds: dict[int, float] = {}  # that each node's last messages took
@@ -85,6 +90,12 @@ class WorkerGrid(LocalGrid):
         self._team = []
         if self._recipe:
             self._recipe.close()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Take in messages; workers share them evenly."""
+        keys = list(super().push_messages(messages))
+        self._pushed = len(keys)
+        return keys
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Have the messages handled, each within the grid's own timeout; a reply is looked at while others are made."""
@@ -152,10 +163,11 @@ class WorkerGrid(LocalGrid):
                     worker.wait()
         if self._team and all(worker.failed for worker in self._team):
             self._alone(f"worker processes end as they start, with exit code {self._team[0].process.exitcode}")
-        return any(worker.ready for worker in self._team)
+        self._took_over = self._took_over or any(worker.ready for worker in self._team)
+        return self._took_over
 
     def _alone(self, reason: str) -> None:
-        self._number, self._team = 1, []
+        self._number, self._team, self._took_over = 1, [], False
         _log.warning("clients go on one after the other: %s", reason)
 
     def _hand_out(self, wanted: Sequence[str]) -> None:
@@ -172,7 +184,7 @@ class WorkerGrid(LocalGrid):
 
     def _give(self, worker: "Worker", keys: Sequence[str]) -> int:
         """Give a worker the message of these that suits it best, or a cohort of them; how many it got."""
-        most = min(self._most(), math.ceil(len(keys) / self._number))
+        most = min(self._most(), math.ceil(self._pushed / self._number))
         best = heapq.nlargest(most, keys, key=lambda key: self._preference(worker, self._waiting[key]))
         best = [key for key in best if key in self._suspects][:1] or best
         messages = {key: self._waiting.pop(key) for key in best}
@@ -199,9 +211,9 @@ class WorkerGrid(LocalGrid):
             messages, late = worker.groups[0], time.monotonic() - worker.since >= self._timeout
             if worker.connection in came:
                 try:
-                    answers = worker.replies()
+                    answers: list[tuple[Message, Context]] = receive(worker.connection)
                 except (EOFError, OSError):
-                    worker.process.join()
+                    worker.end()
                     self._replace(worker, f"its process ended with exit code {worker.process.exitcode}")
                     continue
                 self._note(messages.values(), worker.since)

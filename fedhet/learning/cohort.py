@@ -85,10 +85,10 @@ class Cohort:
         return [member.outcome for member in members]
 
     def _forward(self, members: Sequence["_Member[T]"]) -> None:
-        kinds: dict[tuple[object, ...], list[_Member[T]]] = {}
+        kinds: dict[tuple[tuple[object, ...], object], list[_Member[T]]] = {}
         for member in members:
-            kinds.setdefault(kind(member.forward), []).append(member)
-        for which, alike in kinds.items():
+            kinds.setdefault((kind(member.forward), layout(member.forward.model).momenta), []).append(member)
+        for (which, _), alike in kinds.items():
             verdict = self._verdict(which, [member.forward for member in alike])
             groups = [alike] if verdict.fills else _by_size(alike, lambda member: member.forward)
             for group in groups:

@@ -17,12 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet.learning.passes import Forward, Passed
 from fedhet.representations import RandomStream, isolated
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_HELD = ("_parameters", "_buffers", "_modules", "training", "momentum")
+_HELD = ("_parameters", "_buffers", "_modules", "training")
 _texts: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
@@ -44,6 +45,7 @@ class Layout:
         named = dict(model.named_modules())
         self._modules = list(named.values())
         self.dropouts = [module for module in self._modules if type(module) is nn.Dropout]
+        self._norms = [module for module in self._modules if isinstance(module, _BatchNorm)]
         self._parameters = _places(named, "_parameters")
         self._buffers = _places(named, "_buffers")
         if model not in _texts:
@@ -56,9 +58,14 @@ class Layout:
         self.built = _texts[model]
 
     @property
-    def modes(self) -> tuple[object, ...]:
-        """Which of the modules are in training mode, and the momenta of those that have one: what changes meanwhile."""
-        return tuple((module.training, vars(module).get("momentum")) for module in self._modules)
+    def modes(self) -> tuple[bool, ...]:
+        """Which of the modules are in training mode."""
+        return tuple(module.training for module in self._modules)
+
+    @property
+    def momenta(self) -> tuple[float | None, ...]:
+        """Of BatchNorm's layers; they are others where statistics are taken anew."""
+        return tuple(layer.momentum for layer in self._norms)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -88,7 +95,8 @@ def _places(named: Mapping[str, nn.Module], kind: str) -> list[tuple[str, dict[s
 
 
 def _module(name: str, module: nn.Module) -> str:
-    attributes = {key: value for key, value in vars(module).items() if key not in _HELD}
+    held = (*_HELD, "momentum") if isinstance(module, _BatchNorm) else _HELD
+    attributes = {key: value for key, value in vars(module).items() if key not in held}
     return f"{name}: {_named(type(module))} " + " ".join(f"{key}={_plain(each)}" for key, each in attributes.items())
 
 
@@ -122,7 +130,10 @@ def _named(value: Any) -> str:
 
 
 def kind(asked: Forward) -> tuple[object, ...]:
-    """Passes of one kind may be one pass, but for the sizes of their batches. Empty: this one can be no other's."""
+    """Passes of one kind may be one pass, where momenta are the same, and but for the sizes of their batches.
+
+    Empty: this one can be no other's.
+    """
     found = layout(asked.model)
     if not found.built:
         return ()

@@ -32,6 +32,7 @@ class Forward:
         captures: inner values that are wanted as well, by name.
         until: the pass ends at the head, and its outputs are Phi (n, d).
         learns: whether a graph is wanted.
+        updates: whether buffers change in a pass without a graph, which are used in others afterwards.
         stream: where the pass must leave no trace in the network: what dropout draws from.
         bf16: whether it is computed in bfloat16 where torch holds that to be safe; what it gives is float32.
     """
@@ -41,13 +42,15 @@ class Forward:
     captures: Mapping[str, Capturing] = field(default_factory=dict)
     until: Representation | None = None
     learns: bool = True
+    updates: bool = False
     stream: RandomStream | None = None
     bf16: bool = False
 
     def run(self) -> Passed:
         """Run it by itself."""
         traceless = isolated(self.model, self.stream) if self.stream else nullcontext()
-        with traceless, nullcontext() if self.learns else torch.inference_mode():
+        graphless = torch.no_grad() if self.updates else torch.inference_mode()
+        with traceless, nullcontext() if self.learns else graphless:
             return self.compute(self.inputs)
 
     def compute(self, inputs: Tensor) -> Passed:

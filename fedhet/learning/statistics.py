@@ -38,13 +38,20 @@ def reestimating(
     for layer in layers:
         layer.reset_running_stats()
         layer.train()
-    for number, batch in enumerate((part for part in inputs.split(BATCH) if len(part) > 1), 1):
-        for layer in layers:
-            layer.momentum = 1 / number  # the mean over all batches
-        yield Forward(model, transform(batch), learns=False)
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.eval()
-        layer.momentum = momentum
+    batches = 0
+    try:
+        for batch in inputs.split(BATCH):
+            if len(batch) < 2:
+                continue
+            batches += 1
+            for layer in layers:
+                layer.momentum = 1 / batches  # the mean over all batches
+            yield Forward(model, transform(batch), learns=False, updates=True)
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.eval()
+            layer.momentum = momentum
+    for layer in layers:
         variance = layer.running_var
         assert variance is not None
         variance[variance == 0] = 1

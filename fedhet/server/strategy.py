@@ -193,10 +193,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Flower's hook: checks the replies of a round, learns from them and completes the round.
-
-        The arrays are for Flower's loop; within `start` nobody asks for them.
-        """
+        """Flower's hook: checks the replies of a round, learns from them and completes the round."""
         valid = self._valid(replies, self._round.training)
         trained = {client: reply for client, reply in valid.items() if client in self._round.training}
         metrics: dict[str, float] = {}
@@ -211,8 +208,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
                 raise FedhetError(f"no client did its part in the first round:\n{self._round.reasons()}")
         self.state.round = server_round
         record = self._complete(valid, metrics)
-        wanted = self.state.model and not self._own_loop
-        return encode_arrays(self.state.model, flower=True) if wanted else None, record
+        return (encode_arrays(self.state.model, flower=True) if self.state.model else None), record
 
     @contextmanager
     def _guarded(self, round: int, doing: str) -> Iterator[None]:

@@ -19,7 +19,7 @@ from flwr.app import Array
 from fedhet.engines import parcels
 from fedhet.engines.parcels import LARGE, Parcel
 
-in_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files without names")
+in_memory = pytest.mark.skipif(not parcels.SHARES, reason="this system has no files without names")
 
 
 @pytest.fixture
@@ -53,12 +53,16 @@ def contents() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("in_memory", [pytest.param(True, marks=in_memory), False])
-def test_what_is_sent_arrives(
-    in_memory: bool, ends: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not in_memory:
-        monkeypatch.delattr(os, "memfd_create", raising=False)
+def none_allowed(name: str) -> int:
+    raise OSError(24, "too many open files")
+
+
+@pytest.mark.parametrize("how", [pytest.param("shared", marks=in_memory), "not shared here", "no more files"])
+def test_what_is_sent_arrives(how: str, ends: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "not shared here":
+        monkeypatch.setattr(parcels, "SHARES", False)
+    if how == "no more files":
+        monkeypatch.setattr(os, "memfd_create", none_allowed, raising=False)
     sent = contents()
     came = through(ends, {**sent, "function": lambda value: value + 1})
     assert came.pop("function")(1) == 2

@@ -1,5 +1,6 @@
 """Worker processes of the local engine."""
 
+import multiprocessing
 import os
 import signal
 import time
@@ -33,6 +34,10 @@ SETTINGS: dict[str, Any] = {
     **{"dataset": "digits", "clients": 5, "rounds": 3, "samples-per-client": 24, "shared-samples": 64},
     **{"local-epochs": 1, "batch-size": 12, "architectures": "mlp-100,mlp-150", "fraction-train": 0.8, "seed": 3},
 }
+
+
+ONE_BY_ONE: dict[str, Any] = {"method": "flha-ghn", "flha-ghn.share": "own", "timeout": 30}
+"""A method whose replies are fetched one by one; its first message waits for imports."""
 
 
 @pytest.fixture(autouse=True)
@@ -106,12 +111,13 @@ def test_runs_at_once_on_a_gpu_go_by_its_memory(gibibytes: int, runs: int, monke
     assert runs_at_once(torch.device("cpu")) == 8
 
 
-def app_that(does: Callable[[], None]) -> Any:
-    """An app whose client 2 does something in the second round, made of functions that only cloudpickle copies."""
+def app_that(does: Callable[[], None], *clients: int) -> Any:
+    """An app whose clients do something in the second round, made of functions that only cloudpickle copies."""
 
     def sometimes(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
         kind, round = message.metadata.message_type, message.metadata.group_id
-        if (kind, round, context.node_config["partition-id"]) == ("train", "2", 2):
+        if (kind, round) == ("train", "2") and context.node_config["partition-id"] in clients:
+            assert multiprocessing.parent_process() is not None, "this is the run's own process"
             does()
         return call_next(message, context)
 
@@ -126,19 +132,28 @@ def app_that(does: Callable[[], None]) -> Any:
     ("does", "reason"),
     [
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "its process ended with exit code -9"),
-        pytest.param(lambda: time.sleep(120), "no reply within 5 s", marks=pytest.mark.slow),
+        pytest.param(lambda: time.sleep(120), "no reply within", marks=pytest.mark.slow),
     ],
     ids=["dies", "hangs"],
 )
-@pytest.mark.parametrize("cohort", ["off", "5"])
+@pytest.mark.parametrize(
+    ("method", "cohort"),
+    [({"method": "fd"}, "off"), ({"method": "fd"}, "5"), (ONE_BY_ONE, "off")],
+    ids=["fd", "fd in cohorts", "one by one"],
+)
 def test_a_client_whose_worker_ends_or_hangs_fails_alone_and_is_back_in_the_next_round(
-    cohort: str, does: Callable[[], None], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: dict[str, Any],
+    cohort: str,
+    does: Callable[[], None],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(WorkerGrid, "patience", 60)  # but a timeout has workers from the first message on
     monkeypatch.setattr(WorkerGrid, "_preference", lambda *given: -given[-1].metadata.dst_node_id)  # 0 to 2 together
     watch = Watch()
-    own = settings(method="fd", workers=2, timeout=5, cohort=cohort, **{"fraction-train": 1.0})
-    run_locally(own, tmp_path, app=app_that(does), observers=[watch])
+    own = settings(**{"timeout": 5, "fraction-train": 1.0, **method}, workers=2, cohort=cohort)
+    run_locally(own, tmp_path, app=app_that(does, 2), observers=[watch])
     history = rows(tmp_path)
     assert [row["failures"] for row in history[:2]] == [[], []]
     (failure,) = history[2]["failures"]
@@ -147,6 +162,14 @@ def test_a_client_whose_worker_ends_or_hangs_fails_alone_and_is_back_in_the_next
     assert not history[3]["failures"]
     assert len({pid for pids in watch.seen for pid in pids}) >= 3
     assert workers() == []
+
+
+def test_clients_wait_for_workers_where_all_have_ended(tmp_path: Path) -> None:
+    app = app_that(lambda: os.kill(os.getpid(), signal.SIGKILL), 0, 1, 2)
+    run_locally(settings(method="fd", workers=2, **{"fraction-train": 1.0}), tmp_path, app=app)
+    failures = rows(tmp_path)[2]["failures"]
+    assert [failure["client"] for failure in failures] == ["0", "1", "2"]
+    assert {failure["reason"] for failure in failures} == {"failed: its process ended with exit code -9"}
 
 
 def test_workers_have_the_data_set_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

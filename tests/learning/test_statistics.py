@@ -48,6 +48,31 @@ def test_a_unit_that_does_not_vary_counts_as_of_variance_1():
     assert model[0].running_var[0] > 1
 
 
+def test_a_pass_that_fails_leaves_momenta_and_modes_as_they_are():
+    model = network()
+    with pytest.raises(RuntimeError):
+        reestimate(model, inputs_of(20), lambda inputs: inputs[:, :2])
+    assert [layer.momentum for layer in (model[0], model[2])] == [0.25, 0.1]
+    assert not any(module.training for module in model.modules())
+
+
+class Rebinding(nn.BatchNorm1d):
+    """Binds its buffers anew instead of writing into them."""
+
+    def forward(self, inputs):
+        if self.training:
+            self.running_mean = 0.5 * self.running_mean + 0.5 * inputs.detach().mean(0)
+        return super().forward(inputs)
+
+
+def test_what_it_binds_anew_can_be_trained_with():
+    model = nn.Sequential(Rebinding(3), nn.Linear(3, 1))
+    reestimate(model, inputs_of(20), double)
+    model.train()
+    model(inputs_of(8)).sum().backward()
+    model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()})
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_fewer_than_two_examples_change_nothing(count):
     model, before = network(), network().state_dict()
