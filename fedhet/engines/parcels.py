@@ -5,6 +5,7 @@ descriptor goes over the same socket: a process that is killed leaves nothing be
 copies of those that it writes to. Where the system has no such files, everything is pickled.
 """
 
+import contextlib
 import io
 import mmap
 import os
@@ -48,7 +49,7 @@ class Parcel:
             self._bytes = pickle.dumps(self._places) + pickled.getbuffer()
             if self._beside:
                 self._beside.flush()
-        except BaseException:
+        except BaseException:  # nobody has it to close it, Ctrl-C included
             self.close()
             raise
 
@@ -85,11 +86,8 @@ class Parcel:
 
 def send(connection: Connection, content: object) -> None:
     """Send an object once; see `Parcel`."""
-    parcel = Parcel(content)
-    try:
+    with contextlib.closing(Parcel(content)) as parcel:
         parcel.send(connection)
-    finally:
-        parcel.close()
 
 
 def receive(connection: Connection) -> Any:

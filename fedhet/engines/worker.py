@@ -64,9 +64,8 @@ class Worker:
         if not self.groups:
             self.since = time.monotonic()
         self.groups.append(messages)
-        parcel = parcels.Parcel(list(zip(messages.values(), contexts, strict=True)))
-        with contextlib.suppress(ConnectionError), contextlib.closing(parcel):
-            parcel.send(self.connection)
+        with contextlib.suppress(ConnectionError):
+            parcels.send(self.connection, list(zip(messages.values(), contexts, strict=True)))
 
     def has(self, key: str) -> bool:
         """Whether it has that message."""
