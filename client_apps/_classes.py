@@ -1,5 +1,6 @@
 """What FedProto's and FD's client halves share: vectors by class, made and looked up."""
 
+import logging
 from abc import ABC, abstractmethod
 
 import torch
@@ -12,6 +13,8 @@ from fedhet.errors import DataError
 from fedhet.learning import Pausing, alone, reading
 from fedhet.representations import Representation
 from fedhet.wire import Payload, to_arrays, to_tensor
+
+log = logging.getLogger("flwr").getChild("fedhet")
 
 
 class ByClass(ClientHalf[P], ABC):
@@ -56,13 +59,22 @@ class ByClass(ClientHalf[P], ABC):
         return row_of
 
     def ending(self, payload: Payload) -> Pausing[Payload]:
-        """The mean vector of each class that this client holds, and how many examples it is over."""
+        """The mean vector of each class that this client holds, and how many examples it is over.
+
+        Means over fewer examples than the node asks for stay here.
+        """
         train = self.client.data.train
         vectors = yield from self._vectors_of(train.inputs)
         classes, rows, counts = train.labels.unique(return_inverse=True, return_counts=True)
         sums = torch.zeros(len(classes), vectors.shape[1], device=vectors.device).index_add_(0, rows, vectors)
-        means = to_arrays({"means": sums / counts[:, None], "classes": classes, "counts": counts})
-        return Payload({"prototypes": means})
+        enough = counts >= self.client.least
+        if few := classes[~enough].tolist():
+            log.warning(
+                "client %s keeps the means of classes %s, of which it has fewer than %d examples (min-examples)",
+                *(self.client.name, few, self.client.least),
+            )
+        means = {"means": sums / counts[:, None], "classes": classes, "counts": counts}
+        return Payload({"prototypes": to_arrays({name: of_all[enough] for name, of_all in means.items()})})
 
     def _vectors_of(self, inputs: Tensor | LazyInputs) -> Pausing[Tensor]:
         vectors = yield from reading(self.client.model, inputs, self.client.transform, until=self.until)

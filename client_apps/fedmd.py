@@ -103,8 +103,8 @@ class FedMD(ClientHalf[FedMDParameters]):
             raise ModelError(str(error)) from error
 
     def _handled(self, classes: int) -> Tensor:
-        """Of which classes it has been shown examples with their labels, (C,) uint8."""
-        shown = [self.client.data.train.labels]
+        """Of which classes it has been shown examples with their labels, as many as its node asks for; (C,) uint8."""
+        handled = torch.bincount(self.client.data.train.labels, minlength=classes) >= self.client.least
         if self.parameters.public_epochs and self.client.pool.labels is not None:
-            shown.append(self.client.pool.labels)
-        return (torch.bincount(torch.cat(shown), minlength=classes) > 0).to(torch.uint8)
+            handled |= torch.bincount(self.client.pool.labels, minlength=classes) > 0
+        return handled.to(torch.uint8)

@@ -6,7 +6,6 @@ file in `run_configs/`), then the method's values (the paper's), then the defaul
 """
 
 import dataclasses
-import json
 import logging
 import re
 import tomllib
@@ -22,6 +21,7 @@ from fedhet.machine import check_device_name
 from fedhet.method import Method, Traits
 from fedhet.options import Config, Parameters, Value, checked, common_fields, default_of, kebab, listed, option, takes
 from fedhet.toml import read, to_toml, toml_value
+from fedhet.wire.told import table_of
 
 __all__ = [
     "Config",
@@ -149,7 +149,7 @@ def completed(config: Mapping[str, Any] | str | Path | None, given: Collection[s
 @cache
 def parse(text: str) -> Config:
     """The configuration that `Config.text` wrote; cached, since every message carries it."""
-    return resolve(json.loads(text), strict=False, trusted=False)
+    return resolve(table_of(text, "the request's settings"), strict=False, trusted=False)
 
 
 def run_configs() -> Path:

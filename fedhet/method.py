@@ -12,6 +12,10 @@ from fedhet.errors import ConfigError
 from fedhet.options import AGGREGATIONS, Value
 from fedhet.sharing import EVERYTHING, NOTHING, Sharing
 
+METRICS, STRUCTURE = "metrics", "structure"
+"""Kinds of what leaves a client beside those that make a method: metrics, which a node may keep to itself without being
+of less use; and facts about its network, such as widths, which always leave."""
+
 
 @dataclass(frozen=True)
 class Drawing:
@@ -45,8 +49,9 @@ class Traits:
         combined: what the server makes of what clients send beside arrays of a network: an average of `entries`, which
             `aggregation` may put together by another rule; something else of `whole` arrays, which can be cut to
             `update-bound`; or nothing that another client could carry away by their size.
-        tells: what clients send: the kind (`fedhet.client.leaving.KINDS`) of each group of arrays; what is shared of a
-            network goes as `model`, which is of weights unless it is said otherwise here.
+        tells: what clients send: the kind (`fedhet.client.policy.KINDS`, or `STRUCTURE`) of each group of arrays and of
+            each value; what is shared of a network goes as `model`, which is of weights unless it is said otherwise
+            here.
 
     Raises:
         ConfigError: the answers contradict each other.

@@ -38,6 +38,11 @@ class ClientInfo:
     config: Config
     node_config: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def split_seed(self) -> int:
+        """The seed by which its data are split: its node's own (`split-seed`), or the run's."""
+        return int(self.node_config.get("split-seed", self.config.seed))
+
 
 ModelFunction = Callable[[ClientInfo], nn.Module]
 """A user's models: from who asks to any network."""
@@ -75,14 +80,14 @@ def model_of(client: ClientInfo) -> nn.Module:
 def data_of(client: ClientInfo) -> ClientData:
     """The configured data of one client; the same object again in the same process."""
     number, clients = _place(client)
-    return _client(_data_keys(client.config), clients, number)
+    return _client(_data_keys(client.config), clients, number, client.split_seed)
 
 
 def shared_pool(config: Config) -> Pool | None:
     """The pool, `shared-samples` raw examples, held out with their labels or from elsewhere; None without one."""
     if config.shared_dataset and config.shared_samples:
         return _elsewhere(_data_keys(config))
-    return _split(_data_keys(config), config.clients).shared if config.shared_samples else None
+    return _split(_data_keys(config), config.clients, config.seed).shared if config.shared_samples else None
 
 
 def pool_for(config: Config, given: Pool | None) -> Pool | None:
@@ -106,7 +111,7 @@ def training_union(config: Config) -> Pool:
 
 @lru_cache(maxsize=2)
 def _union(keys: Config, clients: int) -> Pool:
-    return Pool(torch.cat([_client(keys, clients, number).train.inputs[:] for number in range(clients)]))
+    return Pool(torch.cat([_client(keys, clients, number, keys.seed).train.inputs[:] for number in range(clients)]))
 
 
 def class_counts(config: Config, clients: Mapping[str, tuple[int, int]]) -> dict[str, list[Any]] | None:
@@ -121,7 +126,7 @@ def class_counts(config: Config, clients: Mapping[str, tuple[int, int]]) -> dict
         class each.
     """
     keys = _data_keys(config)
-    parts = [_client(keys, of, number % of).train.labels for number, of in clients.values()]
+    parts = [_client(keys, of, number % of, keys.seed).train.labels for number, of in clients.values()]
     if any(labels.ndim != 1 for labels in parts):
         return None
     classes = dataset_of(config).classes
@@ -151,7 +156,7 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
             f"{config.prefix} aligns clients on a pool that all share: set shared-samples, such as shared-samples = 500"
         )
     if not own_data:
-        _split(_data_keys(config), config.clients)
+        _split(_data_keys(config), config.clients, config.seed)
         pool_for(config, shared_pool(config))
     if own_model or own_data:
         return
@@ -245,12 +250,14 @@ def _data_keys(config: Config) -> Config:
 
 
 @lru_cache(maxsize=4)
-def _split(keys: Config, clients: int) -> Split:
+def _split(keys: Config, clients: int, seed: int) -> Split:
+    """The data set shared out; the pool is held out by the run's seed, the rest is dealt by `seed`."""
     return data.split(
         dataset_of(keys),
         keys.partition,
         clients=clients,
         seed=keys.seed,
+        partition_seed=seed,
         shared_samples=0 if keys.shared_dataset else keys.shared_samples,
         classes_per_client=keys.classes_per_client,
         alpha=keys.alpha,
@@ -265,10 +272,10 @@ def _elsewhere(keys: Config) -> Pool:
 
 
 @lru_cache(maxsize=2048)
-def _client(keys: Config, clients: int, number: int) -> ClientData:
-    split = _split(keys, clients)
+def _client(keys: Config, clients: int, number: int, seed: int) -> ClientData:
+    split = _split(keys, clients, seed)
     part = split.parts[number]
     own = ClientData(split.dataset.train.subset(part.train), split.dataset.test.subset(part.test))
     together = split.dataset.together
     owners = together.train[part.train] if together else None
-    return data.with_validation(own, keys.validation, keys.seed, str(number), owners=owners)
+    return data.with_validation(own, keys.validation, seed, str(number), owners=owners)

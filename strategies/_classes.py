@@ -61,7 +61,7 @@ class ByClass(FederatedStrategy[P, C]):
         classes = own["classes"]
         if k and (classes.min() < 0 or classes.max() >= MOST_CLASSES or len(set(classes)) < k):
             raise WireError("its prototypes have classes that cannot be")
-        if own["counts"].min(initial=1) < 1 or own["counts"].sum(dtype=float) != reply.examples:
+        if own["counts"].min(initial=1) < 1 or own["counts"].sum(dtype=float) > reply.examples:
             raise WireError("its prototypes have numbers of examples that are not those of its training examples")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:

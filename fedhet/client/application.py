@@ -10,13 +10,15 @@ from flwr.app import Context, Message, MessageType
 from torch import nn
 
 from fedhet import given, population, registry
-from fedhet.client import flowers, jobs, leaving, node
+from fedhet.client import flowers, jobs, node
 from fedhet.client.half import Client, LostState
 from fedhet.client.jobs import Job
 from fedhet.client.networks import Network, Networks
+from fedhet.client.policy import Policy
 from fedhet.client.state import Keeping, Pools
 from fedhet.client.trying import try_out
 from fedhet.data import ClientData, resident, with_validation
+from fedhet.data.files import nothing_downloaded
 from fedhet.data.own import as_client_data, as_input
 from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.learning import Pausing, alone
@@ -25,7 +27,7 @@ from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction
 from fedhet.randomness import derive_seed, seed_everything
 from fedhet.task import Task
-from fedhet.wire import Payload, Refusal, Reply, Report, decode, spec_of
+from fedhet.wire import Payload, Refusal, Reply, Report, Request, WireError, decode, spec_of
 from fedhet.wire.protocol import FIRST, GREET, JOIN, pool_in
 
 
@@ -87,7 +89,6 @@ class Application:
             flowers.check_clipped(half)
         job.keeping.make_room()
         self._take_pool(job)
-        leaving.check_all(half, job.allowed)
         return half.greet(job.payload)
 
     def _train(self, job: Job) -> Pausing[Payload]:
@@ -115,19 +116,24 @@ class Application:
         return half.finish(job.payload) if client.request.final else Payload()
 
     def _handle(self, message: Message, context: Context, work: Callable[[Job], Pausing[Payload]]) -> Pausing[Message]:
-        name = node.name_of(context)
+        name, policy = node.name_of(context), Policy()
         try:
-            with node.memory_limited(context), self._job(message, context) as job:
-                payload = yield from work(job)
-                leaving.check(payload, job.half, job.allowed)
+            info, request, policy = node.opened(message, context)
+            with (
+                node.memory_limited(context),
+                nothing_downloaded(policy.deployed),
+                self._job(info, request, policy, message) as job,
+            ):
+                payload = policy.outgoing((yield from work(job)), job.half)
                 client, trained = job.client, job.client.trained
+                loss = trained.mean_loss if policy.tells_metrics else None
                 reply = Reply(
                     name,
                     len(client.data.train),
                     payload,
                     self._report(job, context),
                     len(client.data.test),
-                    trained.mean_loss,
+                    None if loss is None else policy.rounded(loss),
                     job.measured,
                     len(client.data.validation) if client.data.validation else 0,
                     trained.work,
@@ -137,17 +143,19 @@ class Application:
                 self._let_go(client)
             if client.device.type == "cuda":  # clients in other processes share the GPU
                 torch.cuda.empty_cache()
-        except FedhetError as error:
+        except Exception as error:
+            if not isinstance(error, FedhetError) and not policy.deployed:
+                raise
             if "request" not in message.content:  # there is nobody who reads a refusal
                 flowers.tell(self, str(error))
-            reason = str(error).removeprefix(f"client {name}: ")  # the server knows who it is, and counts alike ones
+            reason = policy.reason(name, error)
+            reason = reason.removeprefix(f"client {name}: ")  # the server knows who it is, and counts alike ones
             record = Refusal(name, reason, lost=isinstance(error, LostState)).record()
         return Message(record, reply_to=message)
 
     @contextmanager
-    def _job(self, message: Message, context: Context) -> Iterator[Job]:
+    def _job(self, info: ClientInfo, request: Request, policy: Policy, message: Message) -> Iterator[Job]:
         """What a message asks of its client, with a network that is its alone inside."""
-        info, request = node.opened(message, context)
         config = info.config
         self._serve(config, request.run)
         keep_freed_memory()
@@ -158,6 +166,7 @@ class Application:
         data = self._data_of(info, device)
         if len(data.train) == 0:
             raise DataError("has no training examples")
+        policy.check_examples(len(data.train))
         if self._data and config.test_on != "local" and data.common is None:
             raise DataError(
                 f"client {info.name}: test-on = {config.test_on} needs a common test set, which data of one's own "
@@ -188,9 +197,11 @@ class Application:
                 augment=augment,
                 find_pool=lambda digest: self._pools.find(digest, keeping.pools, data.shared, info.name),
                 own_data=self._data is not None,
+                least=policy.least,
             )
             half = registry.client_half(config.prefix)(client)
-            yield Job(info, half, decode(message.content), keeping, node.allowed(context))
+            policy.check_shared(half)
+            yield Job(info, half, decode(message.content), keeping, policy)
 
     def _report(self, job: Job, context: Context) -> Report:
         """What a client says of itself, beside the method's reply."""
@@ -202,11 +213,17 @@ class Application:
             report.architecture = client.network.architecture if client.config.disclose_architecture else ""
             report.partition, report.device = node.partition_of(context), describe(client.device)
             _, head = self._tried.get(client.name, (client.task, ""))
-            if head and not client.config.head:
-                report.note = (
+            if not job.policy.tells_metrics:
+                report.note = "its node lets out no metrics (allow), so its accuracy is not known"
+            elif head and not client.config.head:
+                note = (
                     f"its head was guessed to be {head!r}, the last nn.Linear, which does not make its network's "
                     "outputs: name the right one, head = '...'"
                 )
+                if job.policy.deployed:  # it was found with examples of the client's own
+                    flowers.tell(self, f"client {client.name}: {note}")
+                else:
+                    report.note = note
             report.spec = spec_of(job.half.shared())
             labelled, pool = job.half.traits.pool == "labelled", client.data.shared
             if pool is not None and not (labelled and pool.labels is None):
@@ -242,7 +259,7 @@ class Application:
     def _data_of(self, info: ClientInfo, device: torch.device) -> ClientData:
         if self._data is None and device.type == "cpu":
             return population.data_of(info)
-        validation, seed = info.config.validation, info.config.seed
+        validation, seed = info.config.validation, info.split_seed
         key = (info.name, info.config.text() if self._data is None else (validation, seed), device)
         if key not in self._data_kept:
             if self._data is None:
@@ -297,6 +314,12 @@ class Application:
         """The pool that the server sent is the client's from now on; without one, that of its own data."""
         pool = pool_in(job.payload)
         if pool is not None:
+            own = job.client.data.train.inputs[:1]
+            if pool.inputs.ndim != own.ndim or (own.ndim != 3 and pool.inputs.shape[1] != own.shape[1]):
+                raise WireError(
+                    f"the request's shared pool has examples of shape {list(pool.inputs.shape[1:])}, and this client's "
+                    f"are of {list(own.shape[1:])}"
+                )
             self._pools.keep(pool, job.keeping.pools)
         elif pool := job.client.data.shared:
             pool = pool if job.half.traits.pool == "labelled" else pool.unlabelled

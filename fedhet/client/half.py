@@ -58,6 +58,7 @@ class Client:
         augment: draws variants of a raw training batch; None without augmentation.
         find_pool: the shared pool with a given digest; raises `LostState` where it is not (any more).
         own_data: whether its data are not the configured data set's.
+        least: examples that must be behind every number that leaves it; means of fewer stay here.
         memory: named tensors that the method wants kept from one round to the next (see `ClientHalf.remembers`).
         trained: what came of the phases so far.
     """
@@ -73,6 +74,7 @@ class Client:
     augment: Callable[[Tensor, torch.Generator], Tensor] | None
     find_pool: Callable[[str], Pool]
     own_data: bool = False
+    least: int = 1
     memory: dict[str, Tensor] = field(default_factory=dict)
     trained: Trained = field(default_factory=Trained)
 

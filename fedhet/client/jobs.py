@@ -4,6 +4,7 @@
 at every pass through its network, so several may be under way at once, and their passes be one (`fedhet.learning`).
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fedhet import population
 from fedhet.client.half import AnyHalf, Client
+from fedhet.client.policy import Policy
 from fedhet.client.state import Keeping
 from fedhet.data import Examples, resident
 from fedhet.errors import ModelError
@@ -22,6 +24,8 @@ from fedhet.population import ClientInfo
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.wire import LARGEST, Payload
 from fedhet.wire.protocol import STARTS, Measured
+
+log = logging.getLogger("flwr").getChild("fedhet")
 
 
 @dataclass
@@ -33,7 +37,7 @@ class Job:
         half: the method's.
         payload: what the server sent.
         keeping: the client's lasting things.
-        allowed: the kinds of what may leave it; None for all.
+        policy: the rules of its node.
         measured: its evaluations so far.
         phases: what is to be trained, one after the other.
         batches: the stream that draws the order of examples.
@@ -43,7 +47,7 @@ class Job:
     half: AnyHalf
     payload: Payload
     keeping: Keeping
-    allowed: frozenset[str] | None = None
+    policy: Policy = field(default_factory=Policy)
     measured: dict[str, Measured] = field(default_factory=dict)
     phases: Iterable[Phase] = ()
     batches: torch.Generator = field(init=False)
@@ -126,7 +130,7 @@ def measure(job: Job, when: str) -> Pausing[None]:
 
     With `validation`, on the validation part as well.
     """
-    outputs = job.half.evaluate(when)
+    outputs = job.half.evaluate(when) if job.policy.tells_metrics else None
     if outputs is None:
         return
     with _undone(job, phases := tuple(job.half.refine(when))):
@@ -145,6 +149,12 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> Pausing[
     if client.config.validation and client.data.validation is not None:
         sets["validation-"] = client.data.validation
     for prefix, examples in sets.items():
+        if len(examples) < job.policy.least:
+            log.warning(
+                "client %s has %d examples for the metric %s%s, which at least %d must be behind (min-examples)",
+                *(client.name, len(examples), prefix, when, job.policy.least),
+            )
+            continue
         score = yield from evaluating(client.model, examples, client.task, client.transform, scores=outputs)
         if score is not None:
             if not abs(score.loss) <= LARGEST:
@@ -152,7 +162,9 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> Pausing[
                     f"the loss of what it {when} is {score.loss:.3g}: training diverged, a lower learning-rate than "
                     f"{client.config.learning_rate:g} may help"
                 )
-            job.measured[f"{prefix}{when}"] = Measured(score.metric, score.loss)
+            job.measured[f"{prefix}{when}"] = job.policy.measured(
+                score.metric, score.loss, examples=len(examples), ranked=client.task.metric == "auc"
+            )
 
 
 def _common(job: Job, when: str) -> Examples | None:

@@ -5,25 +5,39 @@ says where its data and its state lie.
 """
 
 import hashlib
+import hmac
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message
 
 from fedhet import config as configuration
-from fedhet.client.leaving import KINDS
-from fedhet.errors import ConfigError, FedhetError, nearest
+from fedhet import registry
+from fedhet.client.policy import Policy, Refused
+from fedhet.errors import ConfigError
 from fedhet.files import plain_name
 from fedhet.machine import proof
-from fedhet.options import Config, listed
+from fedhet.options import Config
 from fedhet.population import ClientInfo
 from fedhet.wire import Request
 
-NODE_KEYS = ("data", "device", "state-dir", "disclose-architecture", "threads-per-client")
+SPLIT = ("dataset", "data", "input-size", "partition", "classes-per-client", "alpha", "samples-per-client", "validation")
+"""Settings that choose which examples a client trains on and is evaluated on."""
+
+POOL = ("shared-samples", "shared-dataset", "shared-data")
+"""Settings that choose the examples that no client trains on."""
+
+NODE_KEYS = ("device", "state-dir", "disclose-architecture", "threads-per-client", *SPLIT)
 """Settings that a node may make for itself, in its node config."""
+
+MOST_MEMORY = 10**18
+"""Bytes that no machine has."""
+
+PINNED = "fedhet.split"
+"""The record of a node's context that holds the settings by which its data are split in this run."""
 
 PATHS = ("data", "shared-data", "state-dir", "out")
 """Settings that become paths."""
@@ -42,20 +56,6 @@ def partition_of(context: Context) -> tuple[int, int] | None:
     return (int(config["partition-id"]), int(config["num-partitions"])) if known else None
 
 
-def allowed(context: Context) -> frozenset[str] | None:
-    """The kinds of what may leave this node (`allow` in its node config, separated by commas); None for all.
-
-    Raises:
-        ConfigError: there is no such kind.
-    """
-    if "allow" not in context.node_config:
-        return None
-    kinds = frozenset(listed(str(context.node_config["allow"])))
-    if unknown := sorted(kinds - {*KINDS}):
-        raise ConfigError(nearest("kind in the node's allow", unknown[0], KINDS))
-    return kinds
-
-
 @contextmanager
 def memory_limited(context: Context) -> Iterator[None]:
     """Within it this process has no more memory than `memory-limit` in the node config says, in GB; on Linux.
@@ -63,8 +63,8 @@ def memory_limited(context: Context) -> Iterator[None]:
     It is the process's data, all that it has loaded and imported included, that is limited (`RLIMIT_DATA`).
 
     Raises:
-        ConfigError: the limit is no number above 0.
-        FedhetError: more was needed.
+        ConfigError: the limit is no number above 0 that a machine may have.
+        Refused: more was needed.
     """
     if "memory-limit" not in context.node_config:
         yield
@@ -76,43 +76,71 @@ def memory_limited(context: Context) -> Iterator[None]:
         most = int(float(told) * 1e9)
     except (ValueError, OverflowError):
         most = 0
-    if most <= 0:
-        raise ConfigError(f"the node's memory-limit is {told!r}, must be a number of GB above 0")
+    if not 0 < most < MOST_MEMORY:
+        raise ConfigError(
+            f"the node's memory-limit is {told!r}, must be a number of GB above 0 and below {MOST_MEMORY / 1e9:.0e}"
+        )
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch has no MemoryError for the CPU
         if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
             raise
-        raise FedhetError(f"it needs more memory than its node allows (memory-limit = {told} GB)") from error
+        raise Refused(f"it needs more memory than its node allows (memory-limit = {told} GB)") from error
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def opened(message: Message, context: Context) -> tuple[ClientInfo, Request]:
-    """Who is asked, with the configuration that came and the node's own settings; and what.
+def opened(message: Message, context: Context) -> tuple[ClientInfo, Request, Policy]:
+    """Who is asked, with the configuration that came and the node's own settings; what; and the node's policy.
+
+    Nothing is loaded or computed for a message that the policy refuses.
 
     Raises:
         WireError: the message is not that of fedhet's server.
         ConfigError: the node's name cannot be that of a file, or its own settings are none.
+        Refused: the policy refuses the method, or the run would split the node's data in another way than before.
     """
     request, settings = Request.read(message.content)
-    here = bool(request.here) and request.here == proof(settings)
+    here = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(settings).encode())
+    policy = Policy.of(context.node_config, deployed=not here)
     if not here and not request.run:  # a server elsewhere that relies on a folder of its own choice
         request = replace(request, run=hashlib.sha256(settings.encode()).hexdigest()[:12])
     node, name = dict(context.node_config), name_of(context)
     if not plain_name(name):
         raise ConfigError(f"this node's name {name!r} cannot be that of a file: give it another one")
     place, partitions = node.get("partition-id"), node.get("num-partitions")
+    config = _settings(settings, here, tuple((key, node[key]) for key in NODE_KEYS if key in node))
+    policy.check_method(config, registry.method(config.prefix, trusted=False).traits_of(config.parameters))
+    if policy.deployed:
+        _pin(context, request, config)
     info = ClientInfo(
         name=name,
         partition_id=None if place is None else int(place),
         num_partitions=None if partitions is None else int(partitions),
-        config=_settings(settings, here, tuple((key, node[key]) for key in NODE_KEYS if key in node)),
+        config=config,
         node_config=node,
     )
-    return info, request
+    return info, request, policy
+
+
+def _pin(context: Context, request: Request, config: Config) -> None:
+    """Keep how a run splits the node's data, or check that it is as it was: two splits would tell single examples.
+
+    Raises:
+        Refused: it is another; with the settings that differ.
+    """
+    flat = config.flat()
+    now = {"run": request.run} | {key: flat[key] for key in (*SPLIT, *POOL, "clients", "seed")}
+    if PINNED not in context.state:
+        context.state[PINNED] = ConfigRecord(now)
+    kept = context.state.config_records[PINNED]
+    if changed := [key for key, value in now.items() if kept[key] != value]:
+        raise Refused(
+            f"its data are split as at the beginning of the run until the run ends, and the request has another "
+            f"{', '.join(changed)}: start another run"
+        )
 
 
 @lru_cache(maxsize=256)

@@ -6,7 +6,9 @@ import lzma
 import os
 import pickle
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,29 @@ from torch import Tensor
 from fedhet.errors import DataError
 
 _UNPACKERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.decompress, ".xz": lzma.decompress}
+
+
+_downloads = ContextVar("downloads", default=True)
+
+
+@contextmanager
+def nothing_downloaded(really: bool = True) -> Iterator[None]:
+    """Within it no data set is downloaded: a node's disk and network are not for a server to fill."""
+    token = _downloads.set(_downloads.get() and not really)
+    try:
+        yield
+    finally:
+        _downloads.reset(token)
+
+
+def check_may_download(dataset: str, place: Path) -> None:
+    """Check that a data set that is not here may be downloaded.
+
+    Raises:
+        DataError: it may not.
+    """
+    if not _downloads.get():
+        raise DataError(f"{dataset} is not in {place}, and nodes download nothing: name its folder, data = ...")
 
 
 def cache_folder() -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fedhet.data.examples import DataSet, Examples
-from fedhet.data.files import cache_folder, check_labels, locate, read_cifar, read_idx
+from fedhet.data.files import cache_folder, check_labels, check_may_download, locate, read_cifar, read_idx
 from fedhet.data.registry import load, register_dataset
 from fedhet.data.transforms import Normalise, crop_and_flip, flip_crop_brighten_blur
 from fedhet.errors import DataError
@@ -29,6 +29,7 @@ def _found(folder: Path | None, subfolders: Sequence[str], files: Sequence[str],
     try:
         return locate(cache, subfolders, files, torchvision_name)
     except DataError:
+        check_may_download(torchvision_name, cache)
         _download(cache, torchvision_name)
     return locate(cache, subfolders, files, torchvision_name)
 

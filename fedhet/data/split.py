@@ -79,14 +79,26 @@ class Split:
         return Pool(held.inputs[:], held.labels)
 
 
-def split(dataset: DataSet, name: str, *, clients: int, seed: int, shared_samples: int = 0, **options: Any) -> Split:
-    """Hold a pool of `shared_samples` out, then `partition` the rest with the `options` that it takes.
+def split(
+    dataset: DataSet,
+    name: str,
+    *,
+    clients: int,
+    seed: int,
+    partition_seed: int | None = None,
+    shared_samples: int = 0,
+    **options: Any,
+) -> Split:
+    """Hold a pool of `shared_samples` out by `seed`, then `partition` the rest with the `options` that it takes.
+
+    `partition_seed` is that of the partition, where it is another.
 
     Raises:
         DataError: As `hold_out` and `partition` do.
     """
     pool, available = hold_out(dataset, shared_samples, seed)
-    return Split(dataset, partition(dataset, name, clients=clients, seed=seed, available=available, **options), pool)
+    dealt = seed if partition_seed is None else partition_seed
+    return Split(dataset, partition(dataset, name, clients=clients, seed=dealt, available=available, **options), pool)
 
 
 def with_validation(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 
 from fedhet.errors import ConfigError
-from fedhet.method import Drawing
+from fedhet.method import STRUCTURE, Drawing
 from fedhet.options import Config, Parameters, Value, option
 
 
@@ -68,7 +68,7 @@ class MatchingParameters(Parameters):
         return self.set_in_vain(config.prefix, reasons)
 
 
-TELLS = {"update": "weights", "classes": "statistics"}
+TELLS = {"update": "weights", "classes": "statistics", "groups": STRUCTURE, "lost": STRUCTURE}
 COMMON: dict[str, Value] = {
     "clients": 16,
     "shared-init": False,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedhet.method import Method, Traits
+from fedhet.method import STRUCTURE, Method, Traits
 from fedhet.options import Parameters, option
 
 
@@ -15,7 +15,7 @@ class FDParameters(Parameters):
 
 method = Method(
     "fd",
-    traits=Traits(keeps="model", scored="trained", combined="entries", tells={"prototypes": "posteriors"}),
+    traits=Traits(keeps="model", scored="trained", combined="entries", tells={"prototypes": "posteriors", "width": STRUCTURE}),
     Parameters=FDParameters,
     server="fedhet.strategies.fd:FD",
     client="fedhet.client_apps.fd:FD",

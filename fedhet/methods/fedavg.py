@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from fedhet.errors import ConfigError
-from fedhet.method import Method, Traits
+from fedhet.method import STRUCTURE, Method, Traits
 from fedhet.methods._averages import AveragingParameters, average_traits
 from fedhet.options import Config, option
 
@@ -40,7 +40,8 @@ class FedAvgParameters(AveragingParameters):
 
 def _traits(parameters: FedAvgParameters) -> Traits:
     traits = average_traits(parameters)
-    return replace(traits, tells={"classes": "statistics"}) if parameters.last_layer == "classes" else traits
+    by_class = {"classes": "statistics", "head": STRUCTURE}
+    return replace(traits, tells=by_class) if parameters.last_layer == "classes" else traits
 
 
 method = Method(

@@ -5,7 +5,7 @@ from math import isqrt
 from typing import Literal
 
 from fedhet.errors import ConfigError
-from fedhet.method import Drawing, Method, Traits
+from fedhet.method import METRICS, STRUCTURE, Drawing, Method, Traits
 from fedhet.options import Config, Parameters, option
 
 BETWEEN = "aligned"
@@ -165,7 +165,8 @@ class FedHARMParameters(Parameters):
 
 def _traits(parameters: FedHARMParameters) -> Traits:
     told = {"cka": "features", "spectral": "posteriors"}.get(parameters.align, "descriptors")
-    tells = {"told": told} if parameters.travels else {}
+    tells = dict.fromkeys(("slots", "blocks", "reference", "chosen", "alignment"), STRUCTURE)
+    tells |= {"distance": METRICS} | ({"told": told} if parameters.travels else {})
     if parameters.aligns and parameters.align != "spectral":
         tells["heat"] = "descriptors"
     pool: Literal["labelled", "inputs"] = "labelled" if parameters.labels else "inputs"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedhet.errors import ConfigError
-from fedhet.method import Drawing, Method, Traits
+from fedhet.method import METRICS, Drawing, Method, Traits
 from fedhet.options import Config, Parameters, option
 from fedhet.sharing import EVERYTHING, NOTHING, SENT
 
@@ -176,12 +176,11 @@ def listed_weights(text: str) -> list[float]:
 
 def _traits(parameters: FedHeNNParameters) -> Traits:
     pool: Literal["inputs", "none"] = "inputs" if parameters.eta0 else "none"
+    tells = {"distance": METRICS} | ({"probe": "features"} if parameters.eta0 and parameters.probe else {})
     if parameters.homogeneous:
-        shares, tells = EVERYTHING, {"probe": "features"} if parameters.eta0 and parameters.probe else {}
-        return Traits("equal", shares, "model", "trained", together=True, pool=pool, tells=tells)
+        return Traits("equal", EVERYTHING, "model", "trained", together=True, pool=pool, tells=tells)
     # The server cannot represent anything without BatchNorm's statistics, which nobody averages here.
     shares = SENT if parameters.representations == "server" else NOTHING
-    tells = {"probe": "features"} if parameters.eta0 and parameters.probe else {}
     if parameters.eta0 and not parameters.alone and parameters.representations != "server":
         told = "posteriors" if parameters.target == "spectral" else "features"
         tells[told] = told

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedhet.errors import ConfigError
-from fedhet.method import Method, Traits
+from fedhet.method import METRICS, STRUCTURE, Method, Traits
 from fedhet.options import Config, Parameters, option
 
 
@@ -70,10 +70,11 @@ class FedMDParameters(Parameters):
 
 
 def _traits(parameters: FedMDParameters) -> Traits:
-    tells = {"scores": "posteriors"} | ({"handled": "statistics"} if parameters.classes == "handled" else {})
+    tells = {"classes": STRUCTURE, "distance": METRICS}
     pool: Literal["labelled", "inputs"] = "labelled" if parameters.public_epochs else "inputs"
     if parameters.whose == "own":
-        return Traits(keeps="model", scored="trained", pool=pool)
+        return Traits(keeps="model", scored="trained", pool=pool, tells=tells)
+    tells |= {"scores": "posteriors"} | ({"handled": "statistics"} if parameters.classes == "handled" else {})
     return Traits(keeps="model", scored="trained", pool=pool, combined="entries", tells=tells)
 
 

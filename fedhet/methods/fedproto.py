@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedhet.method import Method, Traits
+from fedhet.method import STRUCTURE, Method, Traits
 from fedhet.options import Config, Parameters, option
 
 
@@ -35,7 +35,7 @@ class FedProtoParameters(Parameters):
 
 method = Method(
     "fedproto",
-    traits=Traits(keeps="model", scored="trained", combined="entries", tells={"prototypes": "prototypes"}),
+    traits=Traits(keeps="model", scored="trained", combined="entries", tells={"prototypes": "prototypes", "width": STRUCTURE}),
     Parameters=FedProtoParameters,
     server="fedhet.strategies.fedproto:FedProto",
     client="fedhet.client_apps.fedproto:FedProto",

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from fedhet.errors import ConfigError
-from fedhet.method import Method, Traits
+from fedhet.method import STRUCTURE, Method, Traits
 from fedhet.options import Config, Parameters, option
 
 
@@ -47,7 +47,7 @@ class FLHADistillationParameters(Parameters):
 
 method = Method(
     "flha-distillation",
-    traits=Traits(keeps="model", scored="trained", together=True, tells={"model": "weights"}),
+    traits=Traits(keeps="model", scored="trained", together=True, tells={"model": "weights", "taught": STRUCTURE}),
     Parameters=FLHADistillationParameters,
     server="fedhet.strategies.flha_distillation:FLHADistillation",
     client="fedhet.client_apps.flha_distillation:FLHADistillation",

@@ -6,7 +6,7 @@ What the hypernetwork is built of, `fedhet.hypernets.Design` says; these are its
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
-from fedhet.method import Drawing, Method, Traits
+from fedhet.method import STRUCTURE, Drawing, Method, Traits
 from fedhet.options import Config, Parameters, option
 
 if TYPE_CHECKING:
@@ -101,7 +101,11 @@ class FLHAGHNParameters(Parameters):
 
 method = Method(
     "flha-ghn",
-    traits=Traits(keeps="rest", scored="received", tells={"model": "hypernetwork"}),
+    traits=Traits(
+        keeps="rest",
+        scored="received",
+        tells={"model": "hypernetwork"} | dict.fromkeys(("types", "edges", "unknown"), STRUCTURE),
+    ),
     Parameters=FLHAGHNParameters,
     server="fedhet.strategies.flha_ghn:FLHAGHN",
     client="fedhet.client_apps.flha_ghn:FLHAGHN",

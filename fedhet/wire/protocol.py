@@ -20,7 +20,7 @@ from fedhet.rows import Work
 from fedhet.task import Metric
 from fedhet.wire.arrays import Arrays, Encoder, Payload, WireError, decode, to_arrays, to_tensor
 from fedhet.wire.report import Report
-from fedhet.wire.told import LONGEST, Told
+from fedhet.wire.told import LONGEST, Told, table_of
 
 GREET, FIRST, JOIN = "greet", "first", "join"
 """Questions that every client is asked: who it is, the weights from which all start, and, of one that comes after the
@@ -90,16 +90,14 @@ class Request:
                 "this ClientApp is fedhet's, and the strategy that asks it is not: start one of fedhet's in the "
                 "ServerApp, such as fedhet.FedAvg, or fedhet.make_server_app()"
             )
-        settings = Told(found).text("settings", longest=2**20)
-        return _request(Told(found).text("request", longest=2**16)), settings
+        said = Told(found, "the request")
+        settings = said.text("settings", longest=2**20)
+        return _request(said.text("request", longest=2**16)), settings
 
 
 @lru_cache(maxsize=64)  # most of a round's clients in one process are asked the same
 def _request(text: str) -> Request:
-    try:
-        said = Told(json.loads(text))
-    except ValueError as error:
-        raise WireError(f"the server's request cannot be read: {error}") from error
+    said = Told(table_of(text, "the request"), "the request")
     return Request(
         round=said.count("round", 0),
         expected=said.count("expected", -1),
@@ -277,12 +275,17 @@ def pool_in(payload: Payload) -> Pool | None:
     """The pool in a greeting, None where there is none.
 
     Raises:
-        KeyError: there are labels without inputs.
+        WireError: it has no inputs, or not as many labels.
     """
     sent = payload.arrays.get(POOL)
     if sent is None:
         return None
-    return Pool(to_tensor(sent["inputs"]), to_tensor(sent["labels"]) if "labels" in sent else None)
+    inputs, labels = sent.get("inputs"), sent.get("labels")
+    if inputs is None or inputs.ndim < 2 or not inputs.size:
+        raise WireError("the request's shared pool has no inputs")
+    if labels is not None and labels.shape[:1] != inputs.shape[:1]:
+        raise WireError(f"the request's shared pool has {len(inputs)} inputs and labels of shape {list(labels.shape)}")
+    return Pool(to_tensor(inputs), None if labels is None else to_tensor(labels))
 
 
 def name_in(message: Message) -> str:

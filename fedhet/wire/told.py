@@ -1,5 +1,6 @@
 """What a record says, field by field: the one place where what came is read by type, range and length."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,13 +16,14 @@ class Told:
 
     Args:
         fields: by key, of whatever types.
+        where: names the record in errors.
 
     Raises:
         WireError: by every method, for a field that is not what it must be; naming it.
     """
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._fields = fields
+    def __init__(self, fields: Mapping[str, Any], where: str = "its reply") -> None:
+        self._fields, self._where = fields, where
 
     def __contains__(self, key: str) -> bool:
         """Whether there is such a field."""
@@ -78,14 +80,33 @@ class Told:
 
     def _get(self, key: str, default: Any) -> Any:
         if key not in self._fields and default is None:
-            raise WireError(f"its reply is damaged: {key} is missing")
+            raise WireError(f"{self._where} is damaged: {key} is missing")
         return self._fields.get(key, default)
 
     def _wrong(self, key: str, value: object, right: str) -> WireError:
         shown = repr(value)
         return WireError(
-            f"its reply is damaged: {key} is {shown if len(shown) <= 100 else shown[:100] + '...'}, must be {right}"
+            f"{self._where} is damaged: {key} is {shown if len(shown) <= 100 else shown[:100] + '...'}, must be {right}"
         )
+
+
+def table_of(text: str, what: str) -> dict[str, Any]:
+    """The table of plain values that a text of JSON is.
+
+    Args:
+        text: what came.
+        what: names it in the error.
+
+    Raises:
+        WireError: it is no JSON, or no such table.
+    """
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"{what} cannot be read as JSON: {type(error).__name__}") from error
+    if not isinstance(table, dict) or not all(isinstance(each, bool | int | float | str) for each in table.values()):
+        raise WireError(f"{what} must be a table of texts, numbers, true and false")
+    return table
 
 
 def _is_count(value: object) -> bool:

@@ -145,6 +145,7 @@ def test_a_client_that_needs_more_memory_than_its_node_allows_fails_alone(federa
         ("FedAvg", "features, prototypes", "lets out only features, prototypes (allow), and fedavg sends weights"),
         ("FedProto", "weights", "fedproto sends prototypes"),
         ("FedProto", "", "lets out only nothing"),
+        ("Local", "", "lets out only nothing"),
         ("FedProto", "prototype", "did you mean 'prototypes'"),
         ("PFNM", "weights", "pfnm sends statistics"),
     ],
@@ -158,7 +159,7 @@ def test_a_node_lets_out_what_it_says_and_the_others_go_on(method, allow, reason
 
 
 @pytest.mark.parametrize(
-    ("method", "allow"), [("FedProto", "prototypes"), ("PFNM", "weights,statistics"), ("Local", "")]
+    ("method", "allow"), [("FedProto", "prototypes"), ("PFNM", "weights,statistics"), ("Local", "metrics")]
 )
 def test_what_is_allowed_leaves(method, allow, federate):
     watch, _ = federate(method, nodes={1: {"allow": allow}})
@@ -233,6 +234,6 @@ def test_a_buffer_that_a_model_binds_anew_is_the_one_that_travels(federate):
 
 def test_a_nodes_name_and_place_are_read_from_its_config(tiny):
     context = LocalGrid(tiny.app(), 2)._contexts[FIRST_NODE + 1]
-    assert (node.name_of(context), node.partition_of(context), node.allowed(context)) == ("1", (1, 2), None)
+    assert (node.name_of(context), node.partition_of(context)) == ("1", (1, 2))
     context.node_config["name"] = "north"
     assert node.name_of(context) == "north"

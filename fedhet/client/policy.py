@@ -1,0 +1,186 @@
+"""The policy of a node: which messages it serves, and how much of its data the numbers that leave it may tell.
+
+One `Policy` decides at a node. Before anything is loaded or computed it refuses messages of methods that send more than
+`allow` names; the same object checks each reply before it leaves.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedhet.client.half import AnyHalf, LostState
+from fedhet.errors import ConfigError, FedhetError, nearest
+from fedhet.method import METRICS, STRUCTURE, Traits
+from fedhet.options import Config, listed
+from fedhet.sharing import NOTHING, is_statistic
+from fedhet.task import Metric
+from fedhet.wire import Payload, WireError
+from fedhet.wire.protocol import Measured
+
+KINDS = (
+    "weights",
+    "statistics",
+    "features",
+    "posteriors",
+    "prototypes",
+    "descriptors",
+    "hypernetwork",
+    METRICS,
+)
+"""Kinds of what leaves a node: arrays of a network or their changes; numbers of examples by class and BatchNorm's
+statistics; representations of shared examples; class scores, of shared examples or means; mean representations of
+classes; descriptors of shared images; a hypernetwork's parameters; metrics and losses. Numbers of examples always
+leave, and so do facts about a network (`STRUCTURE`), which follow `disclose-architecture`."""
+
+LEAST = 10
+"""Examples that are behind every number that leaves a deployed node, unless it says otherwise (`min-examples`)."""
+
+DIGITS = 4
+"""Significant digits of metrics that leave a deployed node."""
+
+_log = logging.getLogger("flwr").getChild("fedhet")
+
+
+class Refused(FedhetError):
+    """A node does not serve a message; the reason depends on nothing private."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The rules of one node.
+
+    Attributes:
+        allowed: kinds (`KINDS`) that may leave; None for all.
+        least: examples that must be behind every number that leaves.
+        deployed: whether the server is on another machine, or another user's: then metrics are rounded, nothing is
+            downloaded, and reasons of failures that could tell of data stay in the node's log.
+    """
+
+    allowed: frozenset[str] | None = None
+    least: int = 1
+    deployed: bool = False
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any], *, deployed: bool) -> "Policy":
+        """The policy that a node's config (`allow`, `min-examples`) states.
+
+        Raises:
+            ConfigError: there is no such kind, or the number of examples is none.
+        """
+        allowed = None
+        if "allow" in node_config:
+            allowed = frozenset(listed(str(node_config["allow"])))
+            if unknown := sorted(allowed - {*KINDS}):
+                raise ConfigError(nearest("kind in the node's allow", unknown[0], KINDS))
+        least = node_config.get("min-examples", LEAST if deployed else 1)
+        if isinstance(least, bool) or not isinstance(least, int) or least < 1:
+            raise ConfigError(f"the node's min-examples is {least!r}, must be a whole number of at least 1")
+        return cls(allowed, least, deployed)
+
+    @property
+    def tells_metrics(self) -> bool:
+        """Whether metrics and losses may leave."""
+        return self.allowed is None or METRICS in self.allowed
+
+    # ---- before anything is loaded
+
+    def check_method(self, config: Config, traits: Traits) -> None:
+        """Check that everything that a method sends, metrics apart, may leave; a node that allows nothing serves none.
+
+        Raises:
+            Refused: it may not.
+        """
+        if self.allowed is not None:
+            if not self.allowed:
+                raise Refused("this node lets out only nothing (allow = ''), so it takes part in no run")
+            shares = {"weights"} if traits.shares != NOTHING and "model" not in traits.tells else set()
+            self._check(config, {*traits.tells.values()} | shares)
+
+    # ---- before anything is computed
+
+    def check_shared(self, half: AnyHalf) -> None:
+        """Check the kinds of what is shared of a network, BatchNorm's statistics among them.
+
+        Raises:
+            Refused: one may not leave.
+        """
+        if self.allowed is not None:
+            self._check(half.client.config, {_kind_of("model", name, half) for name in half.shared()})
+
+    def check_examples(self, count: int) -> None:
+        """Check that a client trains on enough examples.
+
+        Raises:
+            Refused: it does not.
+        """
+        if count < self.least:
+            raise Refused(
+                f"it has {count} training examples, and its node lets out no number that fewer than {self.least} are "
+                "behind (min-examples)"
+            )
+
+    # ---- before anything leaves
+
+    def outgoing(self, payload: Payload, half: AnyHalf) -> Payload:
+        """The payload as it may leave: values that are metrics are rounded, or left out.
+
+        Raises:
+            Refused: an array or a value is of a kind that may not leave, or of none.
+        """
+        if self.allowed is not None:
+            kinds = {_kind_of(group, name, half) for group, arrays in payload.arrays.items() for name in arrays}
+            kinds |= {half.traits.tells.get(name, _untold(name)) for name in payload.values}
+            self._check(half.client.config, kinds)
+        values = {}
+        for name, value in payload.values.items():
+            if half.traits.tells.get(name) != METRICS:
+                values[name] = value
+            elif self.tells_metrics:
+                values[name] = self.rounded(value)
+        return Payload(payload.arrays, values)
+
+    def measured(self, metric: Metric, loss: float, *, examples: int, ranked: bool) -> Measured:
+        """An evaluation as it may leave: rounded, without labels that too few examples have or lack.
+
+        Args:
+            metric: a number for each label.
+            loss: the mean loss.
+            examples: how many were evaluated.
+            ranked: whether the metric is an AUC, which weighs as many as there are pairs of examples.
+        """
+        values, weights = metric.values, metric.weights
+        if ranked:  # n with the label and m without make n m pairs, the fewer the less even n and m are
+            fewest = self.least * (examples - self.least) if examples >= 2 * self.least else math.inf
+            weights = tuple(weight if weight >= fewest else 0.0 for weight in weights)
+        return Measured(Metric(tuple(map(self.rounded, values)), weights), self.rounded(loss))
+
+    def rounded(self, value: float) -> float:
+        """A metric or a loss with as many digits as may leave."""
+        return float(f"{value:.{DIGITS}g}") if self.deployed else value
+
+    def reason(self, client: str, error: Exception) -> str:
+        """Why a client failed, for the server: at a deployed node nothing that could tell of its data."""
+        if not self.deployed or isinstance(error, Refused | LostState | WireError):
+            return str(error)
+        _log.error("client %s failed", client, exc_info=error)
+        return "it failed, and the reason stands in its node's log, since reasons can tell of data"
+
+    def _check(self, config: Config, kinds: set[str]) -> None:
+        refused = sorted(kinds - {METRICS, STRUCTURE} - (self.allowed or frozenset()))
+        if refused:
+            way_out = "; batch-norm = local keeps statistics" if refused == ["statistics"] else ""
+            out = ", ".join(sorted(self.allowed or ())) or "nothing"
+            raise Refused(
+                f"this node lets out only {out} (allow), and {config.prefix} sends {', '.join(refused)}{way_out}"
+            )
+
+
+def _kind_of(group: str, name: str, half: AnyHalf) -> str:
+    kind = half.traits.tells.get(group, "weights" if group == "model" else _untold(group))
+    return "statistics" if kind == "weights" and is_statistic(name) else kind
+
+
+def _untold(name: str) -> str:
+    return f"a kind that it does not tell ({name})"
