@@ -114,7 +114,7 @@ def opened(message: Message, context: Context) -> tuple[ClientInfo, Request, Pol
     config = _settings(settings, here, tuple((key, node[key]) for key in NODE_KEYS if key in node))
     policy.check_method(config, registry.method(config.prefix, trusted=False).traits_of(config.parameters))
     if policy.deployed:
-        _pin(context, request, config)
+        _pin(context, config)
     info = ClientInfo(
         name=name,
         partition_id=None if place is None else int(place),
@@ -125,14 +125,14 @@ def opened(message: Message, context: Context) -> tuple[ClientInfo, Request, Pol
     return info, request, policy
 
 
-def _pin(context: Context, request: Request, config: Config) -> None:
+def _pin(context: Context, config: Config) -> None:
     """Keep how a run splits the node's data, or check that it is as it was: two splits would tell single examples.
 
     Raises:
         Refused: it is another; with the settings that differ.
     """
     flat = config.flat()
-    now = {"run": request.run} | {key: flat[key] for key in (*SPLIT, *POOL, "clients", "seed")}
+    now = {key: flat[key] for key in (*SPLIT, *POOL, "clients", "seed")}
     if PINNED not in context.state:
         context.state[PINNED] = ConfigRecord(now)
     kept = context.state.config_records[PINNED]

@@ -30,7 +30,8 @@ def _traits(parameters: LayerAverageParameters) -> Traits:
         return Traits(shares=BY_TYPE_AND_ORDER, together=True)
     if parameters.by == "max-common":
         return Traits(shares=BY_FIRST_LAYERS, together=True)
-    return Traits(shares=BY_FIRST_LAYERS, keeps="model", scored="trained", together=True)
+    tells = {"common": "weights"}
+    return Traits(shares=BY_FIRST_LAYERS, keeps="model", scored="trained", together=True, tells=tells)
 
 
 method = Method(

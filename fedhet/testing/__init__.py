@@ -14,7 +14,7 @@ Faults are injected around the ClientApp (`Tampering`) or in the grid (`Nodes`),
 
 import pytest
 
-pytest.register_assert_rewrite("fedhet.testing.ordinary", "fedhet.testing.trouble")
+pytest.register_assert_rewrite("fedhet.testing.ordinary", "fedhet.testing.privacy", "fedhet.testing.trouble")
 
 from fedhet.testing.contract import MethodContract  # noqa: E402 (what is rewritten must not be imported yet)
 from fedhet.testing.faults import Nodes, Stop, Tampering, at, raising  # noqa: E402

@@ -9,11 +9,12 @@ import pytest
 from fedhet.method import Method
 from fedhet.options import Value
 from fedhet.testing.ordinary import Ordinary
+from fedhet.testing.privacy import Privacy
 from fedhet.testing.runs import Case, Kept
 from fedhet.testing.trouble import Trouble
 
 
-class MethodContract(Ordinary, Trouble):
+class MethodContract(Ordinary, Trouble, Privacy):
     """What every method must do, whatever it computes.
 
     Attributes:

@@ -1,0 +1,194 @@
+"""What of a method leaves a deployed node: two nodes that differ in private data alone, side by side.
+
+Non-interference: both nodes get the same messages, recorded, and changed by somebody hostile. What may not leave has no
+part in their replies, so those are equal, byte for byte.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedhet import population
+from fedhet.client.app import make_client_app
+from fedhet.client.policy import KINDS
+from fedhet.data import ClientData, Examples
+from fedhet.engines.grid import FIRST_NODE, RUN_ID, be_server
+from fedhet.method import METRICS, STRUCTURE
+from fedhet.population import ClientInfo
+from fedhet.sharing import is_statistic
+from fedhet.testing.faults import where
+from fedhet.testing.runs import Case, Kept
+from fedhet.wire import decode_arrays, encode_arrays
+
+COUNTS = ("num-examples", "test-examples", "validation-examples", "private-steps", "steps", "forwards")
+"""Fields of a reply's metrics that are no metrics: the same for as many examples."""
+
+NODE = 1
+"""The node that is attacked, by its partition id."""
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "as it was": {},
+    "single examples": {"samples-per-client": 2, "validation": 0.5, "batch-size": 1},
+    "test sets": {"test-on": "both", "validation": 0.4, "evaluate-every": 1, "seed": 7},
+}
+"""Settings that somebody hostile has changed."""
+
+
+def other_data(client: ClientInfo) -> ClientData:
+    """Data of a client with as many examples as the configured ones, and nothing else in common."""
+    own, generator = population.data_of(client), torch.Generator().manual_seed(1)
+
+    def other(part: Examples) -> Examples:
+        inputs = torch.rand(part.inputs[:].shape, generator=generator)
+        return Examples(inputs, torch.randint(10, part.labels.shape, generator=generator))
+
+    return ClientData(other(own.train), other(own.test), own.shared, _floats(population.common_test(client.config)))
+
+
+def same_data(client: ClientInfo) -> ClientData:
+    """The configured data, as data of a client's own."""
+    own = population.data_of(client)
+    common = _floats(population.common_test(client.config))
+    return ClientData(_floats(own.train), _floats(own.test), own.shared, common)
+
+
+def _floats(part: Examples) -> Examples:
+    return Examples(part.inputs[:].float() / 16, part.labels)
+
+
+class Node:
+    """A deployed node with data of its own.
+
+    Args:
+        data: its data function.
+        allow: what may leave it; None for everything.
+        folder: its state.
+    """
+
+    def __init__(self, data: Any, allow: str | None, folder: Path) -> None:
+        self.app: ClientApp = make_client_app(data=data)
+        config: dict[str, Any] = {"partition-id": NODE, "num-partitions": 4, "state-dir": str(folder)}
+        self.context = Context(
+            run_id=RUN_ID,
+            node_id=FIRST_NODE + NODE,
+            node_config=config | ({} if allow is None else {"allow": allow}),
+            state=RecordDict(),
+            run_config={},
+        )
+
+    def answers(self, messages: Sequence[tuple[str, RecordDict]]) -> Iterator[RecordDict]:
+        """The replies to messages from elsewhere, each with its type."""
+        be_server()
+        for type, content in messages:
+            message = Message(content, self.context.node_id, type, group_id="1")
+            message.metadata.__dict__["_message_id"] = "1"
+            yield self.app(message, self.context).content
+
+
+def from_elsewhere(
+    content: RecordDict, settings: Mapping[str, Any], request: Mapping[str, Any], scale: float = 1.0
+) -> RecordDict:
+    """A message as a server on another machine sends it, with other settings and other weights."""
+    record = RecordDict()
+    for name, group in content.items():
+        record[name] = group
+    for name, group in content.array_records.items():
+        if scale != 1.0:
+            floats = {k: a * a.dtype.type(scale) if a.dtype.kind == "f" else a for k, a in decode_arrays(group).items()}
+            record[name] = encode_arrays(floats)
+    told = dict(content.config_records["request"])
+    told["settings"] = json.dumps(json.loads(str(told["settings"])) | settings)
+    told["request"] = json.dumps(json.loads(str(told["request"])) | {"here": "", "run": "elsewhere"} | request)
+    record["request"] = type(content.config_records["request"])(told)
+    return record
+
+
+def leaving(content: RecordDict, tells: Mapping[str, str], without: set[str]) -> dict[str, Any]:
+    """All that a reply holds but for what is of some kinds, to be compared."""
+    found: dict[str, Any] = {}
+    for group, arrays in content.array_records.items():
+        for name, array in arrays.items():
+            kind = tells.get(group, "weights")
+            kind = "statistics" if kind == "weights" and is_statistic(name) else kind
+            if kind not in without:
+                found[f"{group}/{name}"] = (array.dtype, tuple(array.shape), array.data)
+    for name, record in content.config_records.items():
+        found |= {
+            f"{name}/{key}": value
+            for key, value in record.items()
+            if name != "values" or tells.get(key, STRUCTURE) not in without
+        }
+    for name, metrics in content.metric_records.items():
+        found |= {f"{name}/{key}": value for key, value in metrics.items() if METRICS not in without or key in COUNTS}
+    return found
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    return [key for key in {**one, **other} if one.get(key) != other.get(key)]
+
+
+class Privacy:
+    """Data that a node keeps to itself have no part in what it answers."""
+
+    def messages(self, kept: Kept, request: Mapping[str, Any], **changes: Any) -> list[tuple[str, RecordDict]]:
+        """One message of each type and question that the node got in an ordinary run, in their order, changed."""
+        first: dict[tuple[str, str], tuple[str, RecordDict]] = {}
+        for sent, reply in kept("ordinary").exchanges:
+            if reply.metadata.src_node_id not in (0, FIRST_NODE + NODE) and not self._is_of(reply):
+                continue
+            question = str(json.loads(str(sent["request"]["request"]))["question"])
+            type = where(reply)[1]
+            first.setdefault((type, question), (type, sent))
+        return [(type, from_elsewhere(sent, request=request, **changes)) for type, sent in first.values()]
+
+    @staticmethod
+    def _is_of(reply: Message) -> bool:
+        return str(reply.content["report"]["client"]) == str(NODE)
+
+    @pytest.mark.parametrize("attack", HOSTILE)
+    def test_private_data_have_no_part_in_what_may_leave(
+        self, attack: str, case: Case, kept: Kept, tmp_path: Path
+    ) -> None:
+        """Of two nodes with other private data, replies differ in the kinds that are allowed, and in nothing else."""
+        tells = case.traits.tells
+        own = {*tells.values()} - {STRUCTURE, METRICS} | {"weights", "statistics"}
+        scale = 1.0 if attack == "as it was" else -30.0
+        request = {} if attack == "as it was" else {"evaluate": True, "expected": -1}
+        messages = self.messages(kept, request, settings=HOSTILE[attack], scale=scale)
+        assert {type for type, _ in messages} == {"query", "train", "evaluate"}
+        allowed = [",".join(own), ",".join({*own, METRICS}), *KINDS, ""]
+        for number, allow in enumerate(allowed if attack == "as it was" else allowed[:2]):
+            nodes = [Node(data, allow, tmp_path / f"{number}-{data.__name__}") for data in (same_data, other_data)]
+            for (type, _), one, other in zip(messages, *(node.answers(messages) for node in nodes), strict=True):
+                seen = [leaving(each, tells, {*allow.split(",")}) for each in (one, other)]
+                assert _differences(*seen) == [], f"{type} with allow = {allow!r}"
+                served = "refusal" not in one["report"]
+                assert not served or allow, "nothing is served where nothing may leave"
+                if number == 0 and attack == "as it was":
+                    assert served, one["report"]
+
+    def test_with_the_kinds_that_it_sends_a_method_completes(self, case: Case, kept: Kept, tmp_path: Path) -> None:
+        """A node that allows what a method sends, metrics or not, serves every message of a run from elsewhere."""
+        own = {*case.traits.tells.values()} - {STRUCTURE, METRICS} | {"weights", "statistics"}
+        for allow in (own, own | {METRICS}):
+            node = Node(same_data, ",".join(allow), tmp_path / str(len(allow)))
+            for reply in node.answers(self.messages(kept, {}, settings={})):
+                assert "refusal" not in reply["report"], reply["report"]
+                told = [key for key in reply["metrics"] if key not in COUNTS]
+                assert not told or METRICS in allow
+                assert all(_short(value) for key in told for value in _numbers(reply["metrics"][key], key))
+
+
+def _numbers(value: Any, key: str) -> list[float]:
+    return [] if key.endswith("-weight") else value if isinstance(value, list) else [value]
+
+
+def _short(value: float) -> bool:
+    return value == float(f"{value:.4g}") or bool(np.isnan(value))
