@@ -88,4 +88,7 @@ class ByClass(FederatedStrategy[P, C]):
         }
         found = {int(number): vector for number, vector in self.average_told(by_class).items()}
         classes = sorted(found)
-        return {"classes": np.array(classes), "means": np.stack([found[number] for number in classes])}
+        means = np.zeros((len(classes), self.state.width), np.float32)
+        for row, number in enumerate(classes):
+            means[row] = found[number]
+        return {"classes": np.array(classes, np.int64), "means": means}

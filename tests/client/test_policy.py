@@ -1,0 +1,326 @@
+"""The policy of a node: which messages it serves, how many examples are behind a number, and what errors say."""
+
+import json
+
+import pytest
+import torch
+from flwr.app import Message
+from torch import nn
+
+import fedhet
+from fedhet import config as configuration
+from fedhet import data as datasets
+from fedhet import registry
+from fedhet.client.app import make_client_app
+from fedhet.client.policy import KINDS, Policy, Refused
+from fedhet.data.files import cache_folder
+from fedhet.engines.grid import FIRST_NODE, LocalGrid
+from fedhet.errors import ConfigError, DataError, FedhetError
+from fedhet.method import METRICS, STRUCTURE
+from fedhet.task import Metric
+from fedhet.wire import Encoder, Payload, Reply, Request
+
+pytestmark = pytest.mark.usefixtures("home")
+
+SECRET = "patient 4711"
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """The server is on another machine."""
+    monkeypatch.setattr("fedhet.server.conversation.proof", lambda text: "guessed")
+
+
+@pytest.fixture
+def federate(tiny, new_watch):
+    """Runs two rounds of a method on three nodes with 40 examples and more; `node` are settings of node 1."""
+
+    def federate(name, node=None, *, model=None, data=None, clients=3, **settings):
+        watch, grid = new_watch(), LocalGrid(make_client_app(model or tiny.model, data or forty), clients)
+        grid._contexts[FIRST_NODE + 1].node_config.update(node or {})
+        strategy = getattr(fedhet, name)(observers=[watch], rounds=2, **{"learning_rate": 0.1, **settings})
+        strategy.start(grid)
+        return watch, strategy
+
+    return federate
+
+
+def forty(client, few=0):
+    """40 examples to train on and 20 to test on; the first `few` of the former have class 2."""
+    inputs = torch.randn(60, 4, generator=torch.Generator().manual_seed(client.partition_id))
+    labels = inputs[:, :2].argmax(1)
+    labels[:few] = 2
+    return (inputs[:40], labels[:40]), (inputs[40:], labels[40:])
+
+
+def asked(grid, type, settings, question="", arrays=None):
+    """What node 1 answers to a message by hand."""
+    record = Encoder()(Payload(arrays or {}))
+    Request(question=question, evaluate=True).write(record, json.dumps({"method": "fedavg", **settings}))
+    (reply,) = grid.send_and_receive([Message(record, FIRST_NODE + 1, type, group_id="1")])
+    return reply
+
+
+# ---- before anything is loaded
+
+
+@pytest.mark.parametrize("type", ["query", "train", "evaluate"])
+@pytest.mark.parametrize("method", registry.own_methods())
+def test_nothing_is_loaded_for_a_message_that_is_refused(method, type):
+    def loaded(client):
+        raise AssertionError("was loaded")
+
+    grid = LocalGrid(make_client_app(loaded, loaded), 2)
+    for allow in ("", *KINDS):
+        grid._contexts[FIRST_NODE + 1].node_config["allow"] = allow
+        traits = registry.method(method).traits_of(configuration.resolve({"method": method}).parameters)
+        sends = {*traits.tells.values()} - {METRICS, STRUCTURE}
+        if not allow or sends - {allow}:
+            reply = asked(grid, type, {"method": method})
+            assert "this node lets out only" in str(reply.content["report"]["refusal"])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "local"])
+def test_whatever_the_settings_a_node_that_allows_nothing_says_the_same(method):
+    def loaded(client):
+        raise AssertionError("was loaded")
+
+    grid = LocalGrid(make_client_app(loaded, loaded), 2)
+    grid._contexts[FIRST_NODE + 1].node_config["allow"] = ""
+    answers = set()
+    for key, default, _, _ in configuration.keys(method=None, outside=False):
+        if key.partition(".")[0] in (key, method) and not isinstance(default, str):
+            value = (not default) if isinstance(default, bool) else type(default)(1)
+            reply = asked(grid, "evaluate", {"method": method, key: value})
+            refusal = str(reply.content["report"]["refusal"])
+            if not refusal.startswith(key):  # the value alone is wrong
+                answers.add(refusal)
+    assert answers == {"this node lets out only nothing (allow = ''), so it takes part in no run"}
+
+
+def test_at_home_a_node_keeps_nothing_back_unless_it_says_so():
+    assert Policy.of({}, deployed=False) == Policy(None, 1, False)
+    assert Policy.of({}, deployed=True) == Policy(None, 10, True)
+    assert Policy.of({"min-examples": 3, "allow": "weights, metrics"}, deployed=True).allowed == {"weights", "metrics"}
+
+
+@pytest.mark.parametrize("least", [0, -1, 2.5, "ten", True])
+def test_a_least_number_of_examples_is_a_whole_number(least):
+    with pytest.raises(ConfigError, match="the node's min-examples is .* must be a whole number of at least 1"):
+        Policy.of({"min-examples": least}, deployed=True)
+
+
+# ---- the split of a node's data
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_nodes_own_split_counts_whatever_a_run_asks_for():
+    found = {}
+
+    def data(client):
+        found[client.name] = (client.config.validation, client.config.samples_per_client, client.config.partition)
+        return forty(client)
+
+    grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), data), 2)
+    own = {"validation": 0.25, "samples-per-client": 30, "partition": "dirichlet"}
+    grid._contexts[FIRST_NODE + 1].node_config.update(own)
+    strategy = fedhet.FedAvg(rounds=1, validation=0.5, samples_per_client=2)
+    strategy.start(grid)
+    assert found == {"0": (0.5, 2, "iid"), "1": (0.25, 30, "dirichlet")}
+    assert [strategy.state.clients[name].examples for name in "01"] == [20, 30]
+
+
+def test_a_seed_of_its_own_splits_a_nodes_data(tiny):
+    def parts(**node):
+        grid = LocalGrid(make_client_app(), 2)
+        context = grid._contexts[FIRST_NODE + 1]
+        context.node_config.update(node)
+        info = fedhet.population.ClientInfo("1", 1, 2, configuration.resolve({"seed": 3}), context.node_config)
+        found = fedhet.population.data_of(info)
+        return found.train.labels, len(found.train)
+
+    assert torch.equal(parts()[0], parts(**{"split-seed": 3})[0])
+    assert not torch.equal(parts()[0], parts(**{"split-seed": 4})[0])
+    assert parts()[1] == parts(**{"split-seed": 4})[1]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"validation": 0.4}, {"samples-per-client": 12}, {"seed": 1}, {"partition": "classes"}, {"clients": 7}]
+)
+def test_within_a_run_the_split_stays_as_it_was(changed):
+    grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), forty), 2)
+    first = {"validation": 0.3}
+    assert "refusal" not in asked(grid, "query", first, "greet").content["report"]
+    assert "refusal" not in asked(grid, "query", first | {"rounds": 9}, "greet").content["report"]
+    (key,) = changed
+    refusal = str(asked(grid, "query", first | changed, "greet").content["report"]["refusal"])
+    assert f"the request has another {key}: start another run" in refusal
+
+
+# ---- how many examples are behind a number
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_client_of_too_few_examples_is_refused_with_the_number_that_is_needed(federate, tiny):
+    def data(client):
+        train, test = forty(client)
+        return (tuple(part[:9] for part in train), test) if client.name == "1" else (train, test)
+
+    watch, _ = federate("FedAvg", data=data)
+    assert [failure["reason"] for failure in watch.rows[0]["failures"]] == [
+        "it has 9 training examples, and its node lets out no number that fewer than 10 are behind (min-examples)"
+    ]
+    assert watch.rows[1]["participants"] == ["0", "2"]
+    watch, _ = federate("FedAvg", {"min-examples": 9}, data=data)
+    assert watch.rows[0]["failures"] == []
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_parts_of_too_few_examples_tell_no_metric_and_the_rest_goes_on(federate, caplog):
+    def data(client):
+        train, test = forty(client)
+        return (train, tuple(part[:9] for part in test)) if client.name == "1" else (train, test)
+
+    watch, _ = federate("FedAvg", data=data, validation=0.2)
+    assert all(row["failures"] == [] for row in watch.rows)
+    last = {row.client: row.accuracy for row in watch.clients if row.round == 2}
+    assert [last[name] is None for name in "012"] == [False, True, False]
+    assert "client 1 has 9 examples for the metric received, which at least 10 must be behind" in caplog.text
+    assert "metric validation-" in caplog.text, "a fifth of 40 is 8"
+    assert "validation" not in watch.rows[1]
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("name", ["FedProto", "FD"])
+@pytest.mark.parametrize("rule", ["mean", "median"])
+def test_means_of_too_few_examples_stay_at_the_node(name, rule, federate, caplog):
+    watch, strategy = federate(name, data=lambda client: forty(client, few=4), aggregation=rule)
+    assert all(row["failures"] == [] for row in watch.rows)
+    sent = [strategy.state.prototypes] if name == "FedProto" else list(strategy.state.own.values())
+    assert all(own["classes"].tolist() == [0, 1] for own in sent)
+    assert "keeps the means of classes [2], of which it has fewer than 10 examples" in caplog.text
+    watch, _ = federate(name, {"min-examples": 100}, aggregation=rule)
+    assert len(watch.rows[0]["failures"]) == 1
+    watch, _ = federate(name, {"min-examples": 40}, aggregation=rule, clients=2)
+    assert all(row["failures"] == [] for row in watch.rows), "it sends the means of no class"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "told"), [([10 * 30, 20 * 20, 9 * 31, 0], [True, True, False, False]), ([1 * 39] * 2, [False] * 2)]
+)
+def test_a_ranking_of_too_few_with_a_label_or_too_few_without_stays(pairs, told):
+    metric = Metric((0.5,) * len(pairs), tuple(map(float, pairs)))
+    found = Policy(None, 10).measured(metric, 1.0, examples=40, ranked=True).metric
+    assert [weight > 0 for weight in found.weights] == told
+    assert Policy(None, 10).measured(metric, 1.0, examples=40, ranked=False).metric == metric
+    free = Policy().measured(metric, 1.0, examples=40, ranked=True).metric
+    assert free == metric
+
+
+# ---- metrics
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("name", ["FedAvg", "Local", "FedProto"])
+def test_metrics_leave_with_four_digits(name, federate):
+    watch, strategy = federate(name)
+    losses = [row.loss for row in watch.clients if row.loss is not None]
+    assert losses
+    assert all(loss == float(f"{loss:.4g}") for loss in losses)
+    if name == "FedAvg":
+        digits = [len(repr(float(value))) for value in strategy.state.model["0.weight"].flat]
+        assert max(digits) > 8, "weights are not rounded"
+
+
+def test_a_node_without_metrics_takes_part_and_its_accuracy_is_not_known(federate, caplog):
+    watch, _ = federate("FedAvg", {"allow": "weights"})
+    assert all(row["failures"] == [] for row in watch.rows)
+    assert watch.rows[2]["participants"] == ["0", "1", "2"]
+    accuracies = {row.client: row.accuracy for row in watch.clients if row.round == 2}
+    assert [accuracies[name] is None for name in "012"] == [False, True, False]
+    assert "client 1: its node lets out no metrics (allow), so its accuracy is not known" in caplog.text
+
+
+# ---- what errors say
+
+
+def secretive(where):
+    """Data and a model that raise with something private, for client 1."""
+
+    class Net(nn.Sequential):
+        def forward(self, inputs):
+            if where == "model" and self.training:
+                raise ValueError(SECRET)
+            return super().forward(inputs)
+
+    def data(client):
+        if client.name == "1" and where != "model":
+            raise {"data": ValueError, "told": FedhetError}[where](SECRET)
+        return forty(client)
+
+    return lambda client: Net(nn.Linear(4, 3)) if client.name == "1" else nn.Linear(4, 3), data
+
+
+@pytest.mark.parametrize("where", ["data", "told", "model"])
+def test_what_an_error_says_of_data_stays_in_the_nodes_log(where, federate, caplog, elsewhere):
+    model, data = secretive(where)
+    watch, _ = federate("Local", model=model, data=data)
+    reasons = [failure["reason"] for row in watch.rows for failure in row["failures"] if failure["client"] == "1"]
+    assert reasons
+    assert all("the reason stands in its node's log" in reason for reason in reasons)
+    assert SECRET in caplog.text
+
+
+def test_at_home_an_error_is_told(federate):
+    model, data = secretive("told")
+    watch, _ = federate("Local", model=model, data=data)
+    assert SECRET in watch.rows[0]["failures"][0]["reason"]
+
+
+def test_a_note_that_was_found_with_examples_stays(federate, elsewhere, caplog):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.made, self.last = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, inputs):
+            return self.made(inputs) + 0 * self.last(inputs)
+
+    federate("Local", model=lambda client: Odd())
+    assert "client 1: its head was guessed" in caplog.text
+    reply = Reply.open(asked(LocalGrid(make_client_app(lambda: Odd(), forty), 2), "query", {"method": "local"}, "greet"))
+    assert reply.report.note == ""
+
+
+# ---- what a server cannot make a node do
+
+
+@pytest.mark.parametrize("method", ["local", "fedmd"])
+def test_a_node_downloads_nothing(method, monkeypatch):
+    def download(*args):
+        raise AssertionError("was downloaded")
+
+    monkeypatch.setattr("fedhet.data.images._download", download)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
+    settings = {"method": method, "dataset": "mnist"}
+    if method == "fedmd":
+        settings |= {"dataset": "digits", "shared-samples": 9, "shared-dataset": "mnist"}
+    reply = asked(LocalGrid(make_client_app(), 2), "query", settings, "greet")
+    if method == "local":
+        assert "the reason stands in its node's log" in str(reply.content["report"]["refusal"])
+        with datasets.files.nothing_downloaded(), pytest.raises(DataError, match="nodes download nothing: name its"):
+            datasets.load("mnist")
+    assert not cache_folder().exists()
+
+
+@pytest.mark.parametrize("limit", [1e12, 1e300, "inf", "nan", 0])
+def test_a_memory_limit_is_one_that_a_machine_may_have(limit, federate):
+    watch, _ = federate("Local", {"memory-limit": limit})
+    assert "must be a number of GB above 0 and below 1e+09" in watch.rows[0]["failures"][0]["reason"]
+
+
+def test_a_policy_names_what_it_refuses():
+    with pytest.raises(Refused, match="lets out only prototypes"):
+        Policy(frozenset({"prototypes"})).check_method(
+            config := configuration.resolve({"method": "fedavg"}), registry.method("fedavg").traits_of(config.parameters)
+        )

@@ -1,0 +1,49 @@
+"""A server that chooses weights reads no image out of losses that a node does not tell."""
+
+import pytest
+import torch
+
+from .reading import Victim, correlation, one_example, pixel_by_pixel
+
+pytestmark = pytest.mark.usefixtures("home", "in_a_run")
+
+SINGLE = {"samples-per-client": 2, "validation": 0.5, "clients": 2}
+"""Settings with which a validation part is one image."""
+
+
+@pytest.mark.parametrize("allow", ["prototypes", ""])
+@pytest.mark.parametrize("attack", [pixel_by_pixel, one_example])
+def test_a_node_that_keeps_metrics_refuses(attack, allow, tmp_path):
+    victim = Victim(0, tmp_path, SINGLE, own_data=False, allow=allow)
+    assert attack(victim) in (None, (None, None))
+    (reason,) = {*victim.refusals}
+    assert "lets out only" in reason
+
+
+@pytest.mark.parametrize("allow", ["weights", "weights,metrics", None])
+def test_a_part_of_one_image_tells_no_loss(allow, tmp_path):
+    victim = Victim(0, tmp_path, SINGLE, own_data=False, **({} if allow is None else {"allow": allow}))
+    assert pixel_by_pixel(victim, "validation-received") is None
+    (reason,) = {*victim.refusals}
+    assert "it has 1 training examples, and its node lets out no number that fewer than 10 are behind" in reason
+
+
+def test_with_metrics_a_loss_of_many_tells_their_mean(tmp_path):
+    """Pixel by pixel, what is read is no nearer to a private image than the mean of the node's images is."""
+    victim = Victim(0, tmp_path)
+    read, mean = pixel_by_pixel(victim), victim.evaluated.mean(0)
+    assert correlation(read, mean) > 0.9
+    better = [correlation(read, image) - correlation(mean, image) for image in victim.evaluated]
+    assert sum(better) / len(better) < 0.02
+
+
+@pytest.mark.slow
+def test_with_metrics_weights_that_one_example_reaches_tell_it(tmp_path):
+    """The figure of the deployment page: whoever lets metrics out trusts the server not to ask in this way."""
+    read, image = one_example(Victim(0, tmp_path))
+    assert correlation(read, image) > 0.9
+
+
+def test_losses_have_four_digits_elsewhere(tmp_path):
+    loss = Victim(0, tmp_path).loss(torch.ones(4, 64) / 7, torch.zeros(4), torch.randn(10, 4))
+    assert loss == float(f"{loss:.4g}")
