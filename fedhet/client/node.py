@@ -24,7 +24,16 @@ from fedhet.options import Config
 from fedhet.population import ClientInfo
 from fedhet.wire import Request
 
-SPLIT = ("dataset", "data", "input-size", "partition", "classes-per-client", "alpha", "samples-per-client", "validation")
+SPLIT = (
+    "dataset",
+    "data",
+    "input-size",
+    "partition",
+    "classes-per-client",
+    "alpha",
+    "samples-per-client",
+    "validation",
+)
 """Settings that choose which examples a client trains on and is evaluated on."""
 
 POOL = ("shared-samples", "shared-dataset", "shared-data")
@@ -132,7 +141,7 @@ def _pin(context: Context, config: Config) -> None:
         Refused: it is another; with the settings that differ.
     """
     flat = config.flat()
-    now = {key: flat[key] for key in (*SPLIT, *POOL, "clients", "seed")}
+    now: dict[str, Any] = {key: flat[key] for key in (*SPLIT, *POOL, "clients", "seed")}
     if PINNED not in context.state:
         context.state[PINNED] = ConfigRecord(now)
     kept = context.state.config_records[PINNED]

@@ -15,7 +15,9 @@ class FDParameters(Parameters):
 
 method = Method(
     "fd",
-    traits=Traits(keeps="model", scored="trained", combined="entries", tells={"prototypes": "posteriors", "width": STRUCTURE}),
+    traits=Traits(
+        keeps="model", scored="trained", combined="entries", tells={"prototypes": "posteriors", "width": STRUCTURE}
+    ),
     Parameters=FDParameters,
     server="fedhet.strategies.fd:FD",
     client="fedhet.client_apps.fd:FD",

@@ -35,7 +35,9 @@ class FedProtoParameters(Parameters):
 
 method = Method(
     "fedproto",
-    traits=Traits(keeps="model", scored="trained", combined="entries", tells={"prototypes": "prototypes", "width": STRUCTURE}),
+    traits=Traits(
+        keeps="model", scored="trained", combined="entries", tells={"prototypes": "prototypes", "width": STRUCTURE}
+    ),
     Parameters=FedProtoParameters,
     server="fedhet.strategies.fedproto:FedProto",
     client="fedhet.client_apps.fedproto:FedProto",

@@ -288,8 +288,8 @@ def test_a_note_that_was_found_with_examples_stays(federate, elsewhere, caplog):
 
     federate("Local", model=lambda client: Odd())
     assert "client 1: its head was guessed" in caplog.text
-    reply = Reply.open(asked(LocalGrid(make_client_app(lambda: Odd(), forty), 2), "query", {"method": "local"}, "greet"))
-    assert reply.report.note == ""
+    grid = LocalGrid(make_client_app(lambda: Odd(), forty), 2)
+    assert Reply.open(asked(grid, "query", {"method": "local"}, "greet")).report.note == ""
 
 
 # ---- what a server cannot make a node do
@@ -320,7 +320,7 @@ def test_a_memory_limit_is_one_that_a_machine_may_have(limit, federate):
 
 
 def test_a_policy_names_what_it_refuses():
+    config, policy = configuration.resolve({"method": "fedavg"}), Policy(frozenset({"prototypes"}))
+    traits = registry.method("fedavg").traits_of(config.parameters)
     with pytest.raises(Refused, match="lets out only prototypes"):
-        Policy(frozenset({"prototypes"})).check_method(
-            config := configuration.resolve({"method": "fedavg"}), registry.method("fedavg").traits_of(config.parameters)
-        )
+        policy.check_method(config, traits)

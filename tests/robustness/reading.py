@@ -1,4 +1,4 @@
-"""How much of a private image a server reads from losses under weights of its choice; prints the table of the deployment page.
+"""How much of a private image a server reads from losses under weights of its choice: the deployment page's table.
 
 `python tests/robustness/reading.py [SEEDS]`. A node holds digits and deploys an MLP; the server skips the handshake,
 sends `evaluate` messages and looks at the losses that come back. Two attacks:

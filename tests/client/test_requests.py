@@ -1,0 +1,168 @@
+"""Requests that nobody honest sends: a client answers each in a sentence, and none ends it."""
+
+import json
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedhet.engines.grid import FIRST_NODE, LocalGrid
+from fedhet.testing.faults import where
+from fedhet.testing.hostile import changes
+from fedhet.testing.privacy import Node, from_elsewhere, same_data
+from fedhet.testing.runs import PARTIAL, Case, Tampering, run
+from fedhet.wire import Encoder, Payload, Reply, Request
+
+pytestmark = pytest.mark.usefixtures("home", "no_report")
+
+DEEP = "[" * 100_000
+METHODS = {
+    "fedavg": {},
+    "fedproto": {"fedproto.width": 32},
+    "fedhenn": {"fedhenn.eta0": 1.0},
+    "fedma": {"fedma.sweeps": 1},
+    "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 1, "fedmd.private-epochs": 0, "fedmd.pool-batch": 32},
+    "flha-ghn": {"flha-ghn.steps": 2},
+    "layer-average": {},
+    "pfedhn": {},
+}
+
+
+def refusal(grid, settings="{}", request=None, arrays=None, type="query"):
+    """Why a client does not serve a request by hand."""
+    record = Encoder()(Payload(arrays or {}))
+    Request(question="greet").write(record, settings)
+    if request is not None:
+        record["request"] = ConfigRecord({"settings": settings, "request": request})
+    (reply,) = grid.send_and_receive([Message(record, FIRST_NODE, type, group_id="0")])
+    assert not reply.has_error(), reply.error
+    return str(reply.content["report"].get("refusal", ""))
+
+
+@pytest.fixture
+def grid(tiny):
+    return LocalGrid(tiny.app(), 1)
+
+
+# ---- what is no request
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "1", "null", '"x"', "{", "", DEEP, '{"rounds": [1]}', '{"rounds": {"a": 1}}', "9" * 5000]
+)
+def test_settings_that_are_no_table(text, grid):
+    reason = refusal(grid, text)
+    assert reason.startswith("the request's settings ")
+    assert "reply" not in reason
+    assert len(reason) < 200
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "1", "null", DEEP, '{"round": []}', '{"round": -1}', '{"run": "../x"}', '{"final": 1}']
+)
+def test_a_request_that_is_none(text, grid):
+    reason = refusal(grid, json.dumps({"method": "local"}), text)
+    assert reason.startswith("the request ")
+    assert "reply" not in reason
+
+
+@pytest.mark.parametrize(
+    ("pool", "reason"),
+    [
+        ({"labels": torch.arange(3)}, "the request's shared pool has no inputs"),
+        ({"inputs": torch.zeros(0, 4)}, "the request's shared pool has no inputs"),
+        ({"inputs": torch.tensor(1.0)}, "the request's shared pool has no inputs"),
+        ({"inputs": torch.zeros(3, 4), "labels": torch.arange(2)}, "has 3 inputs and labels of shape [2]"),
+        ({"inputs": torch.zeros(3, 5)}, "shared pool has examples of shape [5], and this client's are of [4]"),
+        ({"inputs": torch.zeros(3, 4, 4)}, "shared pool has examples of shape [4, 4], and this client's are of [4]"),
+    ],
+)
+def test_pools_that_are_none(pool, reason, grid):
+    arrays = {"pool": {name: tensor.numpy() for name, tensor in pool.items()}}
+    found = refusal(grid, json.dumps({"method": "fedhenn", "fedhenn.eta0": 1.0}), arrays=arrays)
+    assert reason in found
+
+
+# ---- requests that were changed
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Messages of an ordinary run of each method, one of each type and question that node 1 got."""
+    runs = {}
+
+    def messages(method):
+        if method not in runs:
+            found = {}
+
+            def look(message, client, reply):
+                if client == "1":
+                    question = json.loads(message.content["request"]["request"])["question"]
+                    found.setdefault((where(message)[1], question), message.content)
+
+            folder = tmp_path_factory.mktemp("recorded") / "run"
+            run(folder, Case.of(method, METHODS[method]).settings(PARTIAL, rounds=2), app=Tampering(after=look))
+            runs[method] = [(type, content) for (type, _), content in found.items()]
+        return runs[method]
+
+    return messages
+
+
+SMALL = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 3), st.floats(-2, 2), st.sampled_from(["", "x", "é" * 300, "\x1b[31m"])
+)
+
+
+def attacked(messages, folder, examples):
+    """Change one message after another, and look at what a node elsewhere answers."""
+    served = {True: 0, False: 0}
+
+    @settings(
+        max_examples=examples, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(
+        st.integers(0, len(messages) - 1),
+        changes(),
+        st.dictionaries(st.integers(0, 60), SMALL, max_size=1),
+        st.booleans(),
+    )
+    def one(number, change, fields, in_settings):
+        type, sent = messages[number]
+        table = json.loads(sent["request"]["settings" if in_settings else "request"])
+        changed = {list(table)[pick % len(table)]: value for pick, value in fields.items()}
+        both = {"settings": changed, "request": {}} if in_settings else {"settings": {}, "request": changed}
+        content = from_elsewhere(sent, **both)
+        if not fields:
+            change(content)
+        (reply,) = node.answers([(type, content)])
+        node.context.state.clear()
+        said = reply["report"].get("refusal")
+        served[said is None] += 1
+        if said is None:
+            message = Message(reply, 1, "train")
+            Reply.open(message)
+        else:
+            assert 0 < len(str(said)) < 2000
+            assert "its reply" not in str(said)
+            assert "Traceback" not in str(said)
+
+    node = Node(same_data, None, folder)
+    greeted = [(type, from_elsewhere(sent, {}, {})) for type, sent in messages]
+    assert all("refusal" not in reply["report"] for reply in node.answers(greeted))
+    one()
+    return served
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedhenn"])
+def test_a_node_answers_whatever_it_is_sent(method, recorded, tmp_path, in_a_run):
+    served = attacked(recorded(method), tmp_path, 60)
+    assert served[False] > 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", METHODS)
+def test_a_node_answers_whatever_it_is_sent_at_length(method, recorded, tmp_path, in_a_run):
+    served = attacked(recorded(method), tmp_path, 2000)
+    assert min(served.values()) > 20
