@@ -19,7 +19,7 @@ from fedhet import population
 from fedhet.client.app import make_client_app
 from fedhet.client.policy import KINDS
 from fedhet.data import ClientData, Examples
-from fedhet.engines.grid import FIRST_NODE, RUN_ID, be_server
+from fedhet.engines.grid import FIRST_NODE, RUN_ID, LocalGrid, be_server
 from fedhet.method import METRICS, STRUCTURE
 from fedhet.population import ClientInfo
 from fedhet.sharing import is_statistic
@@ -184,6 +184,19 @@ class Privacy:
                 told = [key for key in reply["metrics"] if key not in COUNTS]
                 assert not told or METRICS in allow
                 assert all(_short(value) for key in told for value in _numbers(reply["metrics"][key], key))
+
+    @pytest.mark.slow
+    def test_a_run_whose_nodes_tell_no_metrics_completes(self, case: Case, tmp_path: Path) -> None:
+        """All nodes allow what the method sends and nothing else; the accuracy of such a run is not known."""
+        config = case.config({"rounds": 2, "closing-epochs": 1, "validation": 0.2}, out=str(tmp_path / "run"))
+        grid = LocalGrid(make_client_app(), config.clients)
+        own = {*case.traits.tells.values()} - {STRUCTURE, METRICS} | {"weights", "statistics"}
+        for context in grid._contexts.values():
+            context.node_config["allow"] = ",".join(own)
+        case.server(config, shared=population.shared_pool(config)).start(grid)
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+        assert (summary["status"], summary["failures"]) == ("completed", 0)
+        assert summary["personal_accuracy"] is None
 
 
 def _numbers(value: Any, key: str) -> list[float]:

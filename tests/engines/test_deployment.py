@@ -182,6 +182,15 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key not in apart} for row in read_history(folder)]
 
 
+def to_four_digits(value: Any) -> Any:
+    """A history as nodes elsewhere tell it: metrics have four significant digits, and so nearly have their means."""
+    if isinstance(value, dict):
+        return {key: to_four_digits(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [to_four_digits(each) for each in value]
+    return pytest.approx(value, rel=2e-4, abs=2e-4) if isinstance(value, float) else value
+
+
 def test_a_run_stands_the_death_of_a_node_of_the_server_and_of_the_superlink(
     federation: Federation, tmp_path: Path
 ) -> None:
@@ -217,7 +226,7 @@ def test_a_run_stands_the_death_of_a_node_of_the_server_and_of_the_superlink(
     local = tmp_path / "local"
     absent = Tampering(before=raising(at(missed, "1"), RuntimeError("is killed")))
     run_locally(configuration.resolve(SETTINGS), local, app=absent)
-    assert rows_of(out) == rows_of(local)
+    assert rows_of(out) == to_four_digits(rows_of(local))
     assert federation.trained(0) > 0 == federation.trained(3), "an unregistered node is given nothing"
     models = {path.stem: path.read_bytes() for path in federation.work.glob("node-*/state/*/models/*.safetensors")}
     assert models == {path.stem: path.read_bytes() for path in (local / "models").iterdir()}
@@ -234,7 +243,7 @@ def test_flwr_run_gives_the_same_and_a_round_takes_no_longer_than_flowers_own(
     run = (command("flwr"), "run")
     federation.do(*run, str(ROOT), "hospital", "--stream", "--run-config", str(settings))
     fedhet.run(rounds, out=tmp_path / "local")
-    assert rows_of(out) == rows_of(tmp_path / "local")
+    assert rows_of(out) == to_four_digits(rows_of(tmp_path / "local"))
     federation.do(*run, str(flowers_own(tmp_path / "own", tmp_path / "times")), "hospital", "--stream")
     times = json.loads(f"[{(tmp_path / 'times').read_text()}0]")[:-1]
     theirs = median(after - before for before, after in pairwise(times))
