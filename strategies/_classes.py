@@ -88,7 +88,6 @@ class ByClass(FederatedStrategy[P, C]):
         }
         found = {int(number): vector for number, vector in self.average_told(by_class).items()}
         classes = sorted(found)
-        means = np.zeros((len(classes), self.state.width), np.float32)
-        for row, number in enumerate(classes):
-            means[row] = found[number]
+        width = next(iter(sent.values()))["means"].shape[1]
+        means = np.array([found[number] for number in classes], np.float32).reshape(len(classes), width)
         return {"classes": np.array(classes, np.int64), "means": means}
