@@ -17,7 +17,7 @@ from fedhet.client.networks import Network, Networks
 from fedhet.client.policy import Policy
 from fedhet.client.state import Keeping, Pools
 from fedhet.client.trying import try_out
-from fedhet.data import ClientData, resident, with_validation
+from fedhet.data import ClientData, Examples, Pool, resident, with_validation
 from fedhet.data.files import nothing_downloaded
 from fedhet.data.own import as_client_data, as_input
 from fedhet.errors import DataError, FedhetError, ModelError
@@ -195,7 +195,9 @@ class Application:
                 device=device,
                 transform=transform,
                 augment=augment,
-                find_pool=lambda digest: self._pools.find(digest, keeping.pools, data.shared, info.name),
+                find_pool=lambda digest: _fitting(
+                    self._pools.find(digest, keeping.pools, data.shared, info.name), data.train
+                ),
                 own_data=self._data is not None,
                 least=policy.least,
             )
@@ -314,14 +316,23 @@ class Application:
         """The pool that the server sent is the client's from now on; without one, that of its own data."""
         pool = pool_in(job.payload)
         if pool is not None:
-            own = job.client.data.train.inputs[:1]
-            if pool.inputs.ndim != own.ndim or (own.ndim != 3 and pool.inputs.shape[1] != own.shape[1]):
-                raise WireError(
-                    f"the request's shared pool has examples of shape {list(pool.inputs.shape[1:])}, and this client's "
-                    f"are of {list(own.shape[1:])}"
-                )
             self._pools.keep(pool, job.keeping.pools)
         elif pool := job.client.data.shared:
             pool = pool if job.half.traits.pool == "labelled" else pool.unlabelled
         if pool is not None:
             job.client.request = replace(job.client.request, pool=pool.digest)
+
+
+def _fitting(pool: Pool, examples: Examples) -> Pool:
+    """The pool, if its examples are like a client's own: of as many axes, features or channels.
+
+    Raises:
+        WireError: they are not.
+    """
+    own, shape = examples.inputs[:1].shape, pool.inputs.shape
+    if len(shape) != len(own) or (len(own) != 3 and shape[1] != own[1]):
+        raise WireError(
+            f"the request's shared pool has examples of shape {list(shape[1:])}, and this client's are of "
+            f"{list(own[1:])}"
+        )
+    return pool
