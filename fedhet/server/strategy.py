@@ -161,7 +161,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
                 f"{self.config.test_on}): give clients test parts, or a common test set with test-on = global"
             )
         if without:
-            log.warning("%s: no test examples, so its own model is not scored", named(without))
+            log.warning("%s: no test examples, so their own models are not scored", named(without))
 
     def _warn(self) -> None:
         """Say of a run that completed what is not as it should be."""
