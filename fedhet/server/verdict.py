@@ -67,15 +67,15 @@ class Verdict:
         value, loss = (_weighted(self.evaluated.get(kind)) for kind in ("accuracy", "loss"))
         if metric == "r2":  # 0 is that of the mean
             constant = value is not None and value <= 0
-            return f"predictions are no better than the mean of the targets (R2 {value:.3g})" if constant else ""
+            return f"at the end predictions are no better than the mean of the targets (R2 {value:.3g})" if constant else ""
         if outputs < 2 or loss is None or self.train_loss is None:
             return ""
         least = math.log(2 if metric == "auc" else outputs)
         if min(loss, self.train_loss) < least:
             return ""
         return (
-            f"predictions are no better than a constant: the loss of a uniform one is {least:.3g}, and at the end that "
-            f"of training is {self.train_loss:.3g} and that of the evaluation {loss:.3g}"
+            f"at the end the loss is not below that of a constant prediction ({least:.3g}, all outputs alike): it is "
+            f"{self.train_loss:.3g} in training and {loss:.3g} in the evaluation"
         )
 
 
