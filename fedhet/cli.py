@@ -175,6 +175,8 @@ def compare(
         except KeyboardInterrupt:
             _stop("stopped; the same command goes on where it was", INTERRUPTED)
         typer.echo(f"{done.folder.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
+        if done.failed:
+            raise FedhetError(done.failure)
 
 
 @app.command()

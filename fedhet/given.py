@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
+from fedhet.errors import ConfigError, DataError, ModelError
 from fedhet.population import ClientInfo, ModelFunction
 
 DataFunction = Callable[[ClientInfo], Any]

@@ -38,7 +38,9 @@ class Verdict:
                 self.evaluated = found
                 break
 
-    def lines(self, *, trained: Mapping[str, int], metric: str, outputs: int, rounds: int, rate: float) -> Iterator[str]:
+    def lines(
+        self, *, trained: Mapping[str, int], metric: str, outputs: int, rounds: int, rate: float
+    ) -> Iterator[str]:
         """What is to be said, a sentence each.
 
         Args:
@@ -67,7 +69,11 @@ class Verdict:
         value, loss = (_weighted(self.evaluated.get(kind)) for kind in ("accuracy", "loss"))
         if metric == "r2":  # 0 is that of the mean
             constant = value is not None and value <= 0
-            return f"at the end predictions are no better than the mean of the targets (R2 {value:.3g})" if constant else ""
+            return (
+                f"at the end predictions are no better than the mean of the targets (R2 {value:.3g})"
+                if constant
+                else ""
+            )
         if outputs < 2 or loss is None or self.train_loss is None:
             return ""
         least = math.log(2 if metric == "auc" else outputs)

@@ -81,7 +81,7 @@ def test_regression_on_0_and_1_is_there_for_who_says_so() -> None:
 def test_inputs_that_are_not_finite_are_told_with_part_and_row(part: str, value: float) -> None:
     inputs = INPUTS.clone()
     inputs[17, 2] = value
-    parts = {name: (INPUTS, LABELS) for name in PARTS} | {part: (inputs, LABELS)}
+    parts = dict.fromkeys(PARTS, (INPUTS, LABELS)) | {part: (inputs, LABELS)}
     with pytest.raises(DataError, match=rf"client 3: {part} has {value} in the inputs of row 17"):
         as_client_data("3", parts)
     with pytest.raises(DataError, match=rf"client 3: {part} has {value} in the inputs of row 17"):
@@ -219,9 +219,7 @@ def leaves_later() -> nn.Module:
         (lambda client: "net", "the model function returned a str, no nn.Module"),
     ],
 )
-def test_a_network_that_cannot_be_trained_is_told_with_its_function(
-    refused: Any, function: Any, sentence: str
-) -> None:
+def test_a_network_that_cannot_be_trained_is_told_with_its_function(refused: Any, function: Any, sentence: str) -> None:
     text = refused(function)
     assert sentence in text
     assert f"(model = {function.__module__}.{function.__qualname__})" in text
