@@ -161,6 +161,7 @@ def compare(
         tuning = comparing.Tuning(_grid(tune), tuning_numbers, tune_runs) if tune else None
         if tuning is None and tune_runs is not None:
             raise ConfigError("--tune-runs: there is nothing to tune; name keys and their values with --tune")
+        screen = _console()
         try:
             done = comparing.compare(
                 methods,
@@ -170,7 +171,7 @@ def compare(
                 jobs=jobs,
                 baseline=baseline,
                 tuning=tuning,
-                console=_console(),
+                console=screen,
             )
         except KeyboardInterrupt:
             _stop("stopped; the same command goes on where it was", INTERRUPTED)
