@@ -154,30 +154,27 @@ def compare(
         from fedhet import config as configuration
 
         numbers, tuning_numbers = _numbers("--seeds", seeds), _numbers("--tune-seeds", tune_seeds)
-        chosen = configuration.named(config) | _set(settings, data)
         _quietly()
         from fedhet import comparing
 
         tuning = comparing.Tuning(_grid(tune), tuning_numbers, tune_runs) if tune else None
         if tuning is None and tune_runs is not None:
             raise ConfigError("--tune-runs: there is nothing to tune; name keys and their values with --tune")
-        screen = _console()
         try:
             done = comparing.compare(
                 methods,
                 seeds=numbers,
-                config=chosen,
+                config=configuration.named(config) | _set(settings, data),
                 out=out,
                 jobs=jobs,
                 baseline=baseline,
                 tuning=tuning,
-                console=screen,
+                console=_console(),
             )
         except KeyboardInterrupt:
             _stop("stopped; the same command goes on where it was", INTERRUPTED)
         typer.echo(f"{done.folder.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
-        if done.failed:
-            raise FedhetError(done.failure)
+        done.check()
 
 
 @app.command()

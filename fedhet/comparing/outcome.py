@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fedhet.comparing.figure import comparison_figure
 from fedhet.comparing.measures import ArmResult
 from fedhet.comparing.tables import headings_and_rows, number_rows
+from fedhet.errors import FedhetError
 from fedhet.results.frames import table
 from fedhet.results.page import html_table
 
@@ -41,6 +42,15 @@ class Comparison:
         reasons = "\n".join(f"  {name}: {reason}" for name, reason in self.failed.items())
         wanted = sum(result.seeds_wanted for result in self.results)
         return f"{len(self.failed)} of {wanted} runs failed; the same command tries them again:\n{reasons}"
+
+    def check(self) -> None:
+        """Find out whether all runs completed.
+
+        Raises:
+            FedhetError: some did not, and why.
+        """
+        if self.failed:
+            raise FedhetError(self.failure)
 
     def frame(self) -> "pandas.DataFrame":
         """What `comparison.csv` holds: a line a run, then statistics over seeds.
