@@ -55,7 +55,10 @@ def ran(folder: Path, case: str, **keys: Any) -> Run:
     return Run(folder)
 
 
-@pytest.mark.parametrize("case", CASES)
+LONG = ("fedma", "flha-ghn", "pfedhn")
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in LONG else c for c in CASES])
 def test_a_float64_network_completes_and_learns_and_stays_what_it_is(case: str, tmp_path: Path) -> None:
     done = ran(tmp_path / "run", case)
     assert done.failures == []
