@@ -139,10 +139,10 @@ class FedHARM(ClientHalf[FedHARMParameters]):
             told = [values_of(part).cpu() for part in self._told()]
             generator = client.generator("parallel analysis")
             made = target_of(own.align, [told], clusters=own.clusters, error=own.target_error, generator=generator)
-            return [values_of(part).to(client.device) for part in made]
+            return [client.network.beside(values_of(part)) for part in made]
         if "target" not in payload.arrays:
             return None
-        return [part.to(client.device) for part in unpack_all(payload.arrays["target"], own.parts)]
+        return [client.network.beside(part) for part in unpack_all(payload.arrays["target"], own.parts)]
 
     # ---- what is told
 

@@ -105,14 +105,14 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
         if "target" in payload.arrays:
             sent = payload.arrays["target"]
             if own.kernel == "rbf":
-                return [block.to(rad.device) for block in unpack_blocks(sent)]
-            return unpack(sent).values.to(rad.device)
+                return [client.network.beside(block) for block in unpack_blocks(sent)]
+            return client.network.beside(unpack(sent).values)
         if own.target == "inputs":
             return client.transform(rad).flatten(1)
         if own.target == "spectral":
             generator = client.generator("parallel analysis")
             posteriors = alone(self._reading(rad, posteriors=True))
-            return cluster_rows([posteriors], [1.0], clusters=own.clusters, generator=generator)
+            return client.network.beside(cluster_rows([posteriors], [1.0], clusters=own.clusters, generator=generator))
         features = self._features(rad)  # homogeneous: of the global model W(t-1), which is what was just received
         if own.whose == "shuffled":
             shuffle = torch_generator(client.config.seed, SHUFFLE, client.request.round)

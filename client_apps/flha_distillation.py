@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet import models
 from fedhet.client import Client, ClientHalf
@@ -16,6 +16,7 @@ from fedhet.learning import Loss, Optimisation, Phase, Step, reestimate
 from fedhet.learning.distillation import soft_divergence
 from fedhet.methods.flha_distillation import FLHADistillationParameters
 from fedhet.randomness import derive_seed, seed_everything
+from fedhet.representations.precision import in_precision
 from fedhet.sharing import is_statistic
 from fedhet.wire import Payload
 
@@ -35,6 +36,8 @@ class FLHADistillation(ClientHalf[FLHADistillationParameters]):
             classes = client.model(batch).shape[-1]
             seed_everything(derive_seed(config.seed, "teacher", "all" if config.shared_init else client.name))
             self.teacher = models.build(name, tuple(batch.shape[1:]), classes).to(client.device)
+        if client.network.precision not in (None, torch.float32):  # the teacher is alike for all clients
+            self.teacher.register_forward_pre_hook(_in_float32)
 
     @property
     def teaching(self) -> bool:
@@ -97,3 +100,7 @@ class FLHADistillation(ClientHalf[FLHADistillationParameters]):
         first, rounds = (0, teaching) if self.teaching else (teaching, config.rounds - teaching)
         request = replace(client.request, round=client.request.round - first)
         return replace(client, config=config.but(rounds=rounds), request=request).optimisation()
+
+
+def _in_float32(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(in_precision(each, torch.float32) for each in inputs)

@@ -154,7 +154,6 @@ def compare(
         from fedhet import config as configuration
 
         numbers, tuning_numbers = _numbers("--seeds", seeds), _numbers("--tune-seeds", tune_seeds)
-        chosen = configuration.named(config) | _set(settings, data)
         _quietly()
         from fedhet import comparing
 
@@ -165,7 +164,7 @@ def compare(
             done = comparing.compare(
                 methods,
                 seeds=numbers,
-                config=chosen,
+                config=configuration.named(config) | _set(settings, data),
                 out=out,
                 jobs=jobs,
                 baseline=baseline,
@@ -175,6 +174,7 @@ def compare(
         except KeyboardInterrupt:
             _stop("stopped; the same command goes on where it was", INTERRUPTED)
         typer.echo(f"{done.folder.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
+        done.check()
 
 
 @app.command()

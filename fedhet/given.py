@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedhet.errors import ConfigError, DataError, ModelError
@@ -59,14 +60,14 @@ def model_function(model: Any) -> ModelFunction | None:
     if model is None:
         return None
     if isinstance(model, nn.Module):
-        return lambda client: _with_plain_outputs(copy.deepcopy(model))
+        return Function("model", described(model), lambda client: _with_plain_outputs(copy.deepcopy(model)))
     if not callable(model):
         raise ModelError(
             f"model must be a function of a client that gives an nn.Module, a class of networks or a network, not a "
             f"{type(model).__name__}"
         )
     build = _of_client(model, "model")
-    return lambda client: _with_plain_outputs(build(client))
+    return Function("model", described(model), lambda client: _with_plain_outputs(build(client)))
 
 
 def data_function(data: Any) -> DataFunction | None:
@@ -87,7 +88,41 @@ def data_function(data: Any) -> DataFunction | None:
             "data must be a function of a client (client.partition_id, client.num_partitions) that gives its own part, "
             f"not a {what}: def data(client): return train, test"
         )
-    return _of_client(data, "data")
+    return Function("data", described(data), _of_client(data, "data"))
+
+
+@dataclass(frozen=True)
+class Function:
+    """A user's function of a client.
+
+    Attributes:
+        argument: the argument that it was given as, `model` or `data`.
+        name: its name, with its module.
+        call: gives what it returns for a client.
+    """
+
+    argument: str
+    name: str
+    call: Callable[[ClientInfo], Any]
+
+    def __call__(self, client: ClientInfo) -> Any:
+        """What it returns for a client.
+
+        Raises:
+            FedhetError: it ended the process, which is not its to end.
+        """
+        try:
+            return self.call(client)
+        except SystemExit as error:
+            kind = ModelError if self.argument == "model" else DataError
+            raise kind(
+                f"client {client.name}: the {self.argument} function raised SystemExit: {error}{origin(self)}"
+            ) from error
+
+
+def origin(function: Callable[..., Any] | None) -> str:
+    """Which of a user's functions something came from, in brackets behind a sentence; nothing for none of these."""
+    return f" ({function.argument} = {function.name})" if isinstance(function, Function) else ""
 
 
 def described(function: Any) -> str:
@@ -137,7 +172,7 @@ def _of_client(function: Callable[..., Any], what: str) -> Callable[[ClientInfo]
 
 def _with_plain_outputs(model: Any) -> nn.Module:
     """A network that returns a tensor: of a tuple the first, of an object its `.logits`."""
-    if isinstance(model, nn.Module):  # anything else is refused where it is used
+    if isinstance(model, nn.Module) and not isinstance(model, torch.jit.ScriptModule):  # which are refused where used
         model.register_forward_hook(_plain)
     return model
 

@@ -180,7 +180,7 @@ class Config:
         at_least=0,
     )
     cohort: str = option(
-        "gpu",
+        "off",
         "clients of the local engine that train side by side, those with equal networks as one batch of networks: off, "
         "a number, auto (16, where it is measured to be faster), or gpu (auto on a GPU, off on a CPU). Results agree "
         "with `off` up to rounding",

@@ -1,7 +1,7 @@
 """The rows that a round leaves: of each client, and statistics over clients."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,18 @@ class Work:
     def __add__(self, other: "Work") -> "Work":
         """Both together."""
         return Work(*(own + its for own, its in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The clients, and nodes without a name, that failed and completed no round of training, each with its last reason.
+
+    Args:
+        rows: of the history.
+    """
+    rows = list(rows)
+    took_part = {client for row in rows for client in row["participants"]}
+    failures = [failure for row in rows for failure in row["failures"] if failure.get("client") not in took_part]
+    return {str(failure.get("client")): str(failure.get("reason")) for failure in failures}
 
 
 def client_order(client: str) -> tuple[bool, int, str]:

@@ -19,6 +19,7 @@ from fedhet.learning import evaluate
 from fedhet.method import Method
 from fedhet.observing import Observer
 from fedhet.options import Config
+from fedhet.representations.precision import fitted, precision
 from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import recorded
 from fedhet.server import EvaluateFunction, FederatedStrategy
@@ -125,7 +126,9 @@ def _on_common_test(strategy: FederatedStrategy[Any, Any]) -> EvaluateFunction:
             return None
         dataset = population.dataset_of(strategy.config)
         network = strategy.global_network()
-        score = evaluate(network, dataset.test, dataset.task, dataset.transform) if network is not None else None
+        if network is None:
+            return None
+        score = evaluate(network, dataset.test, dataset.task, fitted(dataset.transform, precision(network)))
         return MetricRecord({"accuracy": score.value, "loss": score.loss}) if score is not None else None
 
     return evaluate_globally

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedhet.errors import ConfigError, nearest
+from fedhet.errors import ConfigError, DataError, nearest
 
 
 @dataclass(frozen=True)
@@ -197,6 +197,8 @@ class Classification(Task):
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         """Classes must be whole numbers from 0, fewer than there are outputs."""
         classes = outputs.shape[-1]
+        if binary := _binary(outputs, labels):
+            return binary
         if labels.is_floating_point():
             return "its labels are no classes but numbers: with task = regression they would be targets"
         if outputs.ndim != labels.ndim + 1 or outputs.shape[1:-1] != labels.shape[1:]:
@@ -304,13 +306,31 @@ def infer(outputs: Tensor, labels: Tensor) -> Task:
     Args:
         outputs: of a few examples.
         labels: of all: several of 0 and 1 an example are labels, other floats are targets; all else are classes.
+
+    Raises:
+        DataError: one output and labels of 0 and 1, which are a binary task: there is none yet.
     """
+    if binary := _binary(outputs, labels):
+        raise DataError(binary)
     several = labels.ndim == 2 and labels.shape[1] > 1 and outputs.shape[1:] == labels.shape[1:]
     if several and bool(((labels == 0) | (labels == 1)).all()):
         return TASKS["multi-label"]
     if labels.is_floating_point():
         return TASKS["regression"]
     return TASKS["classification" if labels.ndim == 1 else "next-character"]
+
+
+def _binary(outputs: Tensor, labels: Tensor) -> str:
+    """Why one logit and labels of 0 and 1 cannot be used; empty for other outputs or labels."""
+    if len(outputs) == 0 or outputs[0].numel() != 1 or labels.numel() != len(labels):
+        return ""
+    if not bool(((labels == 0) | (labels == 1)).all()):
+        return ""
+    return (
+        "its network has one output and its labels are all 0 or 1, as in a binary task with one logit, which there is "
+        "not: give the network two outputs and the labels as integer classes, 0 and 1; or, if they are meant as "
+        "numbers, set task = regression"
+    )
 
 
 def get_task(name: str) -> Task:

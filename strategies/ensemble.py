@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedhet.methods import ensemble
 from fedhet.options import Parameters
+from fedhet.representations.precision import in_precision, precision
 from fedhet.server import ArraysBy, FederatedStrategy, State
 from fedhet.task import Task, get_task
 from fedhet.wire import Reply, load_into
@@ -64,5 +65,7 @@ class Mean(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(n, ..., classes) outputs of a batch."""
-        mean = torch.stack([self.task.probabilities(member(inputs)) for member in self.members]).mean(0)
+        taken = [in_precision(inputs, precision(member)) for member in self.members]
+        outputs = [member(own) for member, own in zip(self.members, taken, strict=True)]
+        mean = torch.stack([self.task.probabilities(each) for each in outputs]).mean(0)
         return mean.logit() if self.task.name == "multi-label" else mean.log()

@@ -182,6 +182,24 @@ class TestOtherCommands:
         }
         assert "2 of 2 runs were completed before" in fedhet_command(*command).stdout
 
+    def test_a_variant_that_fails_leaves_the_others_their_table(self) -> None:
+        command = [
+            "compare",
+            "local",
+            "wild=local,learning-rate=1e30",
+            "--seeds",
+            "0",
+            "--jobs",
+            "2",
+            "--set",
+            "rounds=1",
+        ]
+        result = fedhet_command(*command, "--set", "clients=2", "--set", "local-epochs=1", "--set", "report=false")
+        assert result.exit_code == 1
+        assert "0 of 1" in result.stdout
+        assert "1 of 2 runs failed; the same command tries them again:\n  wild-seed0: " in result.stderr
+        assert Path("runs/compare-local-wild/comparison.csv").read_text().count("local,0,") == 1
+
     def test_report(self) -> None:
         assert fedhet_command("run", *QUICK, "--out", "here").exit_code == 0
         assert not Path("here/report.html").exists()

@@ -16,10 +16,10 @@ from fedhet.client.jobs import Job
 from fedhet.client.networks import Network, Networks
 from fedhet.client.policy import Policy
 from fedhet.client.state import Keeping, Pools
-from fedhet.client.trying import try_out
+from fedhet.client.trying import Tried, own_data, own_network, take_weights, try_out
 from fedhet.data import ClientData, Examples, Pool, resident, with_validation
 from fedhet.data.files import nothing_downloaded
-from fedhet.data.own import as_client_data, as_input
+from fedhet.data.own import as_input
 from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.learning import Pausing, alone
 from fedhet.machine import describe, device_of, keep_freed_memory
@@ -45,7 +45,7 @@ class Application:
         self._model, self._data, self._task, self._mods, self._clipped = model, data, task, mods, clipped
         self._networks, self._pools = Networks(), Pools()
         self._data_kept: dict[tuple[str, object, torch.device], ClientData] = {}
-        self._tried: dict[str, tuple[Task, str]] = {}
+        self._tried: dict[str, Tried] = {}
         self._serving: object = None
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -167,7 +167,7 @@ class Application:
         if len(data.train) == 0:
             raise DataError("has no training examples")
         policy.check_examples(len(data.train))
-        if self._data and config.test_on != "local" and data.common is None:
+        if self._data and config.test_on != "local" and not data.common:
             raise DataError(
                 f"client {info.name}: test-on = {config.test_on} needs a common test set, which data of one's own "
                 "bring along: have the data function return it as `common`, or set test-on = local"
@@ -181,8 +181,10 @@ class Application:
             task = dataset.task if dataset else self._task
             if self._model or self._data:
                 if info.name not in self._tried:
-                    self._tried[info.name] = try_out(network, data, transform, task)
-                task, _ = self._tried[info.name]
+                    self._tried[info.name] = try_out(
+                        network, data, transform, task, self._model, guessed=not config.head
+                    )
+                task = self._tried[info.name].task
             assert task is not None
             augment = dataset.augment if dataset and config.augment else data.augment
             client = Client(
@@ -214,18 +216,15 @@ class Application:
             report.labels = client.data.train.labels.shape[1] if client.task.metric in ("auc", "r2") else 1
             report.architecture = client.network.architecture if client.config.disclose_architecture else ""
             report.partition, report.device = node.partition_of(context), describe(client.device)
-            _, head = self._tried.get(client.name, (client.task, ""))
+            if tried := self._tried.get(client.name):
+                report.note, report.outputs = tried.note, tried.outputs
+            else:
+                report.outputs = population.dataset_of(client.config).classes
+            if report.note and job.policy.deployed:  # it was found with examples of the client's own
+                flowers.tell(self, f"client {client.name}: {report.note}")
+                report.note = ""
             if not job.policy.tells_metrics:
                 report.note = "its node lets out no metrics (allow), so its accuracy is not known"
-            elif head and not client.config.head:
-                note = (
-                    f"its head was guessed to be {head!r}, the last nn.Linear, which does not make its network's "
-                    "outputs: name the right one, head = '...'"
-                )
-                if job.policy.deployed:  # it was found with examples of the client's own
-                    flowers.tell(self, f"client {client.name}: {note}")
-                else:
-                    report.note = note
             report.spec = spec_of(job.half.shared())
             labelled, pool = job.half.traits.pool == "labelled", client.data.shared
             if pool is not None and not (labelled and pool.labels is None):
@@ -253,9 +252,7 @@ class Application:
             raise ModelError(f"client {info.name}: {error}") from error
 
     def _build(self, info: ClientInfo) -> nn.Module:
-        model = (self._model or population.model_of)(info)
-        if not isinstance(model, nn.Module):
-            raise ModelError(f"client {info.name}: the model function returned a {type(model).__name__}, no nn.Module")
+        model = own_network(self._model, info) if self._model else population.model_of(info)
         return registry.client_half(info.config.prefix).adapt(model, info.config)
 
     def _data_of(self, info: ClientInfo, device: torch.device) -> ClientData:
@@ -267,7 +264,7 @@ class Application:
             if self._data is None:
                 data = population.data_of(info)
             else:
-                data = with_validation(as_client_data(info.name, self._data(info)), validation, seed, info.name)
+                data = with_validation(own_data(self._data, info), validation, seed, info.name)
             self._data_kept[key] = data.to(device)
         return self._data_kept[key]
 
@@ -310,7 +307,7 @@ class Application:
     def _initialise(self, job: Job, whose: str) -> None:
         """Fresh weights: the client's own, or those from which all clients of a run start."""
         seed_everything(derive_seed(job.client.config.seed, "initial weights", whose))
-        job.client.model.load_state_dict(self._build(job.info).state_dict())
+        take_weights(job.client.model, self._build(job.info), self._model)
 
     def _take_pool(self, job: Job) -> None:
         """The pool that the server sent is the client's from now on; without one, that of its own data."""

@@ -5,6 +5,7 @@ at every pass through its network, so several may be under way at once, and thei
 """
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -149,7 +150,7 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> Pausing[
     if client.config.validation and client.data.validation is not None:
         sets["validation-"] = client.data.validation
     for prefix, examples in sets.items():
-        if len(examples) < job.policy.least:
+        if 0 < len(examples) < job.policy.least:
             log.warning(
                 "client %s has %d examples for the metric %s%s, which at least %d must be behind (min-examples)",
                 *(client.name, len(examples), prefix, when, job.policy.least),
@@ -158,6 +159,11 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> Pausing[
         score = yield from evaluating(client.model, examples, client.task, client.transform, scores=outputs)
         if score is not None:
             if not abs(score.loss) <= LARGEST:
+                if client.request.round <= 1 and when == "received" and not math.isfinite(score.loss):
+                    raise ModelError(
+                        f"the loss of what it received is {score.loss:.3g} before anybody has trained: for some test "
+                        "example its network returns no finite numbers"
+                    )
                 raise ModelError(
                     f"the loss of what it {when} is {score.loss:.3g}: training diverged, a lower learning-rate than "
                     f"{client.config.learning_rate:g} may help"

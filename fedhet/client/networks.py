@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.representations import Representation
+from fedhet.representations.precision import fitted, in_precision, precision
 from fedhet.sharing import NetworkDescription, Sharing
 
 KEPT = 64
@@ -48,15 +49,15 @@ class Network:
         self._shared: tuple[object, dict[str, str]] | None = None
         held = [module._buffers for module in self.model.modules()]  # looked into for every message
         self._buffers = [(buffers, name, buffer) for buffers in held for name, buffer in buffers.items()]
-        floats = (each.dtype for each in self.model.parameters() if each.is_floating_point())
-        self.precision: torch.dtype | None = next(floats, None)
+        self.precision = precision(self.model)
 
     def takes(self, transform: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """A transformation whose results are of the model's dtype, where that is not float32."""
-        dtype = self.precision
-        if dtype is None or dtype == torch.float32:
-            return transform
-        return lambda inputs: (made := transform(inputs)).to(dtype if made.is_floating_point() else made.dtype)
+        return fitted(transform, self.precision)
+
+    def beside(self, tensor: Tensor) -> Tensor:
+        """What is compared with the model's values: on its device, and floats in its dtype."""
+        return in_precision(tensor.to(self.device), self.precision)
 
     def shared_names(self, shares: Sharing, *, statistics: bool) -> dict[str, str]:
         """See `Sharing.names`; found out once, and not to be written into."""

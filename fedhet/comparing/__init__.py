@@ -69,12 +69,12 @@ def compare(
         console: where progress and the table go; None: standard output.
 
     Returns:
-        What it came to.
+        What it came to; of runs that failed, the reasons.
 
     Raises:
         ConfigError: settings that cannot be run, or a folder in `out` that holds a run with other settings; nothing was
             started (but for the tuning, where what it chose does not fit the runs that are there).
-        FedhetError: after everything was written, if runs failed: which, and why.
+        FedhetError: after everything was written, if all runs failed; with the reasons.
     """
     from rich.console import Console
 
@@ -105,8 +105,9 @@ def compare(
     results = measure(planned, failed)
     against = results[names.index(baseline) if baseline else 0]
     notes = notes_below(results, against, homogeneous_model, ground.notes, tuning, list(tuned.values()))
+    told = notes + [f"{name} failed: {'; '.join(reason.splitlines())}" for name, reason in failed.items()]
     write_csv(out / "comparison.csv", number_rows(results, against))
-    write_text(out / "comparison.md", markdown(results, against, notes))
+    write_text(out / "comparison.md", markdown(results, against, told))
     if any(result.runs for result in results):
         first = comparison_figure(results)
         lay_out(first)
@@ -116,10 +117,10 @@ def compare(
         title = f"{', '.join(names)} on {'own data' if own.data is not None else planned[0].settings.dataset}"
         page = out / "comparison.html"
         tables = [outcomes(results, against), costs(results)]
-        write_together(page, title, runs, tables, notes=notes, first=first, shown=firsts)
+        write_together(page, title, runs, tables, notes=told, first=first, shown=firsts)
     execute.console.print(result_table(results, against))
     execute.console.print(cost_table(results, notes))
-    if failed:
-        reasons = "\n".join(f"  {name}: {reason}" for name, reason in failed.items())
-        raise FedhetError(f"{len(failed)} of {len(planned)} runs failed; the same command tries them again:\n{reasons}")
-    return Comparison(out, results, against)
+    done = Comparison(out, results, against, failed)
+    if len(failed) == len(planned):
+        raise FedhetError(done.failure)
+    return done

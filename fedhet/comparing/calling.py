@@ -53,7 +53,7 @@ def compare(
         tuning: what each method's settings are chosen from before.
 
     Raises:
-        FedhetError: as `fedhet.comparing.compare`.
+        FedhetError: as `fedhet.comparing.compare`; not where some runs completed, see `Comparison.failed`.
     """
     own = Given(model, data, task)
     return comparing.compare(

@@ -14,6 +14,7 @@ from fedhet.comparing.cases import Case
 from fedhet.results.history import Which, scored_curve
 from fedhet.results.run_files import RunFiles, read_run
 from fedhet.results.tables import UNDISCLOSED
+from fedhet.rows import never_took_part
 
 ACCURACIES = ("personal_accuracy", "trained_accuracy", "global_accuracy", "common_accuracy")
 EXAMPLES, WORK = ("labelled", "unlabelled"), ("private_steps", "steps", "forwards")
@@ -124,7 +125,6 @@ def _measured(case: Case, run: RunFiles) -> Measured:
     spent |= {name: (summary.get("work") or {}).get(name) for name in WORK}
     names = {row.architecture or UNDISCLOSED for row in run.clients}
     which: Which = run.personal or "trained"
-    took_part = {client for row in run.rows for client in row["participants"]}
     return Measured(
         case=case,
         models=next(iter(names)) if len(names) == 1 else f"{len(names)} kinds",
@@ -132,12 +132,7 @@ def _measured(case: Case, run: RunFiles) -> Measured:
         curve=dict(scored_curve(run.rows, which)),
         metric=run.metric,
         stopped=summary.get("stopped_early"),
-        refused={
-            str(failure.get("client")): str(failure.get("reason"))
-            for row in run.rows
-            for failure in row["failures"]
-            if failure.get("client") not in took_part
-        },
+        refused=never_took_part(run.rows),
     )
 
 

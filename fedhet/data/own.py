@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import default_collate
 
 from fedhet.data.examples import Augment, ClientData, Examples, Pool
-from fedhet.data.reading import INPUTS, LABELS, LazyInputs, as_labels, as_tensor, columns_of, labels_of
+from fedhet.data.reading import INPUTS, LABELS, LazyInputs, as_labels, as_tensor, columns_of, labels_of, not_finite
 from fedhet.errors import DataError
 
 PARTS = ("train", "test", "shared", "common", "validation")
@@ -32,10 +32,17 @@ def as_client_data(client: str, value: Any) -> ClientData:
     """What a user's data function returned, as `ClientData`.
 
     Raises:
-        DataError: it is in no form that is known; with the client, the part, and what would do.
+        DataError: it is in no form that is known, or holds numbers that are not finite; with the client, the part, and
+            what would do.
     """
-    if isinstance(value, ClientData):
-        return value
+    data = value if isinstance(value, ClientData) else _client_data(client, value)
+    for name in PARTS:
+        if (part := getattr(data, name)) is not None:
+            _check_finite(f"client {client}: {name}", part)
+    return data
+
+
+def _client_data(client: str, value: Any) -> ClientData:
     augment = None
     if isinstance(value, Mapping):
         if not {"train", "test"} <= value.keys() or (others := value.keys() - {*PARTS, "augment"}):
@@ -54,7 +61,7 @@ def as_client_data(client: str, value: Any) -> ClientData:
     return ClientData(
         _as_examples(client, "train", train),
         _as_examples(client, "test", test),
-        as_pool(shared),
+        _pool(shared),
         None if common is None else _as_examples(client, "common", common),
         None if validation is None else _as_examples(client, "validation", validation),
         _as_augment(client, augment),
@@ -66,8 +73,15 @@ def as_pool(value: Any) -> Pool | None:
     """A shared pool in any usual form: inputs alone, or whatever a part may be; it is read whole. None is none.
 
     Raises:
-        DataError: it is none of these, or has other numbers of inputs and labels.
+        DataError: it is none of these, has other numbers of inputs and labels, or ones that are not finite.
     """
+    pool = _pool(value)
+    if pool is not None:
+        _check_finite("a shared pool", pool)
+    return pool
+
+
+def _pool(value: Any) -> Pool | None:
     if value is None or isinstance(value, Pool):
         return value
     if isinstance(value, Tensor) or hasattr(value, "__array__"):
@@ -84,9 +98,23 @@ def _as_examples(client: str, part: str, value: Any) -> Examples:
     if isinstance(value, Examples):
         return value
     try:
-        return _examples(value)
+        examples = _examples(value)
     except DataError as error:
         raise DataError(f"client {client}: {part} {error}") from error
+    if isinstance(examples.inputs, LazyInputs):
+        examples.inputs.part = part
+    return examples
+
+
+def _check_finite(what: str, part: Examples | Pool) -> None:
+    """What is in memory must be of finite numbers; rows that are read when they are needed are looked at then.
+
+    Raises:
+        DataError: it is not; with the first row.
+    """
+    for name, tensor in (("inputs", part.inputs), ("labels", part.labels)):
+        if isinstance(tensor, Tensor) and (odd := not_finite(tensor)) is not None:
+            raise DataError(f"{what} has {odd[1]} in the {name} of row {odd[0]}: leave such rows out, or fill them in")
 
 
 def _examples(value: Any) -> Examples:

@@ -27,12 +27,18 @@ class LazyInputs:
         collate: makes a batch of rows, as a `DataLoader`'s does; None stacks inputs.
         rows: which rows these are; all by default.
         device: where batches go.
+        part: the part of a client's data that the dataset is, for errors.
     """
 
     def __init__(
-        self, dataset: Any, collate: Collate | None, rows: Tensor | None = None, device: str | torch.device = "cpu"
+        self,
+        dataset: Any,
+        collate: Collate | None,
+        rows: Tensor | None = None,
+        device: str | torch.device = "cpu",
+        part: str = "",
     ) -> None:
-        self._dataset, self._collate = dataset, collate
+        self._dataset, self._collate, self.part = dataset, collate, part
         self._rows = torch.arange(len(dataset)) if rows is None else rows
         self._device = torch.device(device)
 
@@ -40,9 +46,17 @@ class LazyInputs:
         return len(self._rows)
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
-        """The inputs of some rows, in their order, read now."""
+        """The inputs of some rows, in their order, read now.
+
+        Raises:
+            DataError: they are no numbers, or not finite.
+        """
         rows = self._rows[index.cpu() if isinstance(index, Tensor) else index]
-        return _read(self._dataset, rows.tolist(), self._collate)[0].to(self._device)
+        inputs = _read(self._dataset, rows.tolist(), self._collate)[0]
+        if (odd := not_finite(inputs)) is not None:
+            row, value = odd
+            raise DataError(f"{self.part} has {value} in the inputs of row {rows[row]}".lstrip())
+        return inputs.to(self._device)
 
     def split(self, size: int) -> Iterator[Tensor]:
         """Batches of so many rows."""
@@ -50,11 +64,11 @@ class LazyInputs:
 
     def subset(self, rows: Tensor) -> "LazyInputs":
         """Some of the rows, still not read."""
-        return LazyInputs(self._dataset, self._collate, self._rows[rows], self._device)
+        return LazyInputs(self._dataset, self._collate, self._rows[rows], self._device, self.part)
 
     def to(self, device: torch.device) -> "LazyInputs":
         """The same with batches on a device."""
-        return LazyInputs(self._dataset, self._collate, self._rows, device)
+        return LazyInputs(self._dataset, self._collate, self._rows, device, self.part)
 
 
 def labels_of(dataset: Any, collate: Collate | None) -> Tensor:
@@ -101,6 +115,15 @@ def _read(dataset: Any, rows: Sequence[int], collate: Collate | None) -> tuple[T
             f"has inputs of different shapes, {list(one)} and {list(other)}: resize or pad them where they are read"
         )
     return torch.stack(inputs), as_labels([label for _, label in pairs])
+
+
+def not_finite(tensor: Tensor) -> tuple[int, float] | None:
+    """The first row of a tensor that holds NaN or infinity, and that number; None if there is none."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or bool(tensor.isfinite().all()):
+        return None
+    row = next(row for row, each in enumerate(tensor) if not each.isfinite().all())
+    values = tensor[row].flatten()
+    return row, values[~values.isfinite()][0].item()
 
 
 def _pair(row: Any) -> tuple[Any, Any]:
@@ -154,10 +177,23 @@ def as_tensor(value: Any) -> Tensor:
         pixels = torch.from_numpy(np.array(image))
         return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()
     try:
-        tensor = torch.as_tensor(value)
+        tensor = torch.as_tensor(_native(value) if isinstance(value, np.ndarray) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"has inputs that are no numbers but a {type(value).__name__}: {error}") from error
     return tensor.float() if tensor.dtype == torch.float64 and not isinstance(value, Tensor) else tensor
+
+
+def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same numbers as torch takes them: a copy of Python objects, other byte orders and negative strides.
+
+    Raises:
+        ValueError: objects are of different shapes.
+    """
+    if array.dtype == object:
+        array = np.array(array.tolist())
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return np.ascontiguousarray(array) if any(stride < 0 for stride in array.strides) else array
 
 
 def _several(names: Iterable[str]) -> str:
@@ -176,7 +212,7 @@ def as_labels(value: Any) -> Tensor:
     if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor | np.ndarray):
         value = torch.stack([torch.as_tensor(each) for each in value])
     try:
-        labels = torch.as_tensor(value if isinstance(value, Tensor) else np.asarray(value))
+        labels = torch.as_tensor(value if isinstance(value, Tensor) else _native(np.asarray(value)))
     except (TypeError, ValueError, RuntimeError) as error:
         kind = type(next(iter(np.asarray(value, object).flat), value)).__name__
         raise DataError(

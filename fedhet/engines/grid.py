@@ -132,6 +132,8 @@ def _outcome(app: ClientApp, message: Message, context: Context) -> Message | Ex
         return app(message, context)
     except Exception as error:
         return error
+    except SystemExit as error:  # a user's code ends its client's work and nothing else
+        return RuntimeError(f"SystemExit: {error}")
 
 
 def _failed(message: Message, context: Context, error: Exception, told: set[str]) -> Message:

@@ -168,10 +168,15 @@ class Written(nn.Module):
         self.hypernetwork, self.network, self.reading = hypernetwork, network, reading
         everything = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
         self._tied = len({id(tensor) for _, tensor in everything}) < len(everything)
+        floats = {name: tensor.dtype for name, tensor in everything if tensor.is_floating_point()}
+        self._others = {name: dtype for name, dtype in floats.items() if dtype != torch.float32}
 
     def write(self) -> dict[str, Tensor]:
-        """The network's arrays by name."""
-        return self.hypernetwork.write(self.reading)[0]
+        """The network's arrays by name, in its own dtypes."""
+        written = self.hypernetwork.write(self.reading)[0]
+        for name in self._others.keys() & written.keys():
+            written[name] = written[name].to(self._others[name])
+        return written
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The network's outputs; in mixed precision the weights are still written in float32."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
+from torch import nn
 
 from fedhet.learning import worth
-from fedhet.learning.joint import Unfit, fits, kind, layout, together
+from fedhet.learning.joint import Unfit, first_difference, fits, kind, layout, together
 from fedhet.learning.passes import Backward, Forward, Pausing
 from fedhet.representations import RandomStream
 
@@ -54,6 +55,7 @@ class Cohort:
         self._gpus = {device} if device.type == "cuda" else set[torch.device]()
         self._verdicts: dict[tuple[object, ...], _Verdict] = {}
         self._told: set[str] = set()
+        self._unlike: set[type] = set()
 
     @classmethod
     def of(cls, setting: str, device: torch.device = CPU) -> "Cohort | None":
@@ -88,6 +90,8 @@ class Cohort:
         kinds: dict[tuple[tuple[object, ...], object], list[_Member[T]]] = {}
         for member in members:
             kinds.setdefault((kind(member.forward), layout(member.forward.model).momenta), []).append(member)
+        if len(kinds) == len(members) > 1:
+            self._tell_unlike([member.forward.model for member in members])
         for (which, _), alike in kinds.items():
             verdict = self._verdict(which, [member.forward for member in alike])
             groups = [alike] if verdict.fills else _by_size(alike, lambda member: member.forward)
@@ -119,7 +123,8 @@ class Cohort:
         if which in self._verdicts:
             return self._verdicts[which]
         if not which:
-            self._refuse(passes[0], "it cannot be told whether two of them compute the same")
+            obscure = layout(passes[0].model).obscure
+            self._refuse(passes[0], f"it cannot be told whether two of them compute the same, with {obscure}")
             return _Verdict(False)
         same = max(_by_size(passes, lambda asked: asked), key=len)
         if len(same) < 2:
@@ -136,8 +141,20 @@ class Cohort:
         self._verdicts[which] = verdict
         return verdict
 
+    def _tell_unlike(self, models: Sequence[nn.Module]) -> None:
+        """Say of networks of one class that no two of them can be passed as one, and in what two of them differ."""
+        by_class: dict[type, list[nn.Module]] = {}
+        for model in models:
+            by_class.setdefault(type(model), []).append(model)
+        for kind_of, alike in by_class.items():
+            texts = [layout(model).built for model in alike]
+            if len(alike) > 1 and all(texts) and len(set(texts)) == len(texts) and kind_of not in self._unlike:
+                self._unlike.add(kind_of)
+                difference = first_difference(*alike[:2])
+                _log.info("cohort: %s are passed one by one: no two are built alike, %s", _class(alike[0]), difference)
+
     def _refuse(self, asked: Forward, reason: str) -> _Verdict:
-        told = f"networks of class {type(asked.model).__name__} are passed one by one: {reason}"
+        told = f"{_class(asked.model)} are passed one by one: {reason}"
         if told not in self._told:
             self._told.add(told)
             _log.info("cohort: %s", told)
@@ -212,6 +229,10 @@ def _backward(members: Sequence[_Member[T]]) -> None:
         else:
             for member in group:
                 member.go_on(None)
+
+
+def _class(model: nn.Module) -> str:
+    return f"networks of class {type(model).__name__}"
 
 
 def _at_once(passes: Sequence[Forward]) -> Sequence[Forward]:

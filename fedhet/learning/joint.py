@@ -8,8 +8,10 @@ optimisers and everything else stay each client's own.
 import functools
 import inspect
 import sys
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,7 +26,8 @@ from fedhet.representations import RandomStream, isolated
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _HELD = ("_parameters", "_buffers", "_modules", "training")
-_texts: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_texts: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
+"""What `Layout.built` and `Layout.obscure` are of each network."""
 
 
 class Unfit(Exception):
@@ -37,7 +40,8 @@ class Layout:
     Attributes:
         built: equal texts mean the same computation with other weights: each module's class and plain attributes, and
             each tensor's shape and dtype. Empty where modules hold anything else (tensors that are no buffers,
-            closures, hooks), in which they might differ unseen.
+            closures), in which they might differ unseen.
+        obscure: what that is; empty where there is nothing of the kind.
         dropouts: the modules that draw from each network's own stream.
     """
 
@@ -52,10 +56,10 @@ class Layout:
             tensors = self.parameters | self.buffers
             shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
             try:
-                _texts[model] = "\n".join([*(_module(*each) for each in named.items()), *shapes])
-            except Unfit:
-                _texts[model] = ""
-        self.built = _texts[model]
+                _texts[model] = "\n".join([*(_module(*each) for each in named.items()), *shapes]), ""
+            except Unfit as error:
+                _texts[model] = "", str(error)
+        self.built, self.obscure = _texts[model]
 
     @property
     def modes(self) -> tuple[bool, ...]:
@@ -82,6 +86,14 @@ layout = functools.lru_cache(maxsize=None)(Layout)
 """A network's layout, kept until `layout.cache_clear()`."""
 
 
+def first_difference(one: nn.Module, other: nn.Module) -> str:
+    """The first line in which two networks that can be compared are built differently; empty where they are alike."""
+    pairs = zip_longest(*(layout(model).built.splitlines() for model in (one, other)), fillvalue="nothing")
+    mine, its = next(((mine, its) for mine, its in pairs if mine != its), ("", ""))
+    words = [(a, b) for a, b in zip_longest(mine.split(), its.split(), fillvalue="nothing") if a != b]
+    return f"{mine.split()[0]} has {words[0][0]} in one and {words[0][1]} in another" if words else ""
+
+
 def _places(named: Mapping[str, nn.Module], kind: str) -> list[tuple[str, dict[str, Any], str]]:
     seen: set[int] = set()
     places = []
@@ -97,7 +109,17 @@ def _places(named: Mapping[str, nn.Module], kind: str) -> list[tuple[str, dict[s
 def _module(name: str, module: nn.Module) -> str:
     held = (*_HELD, "momentum") if isinstance(module, _BatchNorm) else _HELD
     attributes = {key: value for key, value in vars(module).items() if key not in held}
+    # Torch numbers all hooks of a process: here they go by their order in this module.
+    numbers = sorted({number for key, value in attributes.items() if _holds_hooks(key, value) for number in value})
+    places = {number: place for place, number in enumerate(numbers)}
+    for key, value in attributes.items():
+        if _holds_hooks(key, value):
+            attributes[key] = {places[number]: each for number, each in value.items()}
     return f"{name}: {_named(type(module))} " + " ".join(f"{key}={_plain(each)}" for key, each in attributes.items())
+
+
+def _holds_hooks(key: str, value: object) -> bool:
+    return "_hooks" in key and isinstance(value, OrderedDict)
 
 
 def _plain(value: object) -> str:

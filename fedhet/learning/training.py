@@ -76,8 +76,8 @@ def training(
         What came of this phase and those before.
 
     Raises:
-        ModelError: the phase trains none of the model's parameters, or continues one that trained others; or training
-            diverged.
+        ModelError: the phase trains none of the model's parameters, or continues one that trained others; training
+            diverged, or its first loss is not finite.
     """
     private = phase.examples is None
     model, examples = phase.module or model, phase.examples or examples
@@ -116,6 +116,11 @@ def training(
     if not losses:
         return before
     told = torch.stack(losses).tolist()
+    if not before.work.steps and not math.isfinite(told[0]):
+        raise ModelError(
+            f"the loss of the first step is {told[0]:.3g}, before training has changed a weight: for some example of "
+            "the batch the network returns no finite numbers, or the augmentation does"
+        )
     _check_not_diverged(told, sizes, count, parameters, phase)
     mean = math.fsum(map(operator.mul, told, sizes)) / sum(sizes)
     epochs = phase.epochs if not phase.steps else sum(sizes) / count

@@ -34,7 +34,7 @@ from fedhet.results.history import (
 )
 from fedhet.results.loggers import loggers
 from fedhet.results.report import write_report
-from fedhet.rows import STATISTICS, ClientRow, client_order
+from fedhet.rows import STATISTICS, ClientRow, client_order, never_took_part
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -188,6 +188,8 @@ class RunDirectory(Observer):
             "seconds": round(self.earlier_seconds + time.perf_counter() - self.started_at, 3),
             "status": status,
         }
+        if absent := never_took_part(rows):
+            summary["never_took_part"] = absent
         if self.config.validation:
             summary |= validation(rows, strategy)
         if self.config.test_on != "local":

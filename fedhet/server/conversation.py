@@ -128,6 +128,7 @@ class Conversation(ServerHalf[P, S]):
             known[report.client].examples = reply.examples
         self.roster.admit(reply, node)
         self.metric, self.own_data = report.metric, self.own_data or report.own_data
+        self.outputs = max(self.outputs, report.outputs)
         if report.device not in self.devices:
             self.devices.append(report.device)
         if report.note and report.note not in self._notes:

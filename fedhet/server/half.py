@@ -40,6 +40,7 @@ class ServerHalf(Generic[P, S]):
         shared: the pool that the server gives to clients, as the method needs it; None if there is none here.
         metric: name of the task's metric, the same for all clients.
         own_data: whether clients have data that are not the configured data set's.
+        outputs: how many outputs a prediction has, where clients say so; the most, if they differ.
         devices: where the clients compute, in words, each once.
     """
 
@@ -64,7 +65,7 @@ class ServerHalf(Generic[P, S]):
         self.state = cast(S, self.state_class(run=run))
         self.roster = Roster()
         self._round = Round()
-        self.metric, self.own_data = "accuracy", False
+        self.metric, self.own_data, self.outputs = "accuracy", False, 0
         self.devices: list[str] = []
         self._answered: tuple[Parameters, Traits] | None = None  # asked for every client of every round
         self._handed: tuple[Arrays, dict[tuple[str, ...], Arrays]] = ({}, {})

@@ -55,7 +55,7 @@ class Round:
         hit: dict[str, list[str]] = {}
         for failure in self.failures:
             hit.setdefault(failure["reason"], []).append(failure["client"])
-        return [f"{_named(clients)}: {reason}" for reason, clients in hit.items()]
+        return [f"{named(clients)}: {reason}" for reason, clients in hit.items()]
 
     def report(
         self,
@@ -116,7 +116,8 @@ class Round:
         return RoundReport(row, rows)
 
 
-def _named(clients: Sequence[str], most: int = 3) -> str:
+def named(clients: Sequence[str], most: int = 3) -> str:
+    """Clients in words: their number, and the names of the first ones."""
     if len(clients) == 1:
         return f"client {clients[0]}"
     return f"{len(clients)} clients ({', '.join(clients[:most])}{', ...' if len(clients) > most else ''})"

@@ -5,6 +5,7 @@ observers of every round. One round is one exchange: evaluation rides in the tra
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -20,13 +21,14 @@ from fedhet.server import flowers, newcomers
 from fedhet.server.conversation import Conversation
 from fedhet.server.half import P, S
 from fedhet.server.roster import await_nodes
-from fedhet.server.round import Round, metric_record, statistics, watch_validation
+from fedhet.server.round import Round, metric_record, named, statistics, watch_validation
+from fedhet.server.verdict import Verdict
 from fedhet.wire import Reply, decode_arrays, encode_arrays
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
 LAST = 3
-"""So many last rounds (or all, if there are fewer) in a row that did not count make a run a failed one."""
+"""So many last rounds in a row that did not count, or half of all, make a run a failed one."""
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -49,6 +51,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
     def __init__(self, *args: Any, observers: Sequence[Observer] = (), **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.observers = list(observers)
+        self._verdict = Verdict(self.traits.scored)
         self._on_common_test: MetricRecord | None = None
 
     # ---- the run
@@ -100,6 +103,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
                 raise
             finally:
                 self._own_loop = False
+            self._warn()
             for observer in self.observers:
                 observer.finished(self)
             return result
@@ -130,17 +134,45 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         return metrics or MetricRecord()
 
     def _check_that_rounds_counted(self) -> None:
-        """A run whose last rounds all came to nothing is no finished run.
+        """A run whose last rounds (`LAST`) all came to nothing is no finished run.
 
         Raises:
             FedhetError: it is such a run.
         """
         counted = max((client.trained for client in self.state.clients.values()), default=-1)
-        if self.last_round - max(counted, 0) >= min(LAST, self.last_round) > 0:
+        if self.last_round - max(counted, 0) >= min(LAST, math.ceil(self.last_round / 2)) > 0:
             raise FedhetError(
                 f"no round counted after round {max(counted, 0)} of {self.last_round}: too few clients gave a valid "
                 f"reply (min-clients = {self.config.min_clients}):\n{self._round.reasons() or '  none was asked'}"
             )
+
+    def _check_that_clients_can_be_scored(self) -> None:
+        """Clients are evaluated on their own test parts, unless it is on the common test set alone.
+
+        Raises:
+            FedhetError: nobody has a test example.
+        """
+        if self.config.test_on == "global":
+            return
+        without = [client for client in self.present if not self.roster.greeted[client].test_examples]
+        if without == self.present:
+            raise FedhetError(
+                f"no client has a test example, so nothing could be said of what is learnt (test-on = "
+                f"{self.config.test_on}): give clients test parts, or a common test set with test-on = global"
+            )
+        if without:
+            log.warning("%s: no test examples, so their own models are not scored", named(without))
+
+    def _warn(self) -> None:
+        """Say of a run that completed what is not as it should be."""
+        for line in self._verdict.lines(
+            trained={client: record.trained for client, record in self.state.clients.items()},
+            metric=self.metric,
+            outputs=self.outputs,
+            rounds=self.last_round,
+            rate=self.config.learning_rate,
+        ):
+            log.warning("%s", line)
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
@@ -257,6 +289,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
                 f"{len(self.present)} clients can serve, and {self.config.min_clients} are needed (min-clients):\n"
                 f"{self._round.reasons() or '  no more nodes came'}"
             )
+        self._check_that_clients_can_be_scored()
         self._ready()
         return self._complete({}, {}) if fresh else MetricRecord()
 
@@ -305,6 +338,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
             on_common_test=self._on_common_test,
         )
         report.row |= more
+        self._verdict.take(report.row)
         if 0 < self._round.number < self.training_rounds:
             watch_validation(self.state, report.row, self.traits.scored, self.config.early_stopping)
         for observer in self.observers:

@@ -35,7 +35,8 @@ class Report:
         pool: digest of the pool that it has itself, empty without one.
         pool_size: examples in that pool.
         device: where it computes, in words.
-        note: what is to be told of it once.
+        note: what is to be told of it once, shortened on the way.
+        outputs: how many outputs a prediction of its network has; 0 where it does not say.
     """
 
     client: str
@@ -50,6 +51,7 @@ class Report:
     pool_size: int = 0
     device: str = ""
     note: str = ""
+    outputs: int = 0
 
     def record(self) -> ConfigRecord:
         """As it travels: what is not said is left out."""
@@ -64,7 +66,8 @@ class Report:
             said["partition"] = list(self.partition)
         if self.pool:
             said |= {"pool": self.pool, "pool-size": self.pool_size}
-        said |= {key: value for key, value in (("device", self.device), ("note", self.note)) if value}
+        further = {"device": self.device, "note": self.note[:LONGEST], "outputs": self.outputs}
+        said |= {key: value for key, value in further.items() if value}
         for name, (shape, dtype) in self.spec.items():
             said[f"spec.{name}"] = ",".join([dtype, *map(str, shape)])
         return ConfigRecord(said)
@@ -96,6 +99,7 @@ class Report:
             pool_size=said.count("pool-size", 0),
             device=said.text("device", ""),
             note=said.text("note", ""),
+            outputs=said.count("outputs", 0, at_most=2**31),
         )
 
 

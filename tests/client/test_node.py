@@ -197,7 +197,7 @@ def test_whatever_the_rate_the_state_stays_finite_or_the_run_fails_in_a_sentence
     strategy = None
     with contextlib.suppress(FedhetError):
         _, strategy = federate("FedAvg", learning_rate=rate)
-    assert (strategy is None) == (rate > 1e9)
+    assert strategy is not None if rate < 100 else strategy is None
     assert strategy is None or all(abs(array).max() < 1e9 for array in strategy.state.model.values())
 
 

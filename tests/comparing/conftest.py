@@ -25,6 +25,7 @@ class Comparison:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.printed = folder, ""
+        self.done: Any = None
 
     def go(
         self,
@@ -37,7 +38,9 @@ class Comparison:
         """Compare, and return what was printed; it is in `printed` after an error, too."""
         console = Console(file=io.StringIO(), width=100, soft_wrap=True)
         try:
-            compare(methods, seeds=seeds, config=settings, out=self.folder, jobs=4, run=run, console=console, **options)
+            self.done = compare(
+                methods, seeds=seeds, config=settings, out=self.folder, jobs=4, run=run, console=console, **options
+            )
         finally:
             self.printed = console.file.getvalue()
         return self.printed

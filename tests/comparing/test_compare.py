@@ -104,9 +104,14 @@ def test_failed_runs_are_named_while_the_others_go_on(comparison):
         ("local-seed1", "fail"),
     ):
         comparison.order(name, order)
-    with pytest.raises(FedhetError, match="4 of 6 runs failed") as caught:
-        comparison.go()
-    message = str(caught.value)
+    comparison.go()
+    message = comparison.done.failure
+    assert message.startswith("4 of 6 runs failed; the same command tries them again:")
+    assert comparison.done.failed.keys() == {"fedhenn-seed0", "fedavg-seed1", "local-seed0", "local-seed1"}
+    assert [len(result.runs) for result in comparison.done.results] == [1, 1, 0]
+    assert "local-seed1: 3 of 10 clients replied, 5 are needed</pre>" in comparison.done._repr_html_()
+    for page in ("comparison.md", "comparison.html"):
+        assert "fedavg-seed1 failed: client 3: its model has no head" in (comparison.folder / page).read_text()
     assert "fedhenn-seed0: its process ended with exit code 137" in message
     assert "fedavg-seed1: client 3: its model has no head" in message
     assert "local-seed0: ZeroDivisionError: no clients in round 4" in message
@@ -119,6 +124,13 @@ def test_failed_runs_are_named_while_the_others_go_on(comparison):
     for order in comparison.folder.glob("*.does"):
         order.unlink()
     assert "2 of 6 runs were completed before" in comparison.go()
+
+
+def test_a_comparison_of_which_nothing_completed_fails(comparison):
+    comparison.order("local-seed0", "refuse")
+    with pytest.raises(FedhetError, match=r"1 of 1 runs failed.*\n  local-seed0: client 3: its model has no head"):
+        comparison.go(methods=("local",), seeds=(0,))
+    assert (comparison.folder / "comparison.csv").is_file()
 
 
 def test_a_run_that_was_killed_as_it_began_is_begun_again(comparison):

@@ -184,6 +184,68 @@ def test_networks_that_may_differ_unseen_are_never_one(joint):
     layout.cache_clear()
 
 
+def halved(module, inputs, outputs):
+    return outputs / 2
+
+
+def negated(module, inputs, outputs):
+    return -outputs
+
+
+def with_keywords(module, inputs, keywords, outputs):
+    return outputs + 1
+
+
+def hooked(*hooks, **settings):
+    network = plain()
+    for hook in hooks:
+        network[0].register_forward_hook(hook, **settings)
+    return network
+
+
+def test_networks_with_the_same_hooks_are_one_batch_whatever_torch_numbers_them(joint):
+    assert_same(*both(lambda: hooked(halved, negated)))
+    assert max(joint) == 4
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: hooked(),
+        lambda: hooked(negated),
+        lambda: hooked(halved, halved),
+        lambda: hooked(halved, always_call=True),
+        lambda: nn.Sequential(nn.Linear(5, 6), nn.LeakyReLU(), nn.Linear(6, 3)),
+        lambda: nn.Sequential(nn.Linear(5, 6, bias=False), nn.ReLU(), nn.Linear(6, 3)),
+        lambda: plain().double(),
+    ],
+)
+def test_networks_that_differ_in_what_they_compute_are_not_built_alike(other):
+    one = hooked(halved)
+    assert layout(one).built == layout(hooked(halved)).built != ""
+    assert layout(one).built != layout(other()).built
+    layout.cache_clear()
+
+
+def test_the_order_of_hooks_and_what_they_are_given_count():
+    built = [layout(hooked(*each)).built for each in ((halved, negated), (negated, halved))]
+    one, other = hooked(negated), hooked(negated)
+    one[0].register_forward_hook(with_keywords, with_kwargs=True)
+    other[0].register_forward_hook(with_keywords)
+    built += [layout(each).built for each in (one, other)]
+    assert len({*built, ""}) == 5
+    layout.cache_clear()
+
+
+def test_networks_of_one_class_of_which_no_two_are_alike_are_told_once_with_a_difference(joint, caplog):
+    caplog.set_level("INFO", "flwr.fedhet")
+    slopes = iter((0.1, 0.2, 0.3, 0.4))
+    assert_same(*both(lambda: nn.Sequential(nn.Linear(5, 6), nn.LeakyReLU(next(slopes)), nn.Linear(6, 3))))
+    assert not joint
+    (line,) = [line for line in caplog.messages if "passed one by one" in line]
+    assert line.endswith("no two are built alike, 1: has negative_slope=0.1 in one and negative_slope=0.2 in another")
+
+
 def test_one_that_fails_fails_alone():
     def breaking(model):
         def term(step):
@@ -201,7 +263,7 @@ def test_one_that_fails_fails_alone():
     assert [type(each) for each in outcomes] == [Trained, Trained, Trained, ValueError]
 
 
-def test_by_default_only_clients_on_a_gpu_train_side_by_side_and_other_processes_know_it():
+def test_with_gpu_only_clients_on_one_train_side_by_side_and_other_processes_know_it():
     assert Cohort.of("gpu", torch.device("cpu")) is Cohort.of("gpu", torch.device("mps")) is Cohort.of("off") is None
     for setting, size in (("gpu", cohort.AUTO), ("auto", cohort.AUTO), ("3", 3)):
         there = copy.copy(Cohort.of(setting, torch.device("cuda:1")))  # as pickle makes one

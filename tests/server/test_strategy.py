@@ -202,13 +202,61 @@ def test_nobody_in_the_first_round_is_an_error_with_reasons(start, failing):
         start(app=failing((None, "train", None)))
 
 
-def test_a_round_with_too_few_replies_does_not_count(start, failing):
-    strategy, watch, _ = start(app=failing((2, "train", "1"), (2, "train", "2")), rounds=2, min_clients=2)
-    before, _, _ = start(rounds=1)
+def test_a_round_with_too_few_replies_does_not_count(start, failing, caplog):
+    strategy, watch, _ = start(app=failing((3, "train", "1"), (3, "train", "2")), rounds=3, min_clients=2)
+    assert "the last round that counted is 2 of 3" in caplog.messages
+    before, _, _ = start(rounds=2)
     model = strategy.state.model
     assert all(np.array_equal(array, model[name]) for name, array in before.state.model.items())
-    assert [record.trained for record in strategy.state.clients.values()] == [1, 1, 1]
-    assert [failure["client"] for failure in watch.rows[2]["failures"]] == ["1", "2"]
+    assert [record.trained for record in strategy.state.clients.values()] == [2, 2, 2]
+    assert [failure["client"] for failure in watch.rows[3]["failures"]] == ["1", "2"]
+
+
+@pytest.mark.parametrize(("rounds", "last"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (8, 5)])
+def test_a_run_whose_last_half_or_last_three_rounds_came_to_nothing_fails_with_the_reasons(
+    start, failing, rounds, last
+):
+    places = [(number, "train", None) for number in range(last + 1, rounds + 1)]
+    with pytest.raises(FedhetError, match=f"(no round counted after round {last} of|first round)(.|\n)*out of order"):
+        start(app=failing(*places), rounds=rounds)
+    if last and rounds > 2:  # one more that counts
+        start(app=failing(*places[1:]), rounds=rounds)
+
+
+def test_a_client_that_completed_no_round_is_named_at_the_end(start, failing, caplog):
+    _, watch, _ = start(app=failing((None, "train", "2"), (1, "train", "0")), rounds=3)
+    assert watch.ended == "finished"
+    assert [line for line in caplog.messages if "completed no round" in line] == [
+        "client 2 completed no round: failed: RuntimeError: out of order"
+    ]
+
+
+def test_clients_without_test_examples_are_named_and_all_of_them_are_refused(start, tiny, caplog):
+    def without(*names):
+        def data(client):
+            train, (inputs, labels) = tiny.data(client)
+            count = 0 if client.name in names else len(labels)
+            return {"train": train, "test": (inputs[:count], labels[:count]), "common": train}
+
+        return tiny.app(data=data)
+
+    _, watch, _ = start(app=without("1", "2"))
+    assert "2 clients (1, 2): no test examples, so their own models are not scored" in caplog.messages
+    assert watch.rows[-1]["received"]["clients"] == 1
+    for test_on in ("local", "both"):
+        with pytest.raises(FedhetError, match="no client has a test example"):
+            start(app=without("0", "1", "2"), test_on=test_on)
+    _, watch, _ = start(name="Local", app=without("0", "1", "2"), test_on="global")
+    assert watch.ended == "finished"
+
+
+def test_an_empty_common_test_set_is_none(start, tiny):
+    def data(client):
+        train, (inputs, labels) = tiny.data(client)
+        return {"train": train, "test": train, "common": (inputs[:0], labels[:0])}
+
+    with pytest.raises(FedhetError, match="test-on = global needs a common test set"):
+        start(name="Local", app=tiny.app(data=data), test_on="global")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,310 @@
+"""A user's own models and data that cannot be used: one sentence each, which says what it is and whose it was."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fedhet
+from fedhet.client.app import make_client_app
+from fedhet.data import ClientData, Examples, Pool
+from fedhet.data.own import as_client_data, as_pool
+from fedhet.data.reading import not_finite
+from fedhet.engines.grid import LocalGrid
+from fedhet.errors import DataError, FedhetError
+
+pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.filterwarnings("ignore:`torch.jit")]
+
+INPUTS = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+LABELS = INPUTS[:, :3].argmax(1)
+PARTS = ("train", "test", "shared", "common", "validation")
+
+
+def data(client: Any) -> Any:
+    return (INPUTS, LABELS), (INPUTS, LABELS)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+@pytest.fixture
+def refused(new_watch: Any) -> Callable[..., str]:
+    """Runs one client's model and data, which must be refused; gives the sentence."""
+
+    def refused(model: Any = model, data: Any = data, name: str = "FedAvg", **settings: Any) -> str:
+        strategy = getattr(fedhet, name)(**{"rounds": 1, "learning_rate": 0.01, "observers": [new_watch()], **settings})
+        with pytest.raises(FedhetError) as caught:
+            strategy.start(LocalGrid(make_client_app(model, data), 1))
+        assert "lower learning-rate" not in str(caught.value)
+        assert "Traceback" not in str(caught.value)
+        return str(caught.value)
+
+    return refused
+
+
+# ---- a binary task with one logit
+
+
+def one_output() -> nn.Module:
+    return nn.Linear(4, 1)
+
+
+@pytest.mark.parametrize("labels", [(LABELS == 0).long(), (LABELS == 0).float(), (LABELS == 0).float()[:, None]])
+def test_one_logit_and_labels_of_0_and_1_are_no_regression(refused: Any, labels: Tensor) -> None:
+    text = refused(one_output, lambda client: ((INPUTS, labels), (INPUTS, labels)))
+    assert "two outputs and the labels as integer classes" in text
+    assert "task = regression" in text
+
+
+def test_regression_on_0_and_1_is_there_for_who_says_so() -> None:
+    def numbers(client: Any) -> Any:
+        return ((INPUTS, (LABELS == 0).float()),) * 2
+
+    strategy = fedhet.FedAvg(rounds=1, learning_rate=0.01)
+    strategy.start(LocalGrid(make_client_app(one_output, numbers, task="regression"), 1))
+    assert strategy.metric == "r2"
+
+
+# ---- numbers that are not finite
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_inputs_that_are_not_finite_are_told_with_part_and_row(part: str, value: float) -> None:
+    inputs = INPUTS.clone()
+    inputs[17, 2] = value
+    parts = dict.fromkeys(PARTS, (INPUTS, LABELS)) | {part: (inputs, LABELS)}
+    with pytest.raises(DataError, match=rf"client 3: {part} has {value} in the inputs of row 17"):
+        as_client_data("3", parts)
+    with pytest.raises(DataError, match=rf"client 3: {part} has {value} in the inputs of row 17"):
+        as_client_data("3", as_client_data_unchecked(parts))
+
+
+def as_client_data_unchecked(parts: dict[str, Any]) -> ClientData:
+    made = {name: Examples(*pair) for name, pair in parts.items() if name != "shared"}
+    return ClientData(**made, shared=Pool(*parts["shared"]))
+
+
+def test_targets_and_pools_that_are_not_finite_are_told() -> None:
+    targets = torch.ones(40)
+    targets[3] = math.nan
+    with pytest.raises(DataError, match="client 3: train has nan in the labels of row 3"):
+        as_client_data("3", ((INPUTS, targets), (INPUTS, LABELS)))
+    inputs = INPUTS.clone()
+    inputs[5] = math.inf
+    with pytest.raises(DataError, match="a shared pool has inf in the inputs of row 5"):
+        as_pool(inputs)
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    """Rows that are read when they are needed, the 30th of them with a hole."""
+
+    targets = LABELS
+
+    def __len__(self) -> int:
+        return len(INPUTS)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        return INPUTS[row] / (row != 30), int(LABELS[row])
+
+
+def test_a_row_that_is_read_later_is_told_when_it_is_read(refused: Any) -> None:
+    text = refused(data=lambda client: (Rows(), (INPUTS, LABELS)))
+    assert "train has " in text
+    assert "in the inputs of row 30" in text
+
+
+@given(st.integers(0, 5), st.integers(0, 3), st.sampled_from([math.nan, math.inf]), st.sampled_from([None, "half"]))
+def test_the_first_row_that_is_not_finite_is_found(row: int, column: int, value: float, dtype: str | None) -> None:
+    tensor = torch.zeros(6, 4, dtype=torch.float16 if dtype else torch.float64)
+    assert not_finite(tensor) is None
+    tensor[row:, column] = value
+    found = not_finite(tensor)
+    assert found is not None
+    assert found[0] == row
+    assert found[1] == value or math.isnan(value)
+
+
+def hollow() -> nn.Module:
+    class Nowhere(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return (super().forward(inputs) - 1e6).log()
+
+    return Nowhere(4, 3)
+
+
+def partly_hollow() -> nn.Module:
+    class Somewhere(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs).where(~(inputs == INPUTS[20]).all(1, keepdim=True), math.nan)
+
+    return Somewhere(4, 3)
+
+
+def test_a_network_that_returns_nan_untrained_is_told(refused: Any) -> None:
+    text = refused(hollow)
+    assert "its Nowhere returned nan for row 0 of its training inputs, which are finite, before any training" in text
+    assert "(model = " in text
+    assert "hollow" in text
+
+
+def test_a_network_that_returns_nan_for_some_rows_has_not_diverged(refused: Any) -> None:
+    assert "before anybody has trained" in refused(partly_hollow)
+    rest = torch.arange(40) != 20
+    text = refused(partly_hollow, lambda client: ((INPUTS, LABELS), (INPUTS[rest], LABELS[rest])), batch_size=40)
+    assert "the loss of the first step is nan, before training has changed a weight" in text
+
+
+# ---- networks
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(6), nn.Linear(6, 3))
+
+
+def scripted() -> nn.Module:
+    return torch.jit.script(model())
+
+
+def frozen() -> nn.Module:
+    return model().requires_grad_(False)
+
+
+def no_row_each() -> nn.Module:
+    class Mean(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs).mean()
+
+    return Mean(4, 3)
+
+
+def one_row() -> nn.Module:
+    class Sum(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs).sum(0, keepdim=True)
+
+    return Sum(4, 3)
+
+
+def leaving() -> nn.Module:
+    raise SystemExit("no weights here")
+
+
+def leaves_later() -> nn.Module:
+    class Leaving(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            raise SystemExit(3)
+
+    return Leaving(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (lazy, "the model function returned a Sequential whose 0.weight has no shape before a first pass"),
+        (scripted, "TorchScript, whose modules cannot be seen"),
+        (frozen, "the model function returned a Sequential without a parameter that requires a gradient"),
+        (no_row_each, "its Mean returned a single number for 8 examples"),
+        (one_row, "its Sum returned outputs of shape (1, 3) for 8 examples"),
+        (leaving, "the model function raised SystemExit: no weights here"),
+        (leaves_later, "its Leaving cannot take its inputs, float32 of shape (8, 4): SystemExit: 3"),
+        (lambda client: "net", "the model function returned a str, no nn.Module"),
+    ],
+)
+def test_a_network_that_cannot_be_trained_is_told_with_its_function(refused: Any, function: Any, sentence: str) -> None:
+    text = refused(function)
+    assert sentence in text
+    assert f"(model = {function.__module__}.{function.__qualname__})" in text
+    assert text.count("client 0") == 1
+
+
+def test_a_network_that_is_built_otherwise_every_time_is_told(refused: Any) -> None:
+    widths = iter(range(5, 50))
+
+    def changing(client: Any) -> nn.Module:
+        width = next(widths)
+        return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 3))
+
+    text = refused(changing)
+    assert "its Sequential was built again as another network" in text
+    assert "changing)" in text
+
+
+def test_a_network_that_draws_when_it_is_evaluated_works_and_is_noted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Noisy(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return F.dropout(super().forward(inputs), 0.5, training=True)
+
+    fedhet.Local(rounds=1, head="").start(LocalGrid(make_client_app(lambda client: Noisy(4, 3), data), 2))
+    assert "its Noisy returns other outputs for the same inputs each time" in caplog.text
+
+
+def test_a_process_ends_for_no_dataset(new_watch: Any) -> None:
+    class Leaving(Rows):
+        def __getitem__(self, row: int) -> Any:
+            raise SystemExit("no disk")
+
+    with pytest.raises(FedhetError, match="SystemExit: no disk"):
+        fedhet.Local(rounds=1).start(LocalGrid(make_client_app(model, lambda client: (Leaving(), Leaving())), 1))
+
+    def ends(client: Any) -> Any:
+        raise SystemExit("no disk")
+
+    with pytest.raises(FedhetError, match=r"the data function raised SystemExit: no disk \(data = .*ends\)"):
+        fedhet.Local(rounds=1).start(LocalGrid(make_client_app(model, ends), 1))
+
+
+# ---- arrays
+
+
+def objects(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    found = np.empty(len(array), object)
+    found[:] = list(array)
+    return found
+
+
+FORMS: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
+    "big-endian": lambda array: array.astype(array.dtype.newbyteorder(">")),
+    "negative strides": lambda array: array[::-1].copy()[::-1],
+    "objects": objects,
+    "numbers as objects": lambda array: array.astype(object),
+    "every other": lambda array: np.repeat(array, 2, axis=0)[::2],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_arrays_of_other_layouts_are_the_same_data(form: str) -> None:
+    inputs, labels = INPUTS.numpy(), LABELS.numpy()
+    made = as_client_data("3", ((FORMS[form](inputs), FORMS[form](labels)), (inputs, labels)))
+    assert torch.equal(made.train.inputs[:].float(), INPUTS)
+    assert torch.equal(made.train.labels, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels", "sentence"),
+    [
+        (np.array([np.ones(3), np.ones(4)], object), LABELS[:2], "has inputs that are no numbers but a ndarray"),
+        (np.array(["a", "b"], object), LABELS[:2], "has inputs that are no numbers but a ndarray"),
+        (INPUTS[:2], np.array(["a", "b"], object), "has labels that are no numbers but str"),
+        (INPUTS[:2], np.array([None, 1], object), "has labels that are no numbers but NoneType"),
+    ],
+)
+def test_objects_that_are_no_numbers_are_told_with_the_function(
+    refused: Any, inputs: Any, labels: Any, sentence: str
+) -> None:
+    def own(client: Any) -> Any:
+        return (inputs, labels), (INPUTS, LABELS)
+
+    text = refused(data=own)
+    assert f"train {sentence}" in text
+    assert "own)" in text

@@ -1,0 +1,135 @@
+"""What a run that completed says at its end."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedhet
+from fedhet import config as configuration
+from fedhet.client.app import make_client_app
+from fedhet.engines.grid import LocalGrid
+from fedhet.engines.local import run_locally
+from fedhet.errors import FedhetError
+from fedhet.rows import never_took_part
+from fedhet.server.verdict import Verdict
+from fedhet.testing.runs import COMMON
+
+pytestmark = pytest.mark.usefixtures("home", "no_report")
+
+
+def row(train: float | None, loss: float | None = None, value: float | None = 0.5, **more: Any) -> dict[str, Any]:
+    evaluated = None if loss is None else {"accuracy": {"weighted": value}, "loss": {"weighted": loss}}
+    return {"participants": ["0"], "failures": [], "train_loss": train, "trained": evaluated, **more}
+
+
+def said(rows: list[dict[str, Any]], metric: str = "accuracy", outputs: int = 10, **known: int) -> list[str]:
+    verdict = Verdict("trained")
+    for each in rows:
+        verdict.take(each)
+    trained = {"0": len(rows)} | known
+    return list(verdict.lines(trained=trained, metric=metric, outputs=outputs, rounds=len(rows), rate=20.0))
+
+
+@pytest.mark.parametrize(
+    ("rows", "metric", "outputs", "tells"),
+    [
+        ([row(2.4, 2.31)], "accuracy", 10, True),
+        ([row(2.4, 2.30)], "accuracy", 10, False),
+        ([row(2.2, 40.0)], "accuracy", 10, False),  # overconfident, and it has learnt
+        ([row(50.0, 2.0)], "accuracy", 10, False),  # terms beside the task's
+        ([row(1.0, 1.0), row(50.0, 9.0)], "accuracy", 10, True),
+        ([row(50.0, 9.0), row(None, 9.0)], "accuracy", 10, True),
+        ([row(50.0, 9.0), row(None, 0.1)], "accuracy", 10, False),
+        ([row(50.0, 9.0)], "accuracy", 0, False),  # clients that do not say how many classes there are
+        ([row(0.7, 0.7)], "auc", 14, True),
+        ([row(0.7, 0.6)], "auc", 14, False),
+        ([row(9.0, 9.0, -0.1)], "r2", 1, True),
+        ([row(9.0, 9.0, 0.1)], "r2", 1, False),
+    ],
+)
+def test_what_is_no_better_than_a_constant(rows: Any, metric: str, outputs: int, tells: bool) -> None:
+    lines = said(rows, metric, outputs)
+    assert len(lines) == tells
+    assert all("a lower learning-rate than 20 may help" in line for line in lines)
+
+
+def test_the_common_test_set_counts_where_it_is_the_only_one() -> None:
+    single = {"accuracy": 0.1, "loss": 9.0}
+    assert said([row(9.0, common={"trained": single})])
+    assert not said([row(9.0, common={"trained": single | {"loss": 1.0}})])
+
+
+def test_that_nothing_was_evaluated_is_said() -> None:
+    (line,) = said([row(0.1)])
+    assert line == "nothing is known of how good the models are: what clients trained was evaluated nowhere"
+
+
+def test_who_never_took_part_is_who_failed_and_is_no_participant() -> None:
+    failed = [{"client": "1", "reason": "first"}, {"client": "2", "reason": "late"}]
+    rows = [row(1.0, 1.0, failures=failed), row(1.0, 1.0, failures=[{"client": "1", "reason": "then"}])]
+    rows.append(row(1.0, 1.0, participants=["0", "2"]))
+    assert never_took_part(rows) == {"1": "then"}
+    assert said(rows) == ["client 1 completed no round: then"]
+    assert said(rows, **{"1": 1}) == []  # before the run was resumed
+
+
+# ---- whole runs
+
+
+def ran(folder: Path, method: str, **settings: Any) -> dict[str, Any]:
+    keys = {key.replace("_", "-"): value for key, value in settings.items()}
+    base = {"method": method, "architectures": "mlp-30", **COMMON, "shared-samples": 0, "clients": 2}
+    run_locally(configuration.resolve({**base, **keys}), folder)
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local", "fedrep", "lg-fedavg"])
+def test_at_a_rate_of_20_a_run_says_once_that_it_learnt_nothing(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    summary = ran(tmp_path / "run", method, learning_rate=20.0, momentum=0.0)
+    assert summary["status"] == "completed"
+    lines = [line for line in caplog.messages if "constant prediction" in line]
+    assert len(lines) == 1
+    assert f"({math.log(10):.3g}, all outputs alike)" in lines[0]
+
+
+def test_a_run_that_learns_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    summary = ran(tmp_path / "run", "fedavg", rounds=4)
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == []
+    assert "never_took_part" not in summary
+
+
+def test_a_regression_that_learns_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    inputs = torch.randn(40, 4)
+
+    def data(client: Any) -> Any:
+        return ((inputs, inputs.sum(1)),) * 2
+
+    for rate, count in ((1e-6, 1), (0.05, 0)):
+        caplog.clear()
+        app = make_client_app(lambda client: nn.Linear(4, 1), data)
+        fedhet.FedAvg(rounds=3, local_epochs=4, learning_rate=rate).start(LocalGrid(app, 2))
+        assert caplog.text.count("no better than the mean of the targets") == count
+
+
+def test_a_client_that_completed_no_round_is_in_the_summary(tmp_path: Path, failing: Any) -> None:
+    base = {"method": "fedavg", "architectures": "mlp-30", **COMMON, "shared-samples": 0, "rounds": 2}
+    app = failing((None, "train", "1"), app=make_client_app())
+    run_locally(configuration.resolve(base), tmp_path / "run", app=app)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["never_took_part"] == {"1": "failed: RuntimeError: out of order"}
+    assert summary["status"] == "completed"
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_hypernetwork_that_diverged_in_the_first_round_is_a_failed_run(tmp_path: Path, rounds: int) -> None:
+    with pytest.raises(FedhetError, match=f"no round counted after round 1 of {rounds}"):
+        ran(tmp_path / "run", "pfedhn", rounds=rounds, **{"pfedhn.server-learning-rate": 1e30})
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"

@@ -1,0 +1,73 @@
+"""Networks of one's own in float64, with every method: what they are compared with takes their dtype."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedhet import config as configuration
+from fedhet import population, registry
+from fedhet.engines.local import run_locally
+from fedhet.files import read_tensors
+from fedhet.given import Given
+from fedhet.testing.runs import Case, Run
+
+HARM: dict[str, Any] = {
+    **{"learning-rate": 0.02, "architectures": "mlp-30"},
+    **{"fedharm.blocks": "body.1,body.2,head", "fedharm.slots": "30,30,10"},
+}
+OF_METHOD: dict[str, dict[str, Any]] = {
+    "fedharm": HARM,
+    "fedhenn": {"fedhenn.eta0": 1.0, "fedhenn.target": "kernel", "fedhenn.rad-batch": 32},
+    "fedma": {"fedma.sweeps": 1, "rounds": 0},
+    "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 1, "fedmd.private-epochs": 0, "fedmd.pool-batch": 32},
+    "fedproto": {"fedproto.width": 32},
+    "fedrep": {"rounds": 5},
+    "flha-distillation": {"learning-rate": 0.1, "rounds": 6},
+    "flha-ghn": {"optimizer": "adam", "learning-rate": 0.01, "flha-ghn.steps": 1, "rounds": 2},
+    "pfedhn": {"rounds": 12, "pfedhn.server-learning-rate": 0.03},
+    "pfnm": {"pfnm.sweeps": 1},
+}
+CASES = {name: OF_METHOD.get(name, {}) for name in registry.own_methods()} | {
+    "fedhenn rbf": {"fedhenn.eta0": 1.0, "fedhenn.kernel": "rbf", "fedhenn.rad-batch": 32},
+    "fedhenn spectral": {"fedhenn.eta0": 1.0, "fedhenn.target": "spectral"},
+    "fedhenn own": {"fedhenn.eta0": 1.0, "fedhenn.whose": "own"},
+    "fedharm cka": HARM | {"fedharm.align": "cka", "fedharm.labels": False},
+    "fedharm spectral": HARM | {"fedharm.align": "spectral", "fedharm.labels": False},
+    "fedharm own": HARM | {"fedharm.align": "cka", "fedharm.labels": False, "fedharm.whose": "own"},
+}
+
+pytestmark = pytest.mark.usefixtures("no_report")
+
+
+def double(client: population.ClientInfo) -> nn.Module:
+    """The configured architecture in float64."""
+    return population.model_of(client).double()
+
+
+def ran(folder: Path, case: str, **keys: Any) -> Run:
+    method, *_ = case.split()
+    common = {"architectures": "mlp-30", "samples-per-client": 300, "momentum": 0.9, "learning-rate": 0.05, "rounds": 2}
+    settings = Case.of(method, {**common, **CASES[case]}).settings(**keys)
+    run_locally(configuration.resolve(settings), folder, own=Given(model=double))
+    return Run(folder)
+
+
+LONG = ("fedma", "flha-ghn", "pfedhn")
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in LONG else c for c in CASES])
+def test_a_float64_network_completes_and_learns_and_stays_what_it_is(case: str, tmp_path: Path) -> None:
+    done = ran(tmp_path / "run", case)
+    assert done.failures == []
+    assert done.summary["personal_accuracy"]["weighted"] > 0.5
+    saved = [read_tensors(path) or {} for path in (done.folder / "models").glob("[0-9]*.safetensors")]
+    assert {tensor.dtype for tensors in saved for tensor in tensors.values()} <= {torch.float64}
+
+
+@pytest.mark.parametrize("method", ["ensemble", "fedavg"])
+def test_a_global_float64_network_is_evaluated_on_the_common_test_set(method: str, tmp_path: Path) -> None:
+    done = ran(tmp_path / "run", method, test_on="both", rounds=1)
+    assert done.rows[-1]["common"]["received"]["accuracy"] > 0.3
