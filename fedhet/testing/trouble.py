@@ -42,12 +42,14 @@ class Trouble:
 
     def test_a_bad_reply_comes_to_the_same_as_silence(self, case: Case, kept: Kept) -> None:
         """At the server, whichever answer to training it is, and whatever is wrong with it."""
-        recording = _recording(case, kept)
-        for place, answer in recording.answers.items():
-            for fault in REPLIES.values() if place[1] == "train" and answer.array_records else ():
-                spoilt = recording.after(place[0], {place: fault})
-                assert list(spoilt.failed) == [place[3]]
-                assert differing(recording.without(place), spoilt.state) == []
+        recording, faults = _recording(case, kept), list(REPLIES.values())
+        answers = recording.answers.items()
+        places = [place for place, answer in answers if place[1] == "train" and answer.array_records]
+        for number in range(max(len(places), len(faults)) if places else 0):
+            place = places[number % len(places)]
+            spoilt = recording.after(place[0], {place: faults[number % len(faults)]})
+            assert list(spoilt.failed) == [place[3]]
+            assert differing(recording.without(place), spoilt.state) == []
 
     @pytest.mark.parametrize(
         "fault", [pytest.param(fault, marks=[pytest.mark.slow] if fault != "nan" else []) for fault in REPLIES]
