@@ -97,8 +97,8 @@ class Trouble:
     @pytest.mark.slow
     def test_no_answer_of_one_client_ends_a_run_tried_more_often(self, case: Case, kept: Kept) -> None:
         """The same, of more answers."""
-        found = _attacked(case, kept, 500)
-        assert min(found["refused"], found["taken"]) >= 50, "the attack can tell"
+        found = _attacked(case, kept, 200)
+        assert min(found["refused"], found["taken"]) >= 20, "the attack can tell"
 
     @pytest.mark.long
     def test_no_answer_of_one_client_ends_a_run_at_length(self, case: Case, kept: Kept) -> None:
