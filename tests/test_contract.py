@@ -11,16 +11,18 @@ from fedhet.testing import Case, MethodContract
 OF_METHOD: dict[str, dict[str, Any]] = {
     "fedharm": {
         "learning-rate": 0.01,
-        "fedharm.blocks": "body.1,body.2,head; body.2,body.4,head",
-        "fedharm.slots": "32,32,10",
+        "fedharm.blocks": "body.2,body.4,head; body.1,body.2,head",
+        "fedharm.slots": "20,20,10",
     },
     "fedhenn": {"fedhenn.eta0": 1.0},
     "fedma": {"fedma.sweeps": 1},
     "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 2, "fedmd.private-epochs": 0, "fedmd.pool-batch": 32},
     "fedproto": {"fedproto.width": 32},
+    "fedrep": {"local-epochs": 3},
+    "flha-distillation": {"architectures": "cnn-1-1,mlp"},
     "flha-ghn": {"optimizer": "adam", "learning-rate": 0.005, "flha-ghn.steps": 2},
     "pfnm": {"pfnm.sweeps": 1},
-    "pfedhn": {"rounds": 12, "pfedhn.server-learning-rate": 0.03},
+    "pfedhn": {"architectures": "cnn-1-1,mlp", "rounds": 12, "pfedhn.server-learning-rate": 0.03},
 }
 CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.methods()} | {
     "fedhenn-kernel": Case.of("fedhenn", {"fedhenn.eta0": 0.1, "fedhenn.target": "kernel"}),

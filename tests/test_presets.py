@@ -16,7 +16,7 @@ from fedhet.data.text import shakespeare
 from fedhet.options import kebab
 from fedhet.testing import run
 
-LARGE = ("vgg9", "torchvision/", "timm/", "'flha'")
+LARGE = ("vgg9", "torchvision/", "timm/", "'flha'", "flha-small", "fedharm-small")
 """Networks of which a round takes some seconds."""
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -290,6 +291,7 @@ def _config_text(config: Config, folder: Path, engine: str, own: Mapping[str, st
     return configuration.to_toml({**flat, **noted, **versions, "versions.python": platform.python_version()})
 
 
+@cache
 def _version(package: str) -> str:
     import fedhet
 

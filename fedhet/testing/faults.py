@@ -84,12 +84,12 @@ def killing(hit: Hit) -> Before:
 # ---- replies that are spoilt
 
 
-def _tampered(change: Callable[[Arrays], Arrays]) -> Callable[[Message], None]:
+def _tampered(change: Callable[[Arrays], Arrays]) -> Callable[[RecordDict], None]:
     """A fault that changes every array of a reply."""
 
-    def fault(reply: Message) -> None:
-        for name, group in reply.content.array_records.items():
-            reply.content[name] = encode_arrays(change(dict(decode_arrays(group))))
+    def fault(content: RecordDict) -> None:
+        for name, group in content.array_records.items():
+            content[name] = encode_arrays(change(dict(decode_arrays(group))))
 
     return fault
 
@@ -110,18 +110,18 @@ def _other_dtype(arrays: Arrays) -> Arrays:
     return {k: a.astype(np.int32 if a.dtype.kind == "f" else np.float32) for k, a in arrays.items()}
 
 
-def _without(reply: Message) -> None:
-    for name in list(reply.content.array_records):
-        del reply.content[name]
+def _without(content: RecordDict) -> None:
+    for name in list(content.array_records):
+        del content[name]
 
 
-def _unreadable(reply: Message) -> None:
-    for group in reply.content.array_records.values():
+def _unreadable(content: RecordDict) -> None:
+    for group in content.array_records.values():
         for key, array in group.items():
             group[key] = Array(array.dtype, array.shape, array.stype, b"")
 
 
-REPLIES: dict[str, Callable[[Message], None]] = {
+REPLIES: dict[str, Callable[[RecordDict], None]] = {
     "nan": _tampered(_nan),
     "shape": _tampered(_longer),
     "names": _tampered(_renamed),
@@ -129,7 +129,7 @@ REPLIES: dict[str, Callable[[Message], None]] = {
     "missing": _without,
     "unreadable": _unreadable,
 }
-"""Ways to spoil a reply, in place."""
+"""Ways to spoil what a reply says, in place."""
 
 
 # ---- answers that are lost, runs that are stopped, nodes that come and go

@@ -1,11 +1,16 @@
-"""Which modules an import brings with it, found out in a process of its own, by this file as a program."""
+"""Which modules an import brings with it, found out in a process of its own, by this file as a program.
 
+The program imports what all may have, once, then forks for each module that it is asked for, until its input ends.
+"""
+
+import contextlib
 import importlib
 import json
 import multiprocessing
 import os
 import subprocess
 import sys
+import traceback
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -21,12 +26,7 @@ SHARED = (
 
 def brought(side: str, method: "Method") -> list[str]:
     """The modules that are there once a method's `server` or `client` half was imported in a fresh process."""
-    from fedhet import registry
-
-    ours = [registry.method(name) for name in registry.own_methods()]
-    together = ours if method in ours else [method]
-    halves = {module_of(each, half) for each in together for half in ("server", "client")}
-    return _brought_by(tuple(sorted(halves)))[module_of(method, side)]
+    return _brought_by(module_of(method, side))
 
 
 def module_of(method: "Method", side: str) -> str:
@@ -36,23 +36,37 @@ def module_of(method: "Method", side: str) -> str:
 
 
 @cache
-def _brought_by(modules: tuple[str, ...]) -> dict[str, list[str]]:
-    path = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, "-P", __file__, *modules]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
-    if done.returncode:
-        raise ImportError(f"one of {', '.join(modules)} cannot be imported:\n{done.stderr}")
-    found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+def _program() -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-P", __file__]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@cache
+def _brought_by(module: str) -> list[str]:
+    program = _program()
+    assert program.stdin is not None
+    assert program.stdout is not None
+    print(json.dumps([sys.path, module]), file=program.stdin, flush=True)
+    found: list[str] | str = json.loads(program.stdout.readline())
+    if isinstance(found, str):
+        raise ImportError(f"{module} cannot be imported:\n{found}")
     return found
 
 
-def _brought(module: str) -> list[str]:
-    importlib.import_module(module)
+def _brought(path: list[str], module: str) -> list[str] | str:
+    sys.path[:] = path
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            importlib.import_module(module)
+    except Exception:
+        return traceback.format_exc()
     return sorted(sys.modules)
 
 
 if __name__ == "__main__":
     for shared in SHARED:
         importlib.import_module(shared)
-    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        print(json.dumps(dict(zip(sys.argv[1:], pool.map(_brought, sys.argv[1:], chunksize=1), strict=True))))
+    for line in sys.stdin:
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            print(json.dumps(pool.apply(_brought, json.loads(line))), flush=True)

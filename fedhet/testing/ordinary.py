@@ -32,6 +32,7 @@ SIDES = {"server": ("fedhet.client", "fedhet.client_apps"), "client": ("fedhet.s
 class Ordinary:
     """Tests of runs in which nothing goes wrong, and of what goes to disk and over the wire."""
 
+    @pytest.mark.slow
     def test_it_learns(self, case: Case, tmp_path: Path) -> None:
         """On IID digits, in a few rounds."""
         done = run(tmp_path / "run", case.settings({**LEARNS, **dict(case.own)}))

@@ -29,7 +29,7 @@ COMMON: dict[str, Value] = {
     "dataset": "digits",
     "clients": 3,
     "rounds": 3,
-    "local-epochs": 2,
+    "local-epochs": 1,
     "batch-size": 16,
     "learning-rate": 0.1,
     "momentum": 0.5,
@@ -50,7 +50,7 @@ LEARNS: dict[str, Value] = {
 }
 """What they learn with, unless the case says otherwise."""
 
-MIXED = {"equal": "mlp", "widths": "mlp-30,mlp-20", "any": "cnn-1-1,mlp", "alike": "cnn-2-2,cnn-3-2"}
+MIXED = {"equal": "mlp-30", "widths": "mlp-30,mlp-20", "any": "mlp-20,cnn-1-1", "alike": "cnn-2-2,cnn-3-2"}
 """Architectures that differ as far as a method's networks may; `alike` have heads, and some layers, of equal shapes."""
 
 PARTIAL: dict[str, Value] = {

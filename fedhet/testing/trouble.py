@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,8 +18,12 @@ from fedhet.engines.grid import FIRST_NODE
 from fedhet.engines.workers import WorkerGrid
 from fedhet.errors import FedhetError
 from fedhet.testing.faults import REPLIES, Stop, Tampering, at, dropping, killing, raising, where
+from fedhet.testing.ordinary import differing
 from fedhet.testing.runs import PARTIAL, Case, Kept, Run, run, run_on
 from fedhet.wire import decode_arrays, to_tensor
+
+if TYPE_CHECKING:
+    from fedhet.testing.hostile import Recording
 
 
 class Trouble:
@@ -35,17 +40,30 @@ class Trouble:
         assert done.summary["status"] == "completed"
         assert done.summary["failures"] == 1
 
-    @pytest.mark.parametrize("fault", REPLIES)
+    def test_a_bad_reply_comes_to_the_same_as_silence(self, case: Case, kept: Kept) -> None:
+        """At the server, whichever answer to training it is, and whatever is wrong with it."""
+        recording, faults = _recording(case, kept), list(REPLIES.values())
+        answers = recording.answers.items()
+        places = [place for place, answer in answers if place[1] == "train" and answer.array_records]
+        for number in range(max(len(places), len(faults)) if places else 0):
+            place = places[number % len(places)]
+            spoilt = recording.after(place[0], {place: faults[number % len(faults)]})
+            assert list(spoilt.failed) == [place[3]]
+            assert differing(recording.without(place), spoilt.state) == []
+
+    @pytest.mark.parametrize(
+        "fault", [pytest.param(fault, marks=[pytest.mark.slow] if fault != "nan" else []) for fault in REPLIES]
+    )
     def test_a_bad_reply_is_refused_and_poisons_nothing(
         self, case: Case, fault: str, kept: Kept, tmp_path: Path
     ) -> None:
-        """It comes to the same as no reply."""
+        """The rounds after it, too, are those after no reply."""
         seen = []
 
         def change(message: Message, client: str, reply: Message) -> None:
             if at([2], "1")(message, client) and reply.content.array_records:
                 seen.append(client)
-                REPLIES[fault](reply)
+                REPLIES[fault](reply.content)
 
         done = run(tmp_path / "run", case.settings(rounds=4), app=Tampering(after=change))
         if not seen:  # a method whose clients send no arrays has none to spoil
@@ -55,7 +73,9 @@ class Trouble:
         _assert_same_but_for_the_fault(done, kept("crash"))
 
     @pytest.mark.parametrize(
-        ("rounds", "like"), [([2], "crash"), ([2, 3], "two crashes")], ids=["once", "twice in a row"]
+        ("rounds", "like"),
+        [([2], "crash"), pytest.param([2, 3], "two crashes", marks=pytest.mark.slow)],
+        ids=["once", "twice in a row"],
     )
     def test_a_client_whose_answer_is_dropped_goes_on_from_the_state_before(
         self, case: Case, rounds: list[int], like: str, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -71,6 +91,12 @@ class Trouble:
 
     def test_no_answer_of_one_client_ends_a_run(self, case: Case, kept: Kept) -> None:
         """Whatever it sends, greeting and end included: it is refused, which comes to the same as silence, or taken."""
+        found = _attacked(case, kept, 60)
+        assert min(found["refused"], found["taken"]) >= 6, "the attack can tell"
+
+    @pytest.mark.slow
+    def test_no_answer_of_one_client_ends_a_run_tried_more_often(self, case: Case, kept: Kept) -> None:
+        """The same, of more answers."""
         found = _attacked(case, kept, 200)
         assert min(found["refused"], found["taken"]) >= 20, "the attack can tell"
 
@@ -194,7 +220,15 @@ class Trouble:
     # ---- stopping and going on
 
     @pytest.mark.parametrize(
-        ("kind", "number"), [("after", 0), ("after", 2), ("within", 0), ("within", 3), ("within", "the end")]
+        ("kind", "number"),
+        [
+            ("after", 2),
+            ("within", 3),
+            *(
+                pytest.param(*each, marks=pytest.mark.slow)
+                for each in [("after", 0), ("within", 0), ("within", "the end")]
+            ),
+        ],
     )
     def test_resuming_equals_not_stopping(
         self, case: Case, kind: str, number: int | str, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -268,12 +302,18 @@ class Trouble:
         assert [row["participants"] for row in done.rows[1:4]] == [["0", "1"]] * 3
 
 
+def _recording(case: Case, kept: Kept) -> "Recording":
+    from fedhet.testing.hostile import Recording
+
+    return Recording.of(case, kept("ordinary"))
+
+
 def _attacked(case: Case, kept: Kept, examples: int, *, repeat: bool = True) -> Counter[str]:
-    from fedhet.testing.hostile import Recording, attack
+    from fedhet.testing.hostile import attack
 
     logging.disable(logging.CRITICAL)  # thousands of warnings, of no use to anybody
     try:
-        return attack(Recording.of(case, kept("ordinary")), examples, repeat=repeat)
+        return attack(_recording(case, kept), examples, repeat=repeat)
     finally:
         logging.disable(logging.NOTSET)
 

@@ -129,10 +129,10 @@ def app_that(does: Callable[[], None], *clients: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("does", "reason"),
+    ("does", "reason", "waits"),
     [
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "its process ended with exit code -9"),
-        pytest.param(lambda: time.sleep(120), "no reply within", marks=pytest.mark.slow),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "its process ended with exit code -9", {"timeout": 300}),
+        pytest.param(lambda: time.sleep(120), "no reply within", {}, marks=pytest.mark.slow),
     ],
     ids=["dies", "hangs"],
 )
@@ -146,13 +146,14 @@ def test_a_client_whose_worker_ends_or_hangs_fails_alone_and_is_back_in_the_next
     cohort: str,
     does: Callable[[], None],
     reason: str,
+    waits: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(WorkerGrid, "patience", 60)  # but a timeout has workers from the first message on
     monkeypatch.setattr(WorkerGrid, "_preference", lambda *given: -given[-1].metadata.dst_node_id)  # 0 to 2 together
     watch = Watch()
-    own = settings(**{"timeout": 5, "fraction-train": 1.0, **method}, workers=2, cohort=cohort)
+    own = settings(**{"timeout": 5, "fraction-train": 1.0, **method, **waits}, workers=2, cohort=cohort)
     run_locally(own, tmp_path, app=app_that(does, 2), observers=[watch])
     history = rows(tmp_path)
     assert [row["failures"] for row in history[:2]] == [[], []]

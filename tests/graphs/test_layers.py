@@ -87,7 +87,18 @@ def test_attention_is_read_with_its_linear_layers() -> None:
     assert types(graph) == ["l8_24", "l8_8", "add", "layer_norm_8_8", "l8_16", "l16_8", "add", "layer_norm_8_8"]
 
 
-@pytest.mark.parametrize("name", [name for name in models.names() if "lstm" not in name])
+def large(name: str) -> bool:
+    return name == "vgg9" or (name.startswith("flha-") and not name.startswith("flha-small"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if large(name) else name
+        for name in models.names()
+        if "lstm" not in name
+    ],
+)
 def test_every_array_of_every_network_is_in_one_node(name: str) -> None:
     shape = (1, 28, 28) if "lenet" in name else (3, 32, 32)
     model = models.build(name, shape, 10)

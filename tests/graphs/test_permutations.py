@@ -199,9 +199,11 @@ def wider(groups: PermutationGroups, random: Random) -> tuple[dict[int, np.ndarr
     return {g.index: random.choice(sizes[g.index], g.width, replace=False) for g in groups}, sizes
 
 
-networks = pytest.mark.parametrize("name", NETWORKS)
+networks = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name.startswith("text-") else name for name in NETWORKS]
+)
 seeds = given(seed=st.integers(0, 2**31))
-few = settings(max_examples=5, deadline=None)
+few = settings(max_examples=3, deadline=None)
 
 
 @networks

@@ -46,7 +46,10 @@ def parameters(model: nn.Module) -> dict[str, torch.Size]:
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if "plain" in name or "hybrid" in name else name for name in SMALL],
+)
 def test_names_shapes_and_scale_are_a_networks_own(name: str, head: str) -> None:
     assert_written_at_scale(*network(name), head)
 
@@ -86,7 +89,13 @@ def assert_written_at_scale(model: nn.Module, graph: LayerGraph, head: str) -> N
     assert off == {}
 
 
-@pytest.mark.parametrize("name", ["squeezenet1_1", "shufflenet_v2_x0_5", "mobilenet_v3_small"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "squeezenet1_1",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("shufflenet_v2_x0_5", "mobilenet_v3_small")),
+    ],
+)
 def test_tiles_write_networks_whose_types_nobody_had(name: str) -> None:
     """Grouped and depthwise convolutions, squeeze and excitation: names, shapes, and outputs that are numbers."""
     model = models.build(f"torchvision/{name}", (3, 64, 64), 10)

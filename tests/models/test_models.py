@@ -7,6 +7,7 @@ from fedhet.errors import ModelError
 
 DIGITS, MNIST, CIFAR10, SHAKESPEARE = (1, 8, 8), (1, 28, 28), (3, 32, 32), (80,)
 IMAGE_MODELS = [name for name in models.names() if name != "char-lstm"]
+LARGE = ["vgg9", *(name for name in IMAGE_MODELS if name.startswith("flha-") and not name.startswith("flha-small"))]
 
 
 def parameters(model: nn.Module) -> int:
@@ -28,7 +29,9 @@ def test_published_sizes(name: str, input_shape: tuple[int, ...], classes: int, 
 
 
 @pytest.mark.parametrize("input_shape", [DIGITS, MNIST, CIFAR10, (1, 9, 14)], ids=str)
-@pytest.mark.parametrize("name", IMAGE_MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in IMAGE_MODELS]
+)
 def test_every_image_model_takes_every_image(name: str, input_shape: tuple[int, ...]) -> None:
     model = models.build(name, input_shape, 7)
     seen: list[torch.Tensor] = []
