@@ -142,7 +142,7 @@ class FedHARM(ClientHalf[FedHARMParameters]):
             return [values_of(part).to(client.device) for part in made]
         if "target" not in payload.arrays:
             return None
-        return [part.to(client.device) for part in unpack_all(payload.arrays["target"], own.parts)]
+        return [part.to(client.device) for part in unpack_all(payload.arrays["target"], own.parts, own.target_dtype)]
 
     # ---- what is told
 

@@ -105,8 +105,8 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
         if "target" in payload.arrays:
             sent = payload.arrays["target"]
             if own.kernel == "rbf":
-                return [block.to(rad.device) for block in unpack_blocks(sent)]
-            return unpack(sent).values.to(rad.device)
+                return [block.to(rad.device) for block in unpack_blocks(sent, own.target_dtype)]
+            return unpack(sent, own.target_dtype).values.to(rad.device)
         if own.target == "inputs":
             return client.transform(rad).flatten(1)
         if own.target == "spectral":

@@ -73,7 +73,7 @@ class FedMD(ClientHalf[FedMDParameters]):
         """Matching the mean scores, which are the labels of this phase."""
         own, inputs = self.parameters, self._inputs(arrays["rows"])
         if "mean" in arrays:
-            scores = unpack(arrays["mean"]).values.to(inputs.device)
+            scores = unpack(arrays["mean"], own.scores_dtype).values.to(inputs.device)
         else:
             scores = alone(self._scores(inputs))
             scores = sharpened(scores, own.temperature) if own.average == "entropy-reduced" else scores

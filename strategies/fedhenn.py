@@ -245,7 +245,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
 
     def _unpacked(self, what: str, reply: Reply, rows: int) -> None:
         try:
-            values = unpack(reply.arrays[what]).values
+            values = unpack(reply.arrays[what], "float16" if what == "probe" else self.parameters.target_dtype).values
             check_told_features(values, what)
             if what == "posteriors":
                 check_posteriors(values)
