@@ -113,9 +113,15 @@ class Recording:
         """Of the clients."""
         return {client for *_, client in self.answers}
 
-    def after(self, round: int, changes: Mapping[Place, Change]) -> Strategy:
-        """The server half after a round in which some answers were changed."""
-        strategy = copy.copy(self.before[round])
+    def after(self, round: int, changes: Mapping[Place, Change], start: Strategy | None = None) -> Strategy:
+        """The server half after a round in which some answers were changed.
+
+        Args:
+            round: its number.
+            changes: of answers in it.
+            start: the server half before it; as it was recorded, if left out.
+        """
+        strategy = copy.copy(start or self.before[round])
         strategy.state, strategy.roster = strategy.state.aside(), copy.copy(strategy.roster)
         strategy.state.clients = {name: copy.copy(record) for name, record in strategy.state.clients.items()}
         for name, value in vars(strategy.roster).items():
@@ -234,14 +240,16 @@ _ONE_OR_TWO = st.tuples(_ONE, st.none() | _ONE)  # a list of them takes hypothes
 
 def changes() -> st.SearchStrategy[Change]:
     """One change of an answer, or two; what Flower's own records refuse is left as it is."""
-    return _ONE_OR_TWO.map(_together)
+    return _ONE_OR_TWO.map(lambda chosen: applied([partial(one, pick) for one, pick in filter(None, chosen)]))
 
 
-def _together(chosen: Sequence[tuple[Callable[[int, RecordDict], None], int] | None]) -> Change:
+def applied(chosen: Sequence[Change]) -> Change:
+    """Several changes as one; what Flower's own records refuse is left as it is."""
+
     def change(content: RecordDict) -> None:
-        for one, pick in filter(None, chosen):
+        for one in chosen:
             with contextlib.suppress(TypeError, ValueError, OverflowError, FedhetError):
-                one(pick, content)
+                one(content)
 
     return change
 
@@ -262,7 +270,7 @@ def attack(recording: Recording, examples: int, *, repeat: bool = True) -> Count
     """
     found, places = Counter[str](), list(recording.answers)
 
-    @_settings(examples, repeat=repeat)
+    @reproducible(examples, repeat=repeat)
     @given(st.sampled_from(places), changes())
     def one(place: Place, change: Change) -> None:
         strategy = recording.after(place[0], {place: change})
@@ -283,10 +291,11 @@ def two_changes(rounds: int) -> Callable[[Callable[[dict[int, Change]], None]], 
     """A test of changes in two of the rounds, which is called five times."""
     numbers = st.integers(1, rounds)
     drawn = st.dictionaries(numbers, changes(), min_size=2, max_size=2)
-    return lambda test: _settings(5, repeat=False)(given(drawn)(test))
+    return lambda test: reproducible(5, repeat=False)(given(drawn)(test))
 
 
-def _settings(examples: int, *, repeat: bool) -> settings:
+def reproducible(examples: int, *, repeat: bool) -> settings:
+    """So many examples, the same in every call if they are to `repeat`."""
     return settings(
         max_examples=examples,
         derandomize=repeat,
