@@ -57,8 +57,11 @@ def start(key: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def _check(key: str, shape: tuple[int, ...]) -> None:
-    group, *_, part = parts = key.split(".")
-    least = PARTS.get(part) if group == "heads" and len(parts) == 4 else 1 if group in GROUPS and len(parts) > 1 else None
+    parts = key.split(".")
+    if parts[0] == "heads" and len(parts) == 4:
+        least = PARTS.get(parts[-1])
+    else:
+        least = 1 if parts[0] in GROUPS and len(parts) > 1 else None
     if least is None or len(shape) < least or not all(shape):
         raise ValueError(f"a hypernetwork has no parameter {key[:100]} of shape {list(shape)}")
 

@@ -57,8 +57,8 @@ SHAPES = (
 DTYPES = ("float32", "float16", "float64", "int64", "bool", "bfloat16", "complex64", "object", "")
 
 VALUES: tuple[Any, ...] = (
-    *(None, True, False, b"x", 0.5, [b"x"], [True, False], ["\x1b"], ["x"] * 3, list(range(300)), [0] * 100_000),
-    *("[" * 10_000, '{"groups": [], "axes": {}, "fixed": ["x"], "tied": {}}', "x" * 2_000_000, *TEXTS, *WHOLE, *REAL, *LISTS),
+    *(None, True, False, b"x", 0.5, [b"x"], [True, False], ["\x1b"], ["x"] * 3, list(range(300)), [0] * 70_000),
+    *("[" * 10_000, '{"groups": [], "axes": {}, "fixed": ["x"], "tied": {}}', "x" * 2**20, *TEXTS, *WHOLE, *REAL, *LISTS),
 )
 """What a field may hold; None takes it away."""
 
@@ -67,7 +67,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "metric": ("auc", "r2", "loss", "", "\x1b", "x" * 201, None, 3),
     "labels": (0, -1, 2, 65536, 65537, 2**62, True, 1.0, "1", None),
     "architecture": (*NAMES, "mlp", "cnn-1-1", "torchvision/resnet18", "torchvision/nosuch", "os:system", "x" * 201, 7),
-    "partition": ([0, 1], [0, 0], [7, 10**15], [99, 100], [1, 0], [-1, 3], [0.5, 1.5], [1], [], "0,1", [0] * 100_000),
+    "partition": ([0, 1], [0, 0], [7, 10**15], [99, 100], [1, 0], [-1, 3], [0.5, 1.5], [1], [], "0,1", [0] * 10_000),
     "own-data": (True, 1, "true", None),
     "pool": (*NAMES, "0" * 64, None, 5),
     "pool-size": (0, 1, 7, -1, 2**62, 1.5, "8", None),
@@ -82,9 +82,9 @@ FIELDS: dict[str, tuple[Any, ...]] = {
 MEASURED = ("num-examples", "test-examples", "validation-examples", "train-loss", "steps", "received-metric", "zz-metric")
 
 
-def _said(content: RecordDict) -> dict[str, Any]:
+def _said(content: RecordDict) -> ConfigRecord:
     report = content.get("report")
-    return report if isinstance(report, ConfigRecord) else {}  # type: ignore[return-value]
+    return report if isinstance(report, ConfigRecord) else ConfigRecord()
 
 
 def _set(record: Any, key: str, value: Any) -> None:
@@ -123,7 +123,11 @@ def _fewer(part: float) -> Change:
 
 
 def _many(count: int) -> Change:
-    return lambda content: _said(content).update({f"spec.tiny.{number}": "float32" for number in range(count)})
+    def change(content: RecordDict) -> None:
+        if fields := vars(_said(content)).get("_data"):  # Flower looks at each field for a thousand times as long
+            fields.update({f"spec.tiny.{number}": "float32" for number in range(count)})
+
+    return change
 
 
 def _value(choice: tuple[int, str, Any]) -> Change:
@@ -158,7 +162,7 @@ _CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.tuples(st.sampled_from(KEYS), st.sampled_from(DTYPES), st.sampled_from(SHAPES)).map(_specification),
     st.tuples(st.integers(0, 99), st.sampled_from(DTYPES), st.sampled_from(SHAPES)).map(_other_shape),
     st.sampled_from((0.0, 0.5, 0.9)).map(_fewer),
-    st.sampled_from((1, 1000, 100_000)).map(_many),
+    st.sampled_from((1, 500, 2**15 + 1)).map(_many),
     st.tuples(st.integers(0, 9), st.sampled_from(_WHAT), st.sampled_from(VALUES)).map(_value),
     st.tuples(st.sampled_from(MEASURED), st.sampled_from((*WHOLE, *REAL, *LISTS[:7]))).map(_measured),
     st.tuples(
@@ -194,16 +198,17 @@ def attack_handshakes(recording: Recording, examples: int, *, repeat: bool = Tru
     found = Counter[str]()
     places = [place for place in recording.answers if place[:3] == (0, "query", GREET)]
 
-    @reproducible(examples, repeat=repeat)
-    @given(st.sampled_from(places), greetings())
-    def one(place: Place, change: Change) -> None:
-        strategy = recording.after(0, {place: change})
-        _check_admitted(recording, strategy, place[3])
-        found["admitted" if place[3] in strategy.roster.nodes else "refused"] += 1
-        strategy = recording.after(1, {}, strategy)
-        _check_saved(strategy)
+    with tempfile.TemporaryDirectory() as folder:
 
-    one()
+        @reproducible(examples, repeat=repeat)
+        @given(st.sampled_from(places), greetings())
+        def one(place: Place, change: Change) -> None:
+            strategy = recording.after(0, {place: change})
+            _check_admitted(recording, strategy, place[3])
+            found["admitted" if place[3] in strategy.roster.nodes else "refused"] += 1
+            _check_saved(recording.after(1, {}, strategy), Path(folder) / "state.safetensors")
+
+        one()
     return found
 
 
@@ -215,12 +220,10 @@ def _check_admitted(recording: Recording, strategy: Strategy, hostile: str) -> N
     assert len(missing) <= 1
 
 
-def _check_saved(strategy: Strategy) -> None:
+def _check_saved(strategy: Strategy, path: Path) -> None:
     """What is kept can be written and read again, and is finite; what is drawn in the report is JSON."""
     assert infinite(strategy.state) == []
     json.dumps(strategy.matrices(), allow_nan=False).encode()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "state.safetensors"
-        strategy.state.save(path)
-        loaded: State = type(strategy.state).load(path)
+    strategy.state.save(path)
+    loaded: State = type(strategy.state).load(path)
     assert loaded.clients == strategy.state.clients
