@@ -238,7 +238,7 @@ def _unscaled(values: npt.NDArray[np.generic], packed: Packed) -> npt.NDArray[np
         shown = int(exponent) if exponent.shape == () else f"of shape {exponent.shape}"
         raise ValueError(f"a packed target's exponent is {shown}, must be a number from {least} to {most}")
     with np.errstate(over="ignore"):  # what overflows is found by who looks for infinities
-        return np.ldexp(values.astype(np.float32), int(exponent))
+        return np.asarray(np.ldexp(values.astype(np.float32), int(exponent)))
 
 
 def _steps(packed: Packed) -> npt.NDArray[np.float32]:

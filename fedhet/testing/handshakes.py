@@ -158,6 +158,8 @@ def _arrays(choice: tuple[str, str, tuple[int, ...], str, float]) -> Change:
 
 _WHAT = ("", "types", "edges", "unknown", "slots", "groups", "classes", "width", "reference", "blocks", "chosen")
 _CHANGES: st.SearchStrategy[Change] = st.one_of(
+    st.tuples(st.sampled_from(KEYS), st.just("float32"), st.sampled_from(SHAPES)).map(_specification),
+    st.tuples(st.integers(0, 99), st.just("float32"), st.sampled_from(SHAPES)).map(_other_shape),
     st.sampled_from([(field, value) for field, values in FIELDS.items() for value in values]).map(_field),
     st.tuples(st.sampled_from(KEYS), st.sampled_from(DTYPES), st.sampled_from(SHAPES)).map(_specification),
     st.tuples(st.integers(0, 99), st.sampled_from(DTYPES), st.sampled_from(SHAPES)).map(_other_shape),

@@ -276,7 +276,9 @@ def attack(recording: Recording, examples: int, *, repeat: bool = True) -> Count
         strategy = recording.after(place[0], {place: change})
         strategy.matrices()
         admitted = not place[0] and place[3] in strategy.state.clients  # and perhaps refused later in the same round
-        if admitted or all(client != place[3] and client in recording.names for client in strategy.failed):
+        if any(strategy.roster.refused.values()):  # it goes by the name of another, who is refused with it
+            found["refused"] += 1
+        elif admitted or all(client != place[3] and client in recording.names for client in strategy.failed):
             found["taken"] += 1
             assert not infinite(strategy.state)
         else:
