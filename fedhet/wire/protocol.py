@@ -235,7 +235,7 @@ def _measured(metrics: Mapping[str, Any]) -> dict[str, Measured]:
         weights: Any = metrics.get(f"{name}-weight")
         if len(name) > LONGEST or not _is_metric(values, weights):
             raise WireError(
-                f"its reply is damaged: {shortened(key)} is {shortened(values)} with weights {shortened(weights)}"
+                f"its reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}"
             )
         found[name] = Measured(Metric(tuple(values), tuple(weights)), Told(metrics).number(f"{name}-loss"))
     return found

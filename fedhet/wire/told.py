@@ -51,7 +51,7 @@ class Told:
             raise self._wrong(
                 key,
                 value,
-                f"a name that a file can have: printable, of at most {LONGEST_NAME} bytes, without slashes, not hidden, "
+                f"a name that can be that of a file: printable, of at most {LONGEST_NAME} bytes, without slashes, not hidden, "
                 f"and not one of {', '.join(sorted(TAKEN_NAMES))}",
             )
         return value
