@@ -61,7 +61,9 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
             WireError: a hypernetwork has no such parameter, or all have the same, and this is another.
         """
         if self._alike and self.state.model:
-            raise WireError(f"{next(iter(missing))[:100]} is none of the arrays of the hypernetwork that all clients hold")
+            raise WireError(
+                f"{next(iter(missing))[:100]} is none of the arrays of the hypernetwork that all clients hold"
+            )
         try:
             return to_arrays({key: start(key, shape, self.config.seed) for key, (shape, _) in missing.items()})
         except ValueError as error:

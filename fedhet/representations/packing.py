@@ -140,7 +140,8 @@ def unpack_blocks(packed: Packed, dtype: WireDtype | None = None) -> list[Tensor
     lengths = sizes * (sizes + 1) // 2
     if lengths.sum(dtype=float) != len(triangles):
         raise ValueError(
-            f"packed blocks of {sizes[:9].tolist()} rows need {lengths.sum(dtype=float):g} entries, got {len(triangles)}"
+            f"packed blocks of {sizes[:9].tolist()} rows need {lengths.sum(dtype=float):g} entries, "
+            f"got {len(triangles)}"
         )
     values = _unscaled(triangles, packed)
     if not np.isfinite(values).all():

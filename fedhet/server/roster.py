@@ -91,7 +91,9 @@ class Roster:
     def contest(self, name: str, others: Sequence[int]) -> str:
         """Why a node cannot go by a name that others go by as well."""
         also = f"nodes {', '.join(map(str, others))} do" if len(others) > 1 else f"node {others[0]} does"
-        whose = "which had it first" if name in self.nodes else "and nobody can tell whose it is: none of them is admitted"
+        whose = (
+            "which had it first" if name in self.nodes else "and nobody can tell whose it is: none of them is admitted"
+        )
         return f"it goes by the name {name!r}, as {also}, {whose}; each needs a partition-id (or name) of its own"
 
     def check(self, method: str, reply: Reply, *, networks: str, averaged: bool) -> None:

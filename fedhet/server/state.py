@@ -7,7 +7,6 @@ A method adds fields of its own, each of one of three kinds: a plain JSON value,
 import copy
 import json
 from dataclasses import dataclass, field, fields
-from functools import cache
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
@@ -121,7 +120,6 @@ class State:
         raise KeyError(f"this method's state has no arrays {group!r}")
 
 
-@cache
 def _kinds(state: type[State]) -> dict[str, Any]:
     """The kind of each field: Arrays, ArraysBy, or None for a plain value."""
     hints = get_type_hints(state)

@@ -280,9 +280,7 @@ class Trouble:
         assert [row["participants"] for row in done.rows[1:4]] == [["0", "1"]] * 3
 
 
-def _attacked(
-    case: Case, kept: Kept, examples: int, *, greetings: bool = False, repeat: bool = True
-) -> Counter[str]:
+def _attacked(case: Case, kept: Kept, examples: int, *, greetings: bool = False, repeat: bool = True) -> Counter[str]:
     from fedhet.testing.handshakes import attack_handshakes
     from fedhet.testing.hostile import Recording, attack
 

@@ -121,7 +121,8 @@ def _spec(record: Mapping[str, Any]) -> Spec:
             raise WireError(f"its reply is damaged: {shown} is no name of an array")
         if not all(length.isdecimal() and length.isascii() and int(length) for length in lengths):
             raise WireError(
-                f"its reply is damaged: {shown} has no shape {','.join(lengths)!r}: what is shared has axes of at least 1"
+                f"its reply is damaged: {shown} has no shape {','.join(lengths)!r}: what is shared has axes of at "
+                "least 1"
             )
         spec[name] = (tuple(map(int, lengths)), dtype)
     size, most = sum(math.prod(shape) * DTYPES[dtype].itemsize for shape, dtype in spec.values()), memory() / ROOM

@@ -51,8 +51,8 @@ class Told:
             raise self._wrong(
                 key,
                 value,
-                f"a name that can be that of a file: printable, of at most {LONGEST_NAME} bytes, without slashes, not hidden, "
-                f"and not one of {', '.join(sorted(TAKEN_NAMES))}",
+                f"a name that can be that of a file: printable, of at most {LONGEST_NAME} bytes, without slashes, not "
+                f"hidden, and not one of {', '.join(sorted(TAKEN_NAMES))}",
             )
         return value
 

@@ -147,7 +147,9 @@ ARRAYS = st.builds(
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(st.sampled_from(sorted(FORMATS)), st.dictionaries(st.integers(0, 9), ARRAYS, min_size=1, max_size=3))
-def test_whatever_came_is_read_as_finite_numbers_or_refused(what: str, changes: dict[int, np.ndarray[Any, Any]]) -> None:
+def test_whatever_came_is_read_as_finite_numbers_or_refused(
+    what: str, changes: dict[int, np.ndarray[Any, Any]]
+) -> None:
     packed, read, dtype = FORMATS[what]
     names = [*packed, "more"]
     try:

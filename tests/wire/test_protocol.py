@@ -127,7 +127,22 @@ def test_names_that_a_file_can_have_come_through(name, tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        *("", ".", "..", ".hidden", "a/b", "a\\b", "a:b", " a", "a ", "a\nb", "a\x00", "\x1b[2J", "\u202egnp.exe", "\ud800"),
+        *(
+            "",
+            ".",
+            "..",
+            ".hidden",
+            "a/b",
+            "a\\b",
+            "a:b",
+            " a",
+            "a ",
+            "a\nb",
+            "a\x00",
+            "\x1b[2J",
+            "\u202egnp.exe",
+            "\ud800",
+        ),
         *("x" * 201, "é" * 101, "é" * 200, "pools", "Pools", "clients", "MODELS", "global"),
     ],
 )
