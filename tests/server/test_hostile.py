@@ -1,18 +1,22 @@
 """What single clients say that would cost all others the run: sizes, places and first weights."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord
 
 import fedhet
+from fedhet import config as configuration
 from fedhet import population
 from fedhet.engines.grid import LocalGrid
 from fedhet.engines.local import run_locally
 from fedhet.errors import FedhetError
 from fedhet.hypernets import start
 from fedhet.testing import Case, Run, Tampering
-from fedhet.wire import decode_arrays, encode_arrays
+from fedhet.testing.faults import at
+from fedhet.wire import Payload, Reply, Report, WireError, decode_arrays, encode_arrays
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 
@@ -182,6 +186,82 @@ def test_a_name_that_two_new_nodes_claim_is_neithers(client, tmp_path):
     reasons = [failure["reason"] for failure in done.rows[0]["failures"]]
     assert [f"as node {other} does" in reason for other, reason in zip((101, 100), reasons, strict=True)] == [True] * 2
     assert done.row(1)["participants"] == ["2", "3"]
+
+
+ALIGNED = {"reference": ["a", "b"], "blocks": ["x", "y", "z"], "chosen": [0, 2], "slots": [4, 4]}
+HARM = {"fedharm.blocks": "body.1,body.2,head; body.2,body.4,head", "fedharm.slots": "4,4", "shared-samples": 8}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, ""),
+        ({"chosen": [b"x", b"y"]}, "chosen is"),
+        ({"chosen": [0, 3]}, "chosen is"),
+        ({"chosen": [0]}, "its alignment is of other than 2 blocks"),
+        ({"blocks": [float("nan")] * 3}, "blocks is"),
+        ({"blocks": ["\x1b"] * 3}, "blocks is"),
+        ({"reference": 3}, "reference is"),
+    ],
+)
+def test_how_blocks_were_aligned_is_told_in_names_and_numbers(change, why):
+    """It stands in the state, which is JSON, and in the report."""
+    settings = {key: value for key, value in HARM.items() if key != "shared-samples"}
+    strategy = fedhet.FedHARM(configuration.resolve({"method": "fedharm", "shared-samples": 8, **settings}))
+    strategy.state.pool_size = 8
+    angles = np.ones((2, 3), np.float32)
+    payload = Payload({"alignment": {"angles": angles, "divergences": angles}}, ALIGNED | change)
+    reply = Reply("0", 14, payload, Report("0", architecture="mlp"))
+    if why:
+        with pytest.raises(WireError, match=why):
+            strategy.welcome("0", reply)
+    else:
+        strategy.welcome("0", reply)
+        assert strategy.state.alignments["mlp"]["chosen"] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("heat", "why"),
+    [
+        ({"0": np.full((3, 3), 0.5, np.float16)}, ""),
+        ({"0": np.full((3, 3), 1.5, np.float16)}, "not from 0 to 1"),
+        ({"0": np.full((3, 3), -0.5, np.float16)}, "not from 0 to 1"),
+        ({"0": np.full((3, 3), 0.5, np.float32)}, "expected float16"),
+        ({"2": np.full((3, 3), 0.5, np.float16)}, "unexpected \\['2'\\]"),
+        ({"<b>": np.full((3, 3), 0.5, np.float16)}, "unexpected"),
+        ({"0": np.full((600, 600), 0.5, np.float16)}, "no images"),
+        ({"0": np.full((3,), 0.5, np.float16)}, "no images"),
+    ],
+)
+def test_heat_maps_are_images_of_blocks_that_there_are(heat, why):
+    settings = {key: value for key, value in HARM.items() if key != "shared-samples"}
+    strategy = fedhet.FedHARM(configuration.resolve({"method": "fedharm", "shared-samples": 8, **settings}))
+    with pytest.raises(WireError, match=why) if why else nullcontext():
+        strategy.check_last(Reply("0", 14, Payload({"heat": heat}), Report("0")))
+
+
+@pytest.mark.parametrize("lost", [True, False, 0, "no", [1]])
+def test_a_client_has_not_lost_what_it_was_never_sent(lost, tmp_path):
+    """In FedMA's first round of a pass nobody was; a client that says so is refused, as one that says it otherwise."""
+
+    def after(message, name, reply):
+        if name == "1" and at([1], "1")(message, name):
+            reply.content["values"] = ConfigRecord({"lost": lost})
+
+    config = Case.of("fedma", {"fedma.sweeps": 1}).config(rounds=2)
+    run_locally(config, tmp_path / "run", app=Tampering(after=after))
+    done = Run(tmp_path / "run")
+    assert done.summary["status"] == "completed"
+    assert done.failures[:1] == [(1, "1")] * (lost is not False)
+
+
+def test_a_graph_is_no_larger_than_what_can_be_drawn():
+    strategy = fedhet.FLHAGHN(configuration.resolve({"method": "flha-ghn"}))
+    layers = Payload(values={"types": ["x"] * 2**12, "edges": [0, 1] * 100})
+    strategy.welcome("0", Reply("0", 14, layers, Report("0", architecture="mlp")))
+    for values in ({"types": ["x"] * (2**12 + 1), "edges": [0, 1]}, {"types": ["x"] * 2, "edges": [0, 1] * 2**16}):
+        with pytest.raises(WireError, match="its graph has 4097 layers|edges is"):
+            strategy.welcome("0", Reply("0", 14, Payload(values=values), Report("0", architecture="mlp")))
 
 
 def test_the_first_weights_are_not_one_clients_word_where_hostile_ones_are_reckoned_with(around):
