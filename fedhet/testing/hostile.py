@@ -207,6 +207,11 @@ def _filled(array: Array, value: float) -> Array:
     return encode_arrays({"a": found})["a"]
 
 
+def _cast(array: Array, dtype: str) -> Array:
+    with np.errstate(all="ignore"):
+        return encode_arrays({"a": decode_arrays(ArrayRecord({"a": array}))["a"].astype(dtype)})["a"]
+
+
 def _renamed(value: Any, pick: int, content: RecordDict) -> None:
     groups = [name for name in sorted(content) if isinstance(content[name], ArrayRecord)]
     if groups:
@@ -225,6 +230,7 @@ _KINDS: tuple[tuple[Callable[[Any, int, RecordDict], None], tuple[Any, ...]], ..
     (partial(_field, MetricRecord), (None, *WHOLE, *REAL, *LISTS[:7])),
     (_record, RECORDS),
     (partial(_array, lambda a, v: Array(v, a.shape, a.stype, a.data)), DTYPES),
+    (partial(_array, _cast), DTYPES[:8]),
     (partial(_array, lambda a, v: Array(a.dtype, v, a.stype, a.data)), SHAPES),
     (partial(_array, lambda a, v: Array(a.dtype, v, a.stype, b"")), SHAPES),
     (partial(_array, lambda a, v: Array(a.dtype, a.shape, v, a.data)), STYPES),
