@@ -27,6 +27,8 @@ from fedhet.representations.spectral import posteriors
 from fedhet.representations.targets import compress
 from fedhet.wire import Payload, to_arrays
 
+from ._received import check_rows, reading_request  # noqa: TID251 - this folder is fedhet.client_apps
+
 
 class FedHARM(ClientHalf[FedHARMParameters]):
     """Private phase: CE; shared phase: alpha CE + (1 - alpha) L_cos, the distance from the global descriptors."""
@@ -142,7 +144,11 @@ class FedHARM(ClientHalf[FedHARMParameters]):
             return [client.network.beside(values_of(part)) for part in made]
         if "target" not in payload.arrays:
             return None
-        return [client.network.beside(part) for part in unpack_all(payload.arrays["target"], own.parts)]
+        with reading_request("target"):
+            parts = unpack_all(payload.arrays["target"], own.parts, own.target_dtype)
+            for part in parts:
+                check_rows(part, len(client.pool))
+            return [client.network.beside(part) for part in parts]
 
     # ---- what is told
 

@@ -20,7 +20,9 @@ from fedhet.representations.packing import Factor, pack, unpack, unpack_blocks
 from fedhet.representations.scores import scores_of
 from fedhet.representations.spectral import cluster_rows
 from fedhet.representations.targets import compress, mean_rbf_blocks
-from fedhet.wire import Arrays, Payload, to_tensor
+from fedhet.wire import Arrays, Payload
+
+from ._received import check_rows, reading_request, rows_in  # noqa: TID251 - this folder is fedhet.client_apps
 
 
 class FedHeNN(ClientHalf[FedHeNNParameters]):
@@ -94,7 +96,7 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
     def _rad(self, arrays: Arrays, round: int) -> Tensor:
         """X(t), raw; augmented once where training images are, and the same for all who use it."""
         client, seed = self.client, self.client.config.seed
-        inputs = client.pool.inputs[to_tensor(arrays["rows"]).long()]
+        inputs = rows_in(arrays, client.pool.inputs, "rows of the RAD")
         if client.augment and self.parameters.augments(client.config):
             return client.augment(inputs, torch_generator(seed, AUGMENTATION, round))
         return inputs
@@ -104,9 +106,14 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
         own, client = self.parameters, self.client
         if "target" in payload.arrays:
             sent = payload.arrays["target"]
-            if own.kernel == "rbf":
-                return [client.network.beside(block) for block in unpack_blocks(sent)]
-            return client.network.beside(unpack(sent).values)
+            with reading_request("target"):
+                if own.kernel == "rbf":
+                    blocks = unpack_blocks(sent, own.target_dtype)
+                    check_rows(torch.cat([block[:, 0] for block in blocks]), len(rad))
+                    return [client.network.beside(block) for block in blocks]
+                values = unpack(sent, own.target_dtype).values
+                check_rows(values, len(rad))
+                return client.network.beside(values)
         if own.target == "inputs":
             return client.transform(rad).flatten(1)
         if own.target == "spectral":

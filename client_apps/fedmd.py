@@ -14,7 +14,9 @@ from fedhet.methods.fedmd import FedMDParameters
 from fedhet.representations.features import ROWS_AT_ONCE
 from fedhet.representations.packing import Factor, pack, unpack
 from fedhet.representations.scores import distance, scores_of, sharpened
-from fedhet.wire import Arrays, Payload, to_arrays, to_tensor
+from fedhet.wire import Arrays, Payload, to_arrays
+
+from ._received import check_rows, reading_request, rows_in  # noqa: TID251 - this folder is fedhet.client_apps
 
 
 class FedMD(ClientHalf[FedMDParameters]):
@@ -73,7 +75,9 @@ class FedMD(ClientHalf[FedMDParameters]):
         """Matching the mean scores, which are the labels of this phase."""
         own, inputs = self.parameters, self._inputs(arrays["rows"])
         if "mean" in arrays:
-            scores = unpack(arrays["mean"]).values.to(inputs.device)
+            with reading_request("mean"):
+                scores = unpack(arrays["mean"], own.scores_dtype).values.to(inputs.device)
+                check_rows(scores, len(inputs))
         else:
             scores = alone(self._scores(inputs))
             scores = sharpened(scores, own.temperature) if own.average == "entropy-reduced" else scores
@@ -87,7 +91,7 @@ class FedMD(ClientHalf[FedMDParameters]):
 
     def _inputs(self, arrays: Arrays) -> Tensor:
         """The pool's examples at these rows, raw."""
-        return self.client.pool.inputs[to_tensor(arrays["rows"]).long()]
+        return rows_in(arrays, self.client.pool.inputs, "rows of the pool")
 
     def _scores(self, inputs: Tensor) -> Pausing[Tensor]:
         """Class scores of raw inputs, (n, C), in evaluation mode.

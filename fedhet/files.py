@@ -18,9 +18,26 @@ LOCK = ".lock"
 """The file by which a folder is kept for one process."""
 
 
+LONGEST_NAME = 200
+"""Bytes of a name; those of a file may have 255, with its ending and while it is being written."""
+
+TAKEN_NAMES = frozenset({"clients", "models", "pools", "global"})
+"""Names that a folder of state or of models has for things of its own."""
+
+
 def plain_name(text: str) -> bool:
-    """Whether text can be the name of a file or folder in any folder, and leads nowhere else."""
-    return 0 < len(text) <= 200 and text.isprintable() and text not in (".", "..") and not {*text} & {*"/\\:"}
+    """Whether text can be the name of a file or folder that is a client's, a run's or a pool's, and leads nowhere else.
+
+    It is printable, no longer than `LONGEST_NAME`, not hidden, and none of `TAKEN_NAMES` on any file system.
+    """
+    return (
+        text.isprintable()
+        and 0 < len(text.encode()) <= LONGEST_NAME
+        and text == text.strip()
+        and not text.startswith(".")
+        and not {*text} & {*"/\\:"}
+        and text.casefold() not in TAKEN_NAMES
+    )
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

@@ -1,6 +1,6 @@
 """What FedMA's and PFNM's server halves share: what all clients' networks look like, and the results."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ from torch import nn
 from fedhet.errors import FedhetError
 from fedhet.graphs import PermutationGroups, resize, widths_of
 from fedhet.matching import pictures
-from fedhet.matching.groups import Matching, understand
+from fedhet.matching.groups import Matching, describe, understand
 from fedhet.methods._matching import MatchingParameters
 from fedhet.server import ArraysBy, FederatedStrategy, State, check_class_counts
 from fedhet.sharing import is_statistic
@@ -44,9 +44,19 @@ class MatchedStrategy(FederatedStrategy[M, T]):
 
     state_class = MatchedState
 
+    def kind_of(self, reply: Reply) -> Hashable:
+        """The same permutation groups but for their widths, and labels of the same kind."""
+        groups = self._understood(self._groups_in(reply), reply)
+        alike = groups.with_widths([1] * len(groups))
+        return super().kind_of(reply), describe(alike), reply.told.flag("classes")
+
+    @staticmethod
+    def _groups_in(reply: Reply) -> str:
+        return reply.told.text("groups", longest=2**20)
+
     def welcome(self, client: str, reply: Reply) -> None:
         """All clients must have the same permutation groups but for their widths, which each finds in its own model."""
-        state, groups, classes = self.state, reply.told.text("groups", longest=2**20), reply.told.flag("classes")
+        state, groups, classes = self.state, self._groups_in(reply), reply.told.flag("classes")
         if (groups, classes) == (state.groups, state.classes):
             return
         told = self._understood(groups, reply)

@@ -26,6 +26,9 @@ from fedhet.wire import Arrays, Payload, Reply, WireError, check, to_tensor
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
+MOST_PIXELS = 2**18
+"""Of a heat map, which is drawn in the report."""
+
 
 @dataclass
 class FedHARMState(State):
@@ -69,7 +72,10 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
             log.warning("client %s fills fewer slots than fedharm.slots has, its blocks are smaller: %s", client, told)
         self.state.slots = {**self.state.slots, client: slots}
         if measured := reply.arrays.get("alignment"):
-            found = {name: list(reply.payload.values.get(name) or ()) for name in ("reference", "blocks", "chosen")}
+            found: dict[str, Any] = {name: reply.told.texts(name) for name in ("reference", "blocks")}
+            found["chosen"] = reply.told.counts("chosen", at_most=len(found["blocks"]) - 1)
+            if not len(found["chosen"]) == len(found["reference"]) == len(own.lengths):
+                raise WireError(f"its alignment is of other than {len(own.lengths)} blocks")
             spec = (len(found["reference"]), len(found["blocks"])), "float32"
             check(measured, {"angles": spec, "divergences": spec}, "its alignment of blocks")
             found |= {name: array.tolist() for name, array in measured.items()}
@@ -155,7 +161,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         """
         own = self.parameters
         try:
-            parts = unpack_all(told, own.parts)
+            parts = unpack_all(told, own.parts, own.target_dtype)
             check_told(own.align, parts, self.state.pool_size, self.state.slots.get(client, ()))
         except ValueError as error:
             raise WireError(f"its descriptors of the shared images cannot be used: {error}") from error
@@ -182,11 +188,13 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
     # ---- report
 
     def check_last(self, reply: Reply) -> None:
-        """Heat maps are (h, w), one a block."""
-        heat = reply.arrays.get("heat", {})
-        check(heat, {name: (heat[name].shape[-2:], "float16") for name in heat}, "its heat maps")
-        if any(array.ndim != 2 or not 0 < array.size <= 2**20 for array in heat.values()):
+        """Heat maps are (h, w), one a block, with numbers from 0 to 1."""
+        heat, blocks = reply.arrays.get("heat", {}), [str(block) for block in range(len(self.parameters.lengths))]
+        check(heat, {name: (heat[name].shape[-2:], "float16") for name in blocks if name in heat}, "its heat maps")
+        if any(array.ndim != 2 or not 0 < array.size <= MOST_PIXELS for array in heat.values()):
             raise WireError("its heat maps are no images")
+        if any(array.min() < 0 or array.max() > 1 for array in heat.values()):
+            raise WireError("its heat maps have numbers that are not from 0 to 1")
 
     def conclude(self, replies: Mapping[str, Reply]) -> None:
         """Keep the heat maps."""

@@ -86,6 +86,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         own = self.parameters
         if not own.eta0:
             return
+        self._check_listed(reply)
         if self._represents:
             if self.pool() is None:
                 raise FedhetError(NO_POOL)
@@ -224,11 +225,21 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         if self.parameters.peer_weights == "examples":
             examples = [self.state.clients[client].examples for client in clients]
             return [count / sum(examples) for count in examples]
-        listed = fedhenn.listed_weights(self.parameters.peer_weights)
-        places = self._places()
-        if (count := 1 + max(places.values())) > len(listed):
-            raise ConfigError(f"fedhenn.peer-weights has {len(listed)} numbers for {count} clients")
+        listed, places = fedhenn.listed_weights(self.parameters.peer_weights), self._places()
         return [listed[places[client]] for client in clients]
+
+    def _check_listed(self, reply: Reply) -> None:
+        """Where weights are listed there must be one for this client, and for all those that it says there are.
+
+        Raises:
+            ConfigError: there are fewer.
+        """
+        if self.parameters.peer_weights in ("uniform", "examples"):
+            return
+        listed, place = fedhenn.listed_weights(self.parameters.peer_weights), reply.report.partition
+        count = max(len(self.state.clients) + 1, place[1] if place and reply.client == str(place[0]) else 0)
+        if count > len(listed):
+            raise ConfigError(f"fedhenn.peer-weights has {len(listed)} numbers for {count} clients")
 
     def _places(self) -> dict[str, int]:
         """Each client's place in order of name, also of those that are still to come where partitions tell."""
@@ -245,7 +256,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
 
     def _unpacked(self, what: str, reply: Reply, rows: int) -> None:
         try:
-            values = unpack(reply.arrays[what]).values
+            values = unpack(reply.arrays[what], "float16" if what == "probe" else self.parameters.target_dtype).values
             check_told_features(values, what)
             if what == "posteriors":
                 check_posteriors(values)

@@ -29,7 +29,7 @@ from fedhet.matching.groups import (
 from fedhet.methods import fedma
 from fedhet.randomness import derive_seed
 from fedhet.server import ArraysBy
-from fedhet.wire import Arrays, Payload, Reply, cast, check, narrowed
+from fedhet.wire import Arrays, Payload, Reply, WireError, cast, check, narrowed
 
 from ._matched import MatchedState, MatchedStrategy  # noqa: TID251 - this folder is fedhet.strategies
 
@@ -133,9 +133,11 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
 
     def check_reply(self, reply: Reply) -> None:
         """All parameters of the groups that are due, in the client's widths and the global ones."""
-        if "lost" in reply.payload.values:
-            return
         client, step, sizes = reply.client, self.state.step, self.sizes
+        if reply.told.flag("lost", False):
+            if "place" not in self._news(client).values:
+                raise WireError("it says that it lost what it kept of earlier rounds, and needed nothing of them")
+            return
         done = len(self._assignments(client))
         widths = [*sizes[:done], *self.widths(client)[done:]]
         shapes, spec = self.groups.shapes(widths), self.specs[client]
@@ -156,7 +158,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Match the group that is due, or average the output layer and complete the pass."""
         state, step = self.state, self.state.step
-        there = {client: reply for client, reply in replies.items() if "lost" not in reply.payload.values}
+        there = {client: reply for client, reply in replies.items() if not reply.told.flag("lost", False)}
         for client in replies.keys() - there.keys():
             state.places.pop(client, None)
         states, late = {}, {}

@@ -81,7 +81,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
         if "scores" not in reply.arrays:
             raise WireError("its scores are missing")
         try:
-            scores = unpack(reply.arrays["scores"]).values
+            scores = unpack(reply.arrays["scores"], own.scores_dtype).values
             check_told_features(scores, "scores")
             if own.scores == "probabilities":
                 check_posteriors(scores)
@@ -92,6 +92,8 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
             raise WireError(f"its scores have shape {list(scores.shape)}, expected {list(expected)}")
         if own.classes == "handled":
             check(reply.arrays.get("handled", {}), {"classes": ((classes,), "uint8")}, "its handled classes")
+            if reply.arrays["handled"]["classes"].max(initial=0) > 1:
+                raise WireError("its handled classes are not each 0 or 1")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """The mean of what was told in this round, to be learnt in the next."""

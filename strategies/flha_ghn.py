@@ -1,7 +1,7 @@
 """FLHA-GHN, server half: averages the hypernetwork (Litany et al., 2022, algorithm 1)."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,9 @@ from fedhet.hypernets import start
 from fedhet.methods import flha_ghn
 from fedhet.server import FederatedStrategy, RunningMean, State
 from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, to_arrays
+
+MOST_LAYERS = 2**12
+"""Layers of a graph that a client tells: it is drawn in the report."""
 
 
 @dataclass
@@ -29,11 +32,22 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
         super().__init__(*args, **settings)
         self.takes_in = self.rule.plain  # other rules need all of them at once
 
+    def kind_of(self, reply: Reply) -> Hashable:
+        """With the same heads for all, the same arrays."""
+        return super().kind_of(reply), tuple(reply.report.spec.items()) if self._alike else ()
+
+    @property
+    def _alike(self) -> bool:
+        """Whether all clients hold the same arrays."""
+        return self.parameters.share == "all" or self.parameters.head == "tiled"
+
     def welcome(self, client: str, reply: Reply) -> None:
         """Keep the client's graph for the report, if it told."""
         told = reply.told
         if "types" in told and reply.report.architecture:
             types, ends = told.texts("types"), told.counts("edges")
+            if len(types) > MOST_LAYERS:
+                raise WireError(f"its graph has {len(types)} layers, and the server takes up to {MOST_LAYERS}")
             if len(ends) % 2 or max(ends, default=0) >= max(len(types), 1):
                 raise WireError("the edges of its graph are not between its layers")
             edges = [list(edge) for edge in zip(ends[::2], ends[1::2], strict=True)]
@@ -41,8 +55,19 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
             self.state.graphs = self.state.graphs | {reply.report.architecture: graph}
 
     def first_arrays(self, missing: Spec) -> Arrays:
-        """Drawn from the seed, each by its name and shape alone."""
-        return to_arrays({key: start(key, shape, self.config.seed) for key, (shape, _) in missing.items()})
+        """Drawn from the seed, each by its name and shape alone.
+
+        Raises:
+            WireError: a hypernetwork has no such parameter, or all have the same, and this is another.
+        """
+        if self._alike and self.state.model:
+            raise WireError(
+                f"{next(iter(missing))[:100]} is none of the arrays of the hypernetwork that all clients hold"
+            )
+        try:
+            return to_arrays({key: start(key, shape, self.config.seed) for key, (shape, _) in missing.items()})
+        except ValueError as error:
+            raise WireError(str(error)) from error
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         """The hypernetwork, or each client's part of it."""

@@ -11,6 +11,21 @@ from torch import Tensor
 from fedhet.hypernets.design import std_of
 from fedhet.randomness import torch_generator
 
+PARTS = {
+    "base": 2,
+    "dense": 3,
+    "left": 3,
+    "basis": 3,
+    "right": 3,
+    "bias": 1,
+    "change": 3,
+    "vector": 2,
+}
+"""Axes that a part of a head has at least."""
+
+GROUPS = ("embedding", "latents", "tiles")
+"""Where its other parameters are."""
+
 BASE = 4.0
 """Factor of a base weight: a step moves a weight about |z|^2 = 16 times as far through the dense head, and so here."""
 
@@ -22,7 +37,11 @@ def start(key: str, shape: tuple[int, ...], seed: int) -> Tensor:
         key: its name; of a head `heads.<type>.<role>.<part>`, of what heads are given `latents.<part>.<type>`.
         shape: its shape.
         seed: of the run.
+
+    Raises:
+        ValueError: a hypernetwork has no such parameter.
     """
+    _check(key, shape)
     parts, generator = key.split("."), torch_generator(seed, "hypernetwork", key)
     if key.startswith("embedding.steps"):
         # PyTorch's own: messages are faint at first, so layers of one type begin alike and training tells them apart.
@@ -35,6 +54,16 @@ def start(key: str, shape: tuple[int, ...], seed: int) -> Tensor:
     if std:
         value.normal_(std=std, generator=generator)
     return value
+
+
+def _check(key: str, shape: tuple[int, ...]) -> None:
+    parts = key.split(".")
+    if parts[0] == "heads" and len(parts) == 4:
+        least = PARTS.get(parts[-1])
+    else:
+        least = 1 if parts[0] in GROUPS and len(parts) > 1 else None
+    if least is None or len(shape) < least or not all(shape):
+        raise ValueError(f"a hypernetwork has no parameter {key[:100]} of shape {list(shape)}")
 
 
 def _of_head(type: str, part: str, shape: tuple[int, ...]) -> float:

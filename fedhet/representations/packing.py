@@ -1,6 +1,6 @@
 """Targets as arrays to send: float16 scaled by one power of two, int8 for columns that matter little."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,6 +37,9 @@ def column_steps(columns: Tensor) -> Tensor:
     """The step of each column's one-byte rounding, (r,), positive: its largest entry is 127 steps."""
     return columns.abs().amax(0).clamp_min(torch.finfo(torch.float32).tiny) / 127
 
+
+EXPONENTS = (-163, 113)
+"""Those by which float32 numbers, the smallest and the largest, come near float16's largest."""
 
 LARGEST = 1e6
 """Features beyond this are as good as infinite: CKA squares their inner products, in float32."""
@@ -88,18 +91,25 @@ def pack(factor: Factor, dtype: WireDtype = "float16") -> Packed:
     }
 
 
-def unpack(packed: Mapping[str, npt.NDArray[np.generic]]) -> Factor:
+def unpack(packed: Packed, dtype: WireDtype | None = None) -> Factor:
     """The factor that `pack` made these of, in float32, without what was known of how it came about.
 
+    Args:
+        packed: the arrays.
+        dtype: that of `pack`; None: either.
+
     Raises:
-        ValueError: if an entry is missing, the arrays do not fit together or are not finite.
+        ValueError: if they are not exactly those that `pack` makes with this dtype: an array is missing or one too
+            many, is of another dtype, does not fit the others or is not finite.
     """
-    fine, coarse, steps = (_array(packed, key, "f" if key != "coarse" else "i") for key in ("fine", "coarse", "steps"))
+    _check_names(packed, ("fine", "coarse", "steps", "exponent"))
+    fine, coarse = _array(packed, "fine", _either(dtype)), _array(packed, "coarse", ("int8",))
+    steps = _steps(packed)
     if fine.ndim != 2 or coarse.ndim != 2 or len(fine) != len(coarse) or steps.shape != coarse.shape[1:]:
         raise ValueError(f"a packed factor's arrays do not fit: {fine.shape}, {coarse.shape} and {steps.shape}")
-    values = np.concatenate(
-        [_unscaled(fine, _number(packed, "exponent")), coarse.astype(np.float32) * steps.astype(np.float32)], 1
-    )
+    if fine.dtype == np.float32 and coarse.size:
+        raise ValueError("a packed factor has columns of one byte beside those of float16 only")
+    values = np.concatenate([_unscaled(fine, packed), coarse.astype(np.float32) * steps], 1)
     check_finite_features(torch.from_numpy(values), "a packed factor")
     return Factor(torch.from_numpy(values), coarse.shape[1])
 
@@ -121,17 +131,19 @@ def pack_blocks(kernels: Sequence[Tensor], dtype: WireDtype = "float16") -> Pack
     return {"triangles": triangles, "sizes": sizes, "exponent": np.array(exponent, np.int16)}
 
 
-def unpack_blocks(packed: Mapping[str, npt.NDArray[np.generic]]) -> list[Tensor]:
-    """The blocks that `pack_blocks` made these of, in float32.
-
-    Raises:
-        ValueError: if an entry is missing, the arrays do not fit together or are not finite.
-    """
-    triangles, sizes = _array(packed, "triangles", "f"), _array(packed, "sizes", "i").astype(np.int64)
+def unpack_blocks(packed: Packed, dtype: WireDtype | None = None) -> list[Tensor]:
+    """The blocks that `pack_blocks` made these of, in float32; arguments and errors as of `unpack`."""
+    _check_names(packed, ("triangles", "sizes", "exponent"))
+    triangles, sizes = _array(packed, "triangles", _either(dtype)), _array(packed, "sizes", ("int32",)).astype(np.int64)
+    if triangles.ndim != 1 or sizes.ndim != 1 or sizes.min(initial=1) < 1 or len(sizes) > len(triangles):
+        raise ValueError(f"packed blocks do not fit: triangles of shape {triangles.shape} and sizes {sizes.shape}")
     lengths = sizes * (sizes + 1) // 2
-    if triangles.ndim != 1 or lengths.sum() != len(triangles):
-        raise ValueError(f"packed blocks of {sizes.tolist()} rows need {lengths.sum()} entries, got {triangles.shape}")
-    values = _unscaled(triangles, _number(packed, "exponent"))
+    if lengths.sum(dtype=float) != len(triangles):
+        raise ValueError(
+            f"packed blocks of {sizes[:9].tolist()} rows need {lengths.sum(dtype=float):g} entries, "
+            f"got {len(triangles)}"
+        )
+    values = _unscaled(triangles, packed)
     if not np.isfinite(values).all():
         raise ValueError("packed blocks must be finite, got NaN or infinity")
     kernels = []
@@ -161,20 +173,17 @@ def pack_rows(values: Tensor, dtype: RowDtype = "float16") -> Packed:
     return {"rows": rows, "exponent": np.array(exponent, np.int16)}
 
 
-def unpack_rows(packed: Mapping[str, npt.NDArray[np.generic]]) -> Tensor:
-    """The vectors that `pack_rows` made these of, `(n, k)` float32.
-
-    Raises:
-        ValueError: if an entry is missing, the arrays do not fit together or are not finite.
-    """
-    rows = _array(packed, "rows", "fi")
+def unpack_rows(packed: Packed, dtype: RowDtype | None = None) -> Tensor:
+    """The vectors that `pack_rows` made these of, `(n, k)` float32; arguments and errors as of `unpack`."""
+    rows = _array(packed, "rows", _either(dtype, "int8"))
     if rows.dtype.kind == "f":
-        found = torch.from_numpy(_unscaled(rows, _number(packed, "exponent")))
+        found = torch.from_numpy(_unscaled(rows, packed))
     else:
-        steps = _array(packed, "steps", "f")
-        if steps.shape != rows.shape[:1]:
+        steps = _steps(packed)
+        if rows.ndim != 2 or steps.shape != rows.shape[:1]:
             raise ValueError(f"packed rows do not fit: {rows.shape} with steps {steps.shape}")
-        found = torch.from_numpy(rows.astype(np.float32) * steps.astype(np.float32)[:, None])
+        found = torch.from_numpy(rows.astype(np.float32) * steps[:, None])
+    _check_names(packed, ("rows", "exponent" if rows.dtype.kind == "f" else "steps"))
     check_finite_features(found, "packed rows")
     return found
 
@@ -186,19 +195,25 @@ def pack_all(parts: Sequence[Factor | Tensor], dtype: RowDtype = "float16") -> P
     return {f"{place}/{key}": array for place, part in enumerate(packed) for key, array in part.items()}
 
 
-def unpack_all(group: Mapping[str, npt.NDArray[np.generic]], count: int) -> list[Tensor]:
+def unpack_all(group: Packed, count: int, dtype: RowDtype | None = None) -> list[Tensor]:
     """The values of the factors and vectors that `pack_all` made these of, in float32.
+
+    Args:
+        group: the arrays.
+        count: how many there must be.
+        dtype: that of `pack_all`; None: any.
 
     Raises:
         ValueError: there are not as many as `count`, or one cannot be read.
     """
-    parts: list[Packed] = [{} for _ in range(count)]
+    parts: dict[str, Packed] = {str(place): {} for place in range(count)}
     for name, array in group.items():
         place, _, key = name.partition("/")
-        if not place.isdecimal() or int(place) >= count:
-            raise ValueError(f"there must be {count} packed parts, and {name!r} is of none of them")
-        parts[int(place)][key] = array
-    return [unpack(part).values if "fine" in part else unpack_rows(part) for part in parts]
+        if place not in parts:
+            raise ValueError(f"there must be {count} packed parts, and {name[:50]!r} is of none of them")
+        parts[place][key] = array
+    of_factors: WireDtype | None = "float16" if dtype == "int8" else dtype
+    return [unpack(p, of_factors).values if "fine" in p else unpack_rows(p, dtype) for p in parts.values()]
 
 
 def _scaled(values: npt.NDArray[np.float32], dtype: WireDtype) -> tuple[npt.NDArray[np.generic], int]:
@@ -212,23 +227,44 @@ def _scaled(values: npt.NDArray[np.float32], dtype: WireDtype) -> tuple[npt.NDAr
     return np.ldexp(values, -exponent).astype(np.float16), exponent
 
 
-def _unscaled(values: npt.NDArray[np.generic], exponent: float) -> npt.NDArray[np.float32]:
+def _unscaled(values: npt.NDArray[np.generic], packed: Packed) -> npt.NDArray[np.float32]:
+    """What `_scaled` made these of; with an exponent that it cannot have given, an error.
+
+    Raises:
+        ValueError: there is no exponent, or it is another.
+    """
+    exponent = _array(packed, "exponent", ("int16",))
+    least, most = (0, 0) if values.dtype == np.float32 else EXPONENTS
+    if exponent.shape != () or not least <= int(exponent) <= most:
+        shown = int(exponent) if exponent.shape == () else f"of shape {exponent.shape}"
+        raise ValueError(f"a packed target's exponent is {shown}, must be a number from {least} to {most}")
     with np.errstate(over="ignore"):  # what overflows is found by who looks for infinities
-        return np.ldexp(values.astype(np.float32), int(exponent))
+        return np.asarray(np.ldexp(values.astype(np.float32), int(exponent)))
 
 
-def _array(packed: Mapping[str, npt.NDArray[np.generic]], key: str, kinds: str) -> npt.NDArray[np.generic]:
-    """The array of this name, its dtype of one of these kinds (of `np.dtype.kind`)."""
+def _steps(packed: Packed) -> npt.NDArray[np.float32]:
+    """The units of rows or columns of one byte an entry."""
+    steps = _array(packed, "steps", ("float32",)).astype(np.float32)
+    if not (np.isfinite(steps) & (steps > 0)).all():
+        raise ValueError("a packed target's steps must be positive and finite")
+    return steps
+
+
+def _either(dtype: str | None, *others: str) -> tuple[str, ...]:
+    """The dtypes of what is rounded as asked for; all that there are, if nothing was."""
+    return (dtype,) if dtype else ("float16", "float32", *others)
+
+
+def _check_names(packed: Packed, names: Sequence[str]) -> None:
+    if wrong := sorted(packed.keys() - {*names}):
+        raise ValueError(f"a packed target has the arrays {', '.join(names)}, and not {wrong[0][:50]!r}")
+
+
+def _array(packed: Packed, key: str, dtypes: Sequence[str]) -> npt.NDArray[np.generic]:
+    """The array of this name, its dtype one of these."""
     value = packed.get(key)
     if not isinstance(value, np.ndarray):
         raise ValueError(f"a packed target needs an array {key!r}, got {type(value).__name__}")
-    if value.dtype.kind not in kinds:
-        raise ValueError(f"a packed target's {key!r} cannot be of dtype {value.dtype}")
+    if value.dtype not in [np.dtype(each) for each in dtypes]:
+        raise ValueError(f"a packed target's {key!r} cannot be of dtype {value.dtype}, only of {' or '.join(dtypes)}")
     return value
-
-
-def _number(packed: Mapping[str, npt.NDArray[np.generic]], key: str) -> float:
-    value = _array(packed, key, "fib")
-    if value.shape != () or not np.isfinite(value):
-        raise ValueError(f"a packed target needs a number {key!r}, got an array of shape {value.shape}")
-    return float(value)

@@ -1,7 +1,8 @@
 """A server half that talks with its clients: it greets them, sends, waits, and checks what comes back."""
 
 import logging
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedhet.server.newcomers import comes_last
 from fedhet.server.robust import Rule, put_together
 from fedhet.server.roster import agree_on_pool, most_alike_first
 from fedhet.server.state import ClientRecord
-from fedhet.wire import Arrays, Encoder, Payload, Reply, Request, check_finite
+from fedhet.wire import Arrays, Encoder, Payload, Reply, Request, Spec, check_finite
 from fedhet.wire.protocol import FIRST, GREET, JOIN, name_in, with_pool
 
 log = logging.getLogger("flwr").getChild("fedhet")
@@ -50,6 +51,53 @@ class Conversation(ServerHalf[P, S]):
         """Leave a valid reply out of this round after all: it is a failure of that client, with the reason."""
         self._round.fail(client, reason)
 
+    def _made_for(
+        self, clients: Sequence[str], make: Callable[[Sequence[str]], dict[str, Payload]]
+    ) -> dict[str, Payload]:
+        """What a hook makes for clients; one for whom alone it raises what nobody raises on purpose is left out.
+
+        Raises:
+            FedhetError: the hook raised it, or it raises for each of several or for none alone, which is none's fault.
+        """
+        before = self.state.aside()
+        try:
+            return make(clients)
+        except FedhetError:
+            raise
+        except Exception as error:
+            whole = error
+        faults, spoilt = exchanges.Faults(), dict[str, str]()
+        for client in clients:
+            self.state = before.aside()
+            try:
+                make([client])
+            except Exception as error:
+                spoilt[client] = faults.reason(client, error, "what it told of itself")
+        self.state = before
+        with self._guarded(self._round.number, f"make what clients {', '.join(clients)} receive"):
+            if not spoilt or 1 < len(spoilt) == len(clients):
+                raise whole
+            for client, reason in spoilt.items():
+                self.refuse(client, reason)
+            return make([client for client in clients if client not in spoilt])
+
+    @contextmanager
+    def _guarded(self, round: int, doing: str) -> Iterator[None]:
+        """What a method's hooks raise of valid replies is no client's fault, and ends the run.
+
+        Raises:
+            FedhetError: what failed, and where the run can go on.
+        """
+        try:
+            yield
+        except FedhetError:
+            raise
+        except Exception as error:
+            raise FedhetError(
+                f"round {round}: {self.name} failed to {doing} ({type(error).__name__}: {error}); the last state that "
+                f"was saved is that after round {round - 1}, the last complete one, from which a resumed run goes on"
+            ) from error
+
     # ---- clients
 
     def _greet(self, grid: Grid, *, newcomers: bool = False) -> None:
@@ -76,12 +124,12 @@ class Conversation(ServerHalf[P, S]):
         make = partial(exchanges.message, config=self.config, round=self._round, further=self._further)
         messages = [make(MessageType.QUERY, node, encoder(greeting), request) for node in new]
         came = exchanges.by_node(self._send(messages), self._round, self.roster, self.config.timeout)
-        faults, opened = exchanges.Faults(), dict[int, tuple[Hashable, Reply]]()
+        faults, opened, contested = exchanges.Faults(), dict[int, tuple[Hashable, Reply]](), dict[int, str]()
 
         def refused(node: int, name: str, error: Exception, *, again: bool = False) -> None:
             if not again:
-                self.roster.refused[node] = name if name in self.roster.nodes else ""
-            who = name or f"at node {node}"
+                self.roster.refused[node] = ""
+            who = name if name and name not in self.roster.nodes else f"at node {node}"
             self._round.fail(who, faults.reason(who, error))
 
         for node, message in came:
@@ -90,13 +138,20 @@ class Conversation(ServerHalf[P, S]):
                 if not newcomers and comes_last(reply.report, self.config.newcomers):
                     self.roster.waiting.add(node)
                     continue
-                opened[node] = self.kind_of(reply), reply
+                kind = self.kind_of(reply)
+                hash(kind)
+                opened[node] = kind, reply
             except Exception as error:  # whatever one client's reply raises is that client's refusal
                 refused(node, name_in(message), error, again=message.has_error())  # one that only failed is asked again
+        for node, others in self.roster.rivals({node: reply.client for node, (_, reply) in opened.items()}).items():
+            name = opened.pop(node)[1].client
+            self._round.fail(f"at node {node}", self.roster.contest(name, others))
+            contested[node] = name
+        self.roster.refused |= contested
         for node in most_alike_first(opened, averaged=self.traits.shares.averaged and self.traits.networks != "widths"):
             reply = opened[node][1]
             try:
-                self._admit(node, reply)
+                self._admit(node, reply, joining=newcomers)
             except Exception as error:
                 refused(node, reply.client, error)
                 continue
@@ -105,20 +160,23 @@ class Conversation(ServerHalf[P, S]):
         if not self.roster.nodes:
             faults.blame_nobody()
 
-    def _admit(self, node: int, reply: Reply) -> None:
+    def _admit(self, node: int, reply: Reply, *, joining: bool) -> None:
         report, traits, known = reply.report, self.traits, self.state.clients
         for name, group in reply.arrays.items():
             check_finite(group, f"its {name[:100]}")
         self.roster.check(self.name, reply, networks=traits.networks, averaged=traits.shares.averaged)
-        if report.client not in known:
-            before = self.state.aside()
-            try:
+        before = self.state.aside()
+        try:
+            if report.client not in known:
                 if traits.pool != "none":
                     agree_on_pool(self.state, reply, self.pool(), labelled=traits.pool == "labelled")
                 self.welcome(report.client, reply)
-            except Exception:  # one that is refused settles nothing for the others
-                self.state = before
-                raise
+            if traits.shares.averaged and not joining:
+                self._make_first_arrays(report.spec)
+        except Exception:  # one that is refused settles nothing for the others
+            self.state = before
+            raise
+        if report.client not in known:
             known[report.client] = ClientRecord(reply.examples, report.architecture, partition=report.partition)
         elif known[report.client].examples != reply.examples:
             log.warning(
@@ -135,6 +193,12 @@ class Conversation(ServerHalf[P, S]):
             self._notes.add(report.note)
             log.warning("client %s: %s", report.client, report.note)
 
+    def _make_first_arrays(self, spec: Spec) -> None:
+        """What one client shares and nobody has given yet, where the server makes it."""
+        missing = {key: each for key, each in spec.items() if key not in self.state.model | self._initial}
+        if missing and (made := self.first_arrays(missing)) is not None:
+            self.state.model = self.state.model | made
+
     def _ready(self) -> None:
         """What depends on the clients that are there: what is shared before the first round, and how many rounds."""
         if self.traits.shares.averaged:
@@ -142,12 +206,8 @@ class Conversation(ServerHalf[P, S]):
             if self._initial:
                 self.state.model = self.state.model | given(self._initial, shared, tell=not self.state.round)
                 self._initial = {}
-            if missing := {key: spec for key, spec in shared.items() if key not in self.state.model}:
-                made = self.first_arrays(missing)
-                if made is not None:
-                    self.state.model = self.state.model | made
-                elif self.traits.together and self.config.shared_init:
-                    self._fetch_first_arrays()
+            if shared.keys() - self.state.model.keys() and self.traits.together and self.config.shared_init:
+                self._fetch_first_arrays()
         if (rounds := self.rounds()) != self.config.rounds:
             self._override({"rounds": rounds})
 
@@ -179,7 +239,7 @@ class Conversation(ServerHalf[P, S]):
         known = set(self.present)
         self._greet(grid, newcomers=True)
         new = [client for client in self.present if client not in known]
-        payloads = self.evaluated_with(new, amid_training=False)
+        payloads = self._made_for(new, partial(self.evaluated_with, amid_training=False))
         if not self.traits.alone:
             for client in [client for client, payload in payloads.items() if not payload.arrays]:
                 del payloads[client]

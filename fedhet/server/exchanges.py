@@ -201,14 +201,14 @@ class Faults:
         self._raised: dict[str, Exception] = {}
         self._meant = False
 
-    def reason(self, client: str, error: Exception) -> str:
-        """Why this client is left out."""
+    def reason(self, client: str, error: Exception, of: str = "its reply") -> str:
+        """Why this client is left out, who is shown by what was read."""
         if isinstance(error, FedhetError):
             self._meant = True
             return str(error)
-        log.warning("client %s: its reply raised", client, exc_info=error)
+        log.warning("client %s: %s raised", client, of, exc_info=error)
         self._raised[client] = error
-        return f"its reply cannot be used: {_shown(error)}"
+        return f"{of} cannot be used: {_shown(error)}"
 
     def blame_nobody(self) -> None:
         """Find out whether all replies raised the same, where none could be used.

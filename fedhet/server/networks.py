@@ -1,5 +1,8 @@
 """Networks like the clients', for methods that hold client models at the server."""
 
+from contextlib import nullcontext
+
+import torch
 from torch import nn, random
 
 from fedhet import population
@@ -55,7 +58,15 @@ def check_like(report: Report, config: Config, model: ModelFunction | None, way_
     Raises:
         FedhetError: it does not, and the way out.
     """
-    built = network_like(report.client, report.architecture, report.partition, config, model, way_out)
+    told = report.client, report.architecture, report.partition, config, model, way_out
+    if not model:
+        population.dataset_of(config)  # which is kept, and so is not to be read where there are no values
+    try:
+        # Without its weights, which nobody has asked for before they are known to be those of the client.
+        with nullcontext() if model else torch.device("meta"):
+            built = network_like(*told)
+    except (NotImplementedError, RuntimeError):  # it computes while it is built
+        built = network_like(*told)
     if (spec := spec_of(built.state_dict())) != report.spec:
         raise FedhetError(
             f"its {difference(report.spec, spec)} unlike in the network that the server would build for it: {way_out}"

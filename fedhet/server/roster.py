@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ class Roster:
 
     Attributes:
         nodes: the node of each client that is there, in order of client name.
-        refused: nodes that cannot take part, and whose name bars them, if one does.
+        refused: nodes that cannot take part, and the name that others go by too, where that is why.
         specs: names, shapes and dtypes of what each client shares, of those that left too.
         waiting: nodes whose clients come after the last round.
         keys: for each shared key, what its arrays are like, and the first client that has it.
@@ -68,9 +68,33 @@ class Roster:
         """
         present = set(grid.get_node_ids())
         self.nodes = {client: node for client, node in self.nodes.items() if node in present}
-        self.refused = {node: name for node, name in self.refused.items() if not name or name in self.nodes}
+        self.refused = {node: name for node, name in self.refused.items() if node in present}
+        alone = self.refused.keys() - self.rivals({node: name for node, name in self.refused.items() if name})
+        self.refused = {node: name for node, name in self.refused.items() if not name or node not in alone}
         self.waiting = set() if newcomers else self.waiting & present
         return sorted(present - set(self.nodes.values()) - self.refused.keys() - self.waiting)
+
+    def rivals(self, claims: Mapping[int, str]) -> dict[int, list[int]]:
+        """The other nodes that are there and go by the same name: clients, nodes refused for it, and those asked about.
+
+        Args:
+            claims: nodes that are no clients, and the name that each goes by.
+
+        Returns:
+            For each of the nodes that has any.
+        """
+        by_name: dict[str, set[int]] = {name: {node} for name, node in self.nodes.items()}
+        for node, name in (*self.refused.items(), *claims.items()):
+            by_name.setdefault(name, set()).add(node)
+        return {node: others for node, name in claims.items() if (others := sorted(by_name[name] - {node}))}
+
+    def contest(self, name: str, others: Sequence[int]) -> str:
+        """Why a node cannot go by a name that others go by as well."""
+        also = f"nodes {', '.join(map(str, others))} do" if len(others) > 1 else f"node {others[0]} does"
+        whose = (
+            "which had it first" if name in self.nodes else "and nobody can tell whose it is: none of them is admitted"
+        )
+        return f"it goes by the name {name!r}, as {also}, {whose}; each needs a partition-id (or name) of its own"
 
     def check(self, method: str, reply: Reply, *, networks: str, averaged: bool) -> None:
         """Find out whether a client fits those that are known.
@@ -86,8 +110,6 @@ class Roster:
             FedhetError: it does not; with the first thing in which it differs, and from whom.
         """
         name, report = reply.client, reply.report
-        if name in self.nodes:
-            raise FedhetError("another node goes by this name as well; each needs a partition-id (or name) of its own")
         if self.metric and (report.metric, report.labels) != (self.metric[0], self.labels):
             raise FedhetError(
                 f"its task is measured by {_measure(report.metric, report.labels)}, that of client {self.metric[1]} by "

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -204,8 +205,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
             if client not in self.roster.nodes:
                 self._round.fail(client, "is not there")
         asked = [client for client in self.roster.nodes if client in drawn]
-        with self._guarded(server_round, f"make what clients {', '.join(asked)} receive"):
-            payloads = self.configure_fit(server_round, asked)
+        payloads = self._made_for(asked, partial(self.configure_fit, server_round))
         # A client may turn out to be lost when it is asked something on the way.
         payloads = {client: payload for client, payload in payloads.items() if client in self.roster.nodes}
         if not self._own_loop and (wrapper := flowers.wrapper_of(self)) is not None:
@@ -218,7 +218,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         messages = self._messages(MessageType.TRAIN, payloads, epochs=epochs, evaluate=evaluate)
         if evaluate:
             others = [client for client in self.roster.nodes if client not in payloads]
-            beside = self.evaluated_with(others, amid_training=not closing)
+            beside = self._made_for(others, partial(self.evaluated_with, amid_training=not closing))
             messages += self._messages(MessageType.EVALUATE, beside, evaluate=True)
         return messages
 
@@ -242,23 +242,6 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         record = self._complete(valid, metrics)
         return (encode_arrays(self.state.model, flower=True) if self.state.model else None), record
 
-    @contextmanager
-    def _guarded(self, round: int, doing: str) -> Iterator[None]:
-        """What a method's hooks raise of valid replies is no client's fault, and ends the run.
-
-        Raises:
-            FedhetError: what failed, and where the run can go on.
-        """
-        try:
-            yield
-        except FedhetError:
-            raise
-        except Exception as error:
-            raise FedhetError(
-                f"round {round}: {self.name} failed to {doing} ({type(error).__name__}: {error}); the last state that "
-                f"was saved is that after round {round - 1}, the last complete one, from which a resumed run goes on"
-            ) from error
-
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -266,7 +249,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         self._take(config)
         if not self._evaluates(server_round):
             return []
-        payloads = self.evaluated_with(self.present, amid_training=False)
+        payloads = self._made_for(self.present, partial(self.evaluated_with, amid_training=False))
         return self._messages(MessageType.EVALUATE, payloads, evaluate=True)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -298,7 +281,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
     def _evaluate_at_the_end(self, number: int, grid: Grid) -> MetricRecord:
         self._round = Round(number, final=True)
         self._greet(grid)
-        payloads = self.evaluated_with(self.present, amid_training=False)
+        payloads = self._made_for(self.present, partial(self.evaluated_with, amid_training=False))
         sent = self._send(self._messages(MessageType.EVALUATE, payloads, evaluate=True))
         replies = self._valid(sent, payloads, check=self.check_last)
         with self._guarded(number, f"conclude from what clients {', '.join(replies)} sent"):

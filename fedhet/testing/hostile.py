@@ -113,9 +113,15 @@ class Recording:
         """Of the clients."""
         return {client for *_, client in self.answers}
 
-    def after(self, round: int, changes: Mapping[Place, Change]) -> Strategy:
-        """The server half after a round in which some answers were changed."""
-        strategy = copy.copy(self.before[round])
+    def after(self, round: int, changes: Mapping[Place, Change], start: Strategy | None = None) -> Strategy:
+        """The server half after a round in which some answers were changed.
+
+        Args:
+            round: its number.
+            changes: of answers in it.
+            start: the server half before it; as it was recorded, if left out.
+        """
+        strategy = copy.copy(start or self.before[round])
         strategy.state, strategy.roster = strategy.state.aside(), copy.copy(strategy.roster)
         strategy.state.clients = {name: copy.copy(record) for name, record in strategy.state.clients.items()}
         for name, value in vars(strategy.roster).items():
@@ -201,6 +207,11 @@ def _filled(array: Array, value: float) -> Array:
     return encode_arrays({"a": found})["a"]
 
 
+def _cast(array: Array, dtype: str) -> Array:
+    with np.errstate(all="ignore"):
+        return encode_arrays({"a": decode_arrays(ArrayRecord({"a": array}))["a"].astype(dtype)})["a"]
+
+
 def _renamed(value: Any, pick: int, content: RecordDict) -> None:
     groups = [name for name in sorted(content) if isinstance(content[name], ArrayRecord)]
     if groups:
@@ -219,6 +230,7 @@ _KINDS: tuple[tuple[Callable[[Any, int, RecordDict], None], tuple[Any, ...]], ..
     (partial(_field, MetricRecord), (None, *WHOLE, *REAL, *LISTS[:7])),
     (_record, RECORDS),
     (partial(_array, lambda a, v: Array(v, a.shape, a.stype, a.data)), DTYPES),
+    (partial(_array, _cast), DTYPES[:8]),
     (partial(_array, lambda a, v: Array(a.dtype, v, a.stype, a.data)), SHAPES),
     (partial(_array, lambda a, v: Array(a.dtype, v, a.stype, b"")), SHAPES),
     (partial(_array, lambda a, v: Array(a.dtype, a.shape, v, a.data)), STYPES),
@@ -234,14 +246,16 @@ _ONE_OR_TWO = st.tuples(_ONE, st.none() | _ONE)  # a list of them takes hypothes
 
 def changes() -> st.SearchStrategy[Change]:
     """One change of an answer, or two; what Flower's own records refuse is left as it is."""
-    return _ONE_OR_TWO.map(_together)
+    return _ONE_OR_TWO.map(lambda chosen: applied([partial(one, pick) for one, pick in filter(None, chosen)]))
 
 
-def _together(chosen: Sequence[tuple[Callable[[int, RecordDict], None], int] | None]) -> Change:
+def applied(chosen: Sequence[Change]) -> Change:
+    """Several changes as one; what Flower's own records refuse is left as it is."""
+
     def change(content: RecordDict) -> None:
-        for one, pick in filter(None, chosen):
+        for one in chosen:
             with contextlib.suppress(TypeError, ValueError, OverflowError, FedhetError):
-                one(pick, content)
+                one(content)
 
     return change
 
@@ -262,13 +276,15 @@ def attack(recording: Recording, examples: int, *, repeat: bool = True) -> Count
     """
     found, places = Counter[str](), list(recording.answers)
 
-    @_settings(examples, repeat=repeat)
+    @reproducible(examples, repeat=repeat)
     @given(st.sampled_from(places), changes())
     def one(place: Place, change: Change) -> None:
         strategy = recording.after(place[0], {place: change})
         strategy.matrices()
         admitted = not place[0] and place[3] in strategy.state.clients  # and perhaps refused later in the same round
-        if admitted or all(client != place[3] and client in recording.names for client in strategy.failed):
+        if any(strategy.roster.refused.values()):  # it goes by the name of another, who is refused with it
+            found["refused"] += 1
+        elif admitted or all(client != place[3] and client in recording.names for client in strategy.failed):
             found["taken"] += 1
             assert not infinite(strategy.state)
         else:
@@ -283,10 +299,11 @@ def two_changes(rounds: int) -> Callable[[Callable[[dict[int, Change]], None]], 
     """A test of changes in two of the rounds, which is called five times."""
     numbers = st.integers(1, rounds)
     drawn = st.dictionaries(numbers, changes(), min_size=2, max_size=2)
-    return lambda test: _settings(5, repeat=False)(given(drawn)(test))
+    return lambda test: reproducible(5, repeat=False)(given(drawn)(test))
 
 
-def _settings(examples: int, *, repeat: bool) -> settings:
+def reproducible(examples: int, *, repeat: bool) -> settings:
+    """So many examples, the same in every call if they are to `repeat`."""
     return settings(
         max_examples=examples,
         derandomize=repeat,

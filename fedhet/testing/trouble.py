@@ -105,6 +105,16 @@ class Trouble:
         """The same, of other answers at every call."""
         _attacked(case, kept, 5000, repeat=False)
 
+    def test_no_greeting_of_one_client_ends_a_run(self, case: Case, kept: Kept) -> None:
+        """Whatever a client says of itself: it is refused or admitted, and honest ones are admitted."""
+        _attacked(case, kept, 25, greetings=True)
+
+    @pytest.mark.long
+    def test_no_greeting_of_one_client_ends_a_run_at_length(self, case: Case, kept: Kept) -> None:
+        """The same, of other greetings at every call."""
+        found = _attacked(case, kept, 1500, greetings=True, repeat=False)
+        assert min(found["refused"], found["admitted"]) >= 100, "the attack can tell"
+
     @pytest.mark.long
     def test_a_hostile_client_in_a_whole_run_comes_to_the_same_as_a_silent_one(
         self, case: Case, tmp_path_factory: pytest.TempPathFactory
@@ -295,10 +305,12 @@ class Trouble:
         assert moved.models == late.models
 
     def test_two_nodes_of_one_name_are_one_too_many_until_the_first_leaves(self, case: Case, tmp_path: Path) -> None:
-        """The second is refused by name, and taken when the first is gone."""
-        done = run_on(tmp_path / "run", case.settings(), [0, 1, 0], between={0: (0, 1)})
-        assert done.failures == [(0, "0")]
-        assert "another node goes by this name" in done.rows[0]["failures"][0]["reason"]
+        """The second is refused, both are named, and it is taken when the first is gone."""
+        done = run_on(tmp_path / "run", case.settings(), [0, 1, 0], between={0: (0, 1), 2: (1, 99)})
+        first, second = FIRST_NODE, FIRST_NODE + 2
+        assert done.failures == [(1, f"at node {second}")]
+        reason = done.row(1)["failures"][0]["reason"]
+        assert reason.startswith(f"it goes by the name '0', as node {first} does, which had it first")
         assert [row["participants"] for row in done.rows[1:4]] == [["0", "1"]] * 3
 
 
@@ -308,12 +320,14 @@ def _recording(case: Case, kept: Kept) -> "Recording":
     return Recording.of(case, kept("ordinary"))
 
 
-def _attacked(case: Case, kept: Kept, examples: int, *, repeat: bool = True) -> Counter[str]:
+def _attacked(case: Case, kept: Kept, examples: int, *, greetings: bool = False, repeat: bool = True) -> Counter[str]:
+    from fedhet.testing.handshakes import attack_handshakes
     from fedhet.testing.hostile import attack
 
     logging.disable(logging.CRITICAL)  # thousands of warnings, of no use to anybody
     try:
-        return attack(_recording(case, kept), examples, repeat=repeat)
+        way = attack_handshakes if greetings else attack
+        return way(_recording(case, kept), examples, repeat=repeat)
     finally:
         logging.disable(logging.NOTSET)
 

@@ -18,9 +18,9 @@ from fedhet.errors import FedhetError
 from fedhet.files import plain_name
 from fedhet.rows import Work
 from fedhet.task import Metric
-from fedhet.wire.arrays import Arrays, Encoder, Payload, WireError, decode, to_arrays, to_tensor
+from fedhet.wire.arrays import LARGEST, Arrays, Encoder, Payload, WireError, decode, to_arrays, to_tensor
 from fedhet.wire.report import Report
-from fedhet.wire.told import LONGEST, Told, table_of
+from fedhet.wire.told import LONGEST, Told, shortened, table_of
 
 GREET, FIRST, JOIN = "greet", "first", "join"
 """Questions that every client is asked: who it is, the weights from which all start, and, of one that comes after the
@@ -232,7 +232,9 @@ def _measured(metrics: Mapping[str, Any]) -> dict[str, Measured]:
             continue
         weights: Any = metrics.get(f"{name}-weight")
         if len(name) > LONGEST or not _is_metric(values, weights):
-            raise WireError(f"its reply is damaged: {key[:LONGEST]} is {values} with weights {weights}")
+            raise WireError(
+                f"its reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}"
+            )
         found[name] = Measured(Metric(tuple(values), tuple(weights)), Told(metrics).number(f"{name}-loss"))
     return found
 
@@ -243,7 +245,7 @@ def _is_metric(values: Any, weights: Any) -> bool:
         and isinstance(weights, list)
         and len(values) == len(weights)
         and all(0 <= weight < math.inf for weight in weights)
-        and all(weight == 0 or -math.inf < value <= 1 for value, weight in zip(values, weights, strict=True))
+        and all(weight == 0 or -LARGEST <= value <= 1 for value, weight in zip(values, weights, strict=True))
     )
 
 

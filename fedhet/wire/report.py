@@ -10,13 +10,15 @@ from flwr.app import ConfigRecord
 from fedhet.machine import memory
 from fedhet.wire.arrays import DTYPES, WireError
 from fedhet.wire.specs import Spec
-from fedhet.wire.told import LONGEST, Told
+from fedhet.wire.told import LONGEST, Told, shortened
 
 ROOM = 4
 """A server has room for so many times what one client shares: a greeting that names more than that part of this
 machine's memory is refused before anything is made of that size."""
 MOST_PARTITIONS = 100_000
 """As many as `clients` can be."""
+MOST_ARRAYS = 2**15
+"""Arrays that a client shares at most; a network of a thousand layers has some thousands."""
 
 
 @dataclass
@@ -89,16 +91,16 @@ class Report:
         return cls(
             client=said.name("client"),
             lost_state=said.count("lost-state", -1),
-            metric=said.text("metric", ""),
+            metric=said.line("metric", ""),
             labels=said.count("labels", 1, at_least=1, at_most=2**16),
-            architecture=said.text("architecture", ""),
+            architecture=said.line("architecture", ""),
             partition=(partition[0], partition[1]) if partition else None,
             own_data=said.flag("own-data", False),
             spec=_spec(record),
             pool=said.name("pool", ""),
             pool_size=said.count("pool-size", 0),
-            device=said.text("device", ""),
-            note=said.text("note", ""),
+            device=said.line("device", ""),
+            note=said.line("note", ""),
             outputs=said.count("outputs", 0, at_most=2**31),
         )
 
@@ -107,18 +109,26 @@ def _spec(record: Mapping[str, Any]) -> Spec:
     """What is shared, each array as `"float32,2,3"` under its name.
 
     Raises:
-        WireError: that is no dtype and shape, or it is more than this machine has room for.
+        WireError: that is no dtype and shape of an array that holds anything, or it is more than this machine has room
+            for.
     """
+    keys = [key for key in record if key.startswith("spec.")]
+    if len(keys) > MOST_ARRAYS:
+        raise WireError(f"it shares {len(keys)} arrays, and the server takes up to {MOST_ARRAYS} of a client")
     spec: Spec = {}
-    for key in record:
-        if key.startswith("spec."):
-            dtype, *lengths = Told(record).text(key).split(",")
-            name = key.removeprefix("spec.")
-            if dtype not in DTYPES or not name or len(name) > 10 * LONGEST or len(lengths) > 32:
-                raise WireError(f"its reply is damaged: {key[:LONGEST]} is {dtype!r} of {len(lengths)} axes")
-            if not all(length.isdecimal() and length.isascii() for length in lengths):
-                raise WireError(f"its reply is damaged: {key[:LONGEST]} has no shape {','.join(lengths)!r}")
-            spec[name] = (tuple(map(int, lengths)), dtype)
+    for key in keys:
+        dtype, *lengths = Told(record).text(key).split(",")
+        name, shown = key.removeprefix("spec."), shortened(key)
+        if dtype not in DTYPES or len(lengths) > 32:
+            raise WireError(f"its reply is damaged: {shown} is {dtype!r} of {len(lengths)} axes")
+        if not name.isprintable() or not 0 < len(name) <= 10 * LONGEST:
+            raise WireError(f"its reply is damaged: {shown} is no name of an array")
+        if not all(length.isdecimal() and length.isascii() and int(length) for length in lengths):
+            raise WireError(
+                f"its reply is damaged: {shown} has no shape {','.join(lengths)!r}: what is shared has axes of at "
+                "least 1"
+            )
+        spec[name] = (tuple(map(int, lengths)), dtype)
     size, most = sum(math.prod(shape) * DTYPES[dtype].itemsize for shape, dtype in spec.values()), memory() / ROOM
     if size > most:
         raise WireError(f"it shares {size / 1e9:.3g} GB, and the server has room for {most / 1e9:.3g} GB a client")

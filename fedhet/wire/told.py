@@ -4,11 +4,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fedhet.files import plain_name
+from fedhet.files import LONGEST_NAME, TAKEN_NAMES, plain_name
 from fedhet.wire.arrays import LARGEST, WireError
 
 LONGEST = 200
 """Characters of a name that came."""
+
+MOST_IN_A_LIST = 2**16
+"""Entries of a list that came: the layers of a network and the edges between them, the slots of a block."""
 
 
 class Told:
@@ -36,11 +39,23 @@ class Told:
             raise self._wrong(key, value, f"text of at most {longest} characters")
         return value
 
+    def line(self, key: str, default: str | None = None) -> str:
+        """Printable text of one line."""
+        value = self.text(key, default)
+        if not value.isprintable():
+            raise self._wrong(key, value, "printable text of one line")
+        return value
+
     def name(self, key: str, default: str | None = None) -> str:
         """Text that can be a file's name, or the default."""
         value = self.text(key, default)
         if value != default and not plain_name(value):
-            raise self._wrong(key, value, "a name that can be that of a file")
+            raise self._wrong(
+                key,
+                value,
+                f"a name that can be that of a file: printable, of at most {LONGEST_NAME} bytes, without slashes, not "
+                f"hidden, and not one of {', '.join(sorted(TAKEN_NAMES))}",
+            )
         return value
 
     def flag(self, key: str, default: bool | None = None) -> bool:
@@ -59,8 +74,8 @@ class Told:
 
     def counts(self, key: str, *, at_most: int = 2**53) -> list[int]:
         """A list of whole numbers from 0."""
-        value = self._get(key, None)
-        if not isinstance(value, list) or not all(_is_count(each) and 0 <= each <= at_most for each in value):
+        value = self._list(key)
+        if not all(_is_count(each) and 0 <= each <= at_most for each in value):
             raise self._wrong(key, value, f"a list of whole numbers from 0 to {at_most}")
         return list(value)
 
@@ -72,11 +87,17 @@ class Told:
         return float(value)
 
     def texts(self, key: str, *, longest: int = LONGEST) -> list[str]:
-        """A list of texts, each of a bounded length."""
-        value = self._get(key, None)
-        if not isinstance(value, list) or not all(isinstance(each, str) and len(each) <= longest for each in value):
-            raise self._wrong(key, value, f"a list of texts of at most {longest} characters")
+        """A list of printable texts, each of a bounded length."""
+        value = self._list(key)
+        if not all(isinstance(each, str) and len(each) <= longest and each.isprintable() for each in value):
+            raise self._wrong(key, value, f"a list of printable texts of at most {longest} characters")
         return list(value)
+
+    def _list(self, key: str) -> list[Any]:
+        value = self._get(key, None)
+        if not isinstance(value, list) or len(value) > MOST_IN_A_LIST:
+            raise self._wrong(key, value, f"a list of at most {MOST_IN_A_LIST}")
+        return value
 
     def _get(self, key: str, default: Any) -> Any:
         if key not in self._fields and default is None:
@@ -84,10 +105,17 @@ class Told:
         return self._fields.get(key, default)
 
     def _wrong(self, key: str, value: object, right: str) -> WireError:
-        shown = repr(value)
-        return WireError(
-            f"{self._where} is damaged: {key} is {shown if len(shown) <= 100 else shown[:100] + '...'}, must be {right}"
-        )
+        return WireError(f"{self._where} is damaged: {key} is {shortened(value)}, must be {right}")
+
+
+def shortened(value: object) -> str:
+    """A value that came, to be shown in an error: its first hundred characters, found without writing all of it."""
+    if isinstance(value, str | bytes | list):
+        more, value = len(value) > 100, value[:100]
+    else:
+        more = False
+    shown = repr(value)
+    return shown if len(shown) <= 100 and not more else shown[:100] + "..."
 
 
 def table_of(text: str, what: str) -> dict[str, Any]:

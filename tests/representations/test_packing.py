@@ -1,12 +1,30 @@
 """Descriptors as arrays to send: what rounding costs, and what cannot be read."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from fedhet.representations.packing import Factor, RowDtype, pack_all, pack_rows, unpack_all, unpack_rows
+from fedhet.representations.packing import (
+    Factor,
+    Packed,
+    RowDtype,
+    WireDtype,
+    pack,
+    pack_all,
+    pack_blocks,
+    pack_rows,
+    unpack,
+    unpack_all,
+    unpack_blocks,
+    unpack_rows,
+)
 
 
 def descriptors(count: int = 40) -> Tensor:
@@ -62,3 +80,95 @@ def test_what_cannot_be_read_is_refused(change: dict[str, object], why: str) -> 
     group = pack_all([torch.ones(3, 4), torch.ones(3, 2)]) | change
     with pytest.raises(ValueError, match=why):
         unpack_all({name: array for name, array in group.items() if array is not None}, 2)  # type: ignore[misc]
+
+
+VALUES = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+FACTOR = Factor(VALUES, coarse=2)
+KERNELS = [VALUES @ VALUES.T, VALUES[:3] @ VALUES[:3].T]
+FORMATS: dict[str, tuple[Packed, Callable[..., Any], str]] = {
+    "factor": (pack(FACTOR), unpack, "float16"),
+    "factor in float32": (pack(FACTOR, "float32"), unpack, "float32"),
+    "blocks": (pack_blocks(KERNELS), unpack_blocks, "float16"),
+    "rows": (pack_rows(VALUES), unpack_rows, "float16"),
+    "rows in int8": (pack_rows(VALUES, "int8"), unpack_rows, "int8"),
+}
+"""What travels, what reads it, and the dtype that was agreed on."""
+
+
+@pytest.mark.parametrize("what", FORMATS)
+def test_only_what_packing_makes_is_unpacked(what: str) -> None:
+    """Every array of another dtype, none too many, and of the dtype that was agreed on."""
+    packed, read, dtype = FORMATS[what]
+    read(packed), read(packed, dtype)
+    for key, array in packed.items():
+        for other in ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "bool"):
+            if other != array.dtype and (key, other) not in (("fine", dtype), ("rows", dtype)):
+                with pytest.raises(ValueError):
+                    read(packed | {key: array.astype(other)}, dtype)
+    with pytest.raises(ValueError, match="not 'more'"):
+        read(packed | {"more": np.zeros(3, np.float32)})
+    with pytest.raises(ValueError, match="cannot be of dtype"):
+        read(packed, "float32" if dtype == "float16" else "float16")
+
+
+@pytest.mark.parametrize(
+    ("what", "key", "value", "why"),
+    [
+        ("factor", "exponent", np.array(114, np.int16), "exponent is 114, must be a number from -163 to 113"),
+        ("factor", "exponent", np.array(-164, np.int16), "must be a number from -163 to 113"),
+        ("factor", "exponent", np.array([1], np.int16), r"exponent is of shape \(1,\)"),
+        ("factor", "exponent", np.array(1e308), "'exponent' cannot be of dtype float64"),
+        ("factor in float32", "exponent", np.array(1, np.int16), "exponent is 1, must be a number from 0 to 0"),
+        ("factor in float32", "coarse", np.ones((6, 2), np.int8), "do not fit"),
+        ("factor", "steps", np.array([1, -1], np.float32), "steps must be positive"),
+        ("factor", "steps", np.array([1, np.inf], np.float32), "steps must be positive"),
+        ("rows in int8", "steps", np.zeros(6, np.float32), "steps must be positive"),
+        ("rows in int8", "rows", np.array(3, np.int8), "do not fit"),
+        ("blocks", "sizes", np.array([7, -6], np.int32), "do not fit"),
+        ("blocks", "sizes", np.array([[6], [3]], np.int32), "do not fit"),
+        ("blocks", "sizes", np.full(27, 0, np.int32), "do not fit"),
+        ("blocks", "sizes", np.array([2**31 - 1, 2**31 - 1], np.int32), "entries, got 27"),
+    ],
+)
+def test_numbers_beyond_a_format_are_refused(what: str, key: str, value: Any, why: str) -> None:
+    packed, read, _ = FORMATS[what]
+    with pytest.raises(ValueError, match=why):
+        read(packed | {key: value})
+
+
+DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "bool")
+ARRAYS = st.builds(
+    lambda shape, dtype, value: np.full(shape, value).astype(dtype),
+    st.sampled_from([(), (0,), (1,), (6,), (27,), (6, 0), (0, 4), (6, 2), (6, 4), (2, 3, 4)]),
+    st.sampled_from(DTYPES),
+    st.sampled_from([0.0, 1.0, -1.0, 3.0, 113.0, 127.0, -163.0, 6e4]),
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(st.sampled_from(sorted(FORMATS)), st.dictionaries(st.integers(0, 9), ARRAYS, min_size=1, max_size=3))
+def test_whatever_came_is_read_as_finite_numbers_or_refused(
+    what: str, changes: dict[int, np.ndarray[Any, Any]]
+) -> None:
+    packed, read, dtype = FORMATS[what]
+    names = [*packed, "more"]
+    try:
+        found = read(packed | {names[pick % len(names)]: array for pick, array in changes.items()}, dtype)
+    except ValueError:
+        return
+    tensors = [found.values] if isinstance(found, Factor) else found if isinstance(found, list) else [found]
+    for tensor in tensors:
+        assert tensor.dtype == torch.float32
+        assert tensor.ndim == 2
+        assert tensor.isfinite().all()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(st.floats(-44, 37), st.sampled_from(["float16", "float32"]), st.integers(0, 4))
+def test_whatever_size_features_have_their_exponent_is_one_of_the_formats(
+    power: float, dtype: WireDtype, coarse: int
+) -> None:
+    """The smallest and the largest numbers that float32 has."""
+    values = (VALUES * torch.tensor(10.0, dtype=torch.float64) ** power).float()
+    unpack(pack(Factor(values, coarse), dtype), dtype)
+    unpack_rows(pack_rows(values, dtype), dtype)

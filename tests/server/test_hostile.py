@@ -1,24 +1,31 @@
 """What single clients say that would cost all others the run: sizes, places and first weights."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord
 
 import fedhet
+from fedhet import config as configuration
+from fedhet import population
 from fedhet.engines.grid import LocalGrid
 from fedhet.engines.local import run_locally
+from fedhet.errors import FedhetError
+from fedhet.hypernets import start
 from fedhet.testing import Case, Run, Tampering
-from fedhet.wire import decode_arrays, encode_arrays
+from fedhet.testing.faults import at
+from fedhet.wire import Payload, Reply, Report, WireError, decode_arrays, encode_arrays
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 
 
-def saying(client, **said):
+def saying(hostile, /, **said):
     """A client app in which one client's greeting says something else of it."""
 
     def change(message, name, reply):
-        if name == client and message.metadata.message_type == "query" and reply.has_content():
+        if name == hostile and message.metadata.message_type == "query" and reply.has_content():
             reply.content["report"].update(said)
 
     return Tampering(after=change)
@@ -53,6 +60,208 @@ def test_what_an_array_is_like_is_what_most_say_whoever_comes_first(tmp_path):
     run_locally(config, tmp_path / "run", app=saying("0", **{"spec.head.bias": "float32,11"}))
     (failure,) = Run(tmp_path / "run").rows[0]["failures"]
     assert (failure["client"], failure["reason"][:41]) == ("0", "lg-fedavg averages head.bias over clients")
+
+
+GHN = {"optimizer": "adam", "learning-rate": 0.005, "flha-ghn.steps": 2}
+
+
+def refusal(method, own, folder, *, client="1", rounds=1, **said):
+    """Why that client is refused, which alone is, in a run that completes with all others."""
+    config = Case.of(method, own).config(rounds=rounds)
+    run_locally(config, folder / "run", app=saying(client, **said))
+    done = Run(folder / "run")
+    assert done.summary["status"] == "completed"
+    assert [number for number, _ in done.failures] == [0]
+    assert done.row(1)["participants"] == [name for name in ("0", "1", "2") if name != client]
+    return done.rows[0]["failures"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("method", "own", "key", "shape"),
+    [
+        ("flha-ghn", GHN, "zz", "float32,1000000000,0"),
+        ("flha-ghn", GHN | {"flha-ghn.share": "own"}, "heads.x.weight.base", "float32,3,0"),
+        ("pfedhn", {}, "zz", "float32,3,0"),
+    ],
+)
+def test_a_specification_with_nothing_in_it_is_refused_where_the_server_computes_by_it(
+    method, own, key, shape, tmp_path
+):
+    assert "axes of at least 1" in refusal(method, own, tmp_path, **{f"spec.{key}": shape})
+
+
+@pytest.mark.parametrize(
+    ("share", "key", "shape", "why"),
+    [
+        ("all", "heads.x.weight.base", "float32,3,3", "none of the arrays of the hypernetwork that all clients hold"),
+        ("all", "zz", "float32,60000,60", "none of the arrays of the hypernetwork that all clients hold"),
+        ("own", "zz", "float32,3,3", "a hypernetwork has no parameter zz of shape [3, 3]"),
+        ("own", "heads.x.weight.dense", "float32,3", "a hypernetwork has no parameter heads.x.weight.dense of shape"),
+    ],
+)
+def test_a_hypernetwork_has_no_arrays_that_only_one_client_knows(share, key, shape, why, tmp_path, monkeypatch):
+    """Nothing is drawn for them."""
+    drawn = []
+    monkeypatch.setattr("fedhet.strategies.flha_ghn.start", lambda *told: drawn.append(told[0]) or start(*told))
+    assert why in refusal("flha-ghn", GHN | {"flha-ghn.share": share}, tmp_path, **{f"spec.{key}": shape})
+    assert share == "own" or key not in drawn
+
+
+def test_a_specification_is_of_so_many_arrays_at_most(tmp_path):
+    said = {f"spec.{number}": "float32" for number in range(2**15 + 1)}
+    assert "the server takes up to 32768 of a client" in refusal("local", {}, tmp_path, **said)
+
+
+def test_what_groups_of_units_there_are_is_what_most_say_whoever_comes_first(tmp_path):
+    """Not what the first client says, of whose labels nobody else has the kind."""
+
+    def after(message, name, reply):
+        if name == "0" and message.metadata.message_type == "query" and reply.has_content():
+            reply.content["values"]["classes"] = False
+
+    config = Case.of("pfnm", {"pfnm.sweeps": 1}).config(rounds=1)
+    run_locally(config, tmp_path / "run", app=Tampering(after=after))
+    done = Run(tmp_path / "run")
+    assert done.failures == [(0, "0")]
+    assert done.row(1)["participants"] == ["1", "2"]
+
+
+def test_one_client_whose_place_has_no_weight_is_refused_where_weights_are_listed(tmp_path):
+    own = {"fedhenn.eta0": 1.0, "fedhenn.peer-weights": "1,1,1"}
+    config = Case.of("fedhenn", own).config(rounds=1)
+    run_locally(config, tmp_path / "run", app=saying("1", client="99", partition=[99, 100]))
+    done = Run(tmp_path / "run")
+    assert done.failures == [(0, "99")]
+    assert done.rows[0]["failures"][0]["reason"] == "fedhenn.peer-weights has 3 numbers for 100 clients"
+
+
+def test_what_cannot_be_made_for_one_client_alone_is_that_clients_failure(around):
+    """Whatever a method raises for what one client told, which no check had in mind."""
+
+    class Strict(fedhet.FedAvg):
+        def received(self, client):
+            if client == "1":
+                raise ZeroDivisionError("by its own fault")
+            return super().received(client)
+
+    strategy = Strict(rounds=2)
+    strategy.start(LocalGrid(around(), 4))
+    assert strategy.state.round == 2
+    assert [strategy.state.clients[client].trained for client in "0123"] == [2, -1, 2, 2]
+
+    class Wrong(fedhet.FedAvg):
+        def received(self, client):
+            raise ZeroDivisionError("by nobody's fault")
+
+    with pytest.raises(FedhetError, match=r"failed to make what clients 0, 1, 2, 3 receive \(ZeroDivisionError"):
+        Wrong(rounds=2).start(LocalGrid(around(), 4))
+
+
+def test_a_network_is_not_built_at_the_server_before_it_is_known_to_be_the_clients(tmp_path, monkeypatch):
+    """A client names an architecture of gigabytes: the server finds out that it has another without its weights."""
+    built = []
+
+    def build(name, input_shape, classes):
+        made = models_build(name, input_shape, classes)
+        built.append((name, {tensor.device.type for tensor in made.state_dict().values()}))
+        return made
+
+    models_build = population.models.build
+    config = Case.of("ensemble", {"test-on": "both"}).config(rounds=1)
+    with monkeypatch.context() as patched:
+        patched.setattr("fedhet.population.models.build", build)
+        run_locally(config, tmp_path / "run", app=saying("1", architecture="mlp-100"))
+    done = Run(tmp_path / "run")
+    assert [client for _, client in done.failures] == ["1"]
+    assert [where for name, where in built if name == "mlp-100"] == [{"meta"}]
+
+
+@pytest.mark.parametrize("client", ["0", "1"])
+def test_a_name_that_two_new_nodes_claim_is_neithers(client, tmp_path):
+    """Whichever comes first: both are refused, each by a reason that names the other."""
+    config = Case.of("fedavg", {}).config(rounds=1, clients=4)
+    run_locally(config, tmp_path / "run", app=saying(client, client="1" if client == "0" else "0"))
+    done = Run(tmp_path / "run")
+    assert done.failures == [(0, "at node 100"), (0, "at node 101")]
+    reasons = [failure["reason"] for failure in done.rows[0]["failures"]]
+    assert [f"as node {other} does" in reason for other, reason in zip((101, 100), reasons, strict=True)] == [True] * 2
+    assert done.row(1)["participants"] == ["2", "3"]
+
+
+ALIGNED = {"reference": ["a", "b"], "blocks": ["x", "y", "z"], "chosen": [0, 2], "slots": [4, 4]}
+HARM = {"fedharm.blocks": "body.1,body.2,head; body.2,body.4,head", "fedharm.slots": "4,4", "shared-samples": 8}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, ""),
+        ({"chosen": [b"x", b"y"]}, "chosen is"),
+        ({"chosen": [0, 3]}, "chosen is"),
+        ({"chosen": [0]}, "its alignment is of other than 2 blocks"),
+        ({"blocks": [float("nan")] * 3}, "blocks is"),
+        ({"blocks": ["\x1b"] * 3}, "blocks is"),
+        ({"reference": 3}, "reference is"),
+    ],
+)
+def test_how_blocks_were_aligned_is_told_in_names_and_numbers(change, why):
+    """It stands in the state, which is JSON, and in the report."""
+    settings = {key: value for key, value in HARM.items() if key != "shared-samples"}
+    strategy = fedhet.FedHARM(configuration.resolve({"method": "fedharm", "shared-samples": 8, **settings}))
+    strategy.state.pool_size = 8
+    angles = np.ones((2, 3), np.float32)
+    payload = Payload({"alignment": {"angles": angles, "divergences": angles}}, ALIGNED | change)
+    reply = Reply("0", 14, payload, Report("0", architecture="mlp"))
+    if why:
+        with pytest.raises(WireError, match=why):
+            strategy.welcome("0", reply)
+    else:
+        strategy.welcome("0", reply)
+        assert strategy.state.alignments["mlp"]["chosen"] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("heat", "why"),
+    [
+        ({"0": np.full((3, 3), 0.5, np.float16)}, ""),
+        ({"0": np.full((3, 3), 1.5, np.float16)}, "not from 0 to 1"),
+        ({"0": np.full((3, 3), -0.5, np.float16)}, "not from 0 to 1"),
+        ({"0": np.full((3, 3), 0.5, np.float32)}, "expected float16"),
+        ({"2": np.full((3, 3), 0.5, np.float16)}, "unexpected \\['2'\\]"),
+        ({"<b>": np.full((3, 3), 0.5, np.float16)}, "unexpected"),
+        ({"0": np.full((600, 600), 0.5, np.float16)}, "no images"),
+        ({"0": np.full((3,), 0.5, np.float16)}, "no images"),
+    ],
+)
+def test_heat_maps_are_images_of_blocks_that_there_are(heat, why):
+    settings = {key: value for key, value in HARM.items() if key != "shared-samples"}
+    strategy = fedhet.FedHARM(configuration.resolve({"method": "fedharm", "shared-samples": 8, **settings}))
+    with pytest.raises(WireError, match=why) if why else nullcontext():
+        strategy.check_last(Reply("0", 14, Payload({"heat": heat}), Report("0")))
+
+
+@pytest.mark.parametrize("lost", [True, False, 0, "no", [1]])
+def test_a_client_has_not_lost_what_it_was_never_sent(lost, tmp_path):
+    """In FedMA's first round of a pass nobody was; a client that says so is refused, as one that says it otherwise."""
+
+    def after(message, name, reply):
+        if name == "1" and at([1], "1")(message, name):
+            reply.content["values"] = ConfigRecord({"lost": lost})
+
+    config = Case.of("fedma", {"fedma.sweeps": 1}).config(rounds=2)
+    run_locally(config, tmp_path / "run", app=Tampering(after=after))
+    done = Run(tmp_path / "run")
+    assert done.summary["status"] == "completed"
+    assert done.failures[:1] == [(1, "1")] * (lost is not False)
+
+
+def test_a_graph_is_no_larger_than_what_can_be_drawn():
+    strategy = fedhet.FLHAGHN(configuration.resolve({"method": "flha-ghn"}))
+    layers = Payload(values={"types": ["x"] * 2**12, "edges": [0, 1] * 100})
+    strategy.welcome("0", Reply("0", 14, layers, Report("0", architecture="mlp")))
+    for values in ({"types": ["x"] * (2**12 + 1), "edges": [0, 1]}, {"types": ["x"] * 2, "edges": [0, 1] * 2**16}):
+        with pytest.raises(WireError, match="its graph has 4097 layers|edges is"):
+            strategy.welcome("0", Reply("0", 14, Payload(values=values), Report("0", architecture="mlp")))
 
 
 def test_the_first_weights_are_not_one_clients_word_where_hostile_ones_are_reckoned_with(around):

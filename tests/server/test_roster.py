@@ -83,9 +83,35 @@ def test_what_a_client_shares_counts_when_it_has_left():
     assert "that of client 3" in refused(roster, greeting("4", {"w": ((4, 3), "float32")}))
 
 
-def test_a_name_is_one_clients():
+class Present:
+    """A grid of which it only counts which nodes are there."""
+
+    def __init__(self, *nodes):
+        self.nodes = nodes
+
+    def get_node_ids(self):
+        return self.nodes
+
+
+def test_a_name_is_the_clients_that_had_it_first_until_its_node_leaves():
     roster = roster_with(greeting("3"))
-    assert "another node goes by this name as well" in refused(roster, greeting("3"))
+    assert roster.rivals({7: "3", 8: "4"}) == {7: [1]}
+    assert roster.contest("3", [1]) == (
+        "it goes by the name '3', as node 1 does, which had it first; each needs a partition-id (or name) of its own"
+    )
+    roster.refused[7] = "3"
+    assert roster.not_greeted(Present(1, 7), newcomers=False) == []
+    assert roster.not_greeted(Present(7), newcomers=False) == [7]
+
+
+def test_a_name_that_new_nodes_go_by_together_is_nobodys_until_one_of_them_is_left():
+    roster = Roster()
+    assert roster.rivals({7: "3", 8: "3", 9: "3", 10: "4"}) == {7: [8, 9], 8: [7, 9], 9: [7, 8]}
+    assert roster.contest("3", [8, 9]).startswith("it goes by the name '3', as nodes 8, 9 do, and nobody can tell")
+    roster.refused |= dict.fromkeys((7, 8, 9), "3")
+    assert roster.rivals({11: "3"}) == {11: [7, 8, 9]}, "one that comes later is no better"
+    assert roster.not_greeted(Present(7, 8, 9), newcomers=False) == []
+    assert roster.not_greeted(Present(8), newcomers=False) == [8]
 
 
 def test_heads_of_other_widths_are_refused_in_the_greeting_by_client_and_name(tiny, watch, home):

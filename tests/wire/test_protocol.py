@@ -1,16 +1,19 @@
 """What a request and a reply hold comes back as it was sent."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 from flwr.app import Error, Message, MetricRecord, RecordDict
 
 from fedhet.errors import FedhetError
+from fedhet.files import plain_name, write_text
 from fedhet.rows import Work
 from fedhet.task import Metric
 from fedhet.wire import LostReply, Payload, Refusal, Reply, Report, Request, WireError
 from fedhet.wire.protocol import Measured, name_in
+from fedhet.wire.told import Told
 
 pytestmark = pytest.mark.usefixtures("in_a_run")
 
@@ -113,3 +116,83 @@ def test_counts_that_are_none_are_damaged(change):
     record["metrics"] = MetricRecord({**record["metrics"], **change})
     with pytest.raises(WireError, match=f"damaged: {next(iter(change))} is"):
         Reply.open(message(record))
+
+
+@pytest.mark.parametrize("name", ["north", "0", "Müller-Klinik", "site 7", "é" * 100, "x" * 200, "a.b", "pools-2"])
+def test_names_that_a_file_can_have_come_through(name, tmp_path):
+    assert Report.of({"client": name}).client == name
+    write_text(tmp_path / f"{name}.safetensors", "")  # by way of a temporary file, whose name is longer
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "",
+            ".",
+            "..",
+            ".hidden",
+            "a/b",
+            "a\\b",
+            "a:b",
+            " a",
+            "a ",
+            "a\nb",
+            "a\x00",
+            "\x1b[2J",
+            "\u202egnp.exe",
+            "\ud800",
+        ),
+        *("x" * 201, "é" * 101, "é" * 200, "pools", "Pools", "clients", "MODELS", "global"),
+    ],
+)
+def test_names_that_a_file_cannot_have_are_refused(name):
+    """In bytes, as file systems count; neither hidden, nor a folder that a state folder has already."""
+    assert not plain_name(name)
+    with pytest.raises(WireError, match="must be a name that can be that of a file|must be text of at most 200"):
+        Report.of({"client": name})
+
+
+@pytest.mark.parametrize("field", ["metric", "architecture", "device", "note"])
+def test_what_a_client_says_in_words_is_printable(field):
+    for text in ("\x1b[2J", "\u202ekrow", "a\nb", "\x00"):
+        with pytest.raises(WireError, match=f"{field} is .*, must be printable text of one line"):
+            Report.of({"client": "0", field: text})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("w", "float32,1000000000,0", "has no shape '1000000000,0': what is shared has axes of at least 1"),
+        ("w", "float32,00", "axes of at least 1"),
+        ("w", "float32,", "axes of at least 1"),
+        ("w", "float32" + ",1" * 33, "is 'float32' of 33 axes"),
+        ("w", "object,3", "is 'object' of 1 axes"),
+        ("", "float32,3", "is no name of an array"),
+        ("\x1b[2J", "float32,3", "is no name of an array"),
+        ("\ud800", "float32,3", "is no name of an array"),
+        ("x" * 2001, "float32,3", "is no name of an array"),
+    ],
+)
+def test_a_specification_is_of_arrays_that_hold_something(key, value, why):
+    with pytest.raises(WireError, match=re.escape(why)):
+        Report.of({"client": "0", f"spec.{key}": value})
+    assert Report.of({"client": "0", "spec.count": "int64", "spec.w": "float32,1"}).spec == {
+        "count": ((), "int64"),
+        "w": ((1,), "float32"),
+    }
+
+
+def test_lists_are_bounded_and_an_error_shows_little_of_them():
+    told = Told({"edges": [0] * 10**6, "types": ["x"] * 2**17, "odd": [2.5] * 10**6, "esc": ["\x1b"]})
+    for read, key in ((told.counts, "edges"), (told.texts, "types"), (told.counts, "odd"), (told.texts, "esc")):
+        with pytest.raises(WireError, match=f"{key} is ") as caught:
+            read(key)
+        assert len(str(caught.value)) < 300
+
+
+def test_a_metric_is_no_larger_than_what_can_be_squared():
+    """The spread of r2 over clients is of squares."""
+    measured = {"received": Measured(Metric((-1e200,), (1.0,)), 0.5)}
+    with pytest.raises(WireError, match="received-metric is"):
+        Reply.open(message(Reply("3", 14, Payload(), Report("3"), measured=measured).record()))
