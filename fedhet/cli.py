@@ -255,7 +255,7 @@ def keys(
         table = Table("key", "default", "takes", "meaning", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for key, default, takes, meaning in configuration.keys(method=method):
             table.add_row(key, "" if default == "" else configuration.toml_value(default), takes, meaning)
-        _console().print(table, markup=False)
+        _console().print(table)
 
 
 def _run(chosen: "Config | dict[str, Any]", *, out: Path | None, engine: str | None, resume: Path | None) -> None:
@@ -325,9 +325,9 @@ def _quietly(name: str = "fedhet.running") -> Any:
 
 
 def _console() -> "Console":
-    from rich.console import Console
+    from fedhet import text
 
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    return text.console(soft_wrap=not sys.stdout.isatty())
 
 
 @contextmanager
@@ -346,5 +346,7 @@ def _errors(*, everything_is_input: bool = False) -> Iterator[None]:
 
 
 def _stop(message: str, code: int) -> NoReturn:
-    typer.echo(f"fedhet: {message}", err=True)
+    from fedhet.text import printable
+
+    typer.echo(f"fedhet: {printable(message, keep=chr(10))}", err=True)
     raise typer.Exit(code)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.text import cell
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,10 +70,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
-    """Write rows as CSV, whole or not at all; None is an empty cell."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    write_text(path, text.getvalue())
+    """Write rows as CSV, whole or not at all; see `csv_lines`."""
+    write_text(path, csv_lines(rows))
+
+
+def csv_lines(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as CSV, a line each; None is an empty cell, and no text does anything in a spreadsheet (`text.cell`)."""
+    lines = io.StringIO()
+    csv.writer(lines, lineterminator="\n").writerows(map(cell, row) for row in rows)
+    return lines.getvalue()
 
 
 def write_arrays(

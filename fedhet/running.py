@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet import config as configuration
-from fedhet import population
+from fedhet import population, text
 from fedhet.errors import ConfigError
 from fedhet.given import Given
 from fedhet.machine import device_of
@@ -136,15 +136,13 @@ def run(
 
 def progress_lines(wanted: bool | None) -> list[Observer]:
     """What shows the progress of a run that is called in Python."""
-    from rich.console import Console
-
     from fedhet.results.progress import ProgressLine
 
-    console = Console(highlight=False)
+    console = text.console()
     if wanted is None:
         wanted = console.is_terminal or console.is_jupyter
     if console.is_jupyter:  # a cell keeps what is printed, line by line
-        console = Console(highlight=False, force_jupyter=False, force_terminal=False, width=100)
+        console = text.console(force_jupyter=False, force_terminal=False, width=100)
     return [ProgressLine(console)] if wanted else []
 
 

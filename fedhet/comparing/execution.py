@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fedhet.comparing.cases import Case
 from fedhet.comparing.live import Progress
 from fedhet.comparing.processes import Job, run_jobs
+from fedhet.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +58,7 @@ class Execution:
 
     def tell(self, line: str) -> None:
         """Print a line as it is."""
-        self.console.print(line, markup=False)
+        self.console.print(printable(line), markup=False)
 
     def _job(self, case: Case) -> Job:
         log = case.folder.parent / "logs" / f"{case.name}.log"
