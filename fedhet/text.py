@@ -12,7 +12,7 @@ FORMULA = tuple("=+-@＝＋－＠")
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Return the text with control, format and other invisible characters as escapes, such as `\\x1b` and `\\u202e`.
+    r"""Return the text with control, format and other invisible characters as escapes, such as `\x1b` and `\u202e`.
 
     Args:
         text: any text.

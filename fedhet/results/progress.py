@@ -90,7 +90,9 @@ class ProgressLine(Observer):
             self._live.add_task(printable(name), total=last, completed=done, news=news)
             self._live.start()
         else:
-            self._live.update(self._live.task_ids[0], description=printable(name), total=last, completed=done, news=news)
+            self._live.update(
+                self._live.task_ids[0], description=printable(name), total=last, completed=done, news=news
+            )
 
     def _say(self, line: str) -> None:
         self._console.print(printable(line), markup=False, highlight=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self, get_type_hints
 
 from fedhet.errors import FedhetError
-from fedhet.files import read_arrays, write_arrays
+from fedhet.files import plain_name, read_arrays, write_arrays
 from fedhet.wire import Arrays
 
 ArraysBy = dict[str, Arrays]
@@ -98,6 +98,8 @@ class State:
                 group, _, name = key.partition("/")
                 state._place(group)[name] = array
             state.round = saved["round"]
+            if state.run and not plain_name(state.run):  # a folder of clients' states goes by it
+                raise ValueError(f"run = {state.run!r}")
             for name, record in saved["clients"].items():
                 place = record.get("partition")
                 state.clients[name] = ClientRecord(**record | {"partition": tuple(place) if place else None})
