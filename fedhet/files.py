@@ -157,11 +157,12 @@ def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: M
     for name, array in sorted(arrays.items()):
         content.update(repr((name, str(array.dtype).removeprefix("torch."), tuple(array.shape))).encode())
         if isinstance(array, np.ndarray):
-            content.update(array.reshape(-1).view(np.uint8))
+            flat: Any = array.reshape(-1).view(np.uint8)
         else:
             import torch
 
-            content.update(array.reshape(-1).view(torch.uint8).numpy())
+            flat = array.reshape(-1).view(torch.uint8).numpy()
+        content.update(flat)
     return content.hexdigest()
 
 

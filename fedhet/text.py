@@ -1,6 +1,7 @@
 """Text from outside, made safe for where it is shown: a terminal, a log, a table that a spreadsheet opens."""
 
 import logging
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -42,10 +43,15 @@ def cell(value: object) -> object:
 
 
 def console(**options: Any) -> "Console":
-    """Return a console of rich that prints text as it is: `[red]` and `:smile:` are no markup."""
+    """Return a console of rich, with these options, that prints text as it is: `[red]` and `:smile:` are no markup."""
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False, **options)
+    return Console(**options, highlight=False, markup=False, emoji=False)
+
+
+def terminal() -> "Console":
+    """Return a console on standard output, whose lines are wrapped on a terminal only."""
+    return console(soft_wrap=not sys.stdout.isatty())
 
 
 def _is_number(text: str) -> bool:

@@ -64,5 +64,7 @@ class Execution:
         log = case.folder.parent / "logs" / f"{case.name}.log"
         keywords = {"out": case.folder, "engine": "local"}
         if (case.folder / "config.toml").is_file():
-            return Job(case.name, self.run, (None,), keywords | {"resume": case.folder}, log)
+            reference = case.settings.method  # which the user named, and not the folder alone
+            named = {"method": reference} if ":" in reference else None
+            return Job(case.name, self.run, (named,), keywords | {"resume": case.folder}, log)
         return Job(case.name, self.run, ({**case.settings.flat(), "preset": ""},), keywords, log)
