@@ -28,7 +28,7 @@ def parsed(text: str, check: Check) -> Any:
 def _of(words: str, holds: Callable[[Any], bool]) -> Check:
     def check(place: str, value: Any) -> None:
         if not holds(value):
-            raise ValueError(f"{place or 'it'} must be {words}")
+            raise ValueError(f"{place} must be {words}" if place else f"{words} was expected")
 
     return check
 
