@@ -188,10 +188,13 @@ def report(
 ) -> None:
     """Write a run's report.html, and its main figures as PNG; or one page on several runs."""
     with _errors(everything_is_input=True):
+        from fedhet import registry
         from fedhet.results.report import write_report
         from fedhet.results.together import compare_folders
 
-        page = write_report(folders[0], method) if len(folders) == 1 else compare_folders(folders, out)
+        if method is not None:
+            registry.method(method)  # from now on it is known, whatever folder names it
+        page = write_report(folders[0]) if len(folders) == 1 else compare_folders(folders, out)
         typer.echo(printable(str(page)))
 
 

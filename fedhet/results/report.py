@@ -40,26 +40,20 @@ _CAPTIONS = {
 }
 
 
-def write_report(folder: Path | str, method: str | None = None) -> Path:
+def write_report(folder: Path | str) -> Path:
     """Write `report.html` and `figures/*.png` into the directory of a run, finished or not, and return the page's path.
-
-    Args:
-        folder: the run directory.
-        method: `package.module:name` of its method, where that is neither fedhet's nor an installed package's.
 
     Raises:
         FedhetError: the folder is not the directory of a run, one of its files is damaged, or it names a method that
-            is to be imported and `method` does not.
+            would have to be imported (`fedhet.registry.of_data`).
     """
     run = read_run(folder)
     with showing(folder):
-        return _written(run, _drawings(run, method))
+        return _written(run, _drawings(run))
 
 
-def _drawings(run: RunFiles, method: str | None) -> Mapping[str, Drawing]:
+def _drawings(run: RunFiles) -> Mapping[str, Drawing]:
     """Pictures of the run's method by the name of their matrices."""
-    if method is not None:
-        return registry.method(method).drawings
     reference = str(run.settings.get("method"))
     if ":" in reference:
         return registry.of_data(reference, run.folder / "config.toml").drawings
