@@ -1,7 +1,10 @@
 """Federated learning among clients whose neural networks differ, as a Flower app."""
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fedhet.text import PrintableLog
 
 if TYPE_CHECKING:
     from fedhet.client.app import make_client_app
@@ -10,6 +13,8 @@ if TYPE_CHECKING:
     from fedhet.serving import make_server_app
 
 __version__ = "0.1.0"
+
+logging.getLogger("flwr").getChild("fedhet").addFilter(PrintableLog())
 
 # In a checkout (and in a Flower app bundle) `strategies/` and `client_apps/` lie beside this folder; a wheel has
 # them inside it. Either way their modules have one name: `fedhet.strategies.X`, `fedhet.client_apps.X`.

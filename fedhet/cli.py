@@ -1,6 +1,5 @@
 """The command line. torch and Flower are imported only by what needs them: `fedhet --help` answers at once."""
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
+from fedhet.text import printable, terminal
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedhet.options import Config
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -50,6 +48,7 @@ Settings = Annotated[
         "--set", metavar="KEY=VALUE", help="Set one key; may be repeated (`fedhet keys`).", autocompletion=_settings
     ),
 ]
+Named = Annotated[str | None, typer.Option("--method", metavar="MODULE:NAME", help="The method, if it is a file's.")]
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the data set's files.")]
 
 
@@ -87,6 +86,7 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Go on with the run in this directory; its settings count.")
     ] = None,
+    method: Named = None,
 ) -> None:
     """Run a federation from beginning to end."""
     with _errors():
@@ -96,6 +96,7 @@ def run(
             raise ConfigError(
                 "--resume goes on with a run as it was configured, where it is: leave CONFIG and --out out"
             )
+        settings = [*(settings or ()), *([] if method is None else [f"method={method}"])]
         by_hand = _set(settings, data) | ({} if seed is None else {"seed": seed})
         if resume is not None:
             _run(by_hand, out=None, engine=engine, resume=resume)
@@ -169,7 +170,7 @@ def compare(
                 jobs=jobs,
                 baseline=baseline,
                 tuning=tuning,
-                console=_console(),
+                console=terminal(),
             )
         except KeyboardInterrupt:
             _stop("stopped; the same command goes on where it was", INTERRUPTED)
@@ -183,13 +184,18 @@ def report(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page on several runs.", dir_okay=False)] = Path(
         "comparison.html"
     ),
+    method: Named = None,
 ) -> None:
     """Write a run's report.html, and its main figures as PNG; or one page on several runs."""
     with _errors(everything_is_input=True):
+        from fedhet import registry
         from fedhet.results.report import write_report
         from fedhet.results.together import compare_folders
 
-        typer.echo(str(write_report(folders[0]) if len(folders) == 1 else compare_folders(folders, out)))
+        if method is not None:
+            registry.method(method)  # from now on it is known, whatever folder names it
+        page = write_report(folders[0]) if len(folders) == 1 else compare_folders(folders, out)
+        typer.echo(printable(str(page)))
 
 
 @app.command()
@@ -205,7 +211,7 @@ def clean(
         from fedhet.files import state_home
 
         for path in remove_old(state_dir or state_home(), days):
-            typer.echo(f"removed {path}")
+            typer.echo(printable(f"removed {path}"))
 
 
 @app.command("list")
@@ -255,19 +261,19 @@ def keys(
         table = Table("key", "default", "takes", "meaning", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for key, default, takes, meaning in configuration.keys(method=method):
             table.add_row(key, "" if default == "" else configuration.toml_value(default), takes, meaning)
-        _console().print(table, markup=False)
+        terminal().print(table)
 
 
 def _run(chosen: "Config | dict[str, Any]", *, out: Path | None, engine: str | None, resume: Path | None) -> None:
     from fedhet.results.progress import ProgressLine
     from fedhet.results.tables import closing_table
 
-    console = _console()
+    console = terminal()
     started = time.perf_counter()
     folder = out or resume
     assert folder is not None
     line = ProgressLine(console)
-    typer.echo(f"results go to {folder.resolve()}")
+    typer.echo(printable(f"results go to {folder.resolve()}"))
     line.prepare(folder.name, "reading data, building networks, greeting clients")
     try:
         result = _quietly().run(chosen, out=out, engine=engine, resume=resume, observers=[line], progress=False)
@@ -324,12 +330,6 @@ def _quietly(name: str = "fedhet.running") -> Any:
     return module
 
 
-def _console() -> "Console":
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-
-
 @contextmanager
 def _errors(*, everything_is_input: bool = False) -> Iterator[None]:
     """Errors for people: one message, no traceback; bad input exits with 2, a run that failed with 1."""
@@ -346,5 +346,5 @@ def _errors(*, everything_is_input: bool = False) -> Iterator[None]:
 
 
 def _stop(message: str, code: int) -> NoReturn:
-    typer.echo(f"fedhet: {message}", err=True)
+    typer.echo(f"fedhet: {printable(message, keep=chr(10))}", err=True)
     raise typer.Exit(code)

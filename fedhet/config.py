@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet import registry, toml
+from fedhet.config_files import EXTRA, from_file, from_run
 from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.machine import check_device_name
 from fedhet.method import Method, Traits
@@ -24,9 +25,12 @@ from fedhet.toml import read, to_toml, toml_value
 from fedhet.wire.told import table_of
 
 __all__ = [
+    "EXTRA",
     "Config",
     "Parameters",
     "Value",
+    "from_file",
+    "from_run",
     "keys",
     "named",
     "option",
@@ -46,9 +50,6 @@ log = logging.getLogger("flwr").getChild("fedhet")
 DEFAULT_PRESET = "fedhenn/digits"
 LOGS = ("tensorboard", "wandb", "mlflow")
 """What the key `log` takes; `fedhet.results.loggers` has an observer for each."""
-
-EXTRA = "extra-keys"
-"""Key under which Flower's run config, which takes declared keys only, carries those of a method from outside."""
 
 
 def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True, trusted: bool = True) -> Config:
@@ -122,7 +123,7 @@ def named(config: str | Path | None, method: object = None, given: Collection[st
         ConfigError: there is no such name; a file is missing, is not TOML, or needs what is not given.
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
-        return read(Path(config), given)
+        return from_file(Path(config), given, method)
     known = presets()
     for name in (f"{config or method}/digits", str(config or DEFAULT_PRESET)):
         if name in known:
@@ -228,7 +229,7 @@ def _key(key: str) -> str:
 def _extra(text: str) -> dict[str, Any]:
     try:
         return toml.chosen(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{EXTRA} = {text!r}: must be TOML, such as 'mine.weight = 0.1': {error}") from error
 
 

@@ -2,13 +2,16 @@
 
 import contextlib
 import csv
+import hashlib
 import io
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.text import cell
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
 
 LOCK = ".lock"
 """The file by which a folder is kept for one process."""
+
+SEAL = "fedhet"
+"""Under this name the metadata of a safetensors file hold its digest, and the text beside its arrays."""
 
 
 LONGEST_NAME = 200
@@ -81,25 +87,42 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
-    """Write rows as CSV, whole or not at all; None is an empty cell."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    write_text(path, text.getvalue())
+    """Write rows as CSV, whole or not at all; see `csv_lines`."""
+    write_text(path, csv_lines(rows))
+
+
+def csv_lines(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as CSV, a line each; None is an empty cell, and no text does anything in a spreadsheet (`text.cell`)."""
+    lines = io.StringIO()
+    csv.writer(lines, lineterminator="\n").writerows(map(cell, row) for row in rows)
+    return lines.getvalue()
 
 
 def write_arrays(
     path: Path, arrays: "Mapping[str, np.ndarray[Any, Any]]", *, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write arrays, and text beside them, to a safetensors file, whole or not at all."""
+    """Write arrays, and text beside them, to a safetensors file, whole or not at all, with their digest."""
     import numpy as np
     from safetensors.numpy import save_file
 
     contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
-    write_whole(path, lambda temporary: save_file(contiguous, temporary, metadata=metadata))
+    text = _sealed(contiguous, metadata or {})
+    write_whole(path, lambda temporary: save_file(contiguous, temporary, metadata=text))
+
+
+def read_arrays(path: Path) -> "tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]":
+    """Return the arrays of a safetensors file, and the text beside them.
+
+    Raises:
+        FedhetError: the file is missing or damaged.
+    """
+    return _read(path, "numpy")
 
 
 def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-    """Write tensors to a safetensors file, whole or not at all; tensors that share memory are written apart.
+    """Write tensors to a safetensors file, whole or not at all, with their digest.
+
+    Tensors that share memory are written apart.
 
     Returns:
         Copies, as reading the file would give them.
@@ -107,7 +130,8 @@ def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> "dict[st
     from safetensors.torch import save_file
 
     apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    write_whole(path, lambda temporary: save_file(apart, temporary))
+    text = _sealed(apart, {})
+    write_whole(path, lambda temporary: save_file(apart, temporary, metadata=text))
     return apart
 
 
@@ -117,15 +141,46 @@ def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":
     Raises:
         FedhetError: the file is damaged.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    return _read(path, "pt")[0] if path.is_file() else None
 
-    if not path.is_file():
-        return None
+
+def _read(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
     try:
-        return load_file(path)
-    except SafetensorError as error:
+        with safe_open(path, framework) as file:
+            told = json.loads((file.metadata() or {}).get(SEAL, "{}"))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise FedhetError(f"{path} is damaged: {error}") from error
+    if not isinstance(told, dict) or not told.get("digest"):
+        raise FedhetError(f"{path} is damaged: it has no digest, or is of a version of fedhet that wrote none")
+    digest = told.pop("digest")
+    if digest != _digest(arrays, told):
+        raise FedhetError(f"{path} is damaged: its content is not what its digest says")
+    return arrays, told
+
+
+def _sealed(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Mapping[str, str]) -> dict[str, str]:
+    """The metadata of a file: one entry, since safetensors writes several in any order."""
+    return {SEAL: json.dumps({**text, "digest": _digest(arrays, text)})}
+
+
+def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Mapping[str, str]) -> str:
+    """The digest of names, dtypes, shapes and values, and of the text beside them; nothing is copied."""
+    import numpy as np
+
+    content = hashlib.blake2b(repr(sorted(text.items())).encode(), digest_size=16)
+    for name, array in sorted(arrays.items()):
+        content.update(repr((name, str(array.dtype).removeprefix("torch."), tuple(array.shape))).encode())
+        if isinstance(array, np.ndarray):
+            flat: Any = array.reshape(-1).view(np.uint8)
+        else:
+            import torch
+
+            flat = array.reshape(-1).view(torch.uint8).numpy()
+        content.update(flat)
+    return content.hexdigest()
 
 
 def state_home() -> Path:

@@ -26,6 +26,10 @@ class Saved(Protocol):
     """The part of a strategy's state that observers look at."""
 
     @property
+    def round(self) -> int:
+        """The last round that is complete."""
+
+    @property
     def run(self) -> str:
         """The run's own name, where clients keep their state in folders that serve several runs."""
 

@@ -99,13 +99,31 @@ def method(reference: str, *, trusted: bool = True) -> Method:
         return _ours(reference)
     if reference in _installed():
         return _from_package(reference)
-    if ":" in reference and trusted:
-        found = _imported(reference)
+    if ":" in reference and (found := _imported(reference) if trusted else _imported_before(reference)):
         give(found)
         return found
     raise ConfigError(
         f"{nearest('method', reference, methods())}; a method of yours is package.module:name, an entry point of the "
         f"group {GROUP}, or given to make_client_app and make_server_app"
+    )
+
+
+def of_data(reference: str, place: Path) -> Method:
+    """The method that data name, such as the folder of a run, which may be anybody's: nothing new is imported.
+
+    Args:
+        reference: the name, or `package.module:name` of one that was imported here before.
+        place: the file that says so.
+
+    Raises:
+        ConfigError: it is not known here, and how the user makes it known.
+    """
+    if reference in methods() or _imported_before(reference):
+        return method(reference, trusted=False)
+    raise ConfigError(
+        f"{place} names the method {reference!r}, which is none of fedhet's or of an installed package; the folder "
+        "of a run is data, and nothing is imported because it says so: if you trust the method, name it too, with "
+        "--method MODULE:NAME (in Python, fedhet.registry.give)"
     )
 
 
@@ -132,7 +150,7 @@ def client_half(name: str) -> "type[ClientHalf[Any]]":
 def drawings(name: str) -> Mapping[str, Drawing]:
     """Pictures of a method's report by the name of their matrices; none of a method that is not known here."""
     try:
-        return method(name).drawings
+        return method(name, trusted=False).drawings
     except ConfigError:
         return {}
 
@@ -185,6 +203,13 @@ def _imported(reference: str) -> Method:
     if not isinstance(found, Method):
         raise ConfigError(f"method = {reference!r}: is a {type(found).__name__}, no fedhet.method.Method")
     return found
+
+
+def _imported_before(reference: str) -> Method | None:
+    """The method of `package.module:name`, where it is imported and given already."""
+    module, _, name = reference.partition(":")
+    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    return found if isinstance(found, Method) and _given.get(found.name) is found else None
 
 
 def _object(reference: str) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet import config as configuration
-from fedhet import population
+from fedhet import population, registry, text
 from fedhet.errors import ConfigError
 from fedhet.given import Given
 from fedhet.machine import device_of
@@ -100,6 +100,7 @@ def run(
         out: the run directory; a new one under `runs/` if left out.
         engine: `local`, `ray`, or a SuperLink connection of Flower's config; `local` unless `config` says otherwise.
         resume: go on with the run in this directory; its own configuration counts, `config` may change single keys.
+            The directory is data: a method that no package installs is imported only if `config` names it too.
         observers: told of every round, if its history can be read here.
         progress: whether a line a round is printed; None: on a terminal and in a notebook.
 
@@ -136,15 +137,13 @@ def run(
 
 def progress_lines(wanted: bool | None) -> list[Observer]:
     """What shows the progress of a run that is called in Python."""
-    from rich.console import Console
-
     from fedhet.results.progress import ProgressLine
 
-    console = Console(highlight=False)
+    console = text.console()
     if wanted is None:
         wanted = console.is_terminal or console.is_jupyter
     if console.is_jupyter:  # a cell keeps what is printed, line by line
-        console = Console(highlight=False, force_jupyter=False, force_terminal=False, width=100)
+        console = text.console(force_jupyter=False, force_terminal=False, width=100)
     return [ProgressLine(console)] if wanted else []
 
 
@@ -165,8 +164,8 @@ def _resolved(config: Mapping[str, Any] | str | Path | None, resume: str | Path 
     """The configuration of a run, or of the one that goes on, with changes."""
     given = own.words.keys()
     if resume is not None:
-        changes = configuration.read(Path(config), given) if isinstance(config, str | Path) else dict(config or {})
-        return configuration.resolve(_resumed(Path(resume), changes, given), strict=False)
+        changes = configuration.from_file(Path(config), given) if isinstance(config, str | Path) else dict(config or {})
+        return configuration.resolve(_resumed(Path(resume), changes, given), strict=False, trusted=False)
     by_hand = config.keys() if isinstance(config, Mapping) else True
     return configuration.resolve(configuration.completed(config, given), strict=by_hand)
 
@@ -174,10 +173,13 @@ def _resolved(config: Mapping[str, Any] | str | Path | None, resume: str | Path 
 def _resumed(folder: Path, changes: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run to resume")
-    settings = configuration.read(folder / "config.toml", given)
-    if not settings:
+    there = configuration.read(folder / "config.toml", given)
+    if not there:
         raise ConfigError(f"{folder / 'config.toml'} is empty: nobody knows any more what was run there")
-    different = [key for key, value in changes.items() if key not in RESUMABLE and settings.get(key) != value]
+    settings = configuration.from_run(folder / "config.toml", given, reference := changes.get("method"))
+    if reference is not None and registry.method(str(reference)).name == there.get("method"):
+        there["method"] = reference  # which says where it is
+    different = [key for key, value in changes.items() if key not in RESUMABLE and there.get(key) != value]
     if different:
         raise ConfigError(
             f"{folder} was run with another {', '.join(different)}: a resumed run may change {', '.join(RESUMABLE)}"

@@ -8,10 +8,9 @@ from typing import Any
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from rich.console import Console
 
 from fedhet import config as configuration
-from fedhet import population, registry
+from fedhet import population, registry, text
 from fedhet.data import Pool
 from fedhet.data.own import as_pool
 from fedhet.given import Given
@@ -108,7 +107,7 @@ def make_server_app(
             shared=pool,
             model=model,
             evaluate_fn=evaluate_fn,
-            observers=[ProgressLine(Console(force_terminal=False, highlight=False))],
+            observers=[ProgressLine(text.console(force_terminal=False))],
         )
 
     return app

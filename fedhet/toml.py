@@ -11,6 +11,9 @@ from fedhet.errors import ConfigError
 
 Value = bool | int | float | str
 
+NOTED = ("versions", "ran", "own")
+"""The tables in which a run notes beside its settings what it ran with."""
+
 
 def load(path: Path) -> dict[str, Any]:
     """A TOML file as it stands, its tables nested.
@@ -19,11 +22,18 @@ def load(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        flatten(table)
     except FileNotFoundError as error:
         raise ConfigError(f"no configuration file {path}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path} is not a TOML file of settings: it is nested too deeply") from None
+    for noted in NOTED:
+        if not isinstance(table.get(noted, {}), dict):
+            raise ConfigError(f"{path}: {noted} must be a table, [{noted}]")
+    return table
 
 
 def read(path: Path, given: Collection[str] = ()) -> dict[str, Any]:
@@ -37,9 +47,7 @@ def read(path: Path, given: Collection[str] = ()) -> dict[str, Any]:
         ConfigError: the file is missing or is not TOML, or that of a run with something that is not given again.
     """
     table = load(path)
-    for noted in ("versions", "ran"):
-        table.pop(noted, None)
-    own = table.pop("own", {})
+    own = [table.pop(noted, {}) for noted in NOTED][-1]
     if missing := {name: what for name, what in own.items() if name in ("model", "data") and name not in given}:
         words = " and ".join(f"{'a ' * (name == 'model')}{name} of its own ({what})" for name, what in missing.items())
         again = ", ".join(f"{name}=..." for name in missing)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedhet import running
+from fedhet import running, text
 from fedhet.comparing import cases
 from fedhet.comparing.arms import arms_of
 from fedhet.comparing.execution import Execution
@@ -76,8 +76,6 @@ def compare(
             started (but for the tuning, where what it chose does not fit the runs that are there).
         FedhetError: after everything was written, if all runs failed; with the reasons.
     """
-    from rich.console import Console
-
     children.prepare("matplotlib.backends.backend_agg")  # for reports; meanwhile what is asked for is checked
     arms, seeds = arms_of(methods), distinct(seeds)
     names = [arm.name for arm in arms]
@@ -87,7 +85,7 @@ def compare(
     if baseline is not None and baseline not in names:
         raise ConfigError(f"baseline {baseline} is not among the arms compared: {', '.join(names)}")
     jobs = jobs or runs_at_once(device_of(str(config.get("device", "auto"))))
-    execute = Execution(run, jobs, console or Console(highlight=False, soft_wrap=True))
+    execute = Execution(run, jobs, console or text.console(soft_wrap=True))
     all_seeds = distinct([*seeds, *(tuning.seeds if tuning else ())])
     ground = common_ground(arms, seeds=all_seeds, config=config, homogeneous_model=homogeneous_model, given=own)
     for note in ground.notes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fedhet.comparing.cases import Case
 from fedhet.comparing.live import Progress
 from fedhet.comparing.processes import Job, run_jobs
+from fedhet.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,11 +58,13 @@ class Execution:
 
     def tell(self, line: str) -> None:
         """Print a line as it is."""
-        self.console.print(line, markup=False)
+        self.console.print(printable(line), markup=False)
 
     def _job(self, case: Case) -> Job:
         log = case.folder.parent / "logs" / f"{case.name}.log"
         keywords = {"out": case.folder, "engine": "local"}
         if (case.folder / "config.toml").is_file():
-            return Job(case.name, self.run, (None,), keywords | {"resume": case.folder}, log)
+            reference = case.settings.method  # which the user named, and not the folder alone
+            named = {"method": reference} if ":" in reference else None
+            return Job(case.name, self.run, (named,), keywords | {"resume": case.folder}, log)
         return Job(case.name, self.run, ({**case.settings.flat(), "preset": ""},), keywords, log)

@@ -1,5 +1,6 @@
 """The table of a comparison: on the terminal, as Markdown and, with every run, as rows of numbers."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -46,8 +47,13 @@ def markdown(results: Sequence[ArmResult], baseline: ArmResult, notes: Sequence[
     """Both side by side as Markdown."""
     headings, lines = headings_and_rows(results, baseline)
     lines = [headings, ["---" if heading in _WORDS else "---:" for heading in headings], *lines]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    table = "\n".join(f"| {' | '.join(map(_in_markdown, line))} |" for line in lines)
     return table + "\n\n" + "\n\n".join(note.replace("*", "\\*") for note in notes) + "\n"
+
+
+def _in_markdown(cell: str) -> str:
+    """A cell whose text is no markup: a client's architecture may have any name."""
+    return re.sub(r"([|<`\[\\])", r"\\\1", cell)
 
 
 def number_rows(results: Sequence[ArmResult], baseline: ArmResult) -> Iterator[Sequence[object]]:

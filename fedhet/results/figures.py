@@ -217,14 +217,28 @@ def _figure_class() -> "type[Figure]":
     from matplotlib.figure import Figure
 
     class Shown(Figure):
+        def draw(self, renderer: Any) -> None:
+            as_written(self)
+            super().draw(renderer)
+
         def _repr_svg_(self) -> str:
             return to_svg(self, "figure", on_page=False)
 
     return Shown
 
 
+def as_written(figure: "Figure") -> None:
+    """Have all text of a figure drawn as it is written: `$` in a client's name begins no formula."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+
+
 def lay_out(figure: "Figure") -> None:
     """Settle where everything in a finished figure stands, which is else done for each file, and twice the drawing."""
+    if isinstance(figure, _figure_class()):  # others' figures may hold formulas
+        as_written(figure)
     if engine := figure.get_layout_engine():
         engine.execute(figure)
         figure.set_layout_engine(None)
@@ -247,6 +261,7 @@ def to_svg(figure: "Figure", name: str, *, on_page: bool = True) -> str:
     """
     from matplotlib import rc_context
 
+    name = re.sub(r"[^\w-]", "_", name)
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import FedhetError
 from fedhet.results.history import Row, flat, read_clients, read_history
-from fedhet.results.run_files import RunFiles, read_run
+from fedhet.results.run_files import RunFiles, read_run, showing
 from fedhet.results.tables import headline
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ def html_of(folder: Path) -> str:
     from fedhet.results.figures import accuracy_figure, to_svg
 
     run: RunFiles = read_run(folder)
-    figure = accuracy_figure(run)
-    svg = "" if figure is None else to_svg(figure, folder.name, on_page=False)
+    with showing(folder):
+        figure = accuracy_figure(run)
+        svg = "" if figure is None else to_svg(figure, folder.name, on_page=False)
     return f"<p><b>{escape(headline(run))}</b><br><code>{escape(str(folder))}</code></p>{svg}"
 
 

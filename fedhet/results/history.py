@@ -5,16 +5,17 @@ Accuracies and losses are means over examples (the key `accuracy` holds whatever
 """
 
 import csv
-import json
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 from fedhet.errors import FedhetError
+from fedhet.results import shapes
 from fedhet.rows import STATISTICS, ClientRow, Statistics, client_order
+from fedhet.text import printable
 
 Row = dict[str, Any]
 Which = Literal["received", "trained"]
@@ -34,13 +35,11 @@ def read_history(folder: Path | str) -> list[Row]:
     path = Path(folder) / "history.jsonl"
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or not isinstance(row.get("round"), int):
-                raise ValueError("not an object with a round")
+            row = shapes.parsed(line, shapes.ROW)
         except ValueError as error:
             if number < len(lines):
                 raise FedhetError(f"{path}, line {number}: damaged ({error}); every line must be one round") from None
@@ -65,23 +64,36 @@ def read_clients(folder: Path | str) -> list[ClientRow]:
         # A number cut short is still a number, so only the end of the line tells that the line is whole.
         _log.warning("%s: the last line is torn, probably by a crash in mid-write; ignored", path)
     rows = []
-    for number, record in enumerate(csv.DictReader(whole.splitlines()), start=2):
+    for number, record in enumerate(_records(path, whole.split("\n")), start=2):
         try:
             rows.append(
                 ClientRow(
-                    round=int(record["round"]),
-                    client=record["client"],
-                    architecture=record["architecture"],
-                    examples=int(record["examples"]),
+                    round=_count(record["round"]),
+                    client=printable(record["client"]),
+                    architecture=printable(record["architecture"]),
+                    examples=_count(record["examples"]),
                     accuracy=float(record["accuracy"]) if record["accuracy"] else None,
                     loss=float(record["loss"]) if record["loss"] else None,
-                    bytes_up=int(record["bytes_up"]),
-                    bytes_down=int(record["bytes_down"]),
+                    bytes_up=_count(record["bytes_up"]),
+                    bytes_down=_count(record["bytes_down"]),
                 )
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FedhetError(f"{path}, line {number}: damaged ({error!r})") from None
     return rows
+
+
+def _records(path: Path, lines: Sequence[str]) -> Iterator[dict[str, str]]:
+    """The lines of a CSV file by its headings."""
+    try:
+        yield from csv.DictReader(lines)
+    except csv.Error as error:
+        raise FedhetError(f"{path}: damaged ({error})") from None
+
+
+def _count(text: str) -> int:
+    shapes.WHOLE("", number := int(text))
+    return number
 
 
 def final_clients(rows: Iterable[ClientRow]) -> list[ClientRow]:

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedhet.observing import Observer, RoundReport, Watched
 from fedhet.results.history import scored_curve
 from fedhet.results.tables import format_bytes
+from fedhet.text import printable
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -78,21 +79,23 @@ class ProgressLine(Observer):
     def _open(self, name: str, last: int | None, done: int, news: str) -> None:
         if self._live is None:
             self._live = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[news]}"),
+                TextColumn("{task.fields[news]}", markup=False),
                 TimeRemainingColumn(),
                 console=self._console,
                 transient=True,
             )
-            self._live.add_task(name, total=last, completed=done, news=news)
+            self._live.add_task(printable(name), total=last, completed=done, news=news)
             self._live.start()
         else:
-            self._live.update(self._live.task_ids[0], description=name, total=last, completed=done, news=news)
+            self._live.update(
+                self._live.task_ids[0], description=printable(name), total=last, completed=done, news=news
+            )
 
     def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False)
+        self._console.print(printable(line), markup=False, highlight=False)
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:

@@ -1,6 +1,5 @@
 """The run directory: written round by round, so that a run that stops at any moment can go on where it was."""
 
-import csv
 import dataclasses
 import json
 import logging
@@ -20,10 +19,11 @@ from fedhet import config as configuration
 from fedhet import population
 from fedhet.config import Config
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import locked, state_home, write_arrays, write_csv, write_text
+from fedhet.files import csv_lines, locked, read_arrays, state_home, write_arrays, write_text
 from fedhet.machine import host
 from fedhet.observing import Observer, RoundReport, Saved, Watched
 from fedhet.results.accounts import account, validation
+from fedhet.results.appended import Appended
 from fedhet.results.history import (
     TestSet,
     Which,
@@ -76,21 +76,26 @@ class RunDirectory(Observer):
         self.earlier_seconds = 0.0
         check_folder(folder, resume=resume)
         if resume:
-            _check_rounds(folder, config)
+            self._check_rounds()
         folder.mkdir(parents=True, exist_ok=True)
+        self._files = Appended(folder)
         if resume:
             self._rewind()
         write_text(folder / "config.toml", _config_text(config, folder, engine, own))
         log.info("results go to %s", folder)
         if resume:
             return
-        (folder / "history.jsonl").touch()
-        write_csv(folder / "clients.csv", [COLUMNS])
+        self._files.begin(COLUMNS)
 
     def state(self, kind: type[S]) -> S | None:
         """The state after the last complete round, of the method's kind; None before the first checkpoint."""
         last = self._last_checkpoint()
-        return kind.load(last) if last else None
+        if last is None:
+            return None
+        state = kind.load(last)
+        if state.round != int(last.stem):
+            raise FedhetError(f"{last} is damaged: it is the checkpoint of round {state.round}")
+        return state
 
     def started(self, strategy: Watched, first: int, last: int) -> None:
         """Write who has which classes, where the clients and the configured data set are on this machine."""
@@ -110,11 +115,10 @@ class RunDirectory(Observer):
 
         The history's row goes last, so that who follows the files and sees it finds the round's clients too.
         """
-        with (self.folder / "clients.csv").open("a", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(vars(row).values() for row in report.clients)
-        with (self.folder / "history.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(report.row) + "\n")
+        self._files.append("clients.csv", csv_lines(vars(row).values() for row in report.clients))
+        self._files.append("history.jsonl", json.dumps(report.row) + "\n")
         if not report.row.get("final"):
+            self._files.record(report.row["round"])
             earlier = self._checkpoints()
             path = self.folder / CHECKPOINTS / f"{report.row['round']}.safetensors"
             # A new name, then the old one away: replacing a file makes the disk's journal wait for the data.
@@ -203,23 +207,43 @@ class RunDirectory(Observer):
         return summary
 
     def _rewind(self) -> None:
-        """Cut the files back to the last complete round, and forget the end of an earlier run."""
+        """Cut the files back to the last complete round, and forget the end of an earlier run.
+
+        Raises:
+            FedhetError: a file is damaged; nothing was changed.
+        """
         last = self._last_checkpoint()
+        if last is not None:
+            read_arrays(last)
         complete = int(last.stem) if last else -1
         rows = [row for row in read_history(self.folder) if row["round"] <= complete and not row.get("final")]
         clients = [row for row in read_clients(self.folder) if row.round <= complete]
         self.earlier_seconds = sum(row["timing"]["seconds"] for row in rows)
-        write_text(self.folder / "history.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        write_csv(self.folder / "clients.csv", [COLUMNS, *(vars(row).values() for row in clients)])
+        if last is None:
+            self._files.begin(COLUMNS)
+        else:
+            self._files.go_back(complete, {"history.jsonl": len(rows), "clients.csv": 1 + len(clients)})
         for name in ("summary.json", "matrices.json", "report.html"):
             (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.folder / "models", ignore_errors=True)
+
+    def _check_rounds(self) -> None:
+        """Check that a resumed run is not to be shorter than it is already.
+
+        Raises:
+            ConfigError: it would be.
+        """
+        rounds, last = self.config.rounds, self._last_checkpoint()
+        done = (int(last.stem) if last else 0) - bool(self.config.closing_epochs)
+        if 0 < rounds < done:
+            raise ConfigError(f"rounds = {rounds}: {self.folder} has {done} rounds already; set at least as many")
 
     def _last_checkpoint(self) -> Path | None:
         return max(self._checkpoints(), key=lambda path: int(path.stem), default=None)
 
     def _checkpoints(self) -> list[Path]:
-        return list((self.folder / CHECKPOINTS).glob("[0-9]*.safetensors"))
+        found = (self.folder / CHECKPOINTS).glob("[0-9]*.safetensors")
+        return [path for path in found if path.stem.isdecimal()]
 
     def _write(self, name: str, value: Any) -> None:
         write_text(self.folder / name, json.dumps(value, indent=2) + "\n")
@@ -265,18 +289,6 @@ def check_folder(folder: Path, *, resume: bool = False) -> None:
         raise ConfigError(f"{folder} holds no run to resume")
     if not resume and ((folder / "config.toml").exists() or (folder / "history.jsonl").exists()):
         raise ConfigError(f"{folder} holds a run already: choose another folder (out), or resume that run")
-
-
-def _check_rounds(folder: Path, config: Config) -> None:
-    """A resumed run cannot be shorter than it is already.
-
-    Raises:
-        ConfigError: it would be.
-    """
-    stems = [int(path.stem) for path in (folder / CHECKPOINTS).glob("[0-9]*.safetensors") if path.stem.isdecimal()]
-    done = max(stems, default=0) - bool(config.closing_epochs)
-    if 0 < config.rounds < done:
-        raise ConfigError(f"rounds = {config.rounds}: {folder} has {done} rounds already; set at least as many")
 
 
 def _config_text(config: Config, folder: Path, engine: str, own: Mapping[str, str]) -> str:

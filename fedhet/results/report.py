@@ -1,17 +1,18 @@
 """The report of a run: one HTML file that needs nothing beside it, and its main figures as PNG."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet import config as configuration
 from fedhet import registry
 from fedhet.files import write_text
+from fedhet.method import Drawing
 from fedhet.results.courses import clients_by_round_figure, cost_figure, loss_figure, partition_figure
 from fedhet.results.figures import lay_out, run_figures, save_png, to_svg
 from fedhet.results.page import PAGE, SHARED
-from fedhet.results.run_files import RunFiles, read_run
+from fedhet.results.run_files import RunFiles, read_run, showing
 from fedhet.results.tables import (
     architecture_cells,
     architecture_headings,
@@ -43,10 +44,23 @@ def write_report(folder: Path | str) -> Path:
     """Write `report.html` and `figures/*.png` into the directory of a run, finished or not, and return the page's path.
 
     Raises:
-        FedhetError: the folder is not the directory of a run, or one of its files is damaged.
+        FedhetError: the folder is not the directory of a run, one of its files is damaged, or it names a method that
+            would have to be imported (`fedhet.registry.of_data`).
     """
     run = read_run(folder)
-    drawings = registry.drawings(str(run.settings.get("method")))
+    with showing(folder):
+        return _written(run, _drawings(run))
+
+
+def _drawings(run: RunFiles) -> Mapping[str, Drawing]:
+    """Pictures of the run's method by the name of their matrices."""
+    reference = str(run.settings.get("method"))
+    if ":" in reference:
+        return registry.of_data(reference, run.folder / "config.toml").drawings
+    return registry.drawings(reference)
+
+
+def _written(run: RunFiles, drawings: Mapping[str, Drawing]) -> Path:
     captions = _CAPTIONS | {name: drawing.caption for name, drawing in drawings.items()}
     pictures = []
     main = run_figures(run, drawings)
@@ -100,7 +114,7 @@ def _settings(run: RunFiles) -> tuple[list[tuple[str, str]], list[tuple[str, str
     """The settings that are not fedhet's own defaults, and the others."""
     method = run.settings.get("method")
     known = {key: default for key, default, *_ in configuration.keys(outside=False)}
-    lines = [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in run.settings.items()]
+    lines = [(k, v if isinstance(v, str) else json.dumps(v, default=str)) for k, v in run.settings.items()]
     alike = {k for k, v in run.settings.items() if k != "method" and known.get(k) == v}
     of_others = {k for k in run.settings if "." in k and k.split(".")[0] not in (method, "own")}
     others = [line for line in lines if line[0] in alike | of_others]

@@ -1,14 +1,17 @@
 """A run directory read as a whole; what each file holds is described in the README."""
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedhet import toml
 from fedhet.errors import FedhetError
+from fedhet.results import shapes
 from fedhet.results.history import Row, Which, read_clients, read_history
 from fedhet.rows import ClientRow
+from fedhet.text import all_printable
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def read_run(folder: Path | str) -> RunFiles:
         raise FedhetError(f"{folder}: no such folder; give the directory of a run")
     if not config.is_file():
         raise FedhetError(f"{folder} is not the directory of a run: it holds no config.toml")
-    settings = toml.load(config)
+    settings = all_printable(toml.load(config))
     return RunFiles(
         folder=folder,
         versions=settings.pop("versions", {}),
@@ -71,19 +74,35 @@ def read_run(folder: Path | str) -> RunFiles:
         settings=toml.flatten(settings),
         rows=read_history(folder),
         clients=read_clients(folder),
-        summary=_read_json(folder / "summary.json"),
-        matrices=_read_json(folder / "matrices.json") or {},
-        partition=_read_json(folder / "partition.json"),
+        summary=_read_json(folder / "summary.json", shapes.SUMMARY),
+        matrices=_read_json(folder / "matrices.json", shapes.MATRICES) or {},
+        partition=_read_json(folder / "partition.json", shapes.PARTITION),
     )
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+@contextmanager
+def showing(folder: object) -> Iterator[None]:
+    """Say of whatever a run directory's values make the drawing of it raise that they are damaged.
+
+    Raises:
+        FedhetError: in place of it.
+    """
+    try:
+        yield
+    except (FedhetError, OSError):
+        raise
+    except Exception as error:
+        raise FedhetError(
+            f"{folder} cannot be shown, since its files hold values that no run writes "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def _read_json(path: Path, check: shapes.Check) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = shapes.parsed(path.read_text(encoding="utf-8"), check)
     except ValueError as error:
         raise FedhetError(f"{path}: damaged ({error})") from None
-    if not isinstance(content, dict):
-        raise FedhetError(f"{path}: damaged (an object was expected)")
     return content

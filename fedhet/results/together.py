@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from fedhet.errors import FedhetError
 from fedhet.files import write_text
@@ -12,8 +13,9 @@ from fedhet.results.courses import cost_figure, overlay_figure
 from fedhet.results.figures import to_svg
 from fedhet.results.page import TOGETHER
 from fedhet.results.report import rendered
-from fedhet.results.run_files import RunFiles, read_run
+from fedhet.results.run_files import RunFiles, read_run, showing
 from fedhet.results.tables import format_bytes, format_seconds, format_value
+from fedhet.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,11 +37,12 @@ def compare_folders(folders: Sequence[Path | str], path: Path) -> Path:
     Raises:
         FedhetError: a folder is not the directory of a run, or two have one name.
     """
-    runs = {_name(Path(folder)): read_run(folder) for folder in folders}
+    runs = {printable(_name(Path(folder))): read_run(folder) for folder in folders}
     if len(runs) < len(folders):
         raise FedhetError(f"{' '.join(map(str, folders))}: runs on one page need folders of different names")
     headings = ["run", "method", "personal", "global", "bytes", "time", "seed"]
-    return write_together(path, "Runs together", runs, [[headings, *starmap(_line, runs.items())]])
+    with showing(" ".join(map(str, folders))):
+        return write_together(path, "Runs together", runs, [[headings, *starmap(_line, runs.items())]])
 
 
 def write_together(
@@ -81,7 +84,7 @@ def _name(folder: Path) -> str:
 
 
 def _link(report: Path, here: Path) -> str:
-    return Path(os.path.relpath(report, here)).as_posix() if report.is_file() else ""
+    return quote(Path(os.path.relpath(report, here)).as_posix()) if report.is_file() else ""
 
 
 def _line(name: str, run: RunFiles) -> list[str]:

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
-from safetensors import SafetensorError, safe_open
-
 from fedhet.errors import FedhetError
-from fedhet.files import write_arrays
+from fedhet.files import plain_name, read_arrays, write_arrays
 from fedhet.wire import Arrays
 
 ArraysBy = dict[str, Arrays]
@@ -92,20 +90,23 @@ class State:
             FedhetError: there is no such file, it is damaged, or it is that of another method.
         """
         try:
-            with safe_open(path, "numpy") as file:
-                saved = json.loads(file.metadata()["state"])
-                kinds, values = _kinds(cls), saved["values"]
-                state = cls(**{name: values[_saved(name)] for name, kind in kinds.items() if _told(kind, name, values)})
-                for key in file.keys():  # noqa: SIM118 (not a mapping)
-                    group, _, name = key.partition("/")
-                    state._place(group)[name] = file.get_tensor(key)
+            arrays, text = read_arrays(path)
+            saved = json.loads(text["state"])
+            kinds, values = _kinds(cls), saved["values"]
+            state = cls(**{name: values[_saved(name)] for name, kind in kinds.items() if _told(kind, name, values)})
+            for key, array in arrays.items():
+                group, _, name = key.partition("/")
+                state._place(group)[name] = array
             state.round = saved["round"]
+            if state.run and not plain_name(state.run):  # a folder of clients' states goes by it
+                raise ValueError(f"run = {state.run!r}")
             for name, record in saved["clients"].items():
                 place = record.get("partition")
                 state.clients[name] = ClientRecord(**record | {"partition": tuple(place) if place else None})
             return state
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise FedhetError(f"{path} is no checkpoint that can be read: {error!r}") from error
+        except (FedhetError, ValueError, KeyError, TypeError, AttributeError) as error:
+            why = error if isinstance(error, FedhetError) else repr(error)
+            raise FedhetError(f"{path} is no checkpoint that can be read: {why}") from error
 
     def _place(self, group: str) -> Arrays:
         """The group of arrays that goes by this name in a file."""

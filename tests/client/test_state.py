@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from fedhet.client.state import ClientStore, Written
+from fedhet.client.half import LostState
+from fedhet.client.state import ClientStore, Pools, Written
+from fedhet.data import Pool
 from fedhet.errors import FedhetError
 from fedhet.files import read_tensors, write_tensors
 
@@ -81,3 +84,33 @@ def test_a_damaged_file_is_an_error_and_a_clients_damaged_state_is_a_lost_one(tm
     with pytest.raises(FedhetError, match="1.safetensors is damaged"):
         read_tensors(path)
     assert read_tensors(tmp_path / "none.safetensors") is None
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool])
+def test_one_flipped_bit_is_damage_and_a_lost_state(tmp_path, kind):
+    store = ClientStore(tmp_path)
+    store.save(1, {"w": torch.ones(3, 2).to(kind), "n": torch.tensor(1).to(kind)}, after=-1)
+    path = tmp_path / "1.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(FedhetError, match=r"1\.safetensors is damaged: its content is not what its digest says"):
+        read_tensors(path)
+    assert store.load(1) is None
+
+
+def test_a_flipped_bit_of_a_pool_has_it_removed_and_asked_for_again(tmp_path):
+    pool, pools = Pool(torch.ones(4, 2)), Pools()
+    pools.keep(pool, tmp_path)
+    path = tmp_path / f"{pool.digest}.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"shape":[4,2]', b'"shape":[2,4]'))
+    with pytest.raises(LostState):
+        Pools().find(pool.digest, tmp_path, None, "0")
+    assert not path.exists()
+
+
+def test_a_file_without_a_digest_is_damaged(tmp_path):
+    save_file({"w": torch.ones(2)}, tmp_path / "w.safetensors")
+    with pytest.raises(FedhetError, match="has no digest"):
+        read_tensors(tmp_path / "w.safetensors")

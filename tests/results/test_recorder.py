@@ -1,5 +1,6 @@
 import json
 import tomllib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -216,3 +217,49 @@ def test_who_has_which_classes_is_known_where_flower_simulates_the_clients(name,
         known = json.loads((tmp_path / "run" / "partition.json").read_text())
         assert known["clients"] == ["0", "1", "2"]
         assert [sum(each) for each in known["examples"]] == [20, 20, 20]
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "clients.csv", "digests.csv", "checkpoint/2.safetensors"])
+@pytest.mark.parametrize("damage", ["flipped", "missing", "shortened"])
+def test_a_run_whose_files_are_damaged_is_not_resumed_and_stays_as_it_is(tmp_path, name, damage):
+    record(RunDirectory(tmp_path, CONFIG, "local"), 0, 1, 2)
+    path = tmp_path / name
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":
+        place = content.rindex(b"1" if path.suffix != ".safetensors" else bytes(1))
+        content[place] ^= 1
+    path.write_bytes(content[: len(content) // 2] if damage == "shortened" else content)
+    if damage == "missing":
+        path.unlink()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    if damage == "missing" and path.suffix == ".safetensors":
+        assert RunDirectory(tmp_path, CONFIG, "local", resume=True).state(State) is None
+        return
+    with pytest.raises(FedhetError, match="damaged"):
+        RunDirectory(tmp_path, CONFIG, "local", resume=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_checkpoint_of_another_round_is_refused(tmp_path):
+    record(RunDirectory(tmp_path, CONFIG, "local"), 0, 1, 2)
+    (tmp_path / "checkpoint" / "2.safetensors").rename(tmp_path / "checkpoint" / "1.safetensors")
+    with pytest.raises(FedhetError, match="is damaged: it is the checkpoint of round 2"):
+        RunDirectory(tmp_path, CONFIG, "local", resume=True).state(State)
+
+
+@pytest.mark.parametrize(
+    "name", ["=1+1", "+1;2", "-a", "@SUM(1)", "＝1", "a\x1b[31m", "a\u202e", "a\x00", "a\nb", "-1", "-0.5"]
+)
+def test_clients_csv_is_text_to_a_spreadsheet_and_comes_back(tmp_path, name):
+    directory, said = RunDirectory(tmp_path, CONFIG, "local"), report(1)
+    row = said.clients[0]
+    said.clients[:] = [replace(row, client=name, architecture=name)]
+    directory.round(strategy_of(1), said)
+    text = (tmp_path / "clients.csv").read_text()
+    assert all(char.isprintable() or char == "\n" for char in text)
+    line = text.splitlines()[1].split(",")[1]
+    assert line == name if name in ("-1", "-0.5") else line[0] in "'a"
+    before = text
+    RunDirectory(tmp_path, CONFIG, "local", resume=True)
+    assert (tmp_path / "clients.csv").read_text() == before
+    assert read_clients(tmp_path)[0].client == line

@@ -1,3 +1,5 @@
+import csv
+import io
 import json
 import re
 from html.parser import HTMLParser
@@ -7,15 +9,21 @@ from xml.etree import ElementTree
 
 import matplotlib
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from fedhet import registry
 from fedhet.errors import FedhetError
+from fedhet.results import frames
 from fedhet.results.courses import MOST_NAMED, clients_by_round_figure
 from fedhet.results.drawings import cka_figure
-from fedhet.results.figures import accuracy_figure
+from fedhet.results.figures import accuracy_figure, lay_out
 from fedhet.results.report import write_report
 from fedhet.results.run_files import read_run
+from fedhet.results.tables import closing_table
+from fedhet.results.together import compare_folders
 from fedhet.rows import ClientRow
+from fedhet.text import console
 
 VOID = {"meta", "br", "link", "img", "hr"}
 
@@ -232,3 +240,97 @@ def test_every_drawing_of_a_method_can_be_found():
         module, _, function = drawing.figure.partition(":")
         assert callable(getattr(import_module(module), function))
         assert drawing.caption
+
+
+ODD = (
+    *("$^$", "$x$", "\x1b[31m", "a\x00b", "\u202egnp", "\ud800", "_", "|"),
+    *('=HYPERLINK("http://x")', "[red]no[/]", "[/red]", ":smile:", "<script>alert(1)</script>", 'x" onload="alert(1)'),
+)
+"""Names that mean something to matplotlib, a terminal, a spreadsheet, rich or HTML."""
+
+
+@pytest.fixture
+def odd_run(make_run):
+    """A run whose clients and architectures have odd names, and so everything else that is text."""
+
+    def odd(value):
+        if isinstance(value, dict):
+            return {key: odd(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [odd(each) for each in value]
+        return ODD[int(value)] if isinstance(value, str) and value.isdecimal() else value
+
+    names = [str(number) for number in range(len(ODD))]
+    settings = {"dataset": "<script>$^$\x1b"}
+    folder = make_run(clients=len(ODD), rounds=2, cka=True, architectures=names, settings=settings)
+    partition = {"clients": names, "classes": names, "examples": [[1] * len(ODD)] * len(ODD)}
+    (folder / "partition.json").write_text(json.dumps(partition))
+    for path in (folder / "matrices.json", folder / "partition.json"):
+        path.write_text(json.dumps(odd(json.loads(path.read_text()))))
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    rows[1]["failures"] = [{"client": text, "reason": f"it said {text}"} for text in ODD]
+    (folder / "history.jsonl").write_text("".join(json.dumps(odd(row)) + "\n" for row in rows))
+    with (folder / "clients.csv").open(newline="") as file:
+        heading, *records = csv.reader(file)
+    with (folder / "clients.csv").open("w", newline="", encoding="utf-8", errors="surrogatepass") as file:
+        named = ([number, ODD[int(client)], ODD[int(model)], *rest] for number, client, model, *rest in records)
+        csv.writer(file).writerows([heading, *named])
+    summary = json.loads((folder / "summary.json").read_text())
+    texts = {
+        "engine": "\x1b]0;$^$",
+        "metric": "$^$\u202e",
+        "status": "[/red]\x1b",
+        "error": "<script>",
+        "method": "$^$",
+    }
+    (folder / "summary.json").write_text(json.dumps(summary | texts | {"devices": list(ODD)}))
+    return folder
+
+
+class Attributes(Page):
+    """Page that collects the names of attributes too."""
+
+    def __init__(self, text):
+        self.attributes, self.tags = set(), set()
+        super().__init__(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.attributes |= {name for name, _ in attributes}
+        self.tags.add(tag)
+        super().handle_starttag(tag, attributes)
+
+
+def test_text_of_a_folder_reaches_pages_figures_and_terminals_as_text(odd_run, tmp_path):
+    page, both = write_report(odd_run), compare_folders([odd_run], tmp_path / "both.html")
+    notebook = f"<!DOCTYPE html>{frames.html_of(odd_run)}"
+    for text in (page.read_text(encoding="utf-8"), both.read_text(encoding="utf-8"), notebook):
+        assert all(char.isprintable() or char == "\n" for char in text)
+        found = Attributes(text)
+        assert "script" not in found.tags
+        assert not [name for name in found.attributes if name.startswith("on")]
+    page = Attributes(page.read_text(encoding="utf-8"))
+    assert {"accuracy", "clients", "bytes", "cka", "partition", "losses", "courses"} <= {*page.figures}
+    for name in ("$^$", "$x$", r"\x1b[31m", r"a\x00b", r"\u202egnp", "[/red]", "<script>alert(1)</script>"):
+        assert f"{name} (1)" in page.text, "the figure of the clients by architecture"
+    out = io.StringIO()
+    terminal = console(file=out, force_terminal=True, width=400, color_system=None)
+    terminal.print(closing_table(odd_run))
+    assert all(name in out.getvalue() for name in ("$^$", r"\x1b[31m", "[red]no[/]", ":smile:", r"[/RED]\X1B"))
+    assert "\u202e" not in out.getvalue()
+    assert "\x00" not in out.getvalue()
+
+
+def test_a_folders_name_becomes_no_part_of_a_page(make_run, tmp_path):
+    folder = make_run('x" onload="alert(1)')
+    found = Attributes(frames.html_of(folder))
+    assert "onload" not in found.attributes
+    (folder / "report.html").touch()
+    compare_folders([folder], tmp_path / "both.html")
+    assert "onload" not in Attributes((tmp_path / "both.html").read_text(encoding="utf-8")).attributes
+
+
+def test_formulas_in_the_figures_of_others_stay_formulas():
+    figure = Figure()
+    figure.suptitle("$x^2$")
+    lay_out(figure)
+    assert figure.findobj(Text)[0].get_parse_math()

@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from fedhet.errors import FedhetError
 from fedhet.files import write_arrays, write_tensors
@@ -151,3 +154,39 @@ def test_fields_whose_names_begin_alike_are_told_apart(tmp_path):
     found = Alike.load(tmp_path / "state")
     assert {name: list(group) for name, group in found.peer.items()} == {"3": ["w"]}
     assert np.array_equal(found.peer_more["3"]["w"], other)
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+@settings(max_examples=200, deadline=None)
+def test_one_flipped_bit_is_noticed_wherever_it_is(saved, place, bit):
+    """In a value, a name, a shape, the text or the digest; or it is in what nobody reads."""
+    path, content = saved
+    place = int(place * len(content))
+    flipped = bytes([*content[:place], content[place] ^ 1 << bit, *content[place + 1 :]])
+    path.write_bytes(flipped)
+    try:
+        found = Own.load(path)
+    except FedhetError:
+        return
+    assert_equal(found, state_of())
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("state") / "state"
+    state_of().save(path)
+    return path, path.read_bytes()
+
+
+def test_a_checkpoint_without_a_digest_is_refused(tmp_path):
+    text = json.dumps({"round": 3, "values": {}, "clients": {}})
+    save_file({"model/w": np.ones(2)}, tmp_path / "state", metadata={"state": text})
+    with pytest.raises(FedhetError, match="has no digest"):
+        Own.load(tmp_path / "state")
+
+
+@pytest.mark.parametrize("run", ["../../elsewhere", "/", "a/b"])
+def test_a_state_names_no_folder_elsewhere(tmp_path, run):
+    State(run=run).save(tmp_path / "state")
+    with pytest.raises(FedhetError, match="is no checkpoint that can be read"):
+        State.load(tmp_path / "state")
