@@ -7,16 +7,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
+import click
 import typer
 
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
+from fedhet.signals import ended_by_signals, exit_code
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedhet.options import Config
 
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+FAILED, BAD_INPUT = 1, 2
 
 app = typer.Typer(
     help="Federated learning among clients whose neural networks differ.",
@@ -50,7 +52,21 @@ Settings = Annotated[
         "--set", metavar="KEY=VALUE", help="Set one key; may be repeated (`fedhet keys`).", autocompletion=_settings
     ),
 ]
-Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the data set's files.")]
+
+
+class _Place(click.Path):
+    """A file or folder; an empty name, which would stand for the working folder, is none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, as click has it."""
+        if not str(value) or "\0" in str(value):
+            self.fail("this is no name of a file or folder: give one, or leave the option out", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+Data = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder with the data set's files.", click_type=_Place())
+]
 
 
 def main() -> None:
@@ -79,13 +95,16 @@ def run(
     ] = None,
     settings: Settings = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory; a new one under runs/.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory; a new one under runs/.", click_type=_Place())] = None,
     data: Data = None,
     engine: Annotated[
         str | None, typer.Option(help="local, ray, or a SuperLink connection of Flower's config.", metavar="ENGINE")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Go on with the run in this directory; its settings count.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Go on with the run in this directory; its settings count.", click_type=_Place()
+        ),
     ] = None,
 ) -> None:
     """Run a federation from beginning to end."""
@@ -96,16 +115,20 @@ def run(
             raise ConfigError(
                 "--resume goes on with a run as it was configured, where it is: leave CONFIG and --out out"
             )
-        by_hand = _set(settings, data) | ({} if seed is None else {"seed": seed})
+        by_hand = _set(settings, data=data, seed=seed, engine=engine, out=out)
+        if "resume" in by_hand:
+            raise ConfigError("--set resume: on the command line, --resume DIR goes on with the run in a directory")
         if resume is not None:
-            _run(by_hand, out=None, engine=engine, resume=resume)
+            _run(by_hand, folder=resume, resume=True)
             return
         base = configuration.named(config, by_hand.get("method"))
+        if "preset" in base and "preset" in by_hand and config is not None:
+            raise ConfigError(f"{config} is a preset, and --set preset names another: give one of them")
         if "preset" not in base:
             configuration.resolve(base)  # what does not go together in the file itself
         complete = configuration.resolve(base | by_hand, strict=by_hand.keys())
-        out = out or _quietly("fedhet.serving").new_folder(Path("runs"), complete)
-        _run(complete, out=out, engine=engine, resume=None)
+        folder = Path(complete.out) if complete.out else _quietly("fedhet.serving").new_folder(Path("runs"), complete)
+        _run(complete, folder=folder)
 
 
 @app.command()
@@ -124,7 +147,10 @@ def compare(
     ] = None,
     settings: Settings = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the comparison; else named by the methods, in runs/.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of the comparison; else named by the methods, in runs/.", click_type=_Place()
+        ),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time; as many as cores, or as a GPU has room for.")
@@ -154,7 +180,7 @@ def compare(
         from fedhet import config as configuration
 
         numbers, tuning_numbers = _numbers("--seeds", seeds), _numbers("--tune-seeds", tune_seeds)
-        chosen = configuration.named(config) | _set(settings, data)
+        chosen = configuration.named(config) | _set(settings, data=data)
         _quietly()
         from fedhet import comparing
 
@@ -172,15 +198,15 @@ def compare(
                 tuning=tuning,
                 console=_console(),
             )
-        except KeyboardInterrupt:
-            _stop("stopped; the same command goes on where it was", INTERRUPTED)
+        except KeyboardInterrupt as stopped:
+            _stop("stopped; the same command goes on where it was", exit_code(stopped))
         typer.echo(f"{done.folder.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
 
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page on several runs.", dir_okay=False)] = Path(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.", click_type=_Place())],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page on several runs.", click_type=_Place(dir_okay=False))] = Path(
         "comparison.html"
     ),
 ) -> None:
@@ -196,7 +222,10 @@ def report(
 def clean(
     days: Annotated[float, typer.Option(min=0, help="Remove what was not written to for so many days.")] = 30,
     state_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The node's folder of state; ~/.fedhet/state if left out.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="The node's folder of state; ~/.fedhet/state if left out.", click_type=_Place()
+        ),
     ] = None,
 ) -> None:
     """Remove old runs' states and pools from this node's folder."""
@@ -258,22 +287,21 @@ def keys(
         _console().print(table, markup=False)
 
 
-def _run(chosen: "Config | dict[str, Any]", *, out: Path | None, engine: str | None, resume: Path | None) -> None:
+def _run(chosen: "Config | dict[str, Any]", *, folder: Path, resume: bool = False) -> None:
     from fedhet.results.progress import ProgressLine
     from fedhet.results.tables import closing_table
 
     console = _console()
     started = time.perf_counter()
-    folder = out or resume
-    assert folder is not None
     line = ProgressLine(console)
     typer.echo(f"results go to {folder.resolve()}")
     line.prepare(folder.name, "reading data, building networks, greeting clients")
+    place = {"resume" if resume else "out": folder}
     try:
-        result = _quietly().run(chosen, out=out, engine=engine, resume=resume, observers=[line], progress=False)
-    except KeyboardInterrupt:
+        result = _quietly().run(chosen, **place, observers=[line], progress=False)
+    except KeyboardInterrupt as stopped:
         known = (folder / "config.toml").is_file()
-        _stop(f"stopped; go on with: fedhet run --resume {folder}" if known else "stopped", INTERRUPTED)
+        _stop(f"stopped; go on with: fedhet run --resume {folder}" if known else "stopped", exit_code(stopped))
     finally:
         line.close()
     if not result.summary:
@@ -284,12 +312,21 @@ def _run(chosen: "Config | dict[str, Any]", *, out: Path | None, engine: str | N
     typer.echo(f"{result.folder}: {page}summary.json, history.jsonl, clients.csv, models/")
 
 
-def _set(settings: Sequence[str] | None, data: Path | None) -> dict[str, Any]:
+def _set(settings: Sequence[str] | None, **options: str | int | Path | None) -> dict[str, Any]:
+    """The keys that a command line sets, by `--set` or by an option of their own."""
     from fedhet import config as configuration
 
-    chosen: dict[str, Any] = dict(configuration.parse_setting(text) for text in settings or ())
-    if data is not None:
-        chosen["data"] = str(data.expanduser().resolve())
+    chosen: dict[str, Any] = configuration.parse_settings(settings or ())
+    for key, value in options.items():
+        if value is None:
+            continue
+        if key in chosen:
+            raise ConfigError(f"--{key} {value} and --set {key} say the same: give one of them")
+        if value == "":
+            raise ConfigError(f"--{key}: there is no value; give one, or leave the option out")
+        chosen[key] = str(value) if isinstance(value, Path) else value
+    if data := options.get("data"):
+        chosen["data"] = str(Path(data).expanduser().resolve())
     return chosen
 
 
@@ -310,6 +347,8 @@ def _grid(settings: Sequence[str]) -> dict[str, list[Any]]:
         key = name.rpartition(":")[2].strip()
         if not equals or not all(value.strip() for value in values.split(",")):
             raise ConfigError(f"--tune {text}: write KEY=V1,V2,..., or NAME:KEY=V1,V2,... for one of the methods")
+        if name.strip() in grid:
+            raise ConfigError(f"--tune {text}: {name.strip()} is tuned twice; name all of its values at once")
         grid[name.strip()] = [configuration.parse_setting(f"{key}={value.strip()}")[1] for value in values.split(",")]
     return grid
 
@@ -333,18 +372,20 @@ def _console() -> "Console":
 @contextmanager
 def _errors(*, everything_is_input: bool = False) -> Iterator[None]:
     """Errors for people: one message, no traceback; bad input exits with 2, a run that failed with 1."""
-    try:
-        yield
-    except (ConfigError, DataError, ModelError) as error:
-        _stop(str(error), BAD_INPUT)
-    except FedhetError as error:
-        _stop(str(error), BAD_INPUT if everything_is_input else FAILED)
-    except OSError as error:
-        _stop(f"{type(error).__name__}: {error}", FAILED)
-    except KeyboardInterrupt:
-        _stop("stopped", INTERRUPTED)
+    with ended_by_signals():
+        try:
+            yield
+        except (ConfigError, DataError, ModelError) as error:
+            _stop(str(error), BAD_INPUT)
+        except FedhetError as error:
+            _stop(str(error), BAD_INPUT if everything_is_input else FAILED)
+        except OSError as error:
+            _stop(f"{type(error).__name__}: {error}", FAILED)
+        except KeyboardInterrupt as stopped:
+            _stop("stopped", exit_code(stopped))
 
 
 def _stop(message: str, code: int) -> NoReturn:
-    typer.echo(f"fedhet: {message}", err=True)
+    shown = "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in message)
+    typer.echo(f"fedhet: {shown}", err=True)
     raise typer.Exit(code)

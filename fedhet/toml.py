@@ -22,7 +22,7 @@ def load(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"no configuration file {path}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:  # numbers of thousands of digits, what is nested as deeply
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
 
 

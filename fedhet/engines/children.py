@@ -28,6 +28,16 @@ def prepare(*further: str) -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *further])
     with _one_thread():
         ensure_running()
+    atexit.register(_end)
+
+
+def _end() -> None:
+    """End the process that others are forked from, which would go on importing, and then wait, without its parent."""
+    atexit.unregister(_end)
+    if (server := _forkserver._forkserver_pid) is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
+        _forkserver._stop()
 
 
 def start(
