@@ -67,6 +67,12 @@ class _Place(click.Path):
 Data = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder with the data set's files.", click_type=_Place())
 ]
+Folders = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.", click_type=_Place())
+]
+Page = Annotated[
+    Path, typer.Option(metavar="FILE", help="The page on several runs.", click_type=_Place(dir_okay=False))
+]
 
 
 def main() -> None:
@@ -95,7 +101,9 @@ def run(
     ] = None,
     settings: Settings = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory; a new one under runs/.", click_type=_Place())] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run directory; a new one under runs/.", click_type=_Place())
+    ] = None,
     data: Data = None,
     engine: Annotated[
         str | None, typer.Option(help="local, ray, or a SuperLink connection of Flower's config.", metavar="ENGINE")
@@ -115,7 +123,7 @@ def run(
             raise ConfigError(
                 "--resume goes on with a run as it was configured, where it is: leave CONFIG and --out out"
             )
-        by_hand = _set(settings, data=data, seed=seed, engine=engine, out=out)
+        by_hand = _set(settings, data=_whole(data), seed=seed, engine=engine, out=out)
         if "resume" in by_hand:
             raise ConfigError("--set resume: on the command line, --resume DIR goes on with the run in a directory")
         if resume is not None:
@@ -180,7 +188,7 @@ def compare(
         from fedhet import config as configuration
 
         numbers, tuning_numbers = _numbers("--seeds", seeds), _numbers("--tune-seeds", tune_seeds)
-        chosen = configuration.named(config) | _set(settings, data=data)
+        chosen = configuration.named(config) | _set(settings, data=_whole(data))
         _quietly()
         from fedhet import comparing
 
@@ -205,10 +213,8 @@ def compare(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.", click_type=_Place())],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page on several runs.", click_type=_Place(dir_okay=False))] = Path(
-        "comparison.html"
-    ),
+    folders: Folders,
+    out: Page = Path("comparison.html"),
 ) -> None:
     """Write a run's report.html, and its main figures as PNG; or one page on several runs."""
     with _errors(everything_is_input=True):
@@ -325,9 +331,11 @@ def _set(settings: Sequence[str] | None, **options: str | int | Path | None) -> 
         if value == "":
             raise ConfigError(f"--{key}: there is no value; give one, or leave the option out")
         chosen[key] = str(value) if isinstance(value, Path) else value
-    if data := options.get("data"):
-        chosen["data"] = str(Path(data).expanduser().resolve())
     return chosen
+
+
+def _whole(path: Path | None) -> Path | None:
+    return path and path.expanduser().resolve()
 
 
 def _numbers(option: str, text: str) -> list[int]:
