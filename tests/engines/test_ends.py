@@ -129,13 +129,17 @@ def test_a_signal_as_a_command_begins(start):
 
 def test_signals_end_what_runs_within_and_only_once():
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as ended, ended_by_signals():
+
+    def work() -> None:
         try:
             with ended_by_signals():  # which leaves the outer one in charge
                 signal.raise_signal(signal.SIGTERM)
         finally:
             signal.raise_signal(signal.SIGTERM)  # does not disturb what is being ended
             signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(SystemExit) as ended, ended_by_signals():
+        work()
     assert ended.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is before
     with pytest.raises(KeyboardInterrupt) as interrupted, ended_by_signals():
