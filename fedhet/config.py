@@ -21,7 +21,19 @@ from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.idle import without_idle
 from fedhet.machine import check_device_name
 from fedhet.method import Method
-from fedhet.options import Config, Parameters, Value, checked, common_fields, default_of, kebab, listed, option, takes
+from fedhet.options import (
+    Config,
+    Parameters,
+    Value,
+    checked,
+    common_fields,
+    default_of,
+    fits,
+    kebab,
+    listed,
+    option,
+    takes,
+)
 from fedhet.toml import read, to_toml, toml_value
 
 __all__ = [
@@ -69,16 +81,18 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
         ConfigError: with every problem found, each naming its key and what would be right.
     """
     wanted = {_key(key): value for key, value in toml.chosen(chosen).items()}
+    for key in ("preset", EXTRA, "method"):
+        if not isinstance(wanted.get(key, ""), str):
+            raise ConfigError(f"{key}: must be text, not {type(wanted[key]).__name__}")
     if extra := wanted.pop(EXTRA, None):
-        wanted |= _extra(str(extra))
-    preset = read(preset_path(str(wanted["preset"]))) if wanted.get("preset") else {}
+        wanted |= _extra(extra)
+    preset = read(preset_path(wanted["preset"])) if wanted.get("preset") else {}
     layers = {**preset, **wanted}
     layers.pop("preset", None)
-    reference = str(layers.get("method", Config.method))
     problems: list[str] = []
     method: Method | None = None
     try:
-        method = registry.method(reference, trusted=trusted)
+        method = registry.method(str(layers.get("method", Config.method)), trusted=trusted)
     except ConfigError as error:
         problems.append(str(error))
     common: dict[str, Any] = {}
@@ -207,6 +221,8 @@ def parse_setting(text: str) -> tuple[str, Value]:
     try:
         parsed = tomllib.loads(f"value = {number}")["value"]
     except (ValueError, RecursionError):  # also of numbers of thousands of digits, and of what is nested as deeply
+        parsed = None
+    if type(parsed) is int and not fits(parsed):
         parsed = None
     # Dates and lists are TOML as well, but no key takes them.
     return _key(key.strip()), parsed if isinstance(parsed, Value) else value

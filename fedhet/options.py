@@ -255,6 +255,11 @@ def kebab(name: str) -> str:
     return name.replace("_", "-")
 
 
+def fits(number: int) -> bool:
+    """Whether a whole number is one of TOML's, of 64 bits."""
+    return -(2**63) <= number < 2**63
+
+
 def checked(key: str, value: Any, spec: dataclasses.Field[Any]) -> Value:
     """A key's value in the type of its default, if it is one that the key takes.
 
@@ -262,7 +267,7 @@ def checked(key: str, value: Any, spec: dataclasses.Field[Any]) -> Value:
         ConfigError: it is not; with the key, and what would be right.
     """
     wanted = type(default_of(spec))
-    if type(value) is int and not -(2**63) <= value < 2**63:
+    if type(value) is int and not fits(value):
         raise ConfigError(f"{key}: is a whole number of {value.bit_length()} bits, must be of 64 at most")
     if wanted is float and type(value) is int:
         value = float(value)
