@@ -2,14 +2,14 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import click
 import typer
 
+from fedhet.arguments import Place, grid, numbers, settings_of, whole
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
 from fedhet.signals import ended_by_signals, exit_code
 
@@ -54,25 +54,11 @@ Settings = Annotated[
 ]
 
 
-class _Place(click.Path):
-    """A file or folder; an empty name, which would stand for the working folder, is none."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path, as click has it."""
-        if not str(value) or "\0" in str(value):
-            self.fail("this is no name of a file or folder: give one, or leave the option out", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-Data = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder with the data set's files.", click_type=_Place())
-]
+Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the data set's files.", click_type=Place())]
 Folders = Annotated[
-    list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.", click_type=_Place())
+    list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.", click_type=Place())
 ]
-Page = Annotated[
-    Path, typer.Option(metavar="FILE", help="The page on several runs.", click_type=_Place(dir_okay=False))
-]
+Page = Annotated[Path, typer.Option(metavar="FILE", help="The page on several runs.", click_type=Place(dir_okay=False))]
 
 
 def main() -> None:
@@ -102,7 +88,7 @@ def run(
     settings: Settings = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run directory; a new one under runs/.", click_type=_Place())
+        Path | None, typer.Option(metavar="DIR", help="Run directory; a new one under runs/.", click_type=Place())
     ] = None,
     data: Data = None,
     engine: Annotated[
@@ -111,7 +97,7 @@ def run(
     resume: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Go on with the run in this directory; its settings count.", click_type=_Place()
+            metavar="DIR", help="Go on with the run in this directory; its settings count.", click_type=Place()
         ),
     ] = None,
 ) -> None:
@@ -123,7 +109,7 @@ def run(
             raise ConfigError(
                 "--resume goes on with a run as it was configured, where it is: leave CONFIG and --out out"
             )
-        by_hand = _set(settings, data=_whole(data), seed=seed, engine=engine, out=out)
+        by_hand = settings_of(settings, {"data": whole(data), "seed": seed, "engine": engine, "out": out})
         if "resume" in by_hand:
             raise ConfigError("--set resume: on the command line, --resume DIR goes on with the run in a directory")
         if resume is not None:
@@ -157,7 +143,7 @@ def compare(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Folder of the comparison; else named by the methods, in runs/.", click_type=_Place()
+            metavar="DIR", help="Folder of the comparison; else named by the methods, in runs/.", click_type=Place()
         ),
     ] = None,
     jobs: Annotated[
@@ -187,18 +173,18 @@ def compare(
     with _errors():
         from fedhet import config as configuration
 
-        numbers, tuning_numbers = _numbers("--seeds", seeds), _numbers("--tune-seeds", tune_seeds)
-        chosen = configuration.named(config) | _set(settings, data=_whole(data))
+        reported, for_tuning = numbers("--seeds", seeds), numbers("--tune-seeds", tune_seeds)
+        chosen = configuration.named(config) | settings_of(settings, {"data": whole(data)})
         _quietly()
         from fedhet import comparing
 
-        tuning = comparing.Tuning(_grid(tune), tuning_numbers, tune_runs) if tune else None
+        tuning = comparing.Tuning(grid(tune), for_tuning, tune_runs) if tune else None
         if tuning is None and tune_runs is not None:
             raise ConfigError("--tune-runs: there is nothing to tune; name keys and their values with --tune")
         try:
             done = comparing.compare(
                 methods,
-                seeds=numbers,
+                seeds=reported,
                 config=chosen,
                 out=out,
                 jobs=jobs,
@@ -230,7 +216,7 @@ def clean(
     state_dir: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="The node's folder of state; ~/.fedhet/state if left out.", click_type=_Place()
+            metavar="DIR", help="The node's folder of state; ~/.fedhet/state if left out.", click_type=Place()
         ),
     ] = None,
 ) -> None:
@@ -316,49 +302,6 @@ def _run(chosen: "Config | dict[str, Any]", *, folder: Path, resume: bool = Fals
     console.print(closing_table(result.folder))
     page = "report.html, " * (result.folder / "report.html").is_file()
     typer.echo(f"{result.folder}: {page}summary.json, history.jsonl, clients.csv, models/")
-
-
-def _set(settings: Sequence[str] | None, **options: str | int | Path | None) -> dict[str, Any]:
-    """The keys that a command line sets, by `--set` or by an option of their own."""
-    from fedhet import config as configuration
-
-    chosen: dict[str, Any] = configuration.parse_settings(settings or ())
-    for key, value in options.items():
-        if value is None:
-            continue
-        if key in chosen:
-            raise ConfigError(f"--{key} {value} and --set {key} say the same: give one of them")
-        if value == "":
-            raise ConfigError(f"--{key}: there is no value; give one, or leave the option out")
-        chosen[key] = str(value) if isinstance(value, Path) else value
-    return chosen
-
-
-def _whole(path: Path | None) -> Path | None:
-    return path and path.expanduser().resolve()
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{option} {text}: write whole numbers with commas, such as 0,1,2") from None
-
-
-def _grid(settings: Sequence[str]) -> dict[str, list[Any]]:
-    """The values that `--tune` names, by key."""
-    from fedhet import config as configuration
-
-    grid: dict[str, list[Any]] = {}
-    for text in settings:
-        name, equals, values = text.partition("=")
-        key = name.rpartition(":")[2].strip()
-        if not equals or not all(value.strip() for value in values.split(",")):
-            raise ConfigError(f"--tune {text}: write KEY=V1,V2,..., or NAME:KEY=V1,V2,... for one of the methods")
-        if name.strip() in grid:
-            raise ConfigError(f"--tune {text}: {name.strip()} is tuned twice; name all of its values at once")
-        grid[name.strip()] = [configuration.parse_setting(f"{key}={value.strip()}")[1] for value in values.split(",")]
-    return grid
 
 
 def _quietly(name: str = "fedhet.running") -> Any:
