@@ -1,20 +1,22 @@
 """The command line. torch and Flower are imported only by what needs them: `fedhet --help` answers at once."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from fedhet.arguments import Place, grid, numbers, settings_of, whole
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
+from fedhet.signals import ended_by_signals, exit_code
 from fedhet.text import printable, terminal
 
 if TYPE_CHECKING:
     from fedhet.options import Config
 
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+FAILED, BAD_INPUT = 1, 2
 
 app = typer.Typer(
     help="Federated learning among clients whose neural networks differ.",
@@ -48,8 +50,14 @@ Settings = Annotated[
         "--set", metavar="KEY=VALUE", help="Set one key; may be repeated (`fedhet keys`).", autocompletion=_settings
     ),
 ]
+
+
 Named = Annotated[str | None, typer.Option("--method", metavar="MODULE:NAME", help="The method, if it is a file's.")]
-Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the data set's files.")]
+Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the data set's files.", click_type=Place())]
+Folders = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.", click_type=Place())
+]
+Page = Annotated[Path, typer.Option(metavar="FILE", help="The page on several runs.", click_type=Place(dir_okay=False))]
 
 
 def main() -> None:
@@ -78,13 +86,18 @@ def run(
     ] = None,
     settings: Settings = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory; a new one under runs/.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run directory; a new one under runs/.", click_type=Place())
+    ] = None,
     data: Data = None,
     engine: Annotated[
         str | None, typer.Option(help="local, ray, or a SuperLink connection of Flower's config.", metavar="ENGINE")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Go on with the run in this directory; its settings count.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Go on with the run in this directory; its settings count.", click_type=Place()
+        ),
     ] = None,
     method: Named = None,
 ) -> None:
@@ -96,17 +109,21 @@ def run(
             raise ConfigError(
                 "--resume goes on with a run as it was configured, where it is: leave CONFIG and --out out"
             )
-        settings = [*(settings or ()), *([] if method is None else [f"method={method}"])]
-        by_hand = _set(settings, data) | ({} if seed is None else {"seed": seed})
+        options = {"data": whole(data), "seed": seed, "engine": engine, "out": out, "method": method}
+        by_hand = settings_of(settings, options)
+        if "resume" in by_hand:
+            raise ConfigError("--set resume: on the command line, --resume DIR goes on with the run in a directory")
         if resume is not None:
-            _run(by_hand, out=None, engine=engine, resume=resume)
+            _run(by_hand, folder=resume, resume=True)
             return
         base = configuration.named(config, by_hand.get("method"))
+        if "preset" in base and "preset" in by_hand and config is not None:
+            raise ConfigError(f"{config} is a preset, and --set preset names another: give one of them")
         if "preset" not in base:
             configuration.resolve(base)  # what does not go together in the file itself
         complete = configuration.resolve(base | by_hand, strict=by_hand.keys())
-        out = out or _quietly("fedhet.serving").new_folder(Path("runs"), complete)
-        _run(complete, out=out, engine=engine, resume=None)
+        folder = Path(complete.out) if complete.out else _quietly("fedhet.serving").new_folder(Path("runs"), complete)
+        _run(complete, folder=folder)
 
 
 @app.command()
@@ -125,7 +142,10 @@ def compare(
     ] = None,
     settings: Settings = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the comparison; else named by the methods, in runs/.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of the comparison; else named by the methods, in runs/.", click_type=Place()
+        ),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time; as many as cores, or as a GPU has room for.")
@@ -154,36 +174,35 @@ def compare(
     with _errors():
         from fedhet import config as configuration
 
-        numbers, tuning_numbers = _numbers("--seeds", seeds), _numbers("--tune-seeds", tune_seeds)
+        reported, for_tuning = numbers("--seeds", seeds), numbers("--tune-seeds", tune_seeds)
+        chosen = configuration.named(config) | settings_of(settings, {"data": whole(data)})
         _quietly()
         from fedhet import comparing
 
-        tuning = comparing.Tuning(_grid(tune), tuning_numbers, tune_runs) if tune else None
+        tuning = comparing.Tuning(grid(tune), for_tuning, tune_runs) if tune else None
         if tuning is None and tune_runs is not None:
             raise ConfigError("--tune-runs: there is nothing to tune; name keys and their values with --tune")
         try:
             done = comparing.compare(
                 methods,
-                seeds=numbers,
-                config=configuration.named(config) | _set(settings, data),
+                seeds=reported,
+                config=chosen,
                 out=out,
                 jobs=jobs,
                 baseline=baseline,
                 tuning=tuning,
                 console=terminal(),
             )
-        except KeyboardInterrupt:
-            _stop("stopped; the same command goes on where it was", INTERRUPTED)
+        except KeyboardInterrupt as stopped:
+            _stop("stopped; the same command goes on where it was", exit_code(stopped))
         typer.echo(f"{done.folder.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
         done.check()
 
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page on several runs.", dir_okay=False)] = Path(
-        "comparison.html"
-    ),
+    folders: Folders,
+    out: Page = Path("comparison.html"),
     method: Named = None,
 ) -> None:
     """Write a run's report.html, and its main figures as PNG; or one page on several runs."""
@@ -202,7 +221,10 @@ def report(
 def clean(
     days: Annotated[float, typer.Option(min=0, help="Remove what was not written to for so many days.")] = 30,
     state_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The node's folder of state; ~/.fedhet/state if left out.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="The node's folder of state; ~/.fedhet/state if left out.", click_type=Place()
+        ),
     ] = None,
 ) -> None:
     """Remove old runs' states and pools from this node's folder."""
@@ -264,22 +286,21 @@ def keys(
         terminal().print(table)
 
 
-def _run(chosen: "Config | dict[str, Any]", *, out: Path | None, engine: str | None, resume: Path | None) -> None:
+def _run(chosen: "Config | dict[str, Any]", *, folder: Path, resume: bool = False) -> None:
     from fedhet.results.progress import ProgressLine
     from fedhet.results.tables import closing_table
 
     console = terminal()
     started = time.perf_counter()
-    folder = out or resume
-    assert folder is not None
     line = ProgressLine(console)
     typer.echo(printable(f"results go to {folder.resolve()}"))
     line.prepare(folder.name, "reading data, building networks, greeting clients")
+    place = {"resume" if resume else "out": folder}
     try:
-        result = _quietly().run(chosen, out=out, engine=engine, resume=resume, observers=[line], progress=False)
-    except KeyboardInterrupt:
+        result = _quietly().run(chosen, **place, observers=[line], progress=False)
+    except KeyboardInterrupt as stopped:
         known = (folder / "config.toml").is_file()
-        _stop(f"stopped; go on with: fedhet run --resume {folder}" if known else "stopped", INTERRUPTED)
+        _stop(f"stopped; go on with: fedhet run --resume {folder}" if known else "stopped", exit_code(stopped))
     finally:
         line.close()
     if not result.summary:
@@ -288,36 +309,6 @@ def _run(chosen: "Config | dict[str, Any]", *, out: Path | None, engine: str | N
     console.print(closing_table(result.folder))
     page = "report.html, " * (result.folder / "report.html").is_file()
     typer.echo(f"{result.folder}: {page}summary.json, history.jsonl, clients.csv, models/")
-
-
-def _set(settings: Sequence[str] | None, data: Path | None) -> dict[str, Any]:
-    from fedhet import config as configuration
-
-    chosen: dict[str, Any] = dict(configuration.parse_setting(text) for text in settings or ())
-    if data is not None:
-        chosen["data"] = str(data.expanduser().resolve())
-    return chosen
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{option} {text}: write whole numbers with commas, such as 0,1,2") from None
-
-
-def _grid(settings: Sequence[str]) -> dict[str, list[Any]]:
-    """The values that `--tune` names, by key."""
-    from fedhet import config as configuration
-
-    grid: dict[str, list[Any]] = {}
-    for text in settings:
-        name, equals, values = text.partition("=")
-        key = name.rpartition(":")[2].strip()
-        if not equals or not all(value.strip() for value in values.split(",")):
-            raise ConfigError(f"--tune {text}: write KEY=V1,V2,..., or NAME:KEY=V1,V2,... for one of the methods")
-        grid[name.strip()] = [configuration.parse_setting(f"{key}={value.strip()}")[1] for value in values.split(",")]
-    return grid
 
 
 def _quietly(name: str = "fedhet.running") -> Any:
@@ -333,16 +324,17 @@ def _quietly(name: str = "fedhet.running") -> Any:
 @contextmanager
 def _errors(*, everything_is_input: bool = False) -> Iterator[None]:
     """Errors for people: one message, no traceback; bad input exits with 2, a run that failed with 1."""
-    try:
-        yield
-    except (ConfigError, DataError, ModelError) as error:
-        _stop(str(error), BAD_INPUT)
-    except FedhetError as error:
-        _stop(str(error), BAD_INPUT if everything_is_input else FAILED)
-    except OSError as error:
-        _stop(f"{type(error).__name__}: {error}", FAILED)
-    except KeyboardInterrupt:
-        _stop("stopped", INTERRUPTED)
+    with ended_by_signals():
+        try:
+            yield
+        except (ConfigError, DataError, ModelError) as error:
+            _stop(str(error), BAD_INPUT)
+        except FedhetError as error:
+            _stop(str(error), BAD_INPUT if everything_is_input else FAILED)
+        except OSError as error:
+            _stop(f"{type(error).__name__}: {error}", FAILED)
+        except KeyboardInterrupt as stopped:
+            _stop("stopped", exit_code(stopped))
 
 
 def _stop(message: str, code: int) -> NoReturn:

@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -18,9 +18,22 @@ from typing import Any
 from fedhet import registry, toml
 from fedhet.config_files import EXTRA, from_file, from_run
 from fedhet.errors import ConfigError, FedhetError, nearest
+from fedhet.idle import without_idle
 from fedhet.machine import check_device_name
-from fedhet.method import Method, Traits
-from fedhet.options import Config, Parameters, Value, checked, common_fields, default_of, kebab, listed, option, takes
+from fedhet.method import Method
+from fedhet.options import (
+    Config,
+    Parameters,
+    Value,
+    checked,
+    common_fields,
+    default_of,
+    fits,
+    kebab,
+    listed,
+    option,
+    takes,
+)
 from fedhet.toml import read, to_toml, toml_value
 from fedhet.wire.told import table_of
 
@@ -36,6 +49,7 @@ __all__ = [
     "option",
     "parse",
     "parse_setting",
+    "parse_settings",
     "preset_path",
     "presets",
     "read",
@@ -60,24 +74,26 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
     Args:
         chosen: kebab-case keys and values; nested tables count as dotted keys, `""` as not chosen. `preset` names a
             file of `run_configs/` without its suffix, `extra-keys` is TOML with the keys of a method from outside.
-        strict: refuse a key without effect where the user chose both it and the key that is the reason, by hand: any
-            (`True`), none, or only these keys.
+        strict: refuse a key without effect that the user chose by hand, unless a preset or a file chose the key that is
+            the reason: any (`True`), none, or only these keys.
         trusted: whether a method may be imported by `package.module:name`; not where the name came over the wire.
 
     Raises:
         ConfigError: with every problem found, each naming its key and what would be right.
     """
     wanted = {_key(key): value for key, value in toml.chosen(chosen).items()}
+    for key in ("preset", EXTRA, "method"):
+        if not isinstance(wanted.get(key, ""), str):
+            raise ConfigError(f"{key}: must be text, not {type(wanted[key]).__name__}")
     if extra := wanted.pop(EXTRA, None):
-        wanted |= _extra(str(extra))
-    preset = read(preset_path(str(wanted["preset"]))) if wanted.get("preset") else {}
+        wanted |= _extra(extra)
+    preset = read(preset_path(wanted["preset"])) if wanted.get("preset") else {}
     layers = {**preset, **wanted}
     layers.pop("preset", None)
-    reference = str(layers.get("method", Config.method))
     problems: list[str] = []
     method: Method | None = None
     try:
-        method = registry.method(reference, trusted=trusted)
+        method = registry.method(str(layers.get("method", Config.method)), trusted=trusted)
     except ConfigError as error:
         problems.append(str(error))
     common: dict[str, Any] = {}
@@ -107,7 +123,7 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
         )
     config.parameters.check(config)
     by_hand = wanted.keys() if strict is True else map(_key, strict or ())
-    return _without_idle(config, frozenset(by_hand), layers.keys(), method.traits_of(config.parameters))
+    return without_idle(config, frozenset(by_hand), layers.keys(), method.traits_of(config.parameters))
 
 
 def named(config: str | Path | None, method: object = None, given: Collection[str] = ()) -> dict[str, Any]:
@@ -176,19 +192,38 @@ def preset_path(name: str) -> Path:
     return run_configs() / f"{name}.toml"
 
 
+def parse_settings(texts: Iterable[str]) -> dict[str, Value]:
+    """Several `KEY=VALUE` of a command line; see `parse_setting`.
+
+    Raises:
+        ConfigError: there is no key or no value, or a key is set twice.
+    """
+    chosen: dict[str, Value] = {}
+    for text in texts:
+        key, value = parse_setting(text)
+        if value == "":
+            raise ConfigError(f"--set {text}: there is no value; write KEY=VALUE, or leave the key out for its default")
+        if key in chosen:
+            raise ConfigError(f"--set {text}: {key} is set twice, to {chosen[key]!r} before; set it once")
+        chosen[key] = value
+    return chosen
+
+
 def parse_setting(text: str) -> tuple[str, Value]:
     """`KEY=VALUE` of a command line: the value read as TOML where it is that, else taken as text.
 
     Raises:
-        ConfigError: there is no `=`.
+        ConfigError: there is no `=`, or no key before it.
     """
     key, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--set {text}: write KEY=VALUE")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text}: write KEY=VALUE, such as rounds=5")
     number = re.sub(r"^([+-]?)\.(?=\d)", r"\g<1>0.", value.strip())  # people write .05, TOML 0.05
     try:
         parsed = tomllib.loads(f"value = {number}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # also of numbers of thousands of digits, and of what is nested as deeply
+        parsed = None
+    if type(parsed) is int and not fits(parsed):
         parsed = None
     # Dates and lists are TOML as well, but no key takes them.
     return _key(key.strip()), parsed if isinstance(parsed, Value) else value
@@ -229,7 +264,7 @@ def _key(key: str) -> str:
 def _extra(text: str) -> dict[str, Any]:
     try:
         return toml.chosen(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{EXTRA} = {text!r}: must be TOML, such as 'mine.weight = 0.1': {error}") from error
 
 
@@ -285,42 +320,3 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
     if numbers and config.newcomers >= config.clients and "clients" in common:
         problems.append(f"newcomers = {config.newcomers}: must be fewer than clients = {config.clients}")
     return problems
-
-
-def _without_idle(config: Config, by_hand: frozenset[str], told: Collection[str], traits: Traits) -> Config:
-    """The configuration with its keys that have no effect put back; those that somebody set are told.
-
-    Raises:
-        ConfigError: such a key was chosen by hand, and so was the one that is the reason.
-    """
-    from fedhet import data
-
-    idle = config.parameters.idle(config)
-    if config.optimizer != "sgd" and config.momentum:
-        idle["momentum"] = "optimizer"
-    if config.aggregation not in ("trimmed-mean", "krum", "multi-krum") and config.hostile != Config.hostile:
-        idle["hostile"] = "aggregation"
-    without = {} if traits.bounded else {"update-bound": "method"}
-    if config.aggregation not in traits.aggregations:
-        without["aggregation"] = "method"
-    if not config.shared_samples:
-        without["shared-dataset"] = "shared-samples"
-    if not config.shared_dataset:
-        without["shared-data"] = "shared-dataset"
-    if not config.newcomers:
-        keys = ("newcomer-epochs", "newcomer-learning-rate", "newcomer-scratch-rate")
-        without |= dict.fromkeys(keys, "newcomers")
-    flat = config.flat()
-    idle |= {key: reason for key, reason in without.items() if flat[key] != default_of(_spec(key, "", key))}
-    if config.augment and not data.augments(config.dataset):
-        idle["augment"] = "dataset"
-    if not idle:
-        return config
-    because = {key: f"{key} has no effect with {reason} = {flat[reason]}" for key, reason in idle.items()}
-    if refused := [why for key, why in because.items() if {key, idle[key]} <= by_hand]:
-        raise ConfigError("\n".join(f"{why}: leave it out" for why in refused))
-    own = f"{config.prefix}."
-    back = {f.name: default_of(f) for f in common_fields() if kebab(f.name) in idle}
-    mine = {f.name: default_of(f) for f in fields(config.parameters) if own + kebab(f.name) in idle}
-    known = tuple((key, why) for key, why in because.items() if key in told)  # else it is the method's own default
-    return config.but(**back, parameters=dataclasses.replace(config.parameters, **mine), idle=known)

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -44,6 +45,23 @@ def plain_name(text: str) -> bool:
         and not {*text} & {*"/\\:"}
         and text.casefold() not in TAKEN_NAMES
     )
+
+
+def check_place(folder: Path) -> None:
+    """Find out whether a folder is there or can be made, and can be written to.
+
+    Raises:
+        ConfigError: it cannot; nothing was made.
+    """
+    try:
+        there = next(each for each in (folder, *folder.parents) if each.exists() or each.is_symlink())
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{folder} cannot be a folder to write to: {reason}; choose another one") from error
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedhet.data.own import as_client_data
 from fedhet.errors import ConfigError, DataError, ModelError
+from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction
 
 DataFunction = Callable[[ClientInfo], Any]
@@ -45,6 +47,23 @@ class Given:
         """What was given, by name, for the files of a run."""
         said = {name: described(each) for name in ("model", "data") if (each := getattr(self, name)) is not None}
         return said | ({"task": self.task} if self.task else {})
+
+    def tested(self, config: Config) -> Config:
+        """The configuration, tested on the clients' own parts where it is a default that asks for a common test set.
+
+        The data that were given may bring none: the first client's are asked. A user who chose `test-on` is refused by
+        the clients.
+        """
+        if self.data is None or config.test_on == "local" or "test-on" in config.chosen:
+            return config
+        first = ClientInfo("0", 0, config.clients, config)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                there = as_client_data(first.name, _of_client(self.data, "data")(first)).common is not None
+        except Exception:  # which the client itself will say
+            return config
+        told = f"test-on = {config.test_on} of the preset or method became local: the data bring no common test set"
+        return config if there else config.but(test_on="local", idle=(*config.idle, ("test-on", told)))
 
 
 def model_function(model: Any) -> ModelFunction | None:

@@ -6,6 +6,7 @@ A key has a default, a meaning and the values that it takes; a method's own keys
 import dataclasses
 import json
 import math
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
@@ -50,17 +51,15 @@ class Parameters:
         """
 
     def idle(self, config: "Config") -> dict[str, str]:
-        """Keys of this configuration that have no effect, each with the key that is the reason (`method`, if none)."""
+        """Keys that have no effect whatever their values, each with the key that is the reason (`method`, if none)."""
         return {}
 
     def set_in_vain(self, method: str, reasons: Mapping[str, Iterable[str]]) -> dict[str, str]:
-        """For `idle`: of the fields that each of the method's keys leaves without effect, those that somebody set."""
-        defaults = type(self)()
+        """For `idle`: the fields that each of the method's keys leaves without effect, as keys."""
         return {
-            f"{method}.{kebab(name)}": f"{method}.{reason}"
+            f"{method}.{kebab(name)}": f"{method}.{kebab(reason)}"
             for reason, names in reasons.items()
             for name in names
-            if getattr(self, name) != getattr(defaults, name)
         }
 
 
@@ -93,7 +92,7 @@ class Config:
         "learning rate over the run: by round, or by step as one-cycle is (lr/25 to lr at .3, down to lr/100)",
         choices=("constant", "cosine", "linear", "one-cycle"),
     )
-    momentum: float = option(0.0, "momentum of SGD", at_least=0, at_most=1)
+    momentum: float = option(0.0, "momentum of SGD", at_least=0, below=1)
     weight_decay: float = option(0.0, "weight decay on weights (biases and normalisation have none)", at_least=0)
     augment: bool = option(False, "augment training batches as the data set defines it")
     input_size: int = option(0, "resize images to this many pixels a side; 0: as they are", at_least=0, at_most=2048)
@@ -256,6 +255,11 @@ def kebab(name: str) -> str:
     return name.replace("_", "-")
 
 
+def fits(number: int) -> bool:
+    """Whether a whole number is one of TOML's, of 64 bits."""
+    return -(2**63) <= number < 2**63
+
+
 def checked(key: str, value: Any, spec: dataclasses.Field[Any]) -> Value:
     """A key's value in the type of its default, if it is one that the key takes.
 
@@ -263,6 +267,8 @@ def checked(key: str, value: Any, spec: dataclasses.Field[Any]) -> Value:
         ConfigError: it is not; with the key, and what would be right.
     """
     wanted = type(default_of(spec))
+    if type(value) is int and not fits(value):
+        raise ConfigError(f"{key}: is a whole number of {value.bit_length()} bits, must be of 64 at most")
     if wanted is float and type(value) is int:
         value = float(value)
     if wanted is str and type(value) in (int, float):
@@ -270,6 +276,8 @@ def checked(key: str, value: Any, spec: dataclasses.Field[Any]) -> Value:
     if type(value) is not wanted:
         kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
         raise ConfigError(f"{key} = {value!r}: must be {kinds[wanted]}")
+    if isinstance(value, str) and any(unicodedata.category(each) in ("Cc", "Cs") for each in value):
+        raise ConfigError(f"{key} = {value!r}: must be text without control characters")
     limits = spec.metadata
     if limits["choices"] and value not in limits["choices"]:
         raise ConfigError(f"{key} = {value!r}: must be one of {', '.join(limits['choices'])}")

@@ -15,6 +15,7 @@ from fedhet.observing import Observer
 from fedhet.options import Config
 from fedhet.results import frames
 from fedhet.results.history import Row, read_history
+from fedhet.results.recorder import check_folder
 from fedhet.serving import new_folder
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def run(
         out = Path(resume)
     if engine is not None:
         complete = complete.but(engine=engine)
+    complete = own.tested(complete)
     if own and complete.engine != "local":
         raise ConfigError(
             f"a model or data given in Python run on the local engine, not on {complete.engine!r}: there, write an app "
@@ -120,6 +122,7 @@ def run(
         )
     folder = Path(out or complete.out or new_folder(Path("runs"), complete)).resolve()
     if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
+        check_folder(folder, resume=resume is not None)
         check_hardware(complete)
         population.check(complete, own_model=model is not None, own_data=data is not None)
     watching = [*observers, *progress_lines(progress)]

@@ -26,7 +26,7 @@ def load(path: Path) -> dict[str, Any]:
         flatten(table)
     except FileNotFoundError as error:
         raise ConfigError(f"no configuration file {path}") from error
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError) as error:  # numbers of thousands of digits among them
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
     except RecursionError:
         raise ConfigError(f"{path} is not a TOML file of settings: it is nested too deeply") from None

@@ -48,7 +48,7 @@ def refused(*arguments: str) -> str:
 
 class TestRun:
     def test_a_run_ends_with_the_table_and_says_where_its_files_are(self) -> None:
-        result = fedhet_command("run", *QUICK, "--set", "report=true", "--seed", "3", "--out", "here")
+        result = fedhet_command("run", *QUICK[:-2], "--seed", "3", "--out", "here")
         assert result.exit_code == 0
         assert "round 1/1" in result.stdout
         assert "cnn-1-1" in result.stdout
@@ -65,6 +65,15 @@ class TestRun:
         Path("mine.toml").write_text('method = "local"\nclients = 2\nrounds = 5\narchitectures = "mlp"\n')
         assert fedhet_command("run", "mine.toml", "--set", "rounds=1", "--out", "here").exit_code == 0
         assert configuration.read(Path("here/config.toml"))["rounds"] == 1
+
+    def test_the_run_directory_is_a_key_as_well(self) -> None:
+        assert fedhet_command("run", *QUICK, "--set", "out=here").exit_code == 0
+        assert Path("here/summary.json").is_file()
+
+    def test_what_a_run_has_written_can_be_run_again(self) -> None:
+        """It holds every key, those without effect with their defaults, which nobody chose."""
+        assert fedhet_command("run", *QUICK, "--out", "here").exit_code == 0
+        assert fedhet_command("run", "here/config.toml", "--out", "there").exit_code == 0
 
     def test_a_run_can_be_extended_by_resuming_it(self) -> None:
         assert fedhet_command("run", *QUICK, "--out", "here").exit_code == 0
@@ -108,6 +117,31 @@ class TestBadInput:
             (["--set", "fraction-train=1.5"], "fraction-train = 1.5: must be at most 1"),
             (["--set", "learning-rate=nan"], "must be finite"),
             (["--set", "rounds"], "write KEY=VALUE"),
+            (["--set", "="], "--set =: write KEY=VALUE"),
+            (["--set", "=3"], "--set =3: write KEY=VALUE"),
+            (["--set", "method="], "--set method=: there is no value; write KEY=VALUE, or leave the key out"),
+            (["--set", 'head=""'], "there is no value"),
+            (["--set", "rounds=1", "--set", "rounds=2"], "--set rounds=2: rounds is set twice, to 1 before; set it"),
+            (["--set", "batch-size=1", "--set", "batch_size=1"], "batch-size is set twice"),
+            (["--set", "seed=1", "--seed", "1"], "--seed 1 and --set seed say the same: give one of them"),
+            (["--set", "out=one", "--out", "other"], "--out other and --set out say the same"),
+            (["--engine", ""], "--engine: there is no value"),
+            (["fedavg", "--set", "preset=fedprox/digits"], "fedavg is a preset, and --set preset names another"),
+            (["--set", "resume=true"], "--resume DIR goes on with the run in a directory"),
+            (["fedavg", "--set", "hostile=.2"], "hostile has no effect with aggregation = mean: leave it out"),
+            (
+                ["fedavg", "--set", "aggregation=median", "--set", "hostile=.2"],
+                "hostile has no effect with aggregation = median: leave it out",
+            ),
+            (["fedavg", "--set", "momentum=1"], "momentum = 1.0: must be below 1"),
+            (["--out", ""], "this is no name of a file or folder"),
+            (["--data", ""], "this is no name of a file or folder"),
+            (["--resume", ""], "this is no name of a file or folder"),
+            (["--set", f"alpha={10**400}"], "must be a number"),
+            (["--set", f"method=0x{'f' * 5000}"], "unknown method '0xfff"),
+            (["--set", f"seed={'9' * 5000}"], "must be a whole number"),
+            (["--set", f"head={'[' * 10000}"], "head"),
+            (["--set", 'log="\\u001b[2J"'], "log = '\\x1b[2J': must be text without control characters"),
             (["--set", "classes-per-client=11"], "11"),
             (["--set", "head=nonsense"], "nonsense"),
             (["fedavg/digits", "--set", "architectures=cnn-family"], "needs equal architectures"),
@@ -152,7 +186,32 @@ class TestBadInput:
         assert "holds a run already" in refused("run", *QUICK, "--out", "here", "--engine", engine)
         assert Path("here/history.jsonl").read_bytes() == history
 
+    @pytest.mark.parametrize("command", [["run", *QUICK], ["compare", "local", "fedavg"]])
+    @pytest.mark.parametrize("place", ["file", "file/below", "x" * 300, "closed/below"])
+    def test_a_place_that_cannot_be_written_to(
+        self, place: str, command: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        Path("file").touch()
+        Path("closed").mkdir()
+        allowed = os.access
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed" and allowed(path, mode))
+        stderr = refused(*command, "--out", place)
+        assert f"{place} cannot be a folder to write to: " in stderr
+        assert stderr.endswith("; choose another one\n")
+
+    def test_a_disk_that_is_read_only_is_found_out_before_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def closed(path: Path, *mode: object, **options: object) -> None:
+            raise OSError(30, os.strerror(30), str(path))
+
+        monkeypatch.setattr(Path, "mkdir", closed)
+        assert "here cannot be the directory of a run: Read-only file system" in refused("run", *QUICK, "--out", "here")
+
     def test_of_other_commands(self) -> None:
+        for command in (["report", ""], ["report", "one", "two", "--out", ""], ["clean", "--state-dir", ""]):
+            assert "this is no name of a file or folder" in refused(*command)
+        assert "this is no name of a file or folder" in refused("compare", "local", "--out", "")
+        assert "rounds is set twice" in refused("compare", "a=local,rounds=1,rounds=2")
+        assert "is tuned twice" in refused("compare", "local", "--tune", "alpha=.1", "--tune", "alpha=.2")
         assert "no such folder" in refused("report", "nothing")
         assert "unknown method 'fedavgg'" in refused("compare", "fedavgg")
         assert "write whole numbers" in refused("compare", "fedavg", "--seeds", "0;1")

@@ -128,6 +128,13 @@ def test_all_problems_are_told_at_once():
         ({"preset": "fedhen/digits"}, "did you mean 'fedhenn/digits'?"),
         ({"test-on": "globl"}, "must be one of local, global, both"),
         ({"rounds": [1]}, "rounds = [1]: must be a whole number"),
+        ({"momentum": 1}, "momentum = 1.0: must be below 1"),
+        ({"seed": 2**63}, "seed: is a whole number of 64 bits, must be of 64 at most"),
+        ({"alpha": 10**400}, "alpha: is a whole number of 1329 bits, must be of 64 at most"),
+        ({"method": 2**20000}, "method: must be text, not int"),
+        ({"preset": 2**20000}, "preset: must be text, not int"),
+        ({"head": "\x1b[2J"}, "head = '\\x1b[2J': must be text without control characters"),
+        ({"head": "\udcff"}, "must be text without control characters"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_would_be_right(settings, message):
@@ -258,6 +265,30 @@ def test_only_keys_that_were_chosen_by_hand_are_refused():
         resolve(settings, strict={"optimizer", "momentum"})
     for by_hand in ({"optimizer"}, {"momentum", "method"}, set()):
         assert resolve(settings, strict=by_hand).idle[0][0] == "momentum"
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "reason"),
+    [
+        ({"hostile": 0.2}, "hostile", "aggregation = mean"),
+        ({"hostile": 0.2, "aggregation": "median"}, "hostile", "aggregation = median"),
+        ({"newcomer-epochs": 10}, "newcomer-epochs", "newcomers = 0"),
+        ({"method": "fedhenn", "fedhenn.rbf-threshold": 0.5}, "fedhenn.rbf-threshold", "fedhenn.target = spectral"),
+    ],
+)
+def test_a_default_that_somebody_set_by_hand_is_refused_as_any_value_without_effect(settings, key, reason):
+    assert configuration.resolve({"method": "fedhenn"}).flat()[key] == settings[key]
+    settings = {"method": "fedavg", **settings}
+    with pytest.raises(ConfigError, match=f"{key} has no effect with {reason}: leave it out"):
+        resolve(settings)
+    assert resolve(settings, strict=False).idle == ()
+    whole = resolve(settings, strict=False).flat()  # as a run writes it: nobody chose the defaults in it
+    assert resolve(whole).idle == ()
+
+
+def test_a_default_that_says_none_is_right_where_there_is_none():
+    nothing = {"momentum": 0.0, "optimizer": "adam", "newcomers": 0, "update-bound": 0.0, "augment": False}
+    assert resolve({"method": "local", **nothing}).idle == ()
 
 
 def test_what_has_an_effect_is_not_idle():

@@ -17,7 +17,7 @@ from fedhet.comparing.tables import cost_table, costs, markdown, number_rows, ou
 from fedhet.comparing.tuning import Tuned, Tuning, tune
 from fedhet.engines import children
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import write_csv, write_text
+from fedhet.files import check_place, write_csv, write_text
 from fedhet.given import Given
 from fedhet.machine import device_of, runs_at_once
 from fedhet.results.figures import lay_out, save_png
@@ -53,9 +53,10 @@ def compare(
         methods: in the order of the table: names, or `NAME=METHOD,KEY=VALUE,...` for an arm with settings of its own.
         seeds: each method runs once with each.
         config: settings for all (kebab-case keys; `method`, `seed`, `out` and `engine` are set here). A method's own
-            keys go to that method alone. What is not set comes from the first method's defaults, for all; the held-out
-            pool and closing epochs that one method needs are given to all. With `rounds = 0`, which one of the methods
-            must settle by itself, one-shot methods get one round and the others as many as that one.
+            keys go to that method alone. What is not set comes from the first method's defaults, for all, and a
+            method's own keys from its preset of the same name, as in `fedhet run`; the held-out pool and closing epochs
+            that one method needs are given to all. With `rounds = 0`, which one of the methods must settle by itself,
+            one-shot methods get one round and the others as many as that one.
         out: folder of the comparison; one in `runs/` that is named by the methods if left out.
         jobs: runs at a time, each in a process of its own with one thread; None: as many as cores, and on a GPU one for
             each 4 GiB of its memory.
@@ -84,6 +85,7 @@ def compare(
         raise ConfigError("a comparison needs at least one method and one seed")
     if baseline is not None and baseline not in names:
         raise ConfigError(f"baseline {baseline} is not among the arms compared: {', '.join(names)}")
+    check_place(out)
     jobs = jobs or runs_at_once(device_of(str(config.get("device", "auto"))))
     execute = Execution(run, jobs, console or text.console(soft_wrap=True))
     all_seeds = distinct([*seeds, *(tuning.seeds if tuning else ())])

@@ -55,7 +55,7 @@ def _arm(text: str) -> Arm:
     if not found:
         return Arm(registry.method(text).name, text)
     method, settings = found["method"], _COMMA.split(found["settings"] or "")
-    chosen = dict(configuration.parse_setting(setting) for setting in settings if setting)
+    chosen = configuration.parse_settings(setting for setting in settings if setting)
     if given := sorted(GIVEN & chosen.keys()):
         raise ConfigError(f"{found['name']}: {', '.join(given)} must be the same for all arms of a comparison")
     prefix = registry.method(method).name

@@ -61,15 +61,17 @@ def common_ground(
 ) -> Ground:
     """What the arms share: see `compare` for the arguments.
 
-    What is not set comes from the first arm's method; pool and closing epochs from whoever needs most. Where a method
-    settles by itself how many rounds it needs (`rounds = 0`), one-shot methods get their one round, and the others as
-    many as it.
+    What is not set comes from the first arm's method, and a method's own keys from its own preset where the settings
+    for all are a preset (`fedproto/digits` beside `fedhenn/digits`); pool and closing epochs from whoever needs most.
+    Where a method settles by itself how many rounds it needs (`rounds = 0`), one-shot methods get their one round, and
+    the others as many as it.
 
     Raises:
         FedhetError: every problem of the settings.
     """
     base = {key: value for key, value in config.items() if key not in PLACES | {"method", "seed"}}
     base["seed"] = seeds[0]
+    base = _own_keys(arms, base) | base
     rounds = _rounds(arms, base, given)
 
     def complete(arm: Arm, settings: Mapping[str, Value], seed: int) -> Config:
@@ -78,7 +80,8 @@ def common_ground(
         )
 
     completed = {arm.name: complete(arm, arm.settings, seeds[0]) for arm in arms}
-    for_all = {key: value for key, value in complete(arms[0], {}, seeds[0]).flat().items() if "." not in key}
+    first = given.tested(complete(arms[0], {}, seeds[0]))
+    for_all = {key: value for key, value in first.flat().items() if "." not in key}
     for key in ("shared-samples", "closing-epochs"):
         for_all[key] = max(each.flat()[key] for each in completed.values())
 
@@ -99,8 +102,22 @@ def common_ground(
         for arm in arms
         if 0 in rounds.values() and rounds[arm.name] and "rounds" not in arm.settings
     ]
+    notes += [why for key, why in first.idle if key == "test-on"]
     fixed = {arm.name: frozenset(arm.settings) for arm in arms}
     return Ground(for_all, own, fixed, frozenset(forced), notes)
+
+
+def _own_keys(arms: Sequence[Arm], base: Mapping[str, Any]) -> dict[str, Any]:
+    """The methods' own keys as their presets have them that stand beside the one for all, as in a run of each."""
+    if not base.get("preset"):
+        return {}
+    for_all, known = configuration.read(configuration.preset_path(str(base["preset"]))), configuration.presets()
+    own: dict[str, Any] = {}
+    for prefix in {registry.method(arm.method).name for arm in arms}:
+        if (name := f"{prefix}/{str(base['preset']).rpartition('/')[2]}") in known:
+            settings = configuration.read(configuration.preset_path(name))
+            own |= {key: settings[key] for key in settings.keys() - for_all.keys() if key.startswith(f"{prefix}.")}
+    return own
 
 
 def _rounds(arms: Sequence[Arm], base: Mapping[str, Any], given: Given) -> dict[str, int]:

@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
-from fedhet.engines import children
+from fedhet.engines import children, parcels
 from fedhet.errors import FedhetError
 
 
@@ -51,11 +51,15 @@ def run_jobs(jobs: Iterable[Job], *, workers: int) -> Iterator[tuple[str, str | 
                 receiver = cast(Connection, ready)
                 job, process = running.pop(receiver)
                 try:
-                    reason = receiver.recv()
-                except EOFError:
+                    reason = parcels.receive(receiver, patience=parcels.PATIENCE)
+                except parcels.DamagedError as error:
+                    process.kill()
+                    reason = f"its process was ended: {error}; see {job.log}"
+                except (EOFError, OSError):
                     process.join()
                     reason = f"its process ended with exit code {process.exitcode}; see {job.log}"
                 process.join()
+                receiver.close()
                 yield job.name, reason
     finally:
         for _, process in running.values():
@@ -70,9 +74,9 @@ def _call(result: Connection, job: Job) -> None:
         os.dup2(log.fileno(), 2)
     try:
         job.function(*job.arguments, **job.keywords)
-        result.send(None)
+        parcels.send(result, None)
     except FedhetError as error:
-        result.send(str(error))
+        parcels.send(result, str(error))
     except Exception as error:  # whatever it is, it is this job's failure and is reported as such
         traceback.print_exc()
-        result.send(f"{type(error).__name__}: {error} (see {job.log})")
+        parcels.send(result, f"{type(error).__name__}: {error} (see {job.log})")

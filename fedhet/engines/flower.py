@@ -16,12 +16,13 @@ from fedhet import config as configuration
 from fedhet import registry
 from fedhet.engines.bundle import make_app
 from fedhet.engines.following import follow
-from fedhet.engines.processes import SIMULATION, ended_by_signals, environment_of_commands, flwr_home, superlink
+from fedhet.engines.processes import SIMULATION, environment_of_commands, flwr_home, superlink
 from fedhet.errors import ConfigError, nearest
 from fedhet.machine import cores, device_of
 from fedhet.observing import Observer
 from fedhet.options import Config
 from fedhet.results.recorder import check_folder
+from fedhet.signals import ended_by_signals
 
 
 def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequence[Observer] = ()) -> None:

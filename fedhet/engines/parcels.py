@@ -1,5 +1,8 @@
 """Objects sent to another process, their large arrays in memory that both have.
 
+A message has a mark and a checksum before what is pickled. So bytes that something else in the other process has
+written to the socket are found out before anything is made of them.
+
 An object is pickled with its large buffers beside it (protocol 5), in a file in memory without a name, whose
 descriptor goes over the same socket: a process that is killed leaves nothing behind. Who gets it has its pages, and
 copies of those that it writes to. Where the system has no such files, everything is pickled.
@@ -11,9 +14,12 @@ import mmap
 import os
 import pickle
 import socket
-from collections.abc import Sequence
+import struct
+import time
+import zlib
+from collections.abc import Iterator, Sequence
 from multiprocessing import reduction
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import cloudpickle
@@ -27,7 +33,17 @@ LARGE = 1 << 17
 SHARES = hasattr(os, "memfd_create")
 """Whether there is such memory here."""
 
-_ALIGNED = 64
+PATIENCE = 30.0
+"""Seconds that a message which has begun may take to come whole, from a process that does nothing else meanwhile."""
+
+_ALIGNED, _PART = 64, 1 << 20
+_MARK = b"\xf5fedhet\xf6"  # no text
+_HEAD = struct.Struct("<8sI?")  # the mark, the checksum of what is pickled, whether a descriptor comes behind it
+_LENGTH, _LONG = struct.Struct("!i"), struct.Struct("!Q")  # as a `Connection` has them, the second behind a first of -1
+
+
+class DamagedError(OSError):
+    """What a process sent is no message."""
 
 
 class Parcel:
@@ -46,7 +62,8 @@ class Parcel:
         self._places: list[tuple[int, int]] = []
         try:
             _Pickler(pickled, pickle.HIGHEST_PROTOCOL, buffer_callback=self._stays).dump(content)
-            self._bytes = pickle.dumps(self._places) + pickled.getbuffer()
+            body = pickle.dumps(self._places) + pickled.getbuffer()
+            self._bytes = _HEAD.pack(_MARK, zlib.crc32(body), self._beside is not None) + body
             if self._beside:
                 self._beside.flush()
         except BaseException:  # nobody has it to close it, Ctrl-C included
@@ -90,29 +107,77 @@ def send(connection: Connection, content: object) -> None:
         parcel.send(connection)
 
 
-def receive(connection: Connection) -> Any:
+def receive(connection: Connection, *, patience: float | None = None) -> Any:
     """What was sent; arrays that were shared may be written to, and are this process's own then.
 
+    Args:
+        connection: where it comes.
+        patience: seconds that it may take to come whole; None for any.
+
     Raises:
-        EOFError, OSError: who sent it has ended.
+        EOFError, OSError: who sent it has ended, or sent no message.
     """
-    pickled = io.BytesIO(connection.recv_bytes())
+    until = None if patience is None else time.monotonic() + patience
+    with _socket(connection) as sock:
+        (size,) = _LENGTH.unpack(_read(sock, _LENGTH.size, until))
+        if size == -1:
+            (size,) = _LONG.unpack(_read(sock, _LONG.size, until))
+        _, checksum, beside = _HEAD.unpack(_read(sock, _HEAD.size, until, begins=_MARK))
+        sent = _read(sock, size - _HEAD.size, until)
+        if zlib.crc32(sent) != checksum:
+            raise DamagedError("what it sent is damaged")
+        memory = _memory(sock, until) if beside else memoryview(b"")
+    pickled = io.BytesIO(sent)
     places: list[tuple[int, int]] = pickle.load(pickled)  # noqa: S301 - of a process of one's own
-    buffers = []
-    if places:
-        try:
-            with _socket(connection) as sock:
-                (beside,) = reduction.recvfds(sock, 1)
-        except RuntimeError as error:  # this process may open no further file
-            raise OSError(f"what was sent beside a message could not be taken in: {error}") from error
-        with open(beside, "rb") as file:
-            memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-        buffers = [memory[start:end] for start, end in places]
-    return pickle.load(pickled, buffers=buffers)  # noqa: S301
+    return pickle.load(pickled, buffers=[memory[start:end] for start, end in places])  # noqa: S301
 
 
-def _socket(connection: Connection) -> socket.socket:
-    return socket.socket(fileno=os.dup(connection.fileno()))
+def _read(sock: socket.socket, size: int, until: float | None, begins: bytes = b"") -> bytearray:
+    """So many bytes, found out at once where they do not begin as they must.
+
+    Raises:
+        EOFError, OSError: who sends them has ended, sends others, or takes too long.
+    """
+    came = bytearray()
+    while len(came) < size:
+        _await(sock, until)
+        part = sock.recv(min(size - len(came), _PART))
+        if not part:
+            raise EOFError
+        came += part
+        if not begins.startswith(came[: len(begins)]):
+            raise DamagedError("something else than a message came from it")
+    return came
+
+
+def _await(sock: socket.socket, until: float | None) -> None:
+    if not wait([sock], None if until is None else max(0.0, until - time.monotonic())):
+        raise DamagedError("it began a message and did not end it")
+
+
+def _memory(sock: socket.socket, until: float | None) -> memoryview:
+    """The memory whose descriptor comes now.
+
+    Raises:
+        EOFError, OSError: it does not come, or this process may open no further file.
+    """
+    _await(sock, until)
+    try:
+        (beside,) = reduction.recvfds(sock, 1)
+    except RuntimeError as error:
+        raise OSError(f"what was sent beside a message could not be taken in: {error}") from error
+    with open(beside, "rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+
+@contextlib.contextmanager
+def _socket(connection: Connection) -> Iterator[socket.socket]:
+    sock = socket.socket(fileno=connection.fileno())
+    try:
+        sock.settimeout(None)  # whatever somebody has made the default
+        yield sock
+    finally:
+        sock.detach()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]

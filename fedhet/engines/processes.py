@@ -3,17 +3,14 @@
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import sysconfig
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 
 import psutil
 
@@ -126,29 +123,6 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return list(process.children(recursive=True))
     except psutil.NoSuchProcess:
         return []
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """SIGTERM ends this process as Ctrl-C does, in order, and no second signal disturbs what is being ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-
-    wanted = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {each: handler for each in wanted if (handler := signal.getsignal(each)) != signal.SIG_IGN}
-    try:
-        for each in before:
-            signal.signal(each, end)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def tail(path: Path, lines: int = 20) -> str:

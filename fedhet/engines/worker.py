@@ -38,7 +38,7 @@ class Worker:
         """Start the process and tell it what it is made of."""
         level = logging.getLogger("flwr").level
         self.process, self.connection = children.start(
-            _work, dict(os.environ), level, self._cohort, name="fedhet worker", duplex=True
+            _work, dict(os.environ), level, self._cohort, name="fedhet worker"
         )
         self._ready = self.failed = False
         with contextlib.suppress(ConnectionError):  # it has ended already
@@ -54,7 +54,8 @@ class Worker:
     def wait(self) -> None:
         """Wait until it can begin, or has failed."""
         try:
-            self._ready = bool(parcels.receive(self.connection))
+            self.connection.poll(None)
+            self._ready = bool(parcels.receive(self.connection, patience=parcels.PATIENCE))
         except (EOFError, OSError):
             self.end()
             self.failed = True
@@ -101,14 +102,15 @@ def _work(connection: Connection, environment: Mapping[str, str], level: int, co
     parcels.send(connection, True)
     came: SimpleQueue[list[tuple[Message, Context]]] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, came), daemon=True).start()
-    while calls := came.get():
+    while True:
+        calls = came.get()
         replies = handled(app, calls, told, cohort)
         parcels.send(connection, [(reply, context) for reply, (_, context) in zip(replies, calls, strict=True)])
 
 
 def _receive(connection: Connection, came: "SimpleQueue[list[tuple[Message, Context]]]") -> None:
-    """Take in what comes while a worker works, or who sends it would wait; nothing more stands for the end."""
+    """Take in what comes while a worker works, or who sends it would wait; without it there is nothing to work for."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             came.put(parcels.receive(connection))
-    came.put([])
+    os._exit(1)

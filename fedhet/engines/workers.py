@@ -20,7 +20,7 @@ from flwr.common.constant import ErrorCode
 
 from fedhet.engines import children
 from fedhet.engines.grid import LocalGrid, identify
-from fedhet.engines.parcels import Parcel, receive
+from fedhet.engines.parcels import PATIENCE, DamagedError, Parcel, receive
 from fedhet.engines.worker import Worker, recipe
 from fedhet.learning import Cohort
 
@@ -211,7 +211,11 @@ class WorkerGrid(LocalGrid):
             messages, late = worker.groups[0], time.monotonic() - worker.since >= self._timeout
             if worker.connection in came:
                 try:
-                    answers: list[tuple[Message, Context]] = receive(worker.connection)
+                    answers: list[tuple[Message, Context]] = receive(worker.connection, patience=PATIENCE)
+                except DamagedError as error:
+                    worker.end()
+                    self._replace(worker, f"its process was ended: {error}")
+                    continue
                 except (EOFError, OSError):
                     worker.end()
                     self._replace(worker, f"its process ended with exit code {worker.process.exitcode}")

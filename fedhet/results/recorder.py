@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +19,7 @@ from fedhet import config as configuration
 from fedhet import population
 from fedhet.config import Config
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import csv_lines, locked, read_arrays, state_home, write_arrays, write_text
+from fedhet.files import check_place, csv_lines, locked, read_arrays, state_home, write_arrays, write_text
 from fedhet.machine import host
 from fedhet.observing import Observer, RoundReport, Saved, Watched
 from fedhet.results.accounts import account, validation
@@ -268,23 +268,29 @@ def recorded(
         FedhetError: the disk failed the run, and how it goes on.
     """
     check_folder(folder, resume=resume)
-    try:
-        with locked(folder):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder))
             told = loggers(config, folder)  # first: what is not installed leaves no run behind
-            yield RunDirectory(folder, config, engine, resume=resume, own=own, simulated=simulated), *told
-    except OSError as error:
-        raise FedhetError(
-            f"the run stopped, since {error.filename or folder} cannot be written or read: "
-            f"{error.strerror or error}; what was complete is saved, and --resume {folder} goes on from there"
-        ) from error
+            directory = RunDirectory(folder, config, engine, resume=resume, own=own, simulated=simulated)
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be the directory of a run: {error.strerror or error}") from error
+        try:
+            yield directory, *told
+        except OSError as error:
+            raise FedhetError(
+                f"the run stopped, since {error.filename or folder} cannot be written or read: "
+                f"{error.strerror or error}; what was complete is saved, and --resume {folder} goes on from there"
+            ) from error
 
 
 def check_folder(folder: Path, *, resume: bool = False) -> None:
     """Find out whether a folder can be the directory of a run.
 
     Raises:
-        ConfigError: it holds a run already (without `resume`), or none (with it).
+        ConfigError: it holds a run already (without `resume`), or none (with it); or it cannot be written to.
     """
+    check_place(folder)
     if resume and not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run to resume")
     if not resume and ((folder / "config.toml").exists() or (folder / "history.jsonl").exists()):

@@ -1,11 +1,13 @@
-"""What methods share where one of them settles by itself how many rounds it needs."""
+"""What the methods of a comparison share, and where their own keys come from."""
 
 import pytest
+import torch
 
 from fedhet import config as configuration
 from fedhet.comparing.arms import arms_of
 from fedhet.comparing.ground import common_ground, settled_rounds
 from fedhet.errors import ConfigError
+from fedhet.given import Given
 
 FEDMA = {"preset": "fedma/digits", "clients": 2, "fedma.passes": 2}
 
@@ -77,3 +79,30 @@ class TestArms:
     def test_what_is_no_arm_is_refused(self, texts, reason):
         with pytest.raises(ConfigError, match=reason):
             arms_of(texts)
+
+
+def test_a_methods_own_keys_are_those_of_its_preset_as_in_a_run():
+    texts = ["fedhenn", "fedproto", "rep=fedrep", "narrow=fedproto,fedproto.width=8"]
+    for base in ({"preset": "fedhenn/digits"}, {"preset": "local/digits", "fedproto.weight": 0.5}):
+        ground = common_ground(arms_of(texts), seeds=(0,), config=base, homogeneous_model="cnn")
+        found = {arm: ground.settings(arm, 0, {}).parameters for arm in ground.own}
+        alone = configuration.resolve(base | {"preset": "fedproto/digits"})
+        assert found["fedproto"] == alone.parameters
+        assert found["fedproto"].width == 32
+        assert found["narrow"].width == 8
+        assert found["rep"].body_epochs == 2
+        assert found["fedhenn"] == configuration.resolve({"preset": "fedhenn/digits"}).parameters
+    complete = configuration.resolve({"preset": "fedhenn/digits"}).flat()  # a file has all that counts
+    ground = common_ground(arms_of(["fedproto"]), seeds=(0,), config=complete, homogeneous_model="cnn")
+    assert ground.settings("fedproto", 0, {}).parameters.width == 0
+
+
+def test_a_preset_or_method_that_asks_for_a_common_test_set_is_no_users_choice():
+    part = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
+    given = Given(data=lambda client: (part, part))
+    base = {"preset": "layer-average/digits"}
+    ground = common_ground(
+        arms_of(["layer-average", "local"]), seeds=(0,), config=base, homogeneous_model="cnn", given=given
+    )
+    assert {ground.settings(arm, 0, {}).test_on for arm in ground.own} == {"local"}
+    assert [note for note in ground.notes if "the data bring no common test set" in note] == list(ground.notes)

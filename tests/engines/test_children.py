@@ -1,10 +1,15 @@
 """Processes of one's own."""
 
+import contextlib
+import os
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
+
+from fedhet.comparing.processes import Job, run_jobs
 
 PROGRAM = """
 import sys, time
@@ -29,3 +34,17 @@ def test_a_child_ends_with_a_parent_that_is_killed(tmp_path):
         assert child.is_running()
         parent.kill()
     child.wait(timeout=10)
+
+
+def _write(here: str) -> None:
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, here.encode())
+    time.sleep(0.2)
+
+
+def test_a_job_that_writes_everywhere_fails_alone(tmp_path):
+    jobs = [Job(name, _write, (text,), {}, tmp_path / name) for name, text in (("loud", "a line\n"), ("quiet", ""))]
+    ended = dict(run_jobs(jobs, workers=2))
+    assert ended["quiet"] is None
+    assert "its process was ended: something else than a message came from it" in ended["loud"]

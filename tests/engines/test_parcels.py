@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedhet.engines import parcels
 from fedhet.engines.parcels import LARGE, Parcel
@@ -121,3 +123,37 @@ def test_a_sender_that_ends_in_between_is_at_its_end(ends: tuple[Connection, Con
     here.close()
     with pytest.raises((EOFError, OSError)):
         parcels.receive(there)
+
+
+STRAY = [b"x", b"a line of a library\n", b"\x00\x00\x00\x01\xf5", b"\x00\x00\x00\x10" + b"\x80" * 40, os.urandom(1000)]
+
+
+@pytest.mark.parametrize("stray", STRAY)
+@pytest.mark.parametrize("follows", [True, False])
+def test_bytes_that_are_no_message_are_found_out(
+    stray: bytes, follows: bool, ends: tuple[Connection, Connection]
+) -> None:
+    """Before a message, and where none comes behind them."""
+    here, there = ends
+    os.write(here.fileno(), stray)
+    if follows:
+        parcels.send(here, "a message")
+    with pytest.raises(parcels.DamagedError):
+        parcels.receive(there, patience=0.05)
+
+
+@given(place=st.integers(0, 10**6), stray=st.binary(min_size=1, max_size=20), inserted=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_a_damaged_message_is_found_out(place: int, stray: bytes, inserted: bool) -> None:
+    here, there = Pipe(duplex=True)
+    with here, there:
+        parcels.send(here, ["a message", list(range(100)), {"of": "some length"}])
+        sent = os.read(there.fileno(), 10**6)
+        place %= len(sent)
+        damaged = sent[:place] + stray + sent[place + (0 if inserted else len(stray)) :]
+        os.write(here.fileno(), damaged)
+        if damaged[: len(sent)] == sent:
+            assert parcels.receive(there)[0] == "a message"
+        else:
+            with pytest.raises(parcels.DamagedError):
+                parcels.receive(there, patience=0.01)

@@ -1,12 +1,17 @@
 """The common test set with data of one's own: what `test-on` needs, and what stands in the history."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import fedhet
+from fedhet import config as configuration
 from fedhet.data import Examples
 from fedhet.errors import FedhetError
+from fedhet.given import Given
 from fedhet.learning import evaluate
 from fedhet.task import get_task
 
@@ -107,3 +112,40 @@ def test_a_global_model_that_the_server_cannot_build_is_told_before_anything_is_
     with pytest.raises(FedhetError, match=r"cannot build a network like client 0's.*FedAvg\(model=\.\.\.\)"):
         federate("fedavg", model=model, test_on="both")
     assert phases == []
+
+
+PRESETS = [name for name in configuration.presets() if configuration.resolve({"preset": name}).test_on != "local"]
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name.endswith("/digits")])
+def test_a_preset_that_asks_for_a_common_test_set_is_no_users_choice(preset):
+    config = configuration.resolve({"preset": preset})
+    settled = Given(data=without_common).tested(config)
+    assert settled.test_on == "local"
+    assert settled.but(test_on=config.test_on, idle=config.idle) == config
+    assert [key for key, _ in settled.idle] == ["test-on"]
+    assert "the data bring no common test set" in settled.idle[0][1]
+    assert Given(data=with_common).tested(config) is config
+    assert Given(model=model_of).tested(config) is config
+    chosen = configuration.resolve({"preset": preset, "test-on": "both"})
+    assert Given(data=without_common).tested(chosen) is chosen
+
+
+def test_own_data_run_by_such_a_preset_and_go_on(tmp_path, caplog):
+    settings = {"preset": "layer-average/digits", "clients": 2, "rounds": 1, "cohort": "off", "report": False}
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        done = fedhet.run(settings, model=model_of, data=without_common, out=tmp_path)
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    told = {record.created for record in caplog.records if "test-on = both of the preset" in record.getMessage()}
+    assert len(told) == 1
+    assert configuration.read(tmp_path / "config.toml", ("model", "data"))["test-on"] == "local"
+    assert done.summary["failures"] == 0
+    again = fedhet.run({"rounds": 2}, model=model_of, data=without_common, resume=tmp_path)
+    assert again.summary["rounds"] == 2
+
+
+def test_data_that_fail_are_left_to_their_client_to_tell():
+    config = configuration.resolve({"preset": "layer-average/digits"})
+    assert Given(data=lambda client: 1 / 0).tested(config) is config
