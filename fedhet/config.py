@@ -35,7 +35,6 @@ from fedhet.options import (
     takes,
 )
 from fedhet.toml import read, to_toml, toml_value
-from fedhet.wire.told import table_of
 
 __all__ = [
     "EXTRA",
@@ -166,7 +165,7 @@ def completed(config: Mapping[str, Any] | str | Path | None, given: Collection[s
 @cache
 def parse(text: str) -> Config:
     """The configuration that `Config.text` wrote; cached, since every message carries it."""
-    return resolve(table_of(text, "the request's settings"), strict=False, trusted=False)
+    return resolve(toml.from_json(text, "the request's settings"), strict=False, trusted=False)
 
 
 def run_configs() -> Path:

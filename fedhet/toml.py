@@ -1,5 +1,6 @@
 """TOML files and flat settings: a table in a file (`[fedhenn] eta0`) is a dotted key elsewhere (`fedhenn.eta0`)."""
 
+import json
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -33,6 +34,25 @@ def load(path: Path) -> dict[str, Any]:
     for noted in NOTED:
         if not isinstance(table.get(noted, {}), dict):
             raise ConfigError(f"{path}: {noted} must be a table, [{noted}]")
+    return table
+
+
+def from_json(text: str, what: str) -> dict[str, Any]:
+    """Return the flat table of settings that a text of JSON is.
+
+    Args:
+        text: the JSON.
+        what: names it in the error.
+
+    Raises:
+        ConfigError: it is no JSON, or no such table.
+    """
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{what} cannot be read as JSON: {type(error).__name__}") from error
+    if not isinstance(table, dict) or not all(isinstance(each, bool | int | float | str) for each in table.values()):
+        raise ConfigError(f"{what} must be a table of texts, numbers, true and false")
     return table
 
 

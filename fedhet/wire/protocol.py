@@ -18,9 +18,10 @@ from fedhet.errors import FedhetError
 from fedhet.files import plain_name
 from fedhet.rows import Work
 from fedhet.task import Metric
+from fedhet.toml import from_json
 from fedhet.wire.arrays import LARGEST, Arrays, Encoder, Payload, WireError, decode, to_arrays, to_tensor
 from fedhet.wire.report import Report
-from fedhet.wire.told import LONGEST, Told, shortened, table_of
+from fedhet.wire.told import LONGEST, Told, shortened
 
 GREET, FIRST, JOIN = "greet", "first", "join"
 """Questions that every client is asked: who it is, the weights from which all start, and, of one that comes after the
@@ -97,7 +98,7 @@ class Request:
 
 @lru_cache(maxsize=64)  # most of a round's clients in one process are asked the same
 def _request(text: str) -> Request:
-    said = Told(table_of(text, "the request"), "the request")
+    said = Told(from_json(text, "the request"), "the request")
     return Request(
         round=said.count("round", 0),
         expected=said.count("expected", -1),

@@ -1,6 +1,5 @@
 """What a record says, field by field: the one place where what came is read by type, range and length."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -116,25 +115,6 @@ def shortened(value: object) -> str:
         more = False
     shown = repr(value)
     return shown if len(shown) <= 100 and not more else shown[:100] + "..."
-
-
-def table_of(text: str, what: str) -> dict[str, Any]:
-    """The table of plain values that a text of JSON is.
-
-    Args:
-        text: what came.
-        what: names it in the error.
-
-    Raises:
-        WireError: it is no JSON, or no such table.
-    """
-    try:
-        table = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"{what} cannot be read as JSON: {type(error).__name__}") from error
-    if not isinstance(table, dict) or not all(isinstance(each, bool | int | float | str) for each in table.values()):
-        raise WireError(f"{what} must be a table of texts, numbers, true and false")
-    return table
 
 
 def _is_count(value: object) -> bool:
