@@ -53,7 +53,7 @@ def markdown(results: Sequence[ArmResult], baseline: ArmResult, notes: Sequence[
 
 def _in_markdown(cell: str) -> str:
     """A cell whose text is no markup: a client's architecture may have any name."""
-    return re.sub(r"([|<`\[\\])", r"\\\1", cell)
+    return re.sub(r"([|<`\\]|(?<=\])\()", r"\\\1", cell)
 
 
 def number_rows(results: Sequence[ArmResult], baseline: ArmResult) -> Iterator[Sequence[object]]:

@@ -10,7 +10,7 @@ from scipy import stats
 from fedhet import config as configuration
 from fedhet.comparing.measures import MEASURES, ArmResult, Measured
 from fedhet.comparing.notes import notes_below
-from fedhet.comparing.tables import markdown, number_rows
+from fedhet.comparing.tables import _in_markdown, markdown, number_rows
 
 
 def result(method, accuracies, stopped=None, refused=None, **settings):
@@ -105,3 +105,9 @@ def test_an_arm_that_lacks_clients_is_said_to():
     assert "fedproto went without 1 of 4 clients (seeds 0, 1)" in notes
     assert "client 3: its representation has width 9." in notes
     assert "local went without" not in notes
+
+
+def test_a_cell_of_markdown_is_text():
+    assert _in_markdown("a|b <script> [x](http://y) 0.1 [-0.2, +0.3]") == (
+        r"a\|b \<script> [x]\(http://y) 0.1 [-0.2, +0.3]"
+    )
