@@ -108,6 +108,8 @@ _STATISTICS = maybe(either(by_name(maybe(NUMBER)), NUMBER))
 _EVALUATED = maybe(fields({}, {"accuracy": _STATISTICS, "loss": _STATISTICS, "clients": WHOLE}))
 _TESTED = maybe(fields({}, {"received": _EVALUATED, "trained": _EVALUATED}))
 _WORK = fields({}, dict.fromkeys(("private_steps", "steps", "forwards"), WHOLE))
+_BY_START = by_name(many(_EVALUATED))
+_ONE_NEWCOMER = fields({}, {"architecture": TEXT} | dict.fromkeys(("received", "scratch"), many(maybe(NUMBER))))
 
 ROW = fields(
     {
@@ -124,7 +126,7 @@ ROW = fields(
         "trained": _EVALUATED,
         "common": _TESTED,
         "validation": _TESTED,
-        "newcomers": maybe(by_name(by_name(many(_EVALUATED)))),
+        "newcomers": maybe(fields({}, {"own": _BY_START, "common": _BY_START, "clients": by_name(_ONE_NEWCOMER)})),
         "train_loss": maybe(NUMBER),
         "metrics": maybe(by_name(maybe(NUMBER))),
         "work": _WORK,

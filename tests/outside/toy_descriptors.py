@@ -33,7 +33,7 @@ class Weights(Parameters):
 
 method = Method(
     "toy-descriptors",
-    traits=Traits(keeps="model", scored="trained", pool="labelled"),
+    traits=Traits(keeps="model", scored="trained", pool="labelled", tells={"descriptors": "descriptors"}),
     Parameters=Weights,
     server="toy_descriptors:Server",
     client="toy_descriptors:Client",

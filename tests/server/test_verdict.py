@@ -83,7 +83,7 @@ def test_who_never_took_part_is_who_failed_and_is_no_participant() -> None:
 
 def ran(folder: Path, method: str, **settings: Any) -> dict[str, Any]:
     keys = {key.replace("_", "-"): value for key, value in settings.items()}
-    base = {"method": method, "architectures": "mlp-30", **COMMON, "shared-samples": 0, "clients": 2}
+    base = {"method": method, "architectures": "mlp-30", **COMMON, "shared-samples": 0, "clients": 2, "local-epochs": 2}
     run_locally(configuration.resolve({**base, **keys}), folder)
     found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return found

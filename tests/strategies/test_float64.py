@@ -49,7 +49,8 @@ def double(client: population.ClientInfo) -> nn.Module:
 
 def ran(folder: Path, case: str, **keys: Any) -> Run:
     method, *_ = case.split()
-    common = {"architectures": "mlp-30", "samples-per-client": 300, "momentum": 0.9, "learning-rate": 0.05, "rounds": 2}
+    common = {"architectures": "mlp-30", "samples-per-client": 300, "momentum": 0.9, "learning-rate": 0.05}
+    common |= {"local-epochs": 2, "rounds": 2}
     settings = Case.of(method, {**common, **CASES[case]}).settings(**keys)
     run_locally(configuration.resolve(settings), folder, own=Given(model=double))
     return Run(folder)
