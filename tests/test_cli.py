@@ -241,6 +241,7 @@ class TestOtherCommands:
         }
         assert "2 of 2 runs were completed before" in fedhet_command(*command).stdout
 
+    @pytest.mark.slow
     def test_a_variant_that_fails_leaves_the_others_their_table(self) -> None:
         command = [
             "compare",

@@ -19,9 +19,13 @@ from fedhet.testing import run
 LARGE = ("vgg9", "torchvision/", "timm/", "'flha'", "flha-small", "fedharm-small")
 """Networks of which a round takes some seconds."""
 
+ALIKE = "fedhenn/cifar10_"
+"""Presets of which a round takes some seconds, and of which one is much like the other."""
+
 
 def of_preset(name: str) -> Any:
     heavy = any(large in str(configuration.read(configuration.preset_path(name))) for large in LARGE)
+    heavy |= name.startswith(ALIKE) and name != f"{ALIKE}figure1"
     return pytest.param(name, marks=pytest.mark.slow) if heavy else name
 
 

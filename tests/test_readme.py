@@ -45,6 +45,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_own_model_and_data_in_an_existing_flower_app(app: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert blocks().keys() >= {"client_app", "server_app"}
     client_app = importlib.import_module("client_app").app

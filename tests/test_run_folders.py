@@ -141,6 +141,7 @@ class TestMethodsThatAFolderNames:
         shutil.copytree(folder, "compared/local-seed0")
         assert answered("compare", "local", "--seeds", "0", "--out", "compared").exit_code == 2
 
+    @pytest.mark.slow
     def test_are_imported_where_the_user_names_them_too(self, runs: dict[str, Path]) -> None:
         folder = copied(runs["finished"])
         rename_method(folder, "mine:method")
@@ -150,6 +151,7 @@ class TestMethodsThatAFolderNames:
         assert Path("imported").exists()
         assert "of mine" in (folder / "report.html").read_text()
 
+    @pytest.mark.slow
     def test_are_imported_in_a_run_that_is_resumed_with_their_name(self, tmp_path: Path) -> None:
         settings = {"method": "mine:method", "clients": 2, "rounds": 1, "architectures": "mlp", "local_epochs": 0}
         fedhet.run({**settings, "preset": "", "workers": 1}, out="run", progress=False)

@@ -152,7 +152,9 @@ class Privacy:
     def _is_of(reply: Message) -> bool:
         return str(reply.content["report"]["client"]) == str(NODE)
 
-    @pytest.mark.parametrize("attack", HOSTILE)
+    @pytest.mark.parametrize(
+        "attack", ["as it was", *(pytest.param(each, marks=pytest.mark.slow) for each in list(HOSTILE)[1:])]
+    )
     def test_private_data_have_no_part_in_what_may_leave(
         self, attack: str, case: Case, kept: Kept, tmp_path: Path
     ) -> None:

@@ -146,6 +146,7 @@ def test_what_cannot_be_tuned_is_refused_before_anything_starts(comparison, tuni
     assert not comparison.folder.exists()
 
 
+@pytest.mark.slow
 def test_labels_of_test_parts_have_no_say_in_what_is_chosen(comparison, monkeypatch):
     settings = {"architectures": "mlp", "clients": 2, "rounds": 5, "samples-per-client": 40, "batch-size": 4}
     folder, right = comparison.folder, population.data_of

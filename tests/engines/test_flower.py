@@ -84,7 +84,7 @@ class TestApp:
         }
         assert len(fab) < 10e6
 
-    @pytest.mark.parametrize("installed", [False, True])
+    @pytest.mark.parametrize("installed", [False, pytest.param(True, marks=pytest.mark.slow)])
     def test_the_app_that_is_made_for_a_run_holds_the_code_that_runs(
         self, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

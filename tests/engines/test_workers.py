@@ -162,7 +162,7 @@ def test_a_client_that_writes_to_descriptors_that_are_not_its_own_fails_alone(
 )
 @pytest.mark.parametrize(
     ("method", "cohort"),
-    [({"method": "fd"}, "off"), ({"method": "fd"}, "5"), (ONE_BY_ONE, "off")],
+    [({"method": "fd"}, "off"), ({"method": "fd"}, "5"), pytest.param(ONE_BY_ONE, "off", marks=pytest.mark.slow)],
     ids=["fd", "fd in cohorts", "one by one"],
 )
 def test_a_client_whose_worker_ends_or_hangs_fails_alone_and_is_back_in_the_next_round(

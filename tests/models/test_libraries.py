@@ -35,7 +35,9 @@ class FakeTimm(SimpleNamespace):
         )
 
 
-@pytest.mark.parametrize("name", PHI)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("vgg11", "densenet121") else name for name in PHI]
+)
 def test_torchvision_networks_take_grey_images_and_have_a_head(name: str) -> None:
     model = models.build(f"torchvision/{name}", (1, 32, 32), 7)
     images = torch.randn(2, 1, 32, 32)
@@ -126,6 +128,7 @@ def test_a_registered_name_comes_before_the_librarys(monkeypatch: pytest.MonkeyP
     assert models.expand("torchvision/resnet18, torchvision/resnet34")[1] == "torchvision/resnet34"
 
 
+@pytest.mark.slow
 def test_libraries_are_not_imported_before_they_are_asked_for() -> None:
     code = "import sys; from fedhet import models; models.expand('cnn'); assert 'torchvision.models' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

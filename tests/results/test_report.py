@@ -180,17 +180,22 @@ def test_drawing_leaves_matplotlib_as_it_was(make_run):
             ["accuracy", "clients", "bytes"],
             "This run failed: 3 of 10 clients replied, 5 are needed What there is: 6 of 6 rounds",
         ),
-        ({"status": None}, ["accuracy", "clients", "bytes"], "Unfinished: 6 of 6 rounds"),
+        pytest.param(
+            *({"status": None}, ["accuracy", "clients", "bytes"], "Unfinished: 6 of 6 rounds"), marks=pytest.mark.slow
+        ),
         ({"status": None, "evaluate_every": 9}, ["bytes"], "No client was evaluated."),
         ({"rounds": 0, "status": None}, ["bytes"], "Unfinished: 0 rounds"),
-        (
+        pytest.param(
             {"personal": "received", "has_global": True, "common": True},
             ["accuracy", "clients", "bytes"],
             "common test set",
+            marks=pytest.mark.slow,
         ),
         ({"newcomers": True}, ["accuracy", "clients", "newcomers", "bytes"], "by epoch of training alone"),
         ({"clients": 60, "rounds": 50, "cka": True}, ["accuracy", "clients", "bytes", "cka"], "cnn-1-1 (12)"),
-        ({"architectures": [""]}, ["accuracy", "clients", "bytes"], "undisclosed (10)"),
+        pytest.param(
+            *({"architectures": [""]}, ["accuracy", "clients", "bytes"], "undisclosed (10)"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_report_of_what_there_is(make_run, options, figures, said):

@@ -258,7 +258,7 @@ def test_a_round_descends_the_papers_equation_written_out(setting: str, kernel: 
         assert float(distance.detach()) > 1e-4
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_clients_agree_more_than_alone_on_images_outside_the_pool(seed: int, tmp_path: Path) -> None:
     settings = {"seed": seed, "rounds": 6, "local-epochs": 2, "fedhenn.rad-batch": 48}
     together, alone = run(tmp_path / "fedhenn", settings), run(tmp_path / "local", {**settings, "method": "local"})

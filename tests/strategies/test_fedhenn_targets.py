@@ -23,7 +23,13 @@ from fedhet.results.history import read_history
 
 OWN = {"fedhenn.target": "kernel", "fedhenn.eta0": 0.3, "fedhenn.probe": 0, "fedhenn.schedule": "constant"}
 SPECTRAL = {**OWN, "fedhenn.target": "spectral"}
-PRESETS = [name for name in configuration.presets() if name.startswith("fedhenn/")]
+QUICK = "fedhenn/cifar10_figure1"
+"""The one of the presets on CIFAR-10, which take seconds and are much alike, that is not slow."""
+PRESETS = [
+    pytest.param(name, {}, marks=[pytest.mark.slow] if "cifar10" in name and name != QUICK else [])
+    for name in configuration.presets()
+    if name.startswith("fedhenn/")
+]
 
 
 MAKERS = [{"fedhenn.peers": "all"}, {"fedhenn.representations": "server"}]
@@ -31,7 +37,7 @@ MAKERS = [{"fedhenn.peers": "all"}, {"fedhenn.representations": "server"}]
 
 @pytest.mark.parametrize(
     ("preset", "maker"),
-    [*((preset, {}) for preset in PRESETS), *(("fedhenn/cifar10_figure1", maker) for maker in MAKERS)],
+    [*PRESETS, *((QUICK, maker) for maker in MAKERS)],
 )
 def test_a_frozen_network_is_at_no_distance_from_itself(
     preset: str, maker: dict[str, Any], stand_ins: str, tmp_path: Path

@@ -86,6 +86,7 @@ def test_one_shot_matching_is_above_one_shot_plain_averaging(tmp_path):
     assert scores["pfnm"] > scores["fedavg"] + 0.1
 
 
+@pytest.mark.slow
 def test_further_rounds_go_on_from_ones_own_units(tmp_path):
     rows, summary = run(tmp_path / "run", rounds=3, shared_init=False)
     assert summary["personal_accuracy"]["weighted"] > rows[2]["received"]["accuracy"]["weighted"]
@@ -96,6 +97,7 @@ def test_further_rounds_go_on_from_ones_own_units(tmp_path):
     assert rows[1]["bytes_down"] == 0
 
 
+@pytest.mark.slow
 def test_clients_of_two_rounds_need_not_be_the_same(tmp_path):
     rows, summary = run(tmp_path / "run", rounds=3, fraction_train=0.5)
     assert [len(row["participants"]) for row in rows[1:4]] == [2, 2, 2]
@@ -110,6 +112,7 @@ def test_a_residual_network_learns(batch_norm, tmp_path):
     assert summary["personal_accuracy"]["weighted"] > 0.5
 
 
+@pytest.mark.slow
 def test_matching_can_be_taken_away(tmp_path):
     _, matched = run(tmp_path / "matched", rounds=1)
     for matching in ("identity", "random"):
