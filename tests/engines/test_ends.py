@@ -1,9 +1,11 @@
 """How `fedhet run` and `fedhet compare` end: what they say, their exit code, and that nothing stays behind."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,8 +31,7 @@ class Command:
     """A command under way in a folder of its own, with one for temporary files."""
 
     def __init__(self, folder: Path, arguments: list[str]) -> None:
-        self.temporary, self._family = folder / "tmp", []
-        self.temporary.mkdir()
+        self.temporary, self._family = Path(tempfile.mkdtemp()), []  # a short path: there is a socket in it
         self.process = subprocess.Popen(
             [sys.executable, "-c", COMMAND, *arguments],
             cwd=folder,
@@ -87,6 +88,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
             if each.is_running() if isinstance(each, psutil.Process) else each.poll() is None:
                 each.kill()
         command.process.communicate()
+        shutil.rmtree(command.temporary)
 
 
 @pytest.mark.slow
