@@ -114,7 +114,7 @@ class Ordinary:
             assert tensors[f"{head}.weight"].shape[0] == 10
             assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
 
-    @pytest.mark.parametrize("loop", ["own", "Flower's"])
+    @pytest.mark.parametrize("loop", [pytest.param("own", marks=pytest.mark.slow), "Flower's"])
     def test_it_starts_as_flowers_strategies_do(self, case: Case, loop: str, tmp_path: Path) -> None:
         """Under the method's own loop and under that of Flower's base class."""
         config = case.config(state_dir=str(tmp_path / "state"))

@@ -166,7 +166,7 @@ class Privacy:
         messages = self.messages(kept, request, settings=HOSTILE[attack], scale=scale)
         assert {type for type, _ in messages} == {"query", "train", "evaluate"}
         allowed = [",".join(own), ",".join({*own, METRICS}), *KINDS, ""]
-        for number, allow in enumerate(allowed if attack == "as it was" else allowed[:2]):
+        for number, allow in enumerate(allowed[1:] if attack == "as it was" else allowed[:2]):
             nodes = [Node(data, allow, tmp_path / f"{number}-{data.__name__}") for data in (same_data, other_data)]
             for (type, _), one, other in zip(messages, *(node.answers(messages) for node in nodes), strict=True):
                 seen = [leaving(each, tells, {*allow.split(",")}) for each in (one, other)]

@@ -88,7 +88,13 @@ def test_one_method_may_have_values_of_its_own(comparison):
         comparison.go(methods=("local",), tuning=Tuning({"fedprox:learning-rate": [0.1]}, (9,)))
 
 
-@pytest.mark.parametrize(("runs", "expected"), [(None, (3, 3)), (2, (2, 2)), (4, (4, 3)), (100, (6, 3))])
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        (2, (2, 2)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(None, (3, 3)), (4, (4, 3)), (100, (6, 3))]),
+    ],
+)
 def test_the_same_number_for_every_method_is_drawn_from_its_grid(comparison, runs, expected):
     comparison.go(methods=("fedhenn", "local"), seeds=(0,), tuning=Tuning(GRID, (9,), runs))
     methods = record(comparison)["methods"]

@@ -87,14 +87,14 @@ def test_attention_is_read_with_its_linear_layers() -> None:
     assert types(graph) == ["l8_24", "l8_8", "add", "layer_norm_8_8", "l8_16", "l16_8", "add", "layer_norm_8_8"]
 
 
-def large(name: str) -> bool:
-    return name == "vgg9" or (name.startswith("flha-") and not name.startswith("flha-small"))
+QUICK = ("cnn", "cnn-1-1", "mlp", "lenet", "resnet8", "small-mobilenet-a", "small-efficientnet-a", "flha-small-0")
+"""One network of each kind; what holds for all is slow."""
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow) if large(name) else name
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
         for name in models.names()
         if "lstm" not in name
     ],

@@ -149,7 +149,9 @@ def test_the_shared_sets_loss_is_the_papers(align: str, divide: bool, federate: 
     assert closing["train_loss"] == pytest.approx(float(torch.stack(losses).mean()), abs=1e-5)
 
 
-@pytest.mark.parametrize("align", ["cosine", "cosine-block", "cka", "spectral"])
+@pytest.mark.parametrize(
+    "align", ["cosine", *(pytest.param(each, marks=pytest.mark.slow) for each in ("cosine-block", "cka", "spectral"))]
+)
 def test_the_heavier_the_distance_the_closer_to_the_target(align: str, federate: Federate) -> None:
     heavy, light = (
         harm(federate, str(alpha), rounds=3, **{"fedharm.align": align, "fedharm.alpha": alpha})

@@ -56,10 +56,10 @@ def ran(folder: Path, case: str, **keys: Any) -> Run:
     return Run(folder)
 
 
-LONG = ("fedma", "flha-ghn", "pfedhn")
+QUICK = ("fedavg", "fedhenn", "fedhenn spectral", "fedharm", "flha-distillation")
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in LONG else c for c in CASES])
+@pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
 def test_a_float64_network_completes_and_learns_and_stays_what_it_is(case: str, tmp_path: Path) -> None:
     done = ran(tmp_path / "run", case)
     assert done.failures == []
