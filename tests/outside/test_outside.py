@@ -20,6 +20,7 @@ class TestByReference(MethodContract):
     settings: ClassVar = {"slow.inertia": 0.1}
 
 
+@pytest.mark.slow
 class TestHypernetwork(MethodContract):
     """Another module than the clients' networks is trained and shared, made by the server, taken in one by one."""
 
@@ -32,6 +33,7 @@ class TestDescriptors(MethodContract):
     method = "toy_descriptors:method"
 
 
+@pytest.mark.slow
 class TestGiven(MethodContract):
     method = Method("heads", traits=Traits(shares=HEAD, keeps="model", scored="trained", together=True))
     architectures = "mlp"
