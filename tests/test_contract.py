@@ -33,6 +33,10 @@ CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.metho
 
 
 class TestContract(MethodContract):
-    @pytest.fixture(params=CASES)
+    @pytest.fixture(
+        params=[
+            pytest.param(name, marks=[] if name in registry.own_methods() else [pytest.mark.slow]) for name in CASES
+        ]
+    )
     def case(self, request: pytest.FixtureRequest) -> Case:
         return CASES[request.param]

@@ -165,7 +165,8 @@ class Privacy:
         request = {} if attack == "as it was" else {"evaluate": True, "expected": -1}
         messages = self.messages(kept, request, settings=HOSTILE[attack], scale=scale)
         assert {type for type, _ in messages} == {"query", "train", "evaluate"}
-        allowed = [",".join(own), ",".join({*own, METRICS}), *KINDS, ""]
+        another = next(kind for kind in KINDS if kind not in own)
+        allowed = [",".join(own), ",".join({*own, METRICS}), *own, METRICS, another, ""]
         for number, allow in enumerate(allowed[1:] if attack == "as it was" else allowed[:2]):
             nodes = [Node(data, allow, tmp_path / f"{number}-{data.__name__}") for data in (same_data, other_data)]
             for (type, _), one, other in zip(messages, *(node.answers(messages) for node in nodes), strict=True):

@@ -184,6 +184,7 @@ class Trouble:
         assert done.failures
         assert {failed for failed, _ in done.failures} <= ({0, 1, 2, 3, 4} if number == 0 else {number})
 
+    @pytest.mark.slow
     def test_a_client_that_changes_its_input_harms_no_other(self, case: Case, tmp_path: Path) -> None:
         """What it was sent is its own."""
 

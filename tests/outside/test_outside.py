@@ -27,6 +27,7 @@ class TestHypernetwork(MethodContract):
     method = "toy_hypernetwork:method"
 
 
+@pytest.mark.slow
 class TestDescriptors(MethodContract):
     """A labelled pool, captures of several modules, two phases with one optimiser, a schedule by step."""
 
