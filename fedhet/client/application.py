@@ -143,7 +143,7 @@ class Application:
                 self._let_go(client)
             if client.device.type == "cuda":  # clients in other processes share the GPU
                 torch.cuda.empty_cache()
-        except Exception as error:
+        except Exception as error:  # elsewhere Flower would tell the server what was raised
             if not isinstance(error, FedhetError) and not policy.deployed:
                 raise
             if "request" not in message.content:  # there is nobody who reads a refusal

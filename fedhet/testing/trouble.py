@@ -25,6 +25,9 @@ from fedhet.wire import decode_arrays, to_tensor
 if TYPE_CHECKING:
     from fedhet.testing.hostile import Recording
 
+LATER = [("after", 2), ("after", 0), ("within", 0), ("within", "the end")]
+"""Where a run is stopped in slow tests."""
+
 
 class Trouble:
     """Tests of runs in which something goes wrong."""
@@ -240,13 +243,7 @@ class Trouble:
 
     @pytest.mark.parametrize(
         ("kind", "number"),
-        [
-            ("within", 3),
-            *(
-                pytest.param(*each, marks=pytest.mark.slow)
-                for each in [("after", 2), ("after", 0), ("within", 0), ("within", "the end")]
-            ),
-        ],
+        [("within", 3)] + [pytest.param(*each, marks=pytest.mark.slow) for each in LATER],
     )
     def test_resuming_equals_not_stopping(
         self, case: Case, kind: str, number: int | str, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
