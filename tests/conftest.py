@@ -245,9 +245,10 @@ def _in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave slow tests and benchmarks out unless they are asked for: by `-m`, by name, or by their folder."""
-    if config.option.markexpr or any("::" in arg for arg in config.args):
+    if any("::" in arg for arg in config.args) or config.option.markexpr not in ("", "slow"):
         return
-    left_out = {"slow", "long"} | (set() if any("benchmarks" in arg for arg in config.args) else {"benchmark"})
+    left_out = {"long"} if config.option.markexpr else {"slow", "long"}  # what is slow in a slow case may be long
+    left_out |= set() if any("benchmarks" in arg for arg in config.args) else {"benchmark"}
     chosen, others = [], []
     for item in items:
         (others if any(item.get_closest_marker(name) for name in left_out) else chosen).append(item)
