@@ -15,7 +15,6 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message
 
 from fedhet import config as configuration
-from fedhet import registry
 from fedhet.client.policy import Policy, Refused
 from fedhet.errors import ConfigError
 from fedhet.files import plain_name
@@ -121,7 +120,7 @@ def opened(message: Message, context: Context) -> tuple[ClientInfo, Request, Pol
         raise ConfigError(f"this node's name {name!r} cannot be that of a file: give it another one")
     place, partitions = node.get("partition-id"), node.get("num-partitions")
     config = _settings(settings, here, tuple((key, node[key]) for key in NODE_KEYS if key in node))
-    policy.check_method(config, registry.method(config.prefix, trusted=False).traits_of(config.parameters))
+    policy.check_method(config)
     if policy.deployed:
         _pin(context, config)
     info = ClientInfo(

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedhet import registry
 from fedhet.client.half import AnyHalf, LostState
 from fedhet.errors import ConfigError, FedhetError, nearest
-from fedhet.method import METRICS, STRUCTURE, Traits
+from fedhet.method import METRICS, STRUCTURE
 from fedhet.options import Config, listed
 from fedhet.sharing import NOTHING, is_statistic
 from fedhet.task import Metric
@@ -86,7 +87,7 @@ class Policy:
 
     # ---- before anything is loaded
 
-    def check_method(self, config: Config, traits: Traits) -> None:
+    def check_method(self, config: Config) -> None:
         """Check that everything that a method sends, metrics apart, may leave; a node that allows nothing serves none.
 
         Raises:
@@ -95,6 +96,7 @@ class Policy:
         if self.allowed is not None:
             if not self.allowed:
                 raise Refused("this node lets out only nothing (allow = ''), so it takes part in no run")
+            traits = registry.method(config.prefix, trusted=False).traits_of(config.parameters)
             shares = {"weights"} if traits.shares != NOTHING and "model" not in traits.tells else set()
             self._check(config, {*traits.tells.values()} | shares)
 

@@ -141,16 +141,12 @@ class Privacy:
         """One message of each type and question that the node got in an ordinary run, in their order, changed."""
         first: dict[tuple[str, str], tuple[str, RecordDict]] = {}
         for sent, reply in kept("ordinary").exchanges:
-            if reply.metadata.src_node_id not in (0, FIRST_NODE + NODE) and not self._is_of(reply):
+            if str(reply.content["report"]["client"]) != str(NODE):
                 continue
             question = str(json.loads(str(sent["request"]["request"]))["question"])
             type = where(reply)[1]
             first.setdefault((type, question), (type, sent))
         return [(type, from_elsewhere(sent, request=request, **changes)) for type, sent in first.values()]
-
-    @staticmethod
-    def _is_of(reply: Message) -> bool:
-        return str(reply.content["report"]["client"]) == str(NODE)
 
     @pytest.mark.parametrize(
         "attack", ["as it was", *(pytest.param(each, marks=pytest.mark.slow) for each in list(HOSTILE)[1:])]
