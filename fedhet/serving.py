@@ -13,6 +13,7 @@ from fedhet import config as configuration
 from fedhet import population, registry, text
 from fedhet.data import Pool
 from fedhet.data.own import as_pool
+from fedhet.flower.insides import simulated
 from fedhet.given import Given
 from fedhet.learning import evaluate
 from fedhet.method import Method
@@ -22,7 +23,6 @@ from fedhet.representations.precision import fitted, precision
 from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import recorded
 from fedhet.server import EvaluateFunction, FederatedStrategy
-from fedhet.server.flowers import simulated
 
 log = logging.getLogger("flwr").getChild("fedhet")
 

@@ -18,6 +18,9 @@ from torch import Tensor
 
 from fedhet.errors import ConfigError, DataError, nearest
 
+LARGEST = 1e9
+"""Numbers beyond this are none that training which has not diverged makes: sums of their squares must be finite."""
+
 
 @dataclass(frozen=True)
 class Metric:

@@ -7,8 +7,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedhet import given, registry
-from fedhet.client import flowers
 from fedhet.client.application import Application
+from fedhet.flower.mods import clips, in_flowers_format
 from fedhet.learning import Pausing
 from fedhet.method import Method
 from fedhet.task import get_task
@@ -58,8 +58,8 @@ def make_client_app(
     """
     for method in methods:
         registry.give(method)
-    clipping = [mod for mod in mods or () if flowers.clips(mod)]
-    app = MethodsApp(mods=[flowers.in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None)
+    clipping = [mod for mod in mods or () if clips(mod)]
+    app = MethodsApp(mods=[in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None)
     application = Application(
         given.model_function(model),
         given.data_function(data),

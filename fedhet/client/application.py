@@ -10,7 +10,7 @@ from flwr.app import Context, Message, MessageType
 from torch import nn
 
 from fedhet import given, population, registry
-from fedhet.client import flowers, jobs, node
+from fedhet.client import jobs, node
 from fedhet.client.half import Client, LostState
 from fedhet.client.jobs import Job
 from fedhet.client.networks import Network, Networks
@@ -21,13 +21,14 @@ from fedhet.data import ClientData, Examples, Pool, resident, with_validation
 from fedhet.data.files import nothing_downloaded
 from fedhet.data.own import as_input
 from fedhet.errors import DataError, FedhetError, ModelError
+from fedhet.flower import decode, mods, write_reply
 from fedhet.learning import Pausing, alone
 from fedhet.machine import describe, device_of, keep_freed_memory
 from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction
 from fedhet.randomness import derive_seed, seed_everything
 from fedhet.task import Task
-from fedhet.wire import Payload, Refusal, Reply, Report, Request, WireError, decode, spec_of
+from fedhet.wire import Payload, Refusal, Reply, Report, Request, WireError, spec_of
 from fedhet.wire.protocol import FIRST, GREET, JOIN, pool_in
 
 
@@ -86,7 +87,7 @@ class Application:
         if question != GREET:
             return half.answer(question, job.payload)
         if self._clipped:
-            flowers.check_clipped(half)
+            mods.check_clipped(half.client.config.prefix, half.traits, half.shared())
         job.keeping.make_room()
         self._take_pool(job)
         return half.greet(job.payload)
@@ -138,7 +139,7 @@ class Application:
                     len(client.data.validation) if client.data.validation else 0,
                     trained.work,
                 )
-                record = reply.record(flower=client.request.flower or self._mods)
+                record = write_reply(reply, flower=client.request.flower or self._mods)
             if client.request.final:
                 self._let_go(client)
             if client.device.type == "cuda":  # clients in other processes share the GPU
@@ -147,10 +148,10 @@ class Application:
             if not isinstance(error, FedhetError) and not policy.deployed:
                 raise
             if "request" not in message.content:  # there is nobody who reads a refusal
-                flowers.tell(self, str(error))
+                mods.tell(self, str(error))
             reason = policy.reason(name, error)
             reason = reason.removeprefix(f"client {name}: ")  # the server knows who it is, and counts alike ones
-            record = Refusal(name, reason, lost=isinstance(error, LostState)).record()
+            record = write_reply(Refusal(name, reason, lost=isinstance(error, LostState)))
         return Message(record, reply_to=message)
 
     @contextmanager
@@ -221,7 +222,7 @@ class Application:
             else:
                 report.outputs = population.dataset_of(client.config).classes
             if report.note and job.policy.deployed:  # it was found with examples of the client's own
-                flowers.tell(self, f"client {client.name}: {report.note}")
+                mods.tell(self, f"client {client.name}: {report.note}")
                 report.note = ""
             if not job.policy.tells_metrics:
                 report.note = "its node lets out no metrics (allow), so its accuracy is not known"

@@ -23,7 +23,8 @@ from fedhet.learning import Pausing, Phase, evaluating
 from fedhet.learning import training as train_phase
 from fedhet.population import ClientInfo
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
-from fedhet.wire import LARGEST, Payload
+from fedhet.task import LARGEST
+from fedhet.wire import Payload
 from fedhet.wire.protocol import STARTS, Measured
 
 log = logging.getLogger("flwr").getChild("fedhet")

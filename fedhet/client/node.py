@@ -18,6 +18,7 @@ from fedhet import config as configuration
 from fedhet.client.policy import Policy, Refused
 from fedhet.errors import ConfigError
 from fedhet.files import plain_name
+from fedhet.flower import read_request
 from fedhet.machine import proof
 from fedhet.options import Config
 from fedhet.population import ClientInfo
@@ -110,7 +111,7 @@ def opened(message: Message, context: Context) -> tuple[ClientInfo, Request, Pol
         ConfigError: the node's name cannot be that of a file, or its own settings are none.
         Refused: the policy refuses the method, or the run would split the node's data in another way than before.
     """
-    request, settings = Request.read(message.content)
+    request, settings = read_request(message.content)
     here = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(settings).encode())
     policy = Policy.of(context.node_config, deployed=not here)
     if not here and not request.run:  # a server elsewhere that relies on a folder of its own choice

@@ -7,22 +7,17 @@ error reply for a client that raises.
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.client.app import MethodsApp
+from fedhet.flower.insides import RUN_ID, SERVER_ID, be_server, failure, identify, no_handler, record_of
 from fedhet.learning import Cohort
-from fedhet.wire.arrays import record_of
-from fedhet.wire.protocol import NO_HANDLER
 
-RUN_ID = 1
-SERVER_ID = 1
 FIRST_NODE = 100
 
 _log = logging.getLogger("flwr").getChild("fedhet")
@@ -107,11 +102,6 @@ class LocalGrid(Grid):
         return replies
 
 
-def be_server() -> None:
-    """Tell Flower whose the messages are that this process makes."""
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER_ID
-
-
 def handled(
     app: ClientApp, calls: Sequence[tuple[Message, Context]], told: set[str], cohort: Cohort | None = None
 ) -> list[Message]:
@@ -138,17 +128,10 @@ def _outcome(app: ClientApp, message: Message, context: Context) -> Message | Ex
 
 def _failed(message: Message, context: Context, error: Exception, told: set[str]) -> Message:
     reason = f"{type(error).__name__}: {error}"
-    if NO_HANDLER not in reason and reason not in told:
+    if not no_handler(reason) and reason not in told:
         told.add(reason)
         _log.error("client at node %d failed", context.node_id, exc_info=error)
-    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-
-
-def identify(message: Message, ids: Iterator[int]) -> str:
-    """Give a message its id, as a SuperLink does."""
-    key = str(next(ids))
-    message.metadata.__dict__["_message_id"] = key
-    return key
+    return failure(message, reason)
 
 
 def _own(content: RecordDict) -> RecordDict:

@@ -16,7 +16,8 @@ from flwr.clientapp import ClientApp
 
 from fedhet import data, registry
 from fedhet.engines import children, parcels
-from fedhet.engines.grid import be_server, handled
+from fedhet.engines.grid import handled
+from fedhet.flower.insides import be_server
 from fedhet.learning import Cohort
 
 

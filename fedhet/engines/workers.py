@@ -19,9 +19,10 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
 from fedhet.engines import children
-from fedhet.engines.grid import LocalGrid, identify
+from fedhet.engines.grid import LocalGrid
 from fedhet.engines.parcels import PATIENCE, DamagedError, Parcel, receive
 from fedhet.engines.worker import Worker, recipe
+from fedhet.flower.insides import identify
 from fedhet.learning import Cohort
 
 AHEAD = 2

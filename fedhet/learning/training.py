@@ -16,8 +16,7 @@ from fedhet.learning.passes import Backward, Forward, Pausing, at_once
 from fedhet.learning.phases import Phase, Step, Term
 from fedhet.machine import brought
 from fedhet.rows import Work
-from fedhet.task import Task
-from fedhet.wire import LARGEST
+from fedhet.task import LARGEST, Task
 
 
 @dataclass

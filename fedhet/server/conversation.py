@@ -11,16 +11,18 @@ from flwr.serverapp import Grid
 
 from fedhet import config as configuration
 from fedhet.errors import FedhetError
+from fedhet.flower import Encoder, name_in, read_reply
+from fedhet.flower import settings as flower_settings
 from fedhet.machine import proof
-from fedhet.server import exchanges, flowers
+from fedhet.server import exchanges
 from fedhet.server.aggregation import given
 from fedhet.server.half import P, S, ServerHalf
 from fedhet.server.newcomers import comes_last
 from fedhet.server.robust import Rule, put_together
 from fedhet.server.roster import agree_on_pool, most_alike_first
 from fedhet.server.state import ClientRecord
-from fedhet.wire import Arrays, Encoder, Payload, Reply, Request, Spec, check_finite
-from fedhet.wire.protocol import FIRST, GREET, JOIN, name_in, with_pool
+from fedhet.wire import Arrays, Payload, Reply, Request, Spec, check_finite
+from fedhet.wire.protocol import FIRST, GREET, JOIN, with_pool
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -134,7 +136,7 @@ class Conversation(ServerHalf[P, S]):
 
         for node, message in came:
             try:
-                reply = Reply.open(message)
+                reply = read_reply(message)
                 if not newcomers and comes_last(reply.report, self.config.newcomers):
                     self.roster.waiting.add(node)
                     continue
@@ -292,7 +294,7 @@ class Conversation(ServerHalf[P, S]):
 
     def _take(self, settings: Mapping[str, Any]) -> None:
         """What Flower calls a configuration: keys of ours change the run's, others are for mods around the clients."""
-        known, self._further = flowers.split(settings, self.config)
+        known, self._further = flower_settings.split(settings, self.config)
         flat = self.config.flat()
         self._override({key: value for key, value in known.items() if flat[key] != value})
 

@@ -14,22 +14,13 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedhet.errors import FedhetError
+from fedhet.flower import Encoder, read_reply, write_request
 from fedhet.options import Config
 from fedhet.rows import client_order
 from fedhet.server.roster import Roster
 from fedhet.server.round import Round
 from fedhet.server.state import State
-from fedhet.wire import (
-    Encoder,
-    LostReply,
-    Payload,
-    Reply,
-    Request,
-    WireError,
-    check,
-    check_finite,
-    narrowed,
-)
+from fedhet.wire import LostReply, Payload, Reply, Request, WireError, check, check_finite, narrowed
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -72,7 +63,7 @@ def message(
     further: Mapping[str, Any],
 ) -> Message:
     """A message to a node, noted in the round."""
-    request.write(content, config.text(), further)
+    write_request(content, request, config.text(), further)
     made = Message(content, dst_node_id=node, message_type=kind, group_id=str(round.number))
     round.sent[node] = made
     return made
@@ -157,7 +148,7 @@ def valid(
     for node, came in by_node(replies, round, roster, config.timeout):
         client = names[node]
         try:
-            reply = Reply.open(came)
+            reply = read_reply(came)
             round.up[client] += reply.payload.nbytes
             _check(client, reply, config, roster, round)
             if own and client in own:

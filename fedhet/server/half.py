@@ -12,9 +12,9 @@ from fedhet import given, population, registry
 from fedhet.data import Pool
 from fedhet.data.own import as_input, as_pool
 from fedhet.errors import ConfigError
+from fedhet.flower import settings as flower_settings
 from fedhet.method import Method, Traits
 from fedhet.options import Config, Parameters, Value, kebab
-from fedhet.server import flowers
 from fedhet.server.networks import check_like, network_like
 from fedhet.server.robust import Rule, cut_to_bound, put_together
 from fedhet.server.roster import Roster
@@ -77,7 +77,7 @@ class ServerHalf(Generic[P, S]):
                 f"{cls.__name__} says not whose half it is: set its class attribute `method` to the Method"
             )
         own = {kebab(f.name) for f in fields(cls.method.Parameters)}
-        keys = flowers.translated(settings)
+        keys = flower_settings.translated(settings)
         return {"method": cls.method.name} | {
             f"{cls.method.name}.{key}" if key in own else key: value for key, value in keys.items()
         }

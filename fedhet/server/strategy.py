@@ -17,14 +17,17 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.errors import FedhetError
+from fedhet.flower import decode_arrays, encode_arrays
+from fedhet.flower.insides import simulated, wrapper_of
+from fedhet.flower.wrappers import check_payloads, check_wrapped
 from fedhet.observing import Observer
-from fedhet.server import flowers, newcomers
+from fedhet.server import newcomers
 from fedhet.server.conversation import Conversation
 from fedhet.server.half import P, S
 from fedhet.server.roster import await_nodes
 from fedhet.server.round import Round, metric_record, named, statistics, watch_validation
 from fedhet.server.verdict import Verdict
-from fedhet.wire import Reply, decode_arrays, encode_arrays
+from fedhet.wire import Reply
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -179,7 +182,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
     def _recording(self) -> Iterator[None]:
         from fedhet.results.recorder import recorded
 
-        folder, here = Path(self.config.out).resolve(), flowers.simulated(self._grid)
+        folder, here = Path(self.config.out).resolve(), simulated(self._grid)
         with recorded(folder, self.config, "flwr", resume=self.config.resume, simulated=here) as observers:
             self.state = cast(S | None, observers[0].state(self.state_class)) or self.state
             self.observers = [*observers]
@@ -208,10 +211,10 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         payloads = self._made_for(asked, partial(self.configure_fit, server_round))
         # A client may turn out to be lost when it is asked something on the way.
         payloads = {client: payload for client, payload in payloads.items() if client in self.roster.nodes}
-        if not self._own_loop and (wrapper := flowers.wrapper_of(self)) is not None:
+        if not self._own_loop and (wrapper := wrapper_of(self)) is not None:
             shared = [self.specs[client] for client in self.present]
-            flowers.check_wrapped(wrapper, self.name, self.traits, shared, arrays, self.config)
-            flowers.check_payloads(wrapper, self.name, payloads)
+            check_wrapped(wrapper, self.name, self.traits, shared, arrays, self.config)
+            check_payloads(wrapper, self.name, payloads)
         self._round.training = frozenset(payloads)
         evaluate = self._own_loop and (closing or self._evaluates(server_round))
         epochs = self.config.closing_epochs if closing else self.config.local_epochs

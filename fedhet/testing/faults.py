@@ -11,8 +11,9 @@ from flwr.clientapp import ClientApp
 
 from fedhet.client.app import make_client_app
 from fedhet.engines.grid import LocalGrid
+from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.observing import Observer, RoundReport, Watched
-from fedhet.wire import Arrays, decode_arrays, encode_arrays
+from fedhet.wire import Arrays
 
 Before = Callable[[Message, str], None]
 After = Callable[[Message, str, Message], None]

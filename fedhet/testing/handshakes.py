@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedhet.errors import FedhetError
+from fedhet.flower import encode_arrays
 from fedhet.testing.hostile import (
     LISTS,
     REAL,
@@ -31,7 +32,6 @@ from fedhet.testing.hostile import (
     infinite,
     reproducible,
 )
-from fedhet.wire import encode_arrays
 from fedhet.wire.protocol import GREET
 
 NAMES = (

@@ -20,13 +20,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fedhet import population
-from fedhet.engines.grid import FIRST_NODE, LocalGrid, identify
+from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.errors import FedhetError
+from fedhet.flower import STYPE, decode_arrays, encode_arrays, read_request
+from fedhet.flower.insides import fields_of, identify
 from fedhet.server import FederatedStrategy, State
 from fedhet.testing.faults import where
 from fedhet.testing.ordinary import differing
 from fedhet.testing.runs import PARTIAL, Case, Run
-from fedhet.wire import STYPE, Request, decode_arrays, encode_arrays
 from fedhet.wire.protocol import FIRST, GREET
 
 Place = tuple[int, str, str, str]
@@ -49,7 +50,7 @@ class Replayed(LocalGrid):
 
     def _handle(self, message: Message) -> Message:
         client = str(message.metadata.dst_node_id - FIRST_NODE)
-        place = (*where(message), Request.read(message.content)[0].question, client)
+        place = (*where(message), read_request(message.content)[0].question, client)
         try:
             content = self._answer(place)
             self._changes.get(place, bool)(content)
@@ -99,7 +100,7 @@ class Recording:
         for sent, reply in run.exchanges:
             round, kind = where(reply)
             client = str(reply.content["report"]["client"])
-            answers[round, kind, Request.read(sent)[0].question, client] = reply.content
+            answers[round, kind, read_request(sent)[0].question, client] = reply.content
         config = case.config(PARTIAL)
         strategy = case.server(config, shared=population.shared_pool(config))
         recording = cls(answers, config.clients)
@@ -197,7 +198,7 @@ def _array(change: Callable[[Array, Any], Array], value: Any, pick: int, content
     if groups:
         group: Any = content[groups[pick % len(groups)]]
         if key := _one(group, pick // 3):
-            group.__dict__["_data"][key] = change(group[key], value) if key in group else Array(np.zeros(2))
+            fields_of(group)[key] = change(group[key], value) if key in group else Array(np.zeros(2))
 
 
 def _filled(array: Array, value: float) -> Array:

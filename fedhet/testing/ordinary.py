@@ -18,12 +18,12 @@ from fedhet.engines.grid import LocalGrid
 from fedhet.engines.local import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.files import read_tensors
+from fedhet.flower import STYPE, Encoder, decode, decode_arrays, read_reply, read_request, write_reply, write_request
 from fedhet.population import ClientInfo
 from fedhet.representations import head_name
 from fedhet.server import State
 from fedhet.testing.imports import brought, module_of
 from fedhet.testing.runs import LEARNS, PARTIAL, Case, Kept, Run, run
-from fedhet.wire import STYPE, Encoder, Reply, Request, decode, decode_arrays
 
 SIDES = {"server": ("fedhet.client", "fedhet.client_apps"), "client": ("fedhet.server", "fedhet.strategies")}
 """The two halves, and what is the other's."""
@@ -160,11 +160,11 @@ class Ordinary:
         assert exchanges
         for sent, answer in exchanges:
             again = Encoder()(decode(sent))
-            request, settings = Request.read(sent)
-            request.write(again, settings)
+            request, settings = read_request(sent)
+            write_request(again, request, settings)
             assert dict(again) == dict(sent)
             assert configuration.parse(settings).text() == settings
-            assert dict(Reply.open(answer).record()) == dict(answer.content)
+            assert dict(write_reply(read_reply(answer))) == dict(answer.content)
             assert _kinds(sent) | _kinds(answer.content) <= {STYPE}
 
     # ---- the method among others

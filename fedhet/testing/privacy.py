@@ -6,6 +6,7 @@ part in their replies, so those are equal, byte for byte.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from fedhet import population
 from fedhet.client.app import make_client_app
 from fedhet.client.policy import KINDS
 from fedhet.data import ClientData, Examples
-from fedhet.engines.grid import FIRST_NODE, RUN_ID, LocalGrid, be_server
+from fedhet.engines.grid import FIRST_NODE, LocalGrid
+from fedhet.flower import decode_arrays, encode_arrays
+from fedhet.flower.insides import RUN_ID, be_server, identify
 from fedhet.method import METRICS, STRUCTURE
 from fedhet.population import ClientInfo
 from fedhet.sharing import is_statistic
 from fedhet.testing.faults import where
 from fedhet.testing.runs import Case, Kept
-from fedhet.wire import decode_arrays, encode_arrays
 
 COUNTS = ("num-examples", "test-examples", "validation-examples", "private-steps", "steps", "forwards")
 """Fields of a reply's metrics that are no metrics: the same for as many examples."""
@@ -88,7 +90,7 @@ class Node:
         be_server()
         for type, content in messages:
             message = Message(content, self.context.node_id, type, group_id="1")
-            message.metadata.__dict__["_message_id"] = "1"
+            identify(message, count(1))
             yield self.app(message, self.context).content
 
 

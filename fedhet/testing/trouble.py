@@ -17,10 +17,11 @@ from fedhet.engines import local
 from fedhet.engines.grid import FIRST_NODE
 from fedhet.engines.workers import WorkerGrid
 from fedhet.errors import FedhetError
+from fedhet.flower import decode_arrays
 from fedhet.testing.faults import REPLIES, Stop, Tampering, at, dropping, killing, raising, where
 from fedhet.testing.ordinary import differing
 from fedhet.testing.runs import PARTIAL, Case, Kept, Run, run, run_on
-from fedhet.wire import decode_arrays, to_tensor
+from fedhet.wire import to_tensor
 
 if TYPE_CHECKING:
     from fedhet.testing.hostile import Recording

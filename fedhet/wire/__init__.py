@@ -1,19 +1,15 @@
-"""What travels: arrays in records, their names and shapes, and the protocol of requests and replies."""
+"""What travels, as plain values: arrays, their names and shapes, and the protocol of requests and replies."""
 
 from fedhet.wire.arrays import (
-    LARGEST,
-    STYPE,
+    DTYPES,
     Arrays,
-    Encoder,
     Payload,
     WireError,
     as_read,
     cast,
     check,
     check_finite,
-    decode,
-    decode_arrays,
-    encode_arrays,
+    dtype_name,
     to_arrays,
     to_tensor,
 )
@@ -23,10 +19,8 @@ from fedhet.wire.specs import Spec, difference, load_into, narrowed, spec_of, wi
 from fedhet.wire.told import Told
 
 __all__ = [
-    "LARGEST",
-    "STYPE",
+    "DTYPES",
     "Arrays",
-    "Encoder",
     "LostReply",
     "Payload",
     "Refusal",
@@ -40,10 +34,8 @@ __all__ = [
     "cast",
     "check",
     "check_finite",
-    "decode",
-    "decode_arrays",
     "difference",
-    "encode_arrays",
+    "dtype_name",
     "load_into",
     "narrowed",
     "spec_of",

@@ -1,7 +1,7 @@
-"""The protocol between fedhet's server and its clients: what a request and a reply hold, written and read here alone.
+"""The protocol between fedhet's server and its clients: what a request and a reply hold, as plain values.
 
 A request is the method's payload, the run's settings and a `Request`. A reply is the method's payload, what the client
-measured, and its `Report`; or a refusal with a reason.
+measured, and its `Report`; or a refusal with a reason. `fedhet.flower.messages` writes and reads the messages.
 """
 
 import json
@@ -11,15 +11,12 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-
 from fedhet.data import Pool
 from fedhet.errors import FedhetError
-from fedhet.files import plain_name
 from fedhet.rows import Work
-from fedhet.task import Metric
+from fedhet.task import LARGEST, Metric
 from fedhet.toml import from_json
-from fedhet.wire.arrays import LARGEST, Arrays, Encoder, Payload, WireError, decode, to_arrays, to_tensor
+from fedhet.wire.arrays import Arrays, Payload, WireError, to_arrays, to_tensor
 from fedhet.wire.report import Report
 from fedhet.wire.told import LONGEST, Told, shortened
 
@@ -30,9 +27,6 @@ last round, what it achieves with what it receives."""
 STARTS = ("received", "scratch")
 """From what one that comes after the last round goes on: what it received, and its own initial weights. What it
 measured after epoch 3 goes by `received-3`."""
-
-NO_HANDLER = "function registered with name"
-"""What Flower says of a ClientApp that has no handler for a message, as fedhet's has for each of its own."""
 
 POOL = "pool"
 """The group of arrays that is the shared pool, in a greeting."""
@@ -68,32 +62,18 @@ class Request:
     flower: bool = False
     here: str = ""
 
-    def write(self, record: RecordDict, settings: str, further: Mapping[str, Any] | None = None) -> None:
-        """Put the request into a message's records.
-
-        Args:
-            record: the message's.
-            settings: those of the run (`Config.text`).
-            further: values that are not fedhet's, for Flower's mods around the clients.
-        """
-        record["request"] = ConfigRecord({**(further or {}), "settings": settings, "request": json.dumps(vars(self))})
+    def to_json(self) -> str:
+        """The request as one line of text."""
+        return json.dumps(vars(self))
 
     @classmethod
-    def read(cls, record: RecordDict) -> tuple["Request", str]:
-        """The request in a message's records, and the settings.
+    def from_json(cls, text: str) -> "Request":
+        """The request that a text holds.
 
         Raises:
-            WireError: the message is not one of fedhet's server, or what would become a path is no plain name.
+            WireError: a field is not what it must be, or what would become a path is no plain name.
         """
-        found = record.get("request")
-        if not isinstance(found, ConfigRecord):
-            raise WireError(
-                "this ClientApp is fedhet's, and the strategy that asks it is not: start one of fedhet's in the "
-                "ServerApp, such as fedhet.FedAvg, or fedhet.make_server_app()"
-            )
-        said = Told(found, "the request")
-        settings = said.text("settings", longest=2**20)
-        return _request(said.text("request", longest=2**16)), settings
+        return _request(text)
 
 
 @lru_cache(maxsize=64)  # most of a round's clients in one process are asked the same
@@ -159,9 +139,8 @@ class Reply:
         """The method's values, checked as they are read."""
         return Told(self.payload.values)
 
-    def record(self, *, flower: bool = False) -> RecordDict:
-        """As it travels; arrays as raw bytes, or in Flower's format."""
-        record = Encoder(flower=flower)(self.payload)
+    def metrics(self) -> dict[str, Any]:
+        """What the client measured, as numbers and lists of numbers by name."""
         metrics: dict[str, Any] = {"num-examples": self.examples, "test-examples": self.test_examples}
         for name, measured in self.measured.items():
             metrics[f"{name}-metric"] = list(measured.metric.values)
@@ -173,47 +152,27 @@ class Reply:
             metrics["validation-examples"] = self.validation_examples
         if self.work.steps:
             metrics |= {_kebab(name): count for name, count in vars(self.work).items()}
-        record["metrics"], record["report"] = MetricRecord(metrics), self.report.record()
-        return record
+        return metrics
 
     @classmethod
-    def open(cls, message: Message) -> "Reply":
-        """The reply in a message.
+    def of(cls, payload: Payload, metrics: Mapping[str, Any], report: Report) -> "Reply":
+        """The reply of these parts.
 
         Raises:
-            FedhetError: it carries an error or a refusal, or is no reply of fedhet's client app.
+            WireError: a metric is not what it must be.
         """
-        reason = message.error.reason or f"error code {message.error.code}" if message.has_error() else ""
-        if NO_HANDLER in reason or (not reason and "report" not in message.content):
-            raise WireError("its ClientApp is not fedhet's: make it with fedhet.make_client_app")
-        if reason:
-            raise FedhetError(f"failed: {reason}")
-        records = message.content
-        report, metrics = records.get("report"), records.get("metrics")
-        if not isinstance(report, ConfigRecord):
-            raise WireError("its ClientApp is not fedhet's: make it with fedhet.make_client_app")
-        if "refusal" in report:
-            reason = str(report["refusal"])
-            raise (LostReply if report.get("lost") is True else FedhetError)(reason[:LONGEST_REASON])
-        if not isinstance(metrics, MetricRecord):
-            raise WireError("its reply is damaged: it has no metrics")
         said = Told(metrics)
-        own = Report.of(report)
         return cls(
-            client=own.client,
+            client=report.client,
             examples=said.count("num-examples", at_least=1),
-            payload=decode(records),
-            report=own,
+            payload=payload,
+            report=report,
             test_examples=said.count("test-examples", 0),
             train_loss=said.number("train-loss") if "train-loss" in said else None,
             measured=_measured(metrics),
             validation_examples=said.count("validation-examples", 0),
             work=Work(**{each.name: said.count(_kebab(each.name), 0) for each in fields(Work)}),
         )
-
-
-LONGEST_REASON = 2000
-"""Characters of a refusal that are shown."""
 
 
 def _kebab(name: str) -> str:
@@ -262,11 +221,6 @@ class Refusal:
     reason: str
     lost: bool = False
 
-    def record(self) -> RecordDict:
-        """As it travels."""
-        said = ConfigRecord({"client": self.client, "refusal": self.reason, "lost": self.lost})
-        return RecordDict({"report": said})
-
 
 def with_pool(pool: Pool) -> Payload:
     """A greeting with the shared pool in it."""
@@ -289,10 +243,3 @@ def pool_in(payload: Payload) -> Pool | None:
     if labels is not None and labels.shape[:1] != inputs.shape[:1]:
         raise WireError(f"the request's shared pool has {len(inputs)} inputs and labels of shape {list(labels.shape)}")
     return Pool(to_tensor(inputs), None if labels is None else to_tensor(labels))
-
-
-def name_in(message: Message) -> str:
-    """The name that a client gave in its reply, refusing or not; empty where there is none that can be shown."""
-    report = message.content.get("report") if message.has_content() else None
-    name = report.get("client") if isinstance(report, ConfigRecord) else None
-    return name if isinstance(name, str) and plain_name(name) else ""

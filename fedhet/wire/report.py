@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import ConfigRecord
-
 from fedhet.machine import memory
 from fedhet.wire.arrays import DTYPES, WireError
 from fedhet.wire.specs import Spec
@@ -55,7 +53,7 @@ class Report:
     note: str = ""
     outputs: int = 0
 
-    def record(self) -> ConfigRecord:
+    def fields(self) -> dict[str, Any]:
         """As it travels: what is not said is left out."""
         said: dict[str, Any] = {"client": self.client}
         if self.lost_state >= 0:
@@ -72,7 +70,7 @@ class Report:
         said |= {key: value for key, value in further.items() if value}
         for name, (shape, dtype) in self.spec.items():
             said[f"spec.{name}"] = ",".join([dtype, *map(str, shape)])
-        return ConfigRecord(said)
+        return said
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Report":

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedhet.files import LONGEST_NAME, TAKEN_NAMES, plain_name
-from fedhet.wire.arrays import LARGEST, WireError
+from fedhet.task import LARGEST
+from fedhet.wire.arrays import WireError
 
 LONGEST = 200
 """Characters of a name that came."""

@@ -79,9 +79,10 @@ def test_memory_of_a_step_of_resnet18() -> None:
 SERVER = """
 import psutil
 from flwr.app import Array, ArrayRecord, Message
-from fedhet.engines.grid import LocalGrid, identify
+from fedhet.engines.grid import LocalGrid
+from fedhet.flower.insides import identify
 from fedhet.strategies.flha_ghn import FLHAGHN
-from fedhet.wire import STYPE, Payload, Reply, Report
+from fedhet.wire import Payload, Reply, Report
 
 SPEC = {f"heads.l1000_{i}.weight.dense": ((16, 100, 1000), "float32") for i in range(30)}
 SIZE = 30 * 16 * 100 * 1000 * 4
@@ -117,7 +118,7 @@ class Far(LocalGrid):
         for metadata in [self._waiting.pop(key) for key in keys]:
             client = metadata.dst_node_id - 100
             report = Report(str(client), spec=SPEC)
-            record = Reply(str(client), 10, Payload(), report, train_loss=1.0).record()
+            record = write_reply(Reply(str(client), 10, Payload(), report, train_loss=1.0))
             if metadata.message_type == "train":
                 model = ArrayRecord()
                 for name, (shape, dtype) in SPEC.items():

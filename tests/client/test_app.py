@@ -14,7 +14,7 @@ from fedhet.data import ClientData, Examples
 from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.errors import FedhetError
 from fedhet.files import read_tensors
-from fedhet.wire import Reply
+from fedhet.flower import read_reply
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -218,7 +218,7 @@ def test_a_message_that_is_not_fedhets_gets_a_sentence_for_an_answer(tiny):
     content = RecordDict({"config": ConfigRecord({"lr": 0.1})})
     (reply,) = grid.send_and_receive([Message(content, dst_node_id=FIRST_NODE, message_type="train")])
     with pytest.raises(FedhetError, match="the strategy that asks it is not: start one of fedhet's"):
-        Reply.open(reply)
+        read_reply(reply)
 
 
 def test_dropout_and_batches_have_streams_of_their_own(federate):

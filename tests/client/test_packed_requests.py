@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fedhet.engines.local import run_locally
+from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.testing import Case, Run, Tampering
 from fedhet.testing.faults import at
-from fedhet.wire import decode_arrays, encode_arrays
 
 pytestmark = pytest.mark.usefixtures("no_report")
 

@@ -16,9 +16,10 @@ from fedhet.client.policy import KINDS, Policy, Refused
 from fedhet.data.files import cache_folder
 from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.errors import ConfigError, DataError, FedhetError
+from fedhet.flower import Encoder, read_reply, write_request
 from fedhet.method import METRICS, STRUCTURE
 from fedhet.task import Metric
-from fedhet.wire import Encoder, Payload, Reply, Request
+from fedhet.wire import Payload, Request
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -56,7 +57,7 @@ def forty(client, few=0):
 def asked(grid, type, settings, question="", arrays=None):
     """What node 1 answers to a message by hand."""
     record = Encoder()(Payload(arrays or {}))
-    Request(question=question, evaluate=True).write(record, json.dumps({"method": "fedavg", **settings}))
+    write_request(record, Request(question=question, evaluate=True), json.dumps({"method": "fedavg", **settings}))
     (reply,) = grid.send_and_receive([Message(record, FIRST_NODE + 1, type, group_id="1")])
     return reply
 
@@ -289,7 +290,7 @@ def test_a_note_that_was_found_with_examples_stays(federate, elsewhere, caplog):
     federate("Local", model=lambda client: Odd())
     assert "client 1: its head was guessed" in caplog.text
     grid = LocalGrid(make_client_app(lambda: Odd(), forty), 2)
-    assert Reply.open(asked(grid, "query", {"method": "local"}, "greet")).report.note == ""
+    assert read_reply(asked(grid, "query", {"method": "local"}, "greet")).report.note == ""
 
 
 # ---- what a server cannot make a node do

@@ -9,11 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedhet.engines.grid import FIRST_NODE, LocalGrid
+from fedhet.flower import Encoder, read_reply, write_request
 from fedhet.testing.faults import where
 from fedhet.testing.hostile import changes
 from fedhet.testing.privacy import Node, from_elsewhere, same_data
 from fedhet.testing.runs import PARTIAL, Case, Tampering, run
-from fedhet.wire import Encoder, Payload, Reply, Request
+from fedhet.wire import Payload, Request
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 
@@ -33,7 +34,7 @@ METHODS = {
 def refusal(grid, settings="{}", request=None, arrays=None, type="query"):
     """Why a client does not serve a request by hand."""
     record = Encoder()(Payload(arrays or {}))
-    Request(question="greet").write(record, settings)
+    write_request(record, Request(question="greet"), settings)
     if request is not None:
         record["request"] = ConfigRecord({"settings": settings, "request": request})
     (reply,) = grid.send_and_receive([Message(record, FIRST_NODE, type, group_id="0")])
@@ -142,7 +143,7 @@ def attacked(messages, folder, examples):
         served[said is None] += 1
         if said is None:
             message = Message(reply, 1, "train")
-            Reply.open(message)
+            read_reply(message)
         else:
             assert 0 < len(str(said)) < 2000
             assert "its reply" not in str(said)

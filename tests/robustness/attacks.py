@@ -14,9 +14,9 @@ import numpy as np
 
 from fedhet import config as configuration
 from fedhet.engines.local import run_locally
+from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.registry import method as method_of
 from fedhet.testing import Tampering
-from fedhet.wire import decode_arrays, encode_arrays
 
 HOSTILE = ("8", "9")
 COMMON = {

@@ -19,9 +19,10 @@ import fedhet
 from fedhet import models
 from fedhet.client.app import make_client_app
 from fedhet.engines.local import LocalGrid
+from fedhet.flower import decode_arrays
 from fedhet.representations.packing import unpack
 from fedhet.testing import Tampering
-from fedhet.wire import decode_arrays, load_into
+from fedhet.wire import load_into
 
 CLIENTS, OWN, OTHERS, TEST = 5, 60, 300, 300
 COMMON = {

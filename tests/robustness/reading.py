@@ -10,6 +10,7 @@ sends `evaluate` messages and looks at the losses that come back. Two attacks:
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,10 @@ from torch import nn
 
 from fedhet import config as configuration
 from fedhet.client.app import make_client_app
-from fedhet.engines.grid import FIRST_NODE, RUN_ID, be_server
-from fedhet.wire import Encoder, Payload, Request, to_arrays
+from fedhet.engines.grid import FIRST_NODE
+from fedhet.flower import Encoder, write_request
+from fedhet.flower.insides import RUN_ID, be_server, identify
+from fedhet.wire import Payload, Request, to_arrays
 
 TRAIN, TEST, HIDDEN = 40, 30, 4
 AMPLIFIED = 1e4
@@ -60,10 +63,10 @@ class Victim:
             for tensor, values in zip(network.parameters(), (first, bias, second, torch.zeros(10)), strict=True):
                 tensor.copy_(values)
         record = Encoder()(Payload({"model": to_arrays(network.state_dict())}))
-        Request(round=1, evaluate=True).write(record, self.config.text())
+        write_request(record, Request(round=1, evaluate=True), self.config.text())
         be_server()
         message = Message(record, self.context.node_id, "evaluate", group_id="1")
-        message.metadata.__dict__["_message_id"] = "1"
+        identify(message, count(1))
         reply = self.app(message, self.context).content
         if "refusal" in reply["report"]:
             self.refusals.append(str(reply["report"]["refusal"]))

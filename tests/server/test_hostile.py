@@ -13,10 +13,11 @@ from fedhet import population
 from fedhet.engines.grid import LocalGrid
 from fedhet.engines.local import run_locally
 from fedhet.errors import FedhetError
+from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.hypernets import start
 from fedhet.testing import Case, Run, Tampering
 from fedhet.testing.faults import at
-from fedhet.wire import Payload, Reply, Report, WireError, decode_arrays, encode_arrays
+from fedhet.wire import Payload, Reply, Report, WireError
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 

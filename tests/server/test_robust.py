@@ -10,11 +10,12 @@ import fedhet
 from fedhet import config as configuration
 from fedhet.errors import ConfigError
 from fedhet.files import read_tensors
+from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.options import AGGREGATIONS
 from fedhet.server.robust import Rule, combined, cut_to_bound, put_together
 from fedhet.server.state import ClientRecord
 from fedhet.testing import Case, Tampering, run
-from fedhet.wire import Payload, Reply, decode_arrays, encode_arrays
+from fedhet.wire import Payload, Reply
 
 SPEC = {"w": ((4,), "float32"), "n": ((), "int64")}
 HONEST = [{"w": np.array([1.0, 2, 3, 4], np.float32) + k / 10, "n": np.array(7)} for k in range(4)]

@@ -12,8 +12,9 @@ from torch import nn
 import fedhet
 from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.server import FederatedStrategy, roster
-from fedhet.wire import Payload, decode_arrays, encode_arrays
+from fedhet.wire import Payload
 
 pytestmark = pytest.mark.usefixtures("home")
 

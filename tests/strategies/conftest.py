@@ -13,10 +13,10 @@ from fedhet import make_client_app, population, registry
 from fedhet.client import jobs
 from fedhet.engines.grid import LocalGrid
 from fedhet.files import read_tensors
+from fedhet.flower import decode
 from fedhet.population import ClientInfo
 from fedhet.results.history import read_clients, read_history
 from fedhet.serving import serve
-from fedhet.wire import decode
 
 SETTINGS = {
     "dataset": "digits",

@@ -20,6 +20,7 @@ from fedhet.data import load
 from fedhet.engines.grid import LocalGrid
 from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower import decode, encode_arrays
 from fedhet.learning import read
 from fedhet.population import ClientInfo
 from fedhet.representations import Representation, linear_cka, procrustes_distance
@@ -27,7 +28,7 @@ from fedhet.representations.cka import kernel_cka, rbf_kernel
 from fedhet.representations.packing import Factor, pack, unpack, unpack_blocks
 from fedhet.representations.targets import mean_rbf_blocks
 from fedhet.results.history import Row, read_history
-from fedhet.wire import Arrays, Payload, decode, encode_arrays
+from fedhet.wire import Arrays, Payload
 
 TINY = {
     "method": "fedhenn",

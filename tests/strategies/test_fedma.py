@@ -20,12 +20,13 @@ from fedhet.config import resolve
 from fedhet.data import load
 from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower import decode, encode_arrays
 from fedhet.graphs import architecture_graph, permutation_groups, permute, resize
 from fedhet.learning import Trained, evaluate
 from fedhet.models.text import CharLSTM
 from fedhet.results.drawings import filters_figure, shared_filters_figure
 from fedhet.results.history import read_history
-from fedhet.wire import Payload, decode, encode_arrays, to_tensor
+from fedhet.wire import Payload, to_tensor
 
 TINY = {
     "method": "fedma",

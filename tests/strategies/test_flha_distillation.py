@@ -80,6 +80,7 @@ def test_the_students_loss_is_the_papers(federate, phases):
     expected = 0.7 * F.kl_div(log_q, p, reduction="batchmean") * 2 * 20**2
     torch.testing.assert_close(phase.terms[0](step), expected, rtol=1e-4, atol=1e-5)
 
+
 def test_each_stage_has_its_own_schedule_and_the_student_its_own_rate(federate, phases):
     federate("flha-distillation", clients=1, lr_schedule="cosine", **OWN)
     rates = [phase.optimisation.learning_rate for phase, *_ in phases]

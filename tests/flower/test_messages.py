@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import count
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ from flwr.app import Error, Message, MetricRecord, RecordDict
 
 from fedhet.errors import FedhetError
 from fedhet.files import plain_name, write_text
+from fedhet.flower import name_in, read_reply, read_request, write_reply, write_request
+from fedhet.flower.insides import identify
 from fedhet.rows import Work
 from fedhet.task import Metric
 from fedhet.wire import LostReply, Payload, Refusal, Reply, Report, Request, WireError
-from fedhet.wire.protocol import Measured, name_in
+from fedhet.wire.protocol import Measured
 from fedhet.wire.told import Told
 
 pytestmark = pytest.mark.usefixtures("in_a_run")
@@ -24,8 +27,8 @@ def message(record):
 
 def test_a_request_comes_back_with_the_settings():
     record, request = RecordDict(), Request(round=3, expected=2, epochs=4, evaluate=True, question="first", run="ab")
-    request.write(record, '{"method": "fedavg"}')
-    assert Request.read(record) == (request, '{"method": "fedavg"}')
+    write_request(record, request, '{"method": "fedavg"}')
+    assert read_request(record) == (request, '{"method": "fedavg"}')
 
 
 @pytest.mark.parametrize(
@@ -46,7 +49,7 @@ def test_a_request_comes_back_with_the_settings():
     ],
 )
 def test_a_report_comes_back(report):
-    assert Report.of(report.record()) == report
+    assert Report.of(report.fields()) == report
 
 
 def test_a_reply_comes_back_with_metrics_by_label():
@@ -56,10 +59,10 @@ def test_a_reply_comes_back_with_metrics_by_label():
     }
     payload = Payload({"model": {"w": np.ones(2)}}, {"eta": 0.1})
     reply = Reply("3", 14, payload, Report("3"), test_examples=6, train_loss=0.75, measured=measured)
-    record = reply.record()
+    record = write_reply(reply)
     assert record["metrics"]["common-trained-metric"] == [0.5, 0.75]
     assert record["metrics"]["common-trained-weight"] == [3.0, 4.0]
-    back = Reply.open(message(record))
+    back = read_reply(message(record))
     assert (back.client, back.examples, back.test_examples, back.train_loss) == ("3", 14, 6, 0.75)
     assert back.measured == measured
     assert back.payload.values == payload.values
@@ -69,7 +72,7 @@ def test_a_reply_comes_back_with_metrics_by_label():
 
 def test_a_label_that_weighs_nothing_travels():
     reply = Reply("3", 14, Payload(), Report("3"), measured={"received": Measured(Metric((math.nan,), (0.0,)), 0.5)})
-    metric = Reply.open(message(reply.record())).measured["received"].metric
+    metric = read_reply(message(write_reply(reply))).measured["received"].metric
     assert math.isnan(metric.value)
     assert metric.weights == (0.0,)
 
@@ -78,44 +81,43 @@ def test_a_label_that_weighs_nothing_travels():
     "change", [{"received-weight": [1.0, 2.0]}, {"received-weight": 1.0}, {"received-metric": 0.5}]
 )
 def test_a_metric_without_its_weights_is_damaged(change):
-    record = Reply(
-        "3", 14, Payload(), Report("3"), measured={"received": Measured(Metric((0.5,), (1.0,)), 0.5)}
-    ).record()
+    measured = {"received": Measured(Metric((0.5,), (1.0,)), 0.5)}
+    record = write_reply(Reply("3", 14, Payload(), Report("3"), measured=measured))
     record["metrics"] = MetricRecord({**record["metrics"], **change})
     with pytest.raises(WireError, match="its reply is damaged: received-metric is"):
-        Reply.open(message(record))
+        read_reply(message(record))
 
 
 def test_a_refusal_is_an_error_with_its_reason():
-    refused = message(Refusal("3", "the disk is full").record())
+    refused = message(write_reply(Refusal("3", "the disk is full")))
     with pytest.raises(FedhetError, match="the disk is full") as caught:
-        Reply.open(refused)
+        read_reply(refused)
     assert not isinstance(caught.value, LostReply)
     assert name_in(refused) == "3"
     with pytest.raises(LostReply, match="no pool"):
-        Reply.open(message(Refusal("3", "no pool", lost=True).record()))
+        read_reply(message(write_reply(Refusal("3", "no pool", lost=True))))
 
 
 def test_an_error_has_no_name_and_tells_its_code_without_a_reason():
     asked = message(RecordDict())
-    asked.metadata.__dict__["_message_id"] = "1"
+    identify(asked, count(1))
     for error, told in ((Error(2, "out of order"), "failed: out of order"), (Error(2), "failed: error code 2")):
         failed = Message(error, reply_to=asked)
         assert name_in(failed) == ""
         with pytest.raises(FedhetError, match=told):
-            Reply.open(failed)
+            read_reply(failed)
 
 
 @pytest.mark.parametrize(
     "change", [{"steps": -1}, {"forwards": 1.5}, {"private-steps": [1]}, {"validation-examples": -2}]
 )
 def test_counts_that_are_none_are_damaged(change):
-    record = Reply("3", 14, Payload(), Report("3"), validation_examples=3, work=Work(4, 5, 60)).record()
-    back = Reply.open(message(record))
+    record = write_reply(Reply("3", 14, Payload(), Report("3"), validation_examples=3, work=Work(4, 5, 60)))
+    back = read_reply(message(record))
     assert (back.validation_examples, back.work) == (3, Work(4, 5, 60))
     record["metrics"] = MetricRecord({**record["metrics"], **change})
     with pytest.raises(WireError, match=f"damaged: {next(iter(change))} is"):
-        Reply.open(message(record))
+        read_reply(message(record))
 
 
 @pytest.mark.parametrize("name", ["north", "0", "Müller-Klinik", "site 7", "é" * 100, "x" * 200, "a.b", "pools-2"])
@@ -195,4 +197,4 @@ def test_a_metric_is_no_larger_than_what_can_be_squared():
     """The spread of r2 over clients is of squares."""
     measured = {"received": Measured(Metric((-1e200,), (1.0,)), 0.5)}
     with pytest.raises(WireError, match="received-metric is"):
-        Reply.open(message(Reply("3", 14, Payload(), Report("3"), measured=measured).record()))
+        read_reply(message(write_reply(Reply("3", 14, Payload(), Report("3"), measured=measured))))

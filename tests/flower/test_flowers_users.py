@@ -13,9 +13,9 @@ from flwr.serverapp import strategy as flower
 from torch import nn
 
 import fedhet
-from fedhet.client.flowers import tell
 from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower.mods import tell
 
 pytestmark = pytest.mark.usefixtures("home")
 NORM = 0.05

@@ -1,15 +1,17 @@
 """Flower's mods around a client: what they read is in Flower's format, and those that clip need one shared model."""
 
 import logging
+from collections.abc import Mapping
 from functools import lru_cache
 
 from flwr.app import Context, Message
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.clientapp.typing import ClientAppCallable
+from torch import Tensor
 
-from fedhet.client.half import AnyHalf
 from fedhet.errors import FedhetError
-from fedhet.wire import decode_arrays, encode_arrays
+from fedhet.flower.records import decode_arrays, encode_arrays
+from fedhet.method import Traits
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -32,19 +34,18 @@ def in_flowers_format(message: Message, context: Context, call_next: ClientAppCa
     return call_next(message, context)
 
 
-def check_clipped(half: AnyHalf) -> None:
-    """Find out when greeted whether a clipping mod can do its work: on one shared model and nothing beside it.
+def check_clipped(method: str, traits: Traits, shared: Mapping[str, Tensor]) -> None:
+    """Find out in the handshake whether a clipping mod can do its work: on one shared model and nothing beside it.
 
     Raises:
         FedhetError: it cannot, why, and what would do.
     """
-    method, shared = half.client.config.prefix, half.shared()
-    if half.traits.pool != "none" or not half.traits.shares.averaged or not shared:
+    if traits.pool != "none" or not traits.shares.averaged or not shared:
         raise FedhetError(
             f"a mod of Flower's clips the one model that a client gets and sends, and under {method} it sends other "
             "things: use fedavg, fedprox, fedrep or lg-fedavg with it, or leave it out"
         )
-    if half.traits.networks == "widths":
+    if traits.networks == "widths":
         raise FedhetError(f"a mod of Flower's clips arrays of one shape, and {method} changes them: leave it out")
     if whole := [name for name, tensor in shared.items() if not tensor.is_floating_point()]:
         raise FedhetError(

@@ -1,0 +1,89 @@
+"""Requests, replies and refusals as the records of Flower messages."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+
+from fedhet.errors import FedhetError
+from fedhet.files import plain_name
+from fedhet.flower.insides import no_handler
+from fedhet.flower.records import Encoder, decode
+from fedhet.wire import LostReply, Refusal, Reply, Report, Request, Told, WireError
+
+LONGEST_REASON = 2000
+"""Characters of a refusal that are shown."""
+
+NOT_OURS = "its ClientApp is not fedhet's: make it with fedhet.make_client_app"
+
+
+def write_request(
+    record: RecordDict, request: Request, settings: str, further: Mapping[str, Any] | None = None
+) -> None:
+    """Put a request into the records of a message.
+
+    Args:
+        record: those of the message.
+        request: what is asked, beside the method's payload.
+        settings: those of the run (`Config.text`).
+        further: values that are not fedhet's, for Flower's mods around the clients.
+    """
+    record["request"] = ConfigRecord({**(further or {}), "settings": settings, "request": request.to_json()})
+
+
+def read_request(record: RecordDict) -> tuple[Request, str]:
+    """Return the request in the records of a message, and the settings.
+
+    Raises:
+        WireError: the message is not one of fedhet's server, or what would become a path is no plain name.
+    """
+    found = record.get("request")
+    if not isinstance(found, ConfigRecord):
+        raise WireError(
+            "this ClientApp is fedhet's, and the strategy that asks it is not: start one of fedhet's in the "
+            "ServerApp, such as fedhet.FedAvg, or fedhet.make_server_app()"
+        )
+    said = Told(found, "the request")
+    settings = said.text("settings", longest=2**20)
+    return Request.from_json(said.text("request", longest=2**16)), settings
+
+
+def write_reply(reply: Reply | Refusal, *, flower: bool = False) -> RecordDict:
+    """Return the records of a reply; arrays as raw bytes, or in Flower's format."""
+    if isinstance(reply, Refusal):
+        said: dict[str, Any] = {"client": reply.client, "refusal": reply.reason, "lost": reply.lost}
+        return RecordDict({"report": ConfigRecord(said)})
+    record = Encoder(flower=flower)(reply.payload)
+    record["metrics"], record["report"] = MetricRecord(reply.metrics()), ConfigRecord(reply.report.fields())
+    return record
+
+
+def read_reply(message: Message) -> Reply:
+    """Return the reply in a message.
+
+    Raises:
+        FedhetError: it carries an error or a refusal, or is no reply of fedhet's client app.
+    """
+    reason = message.error.reason or f"error code {message.error.code}" if message.has_error() else ""
+    if no_handler(reason) or (not reason and "report" not in message.content):
+        raise WireError(NOT_OURS)
+    if reason:
+        raise FedhetError(f"failed: {reason}")
+    records = message.content
+    report, metrics = records.get("report"), records.get("metrics")
+    if not isinstance(report, ConfigRecord):
+        raise WireError(NOT_OURS)
+    if "refusal" in report:
+        reason = str(report["refusal"])
+        raise (LostReply if report.get("lost") is True else FedhetError)(reason[:LONGEST_REASON])
+    if not isinstance(metrics, MetricRecord):
+        raise WireError("its reply is damaged: it has no metrics")
+    own = Report.of(report)
+    return Reply.of(decode(records), metrics, own)
+
+
+def name_in(message: Message) -> str:
+    """Return the name that a client gave in its reply, refusing or not; empty where there is none to be shown."""
+    report = message.content.get("report") if message.has_content() else None
+    name = report.get("client") if isinstance(report, ConfigRecord) else None
+    return name if isinstance(name, str) and plain_name(name) else ""

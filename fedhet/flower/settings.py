@@ -1,0 +1,81 @@
+"""Flower's names for settings, as its users know them, and the keys of fedhet that they stand for."""
+
+import logging
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from fedhet.errors import ConfigError
+from fedhet.options import Config, kebab
+
+log = logging.getLogger("flwr").getChild("fedhet")
+
+OURS = {
+    "lr": "learning-rate",
+    "num-rounds": "rounds",
+    "num-server-rounds": "rounds",
+    "fraction-fit": "fraction-train",
+    "min-train-nodes": "min-clients",
+    "min-evaluate-nodes": "min-clients",
+    "min-available-nodes": "min-clients",
+    "proximal-mu": "fedprox.mu",
+}
+"""Flower's names, and fedhet's for the same; of several for one the greatest counts."""
+
+OF_FLOWERS_LOOP = ("server-round",)
+"""What Flower itself puts into a configuration."""
+
+INSTEAD = {
+    "weighted-by-key": "clients are weighed by their numbers of training examples ('num-examples')",
+    "arrayrecord-key": "fedhet names the records of its messages itself",
+    "configrecord-key": "fedhet names the records of its messages itself",
+    "train-metrics-aggr-fn": "observers are told every client's metrics: give observers=[...]",
+    "evaluate-metrics-aggr-fn": "observers are told every client's metrics: give observers=[...]",
+}
+"""Settings of Flower's that have no counterpart, and what there is."""
+
+OF_MODS = ("clipping_norm",)
+"""Keys that Flower's wrappers send to its mods."""
+
+
+def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under fedhet's kebab-case names, Flower's names among them understood.
+
+    Raises:
+        ConfigError: a setting of Flower's that has no counterpart; with what there is instead.
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        key = kebab(name)
+        if key == "fraction-evaluate":
+            if value != 1:
+                log.warning("fraction_evaluate = %s: all clients are evaluated, every evaluate-every rounds", value)
+        elif key == "weighted-by-key" and value == "num-examples":
+            continue
+        elif key in INSTEAD:
+            raise ConfigError(f"{name} is not a key of fedhet: {INSTEAD[key]}; leave it out")
+        elif (ours := OURS.get(key)) is not None:
+            found[ours] = max(found[ours], value) if ours in found else value
+        else:
+            found[key] = value
+    return found
+
+
+def split(settings: Mapping[str, Any], config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A configuration of Flower's as fedhet's keys, and what is none of them but may be a mod's.
+
+    Raises:
+        ConfigError: a key that is nearly one of fedhet's, or has no counterpart.
+    """
+    given = {key: value for key, value in settings.items() if key not in OF_FLOWERS_LOOP}
+    further = {key: given.pop(key) for key in OF_MODS if key in given}
+    known = config.flat()
+    ours: dict[str, Any] = {}
+    for key, value in translated(given).items():
+        if key in known:
+            ours[key] = value
+        elif close := get_close_matches(key, known, n=1, cutoff=0.75):
+            raise ConfigError(f"unknown key {key!r}: did you mean {close[0]!r}?")
+        else:
+            further[key] = value
+    return ours, further
