@@ -6,10 +6,29 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fedhet
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 350
+BELOW_FLOWER = ("learning", "graphs", "matching", "representations", "hypernets", "data", "models")
+
+WITHOUT_FLOWER = """
+import importlib, pkgutil, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "flwr":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Refuse())
+for room in sys.argv[1:]:
+    package = importlib.import_module("fedhet." + room)
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+assert not [name for name in sys.modules if name.startswith("fedhet.wire")]
+"""
 
 
 def test_imports_go_down_and_nowhere_in_circles(tmp_path):
@@ -30,3 +49,11 @@ def test_no_module_is_longer_than_a_reader_likes():
     folders = (package, ROOT / "strategies", ROOT / "client_apps")
     lengths = {path: len(path.read_text().splitlines()) for folder in folders for path in folder.rglob("*.py")}
     assert {str(path): length for path, length in lengths.items() if length > LONGEST} == {}
+
+
+@pytest.mark.slow
+def test_rooms_below_flower_need_neither_it_nor_what_travels():
+    """They are usable where Flower is not installed."""
+    command = [sys.executable, "-c", WITHOUT_FLOWER, *BELOW_FLOWER]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

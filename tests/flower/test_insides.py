@@ -1,0 +1,86 @@
+"""What of Flower's insides fedhet relies on, a test for each: where a release of Flower changes one, it is named here."""
+
+import importlib
+import inspect
+from itertools import count
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+from flwr.superlink.grid.inmemory_grid import InMemoryGrid
+
+import fedhet
+from fedhet.engines import following
+from fedhet.flower import insides
+
+
+@pytest.fixture
+def message():
+    insides.be_server()
+    return Message(RecordDict(), dst_node_id=7, message_type="train")
+
+
+def test_an_array_of_parts_is_one_of_flowers():
+    numbers = np.arange(6.0).reshape(2, 3)
+    theirs = Array(numbers)
+    ours = insides.array_of(theirs.dtype, theirs.shape, theirs.stype, theirs.data)
+    assert (ours.dtype, ours.shape, ours.stype, ours.data) == (theirs.dtype, theirs.shape, theirs.stype, theirs.data)
+    assert np.array_equal(ours.numpy(), numbers)
+
+
+def test_a_record_of_arrays_is_one_of_flowers():
+    arrays = {"a": Array(np.ones(2)), "b": Array(np.zeros(3))}
+    ours = insides.record_of(arrays)
+    assert ours == ArrayRecord(arrays)
+    assert all(ours[name] is array for name, array in arrays.items())
+    insides.fields_of(ours)["c"] = arrays["a"]
+    assert list(ours) == ["a", "b", "c"]
+
+
+def test_a_message_gets_an_id_to_which_replies_refer(message):
+    assert insides.identify(message, count(5)) == "5"
+    assert Message(RecordDict(), reply_to=message).metadata.reply_to_message_id == "5"
+
+
+def test_messages_of_this_process_are_the_servers(message):
+    assert message.metadata.run_id == insides.RUN_ID
+    assert message.metadata.src_node_id == insides.SERVER_ID
+
+
+def test_a_client_app_that_raised_is_an_error_with_its_reason(message):
+    insides.identify(message, count(1))
+    failed = insides.failure(message, "it raised")
+    assert failed.has_error()
+    assert (failed.error.code, failed.error.reason) == (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "it raised")
+
+
+def test_a_client_app_without_the_handler_says_so(message):
+    insides.identify(message, count(1))
+    context = Context(run_id=1, node_id=7, node_config={}, state=RecordDict(), run_config={})
+    with pytest.raises(ValueError, match="train") as error:
+        ClientApp()(message, context)
+    assert insides.no_handler(str(error.value))
+    assert not insides.no_handler("division by zero")
+
+
+def test_the_wrapper_that_calls_a_strategy_is_known():
+    strategy, found = fedhet.FedAvg(), []
+    strategy.configure_evaluate = lambda *given: found.append(insides.wrapper_of(strategy)) or []
+    wrapped = DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 1.0, 1)
+    wrapped.configure_evaluate(1, ArrayRecord(), {}, None)
+    strategy.configure_evaluate(1, ArrayRecord(), {}, None)
+    assert found == [wrapped, None]
+
+
+def test_the_grid_of_a_simulation_goes_by_this_name():
+    assert insides.simulated(object.__new__(InMemoryGrid))
+    assert not insides.simulated(None)
+
+
+def test_the_line_with_the_number_of_a_run_that_starts_is_read(tmp_path):
+    assert "Successfully started run " in inspect.getsource(importlib.import_module("flwr.cli.run.run"))
+    (tmp_path / "log").write_text("INFO: Successfully started run 1234\n")
+    assert following._run_id(tmp_path / "log") == "1234"
