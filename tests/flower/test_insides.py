@@ -1,4 +1,4 @@
-"""What of Flower's insides fedhet relies on, a test for each: where a release of Flower changes one, it is named here."""
+"""What of Flower's insides fedhet relies on, a test for each: a release of Flower that changes one is named here."""
 
 import importlib
 import inspect
