@@ -129,6 +129,15 @@ def test_a_signal_as_a_command_begins(start):
     assert command.left() == []
 
 
+@pytest.fixture
+def in_front():
+    """Ctrl-C reaches this process, also where it runs in the background of a shell that has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("in_front")
 def test_signals_end_what_runs_within_and_only_once():
     before = signal.getsignal(signal.SIGTERM)
 
