@@ -41,7 +41,7 @@ def smaller(config: Config) -> dict[str, Any]:
         "clients": config.clients if listed else max(2, len(dealt)),
         "samples-per-client": 10,
         "shared-samples": min(config.shared_samples, 20),
-        "local-epochs": 1,
+        "local-epochs": min(config.local_epochs, 2),
         "closing-epochs": min(config.closing_epochs, 1),
     }
     for own in fields(config.parameters):
