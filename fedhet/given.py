@@ -1,4 +1,4 @@
-"""What a user gives in Python: models and data, as functions of a client or in other usual forms."""
+"""User-supplied models and data: functions of a client, or other usual forms."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ DataFunction = Callable[[ClientInfo], Any]
 
 @dataclass(frozen=True)
 class Given:
-    """What a user gives to a run in Python.
+    """The models and data that a user supplies to a run in Python.
 
     Attributes:
         model: what `model_function` takes; None for the configured architectures.
@@ -44,7 +44,7 @@ class Given:
 
     @property
     def words(self) -> dict[str, str]:
-        """What was given, by name, for the files of a run."""
+        """Return names of the user-supplied parts, for the files of a run."""
         said = {name: described(each) for name in ("model", "data") if (each := getattr(self, name)) is not None}
         return said | ({"task": self.task} if self.task else {})
 
@@ -125,7 +125,7 @@ class Function:
     call: Callable[[ClientInfo], Any]
 
     def __call__(self, client: ClientInfo) -> Any:
-        """What it returns for a client.
+        """Return the function's value for a client.
 
         Raises:
             FedhetError: it ended the process, which is not its to end.
@@ -145,7 +145,7 @@ def origin(function: Callable[..., Any] | None) -> str:
 
 
 def described(function: Any) -> str:
-    """What a user gave, in words for the files of a run."""
+    """Return a user-supplied object in words, for the files of a run."""
     function = getattr(function, "func", function)  # of a functools.partial
     kind = function if hasattr(function, "__qualname__") else type(function)
     return f"{kind.__module__}.{kind.__qualname__}"

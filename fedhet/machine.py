@@ -24,7 +24,9 @@ _RUN_ON_GPU = 4 << 30  # bytes of a GPU for a process of which nothing is known
 
 
 def proof(text: str) -> str:
-    """What only a process of this user on this machine can say of a text: by it clients know a server at home.
+    """Return a keyed digest of a text that only this user's processes on this machine can compute.
+
+    By it clients know a server on their own machine.
 
     The key is made when it is first needed. Empty where there can be none.
     """

@@ -222,7 +222,7 @@ def _arrays(config: Config, name: str) -> tuple[tuple[str, int], ...]:
 
 
 def _check_shared(config: Config, network: NetworkDescription, known: dict[str, tuple[str, list[int]]]) -> None:
-    """What is averaged must be alike in all architectures; `known` has each key's first owner and shape."""
+    """Check that averaged arrays are alike in all architectures; `known` has each key's first owner and shape."""
     traits = registry.method(config.prefix).traits_of(config.parameters)
     sharing, alike = traits.shares, traits.networks != "widths" and traits.shares.averaged
     tensors = network.model.state_dict()

@@ -23,7 +23,7 @@ OURS = {
 """Flower's names, and fedhet's for the same; of several for one the greatest counts."""
 
 OF_FLOWERS_LOOP = ("server-round",)
-"""What Flower itself puts into a configuration."""
+"""Keys that Flower itself puts into a configuration."""
 
 INSTEAD = {
     "weighted-by-key": "clients are weighed by their numbers of training examples ('num-examples')",

@@ -52,7 +52,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ArchitectureGraph:
-    """What a model computes, as a directed acyclic graph of operators.
+    """A model's computation as a directed acyclic graph of operators.
 
     Attributes:
         model: Name of the model's class.

@@ -16,7 +16,7 @@ JOINTS = {"add": "add", "cat": "cat", "concat": "cat", "stack": "stack"}
 """Operators that join data flows, and their types."""
 
 NORM = "norm_"
-"""What the roles of a layer's BatchNorm begin with."""
+"""The prefix of the roles of a layer's BatchNorm."""
 
 
 @dataclass(frozen=True)

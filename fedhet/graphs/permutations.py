@@ -91,7 +91,7 @@ def _check(graph: ArchitectureGraph, node: Node) -> None:
 
 
 def _solved(variables: Variables) -> PermutationGroups:
-    """What is left of the variables once the whole graph is walked."""
+    """Return the groups that remain once the whole graph is walked."""
     graph, uses = variables.graph, list(dict.fromkeys(variables.uses))
     held = {variables.root(variable) for variable, refusal in variables.pins if refusal is None}
     for variable, refusal in variables.pins:

@@ -121,7 +121,7 @@ class _Reader:
             self._write_through(node)
 
     def _write_through(self, node: fx.Node) -> None:
-        """What was written in place into a view is there for whoever reads the whole tensor later."""
+        """Make writes in place into a view visible to later readers of the whole tensor."""
         written, value = node.name, self._original(node)
         while (viewed := _viewed(value)) is not None:
             value = self._original(viewed)
@@ -162,7 +162,7 @@ class _Reader:
 
 
 def _schema(node: fx.Node) -> Any:
-    """What ATen declares about an operator; None: it is none (a choice among several results, a nested graph)."""
+    """Return ATen's schema of an operator; None for a node that is none (a choice of a result, a nested graph)."""
     return getattr(node.target, "_schema", None)
 
 
@@ -185,7 +185,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
-    """What a value is a view of; None: it has memory of its own."""
+    """Return the value of which this one is a view; None if it has memory of its own."""
     maker: Any = node.args[0] if node.target is operator.getitem else node
     schema = _schema(maker) if isinstance(maker, fx.Node) else None
     if schema is None or not schema.returns or schema.returns[0].alias_info is None:
@@ -207,7 +207,7 @@ def _arguments(node: fx.Node) -> list[tuple[str, Any]]:
 
 
 def _recurrent_roles(arguments: Mapping[str, Any], count: int) -> list[str]:
-    """What ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` call the flat list of weights that ATen's operators take."""
+    """Return the names in ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` of the weights in ATen's flat list."""
     if not count:
         return []
     directions = ["", "_reverse"] if arguments["bidirectional"] else [""]

@@ -112,7 +112,7 @@ def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floa
 
 
 def columns(state: State, groups: PermutationGroups, index: int) -> tuple[Columns, ...]:
-    """What the columns of ``rows`` are, in their order (the four gates of an LSTM one by one)."""
+    """Return the meaning of the columns of ``rows``, in their order (the four gates of an LSTM one by one)."""
     return tuple(
         Columns(slot.parameter, slot.role, int(np.prod(piece.shape[1:])))
         for slot, piece in _row_pieces(state, groups, index)

@@ -1,4 +1,4 @@
-"""What is known about the axes of a network while it is walked: variables, merged as in union-find, or pinned."""
+"""Variables for the axes of a network while its graph is walked: merged as in union-find, or pinned."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What travels, as plain values: arrays, their names and shapes, and the protocol of requests and replies."""
+"""The contents of messages as plain values: arrays, their names and shapes, requests and replies."""
 
 from fedhet.wire.arrays import (
     DTYPES,

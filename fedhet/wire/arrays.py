@@ -1,4 +1,4 @@
-"""What travels, as plain values: named groups of arrays and of tensors, checked against what they must be.
+"""Payloads: named groups of arrays and plain values, and the checks of received arrays.
 
 How they become records of a Flower message and are read from one is `fedhet.flower.records`.
 """
@@ -24,16 +24,16 @@ DTYPES = {
         *(f"float{bits}" for bits in (16, 32, 64)),
     )
 }
-"""What arrays may be of, by name; all in this machine's order of bytes."""
+"""Dtypes of arrays that can be sent, by name, in this machine's byte order."""
 
 
 class WireError(FedhetError):
-    """What came over the wire is not what was asked for."""
+    """A received message is not as it must be."""
 
 
 @dataclass
 class Payload:
-    """What one message carries: groups of named arrays, and plain values (text, bytes, numbers, flat lists)."""
+    """The contents of one message: groups of named arrays, and plain values (text, bytes, numbers, flat lists)."""
 
     arrays: dict[str, Arrays] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)

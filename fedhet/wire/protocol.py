@@ -34,7 +34,7 @@ POOL = "pool"
 
 @dataclass(frozen=True)
 class Request:
-    """What the server asks of a client, beside the method's payload.
+    """A request of the server to a client, beside the method's payload.
 
     Attributes:
         round: the round, from 1; 0 while greeting.
@@ -104,7 +104,7 @@ class Measured:
 
 @dataclass
 class Reply:
-    """What a client sent back, decoded.
+    """A client's reply.
 
     Attributes:
         client: its name.
@@ -140,7 +140,7 @@ class Reply:
         return Told(self.payload.values)
 
     def metrics(self) -> dict[str, Any]:
-        """What the client measured, as numbers and lists of numbers by name."""
+        """Return the client's measurements: numbers and lists of numbers by name."""
         metrics: dict[str, Any] = {"num-examples": self.examples, "test-examples": self.test_examples}
         for name, measured in self.measured.items():
             metrics[f"{name}-metric"] = list(measured.metric.values)

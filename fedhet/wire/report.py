@@ -1,4 +1,4 @@
-"""What a client says of itself, beside a method's reply."""
+"""The client report: a client's description of itself, beside a method's reply."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ MOST_ARRAYS = 2**15
 
 @dataclass
 class Report:
-    """What a client says of itself, beside the method's reply; all but the name and what was lost only when greeted.
+    """A client's description of itself; all but its name and `lost_state` travel in the handshake only.
 
     Attributes:
         client: its name.
@@ -54,7 +54,7 @@ class Report:
     outputs: int = 0
 
     def fields(self) -> dict[str, Any]:
-        """As it travels: what is not said is left out."""
+        """Return the fields as they travel; empty ones are left out."""
         said: dict[str, Any] = {"client": self.client}
         if self.lost_state >= 0:
             said["lost-state"] = self.lost_state
@@ -74,7 +74,7 @@ class Report:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Report":
-        """What a record says.
+        """Return the report that a record holds.
 
         Raises:
             WireError: a field is not what it must be.
@@ -104,7 +104,7 @@ class Report:
 
 
 def _spec(record: Mapping[str, Any]) -> Spec:
-    """What is shared, each array as `"float32,2,3"` under its name.
+    """Return the specification of the shared arrays, each written as `"float32,2,3"` under its name.
 
     Raises:
         WireError: that is no dtype and shape of an array that holds anything, or it is more than this machine has room

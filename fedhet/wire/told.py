@@ -1,4 +1,4 @@
-"""What a record says, field by field: the one place where what came is read by type, range and length."""
+"""Checked access to the fields of a received record: the one place that checks types, ranges and lengths."""
 
 from collections.abc import Mapping
 from typing import Any
