@@ -26,9 +26,8 @@ _RUN_ON_GPU = 4 << 30  # bytes of a GPU for a process of which nothing is known
 def proof(text: str) -> str:
     """Return a keyed digest of a text that only this user's processes on this machine can compute.
 
-    By it clients know a server on their own machine.
-
-    The key is made when it is first needed. Empty where there can be none.
+    By it clients know a server on their own machine. The key is made when it is first needed; empty where there can be
+    none.
     """
     return _proof(_key(os.path.expanduser("~/.fedhet/key")), text)
 

@@ -14,15 +14,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from multiprocessing.connection import wait
 
-from flwr.app import Context, Error, Message, MessageType
+from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 
 from fedhet.engines import children
 from fedhet.engines.grid import LocalGrid
 from fedhet.engines.parcels import PATIENCE, DamagedError, Parcel, receive
 from fedhet.engines.worker import Worker, recipe
-from fedhet.flower.insides import identify
+from fedhet.flower.insides import failure, identify
 from fedhet.learning import Cohort
 
 AHEAD = 2
@@ -237,7 +236,7 @@ class WorkerGrid(LocalGrid):
             self._suspects.update(messages)
             others.append(messages)
         else:
-            self._keep(messages, [_failed(message, reason) for message in messages.values()])
+            self._keep(messages, [failure(message, reason) for message in messages.values()])
         self._waiting = {key: message for group in others for key, message in group.items()} | self._waiting
         worker.groups.clear()
         worker.start()
@@ -246,7 +245,3 @@ class WorkerGrid(LocalGrid):
         for reply in replies:
             identify(reply, self._ids)
         self._done.update(zip(messages, replies, strict=True))
-
-
-def _failed(message: Message, reason: str) -> Message:
-    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

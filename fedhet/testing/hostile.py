@@ -23,7 +23,7 @@ from fedhet import population
 from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.errors import FedhetError
 from fedhet.flower import STYPE, decode_arrays, encode_arrays, read_request
-from fedhet.flower.insides import fields_of, identify
+from fedhet.flower.insides import copy_of, fields_of, identify
 from fedhet.server import FederatedStrategy, State
 from fedhet.testing.faults import where
 from fedhet.testing.ordinary import differing
@@ -73,8 +73,7 @@ class Replayed(LocalGrid):
 def _copied(content: RecordDict) -> RecordDict:
     copied = RecordDict()
     for name, record in content.items():
-        copied[name] = copy.copy(record)
-        copied[name].__dict__["_data"] = dict(record.items())
+        copied[name] = copy_of(record)
     return copied
 
 

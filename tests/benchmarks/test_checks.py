@@ -14,7 +14,6 @@ from fedhet import registry
 from fedhet.engines.local import run_locally
 from fedhet.observing import Observer, RoundReport
 from fedhet.server import exchanges
-from fedhet.wire import Reply
 
 pytestmark = pytest.mark.benchmark
 
@@ -50,7 +49,7 @@ def test_checks_take_at_most_a_fiftieth_of_a_round(
     """Opening a reply, which reads every field and decodes the arrays, and checking it, also by the method itself."""
     torch.set_num_threads(1)
     spent, config = Spent(), configuration.resolve({"preset": preset, "workers": 1, "rounds": 8}, strict=False)
-    monkeypatch.setattr(Reply, "open", spent.around(Reply.open))
+    monkeypatch.setattr(exchanges, "read_reply", spent.around(exchanges.read_reply))
     monkeypatch.setattr(exchanges, "_check", spent.around(exchanges._check))
     strategy = registry.strategy(config.prefix)
     monkeypatch.setattr(strategy, "check_reply", spent.around(strategy.check_reply))

@@ -80,6 +80,7 @@ SERVER = """
 import psutil
 from flwr.app import Array, ArrayRecord, Message
 from fedhet.engines.grid import LocalGrid
+from fedhet.flower import STYPE, write_reply
 from fedhet.flower.insides import identify
 from fedhet.strategies.flha_ghn import FLHAGHN
 from fedhet.wire import Payload, Reply, Report
@@ -118,7 +119,7 @@ class Far(LocalGrid):
         for metadata in [self._waiting.pop(key) for key in keys]:
             client = metadata.dst_node_id - 100
             report = Report(str(client), spec=SPEC)
-            record = write_reply(Reply(str(client), 10, Payload(), report, train_loss=1.0))
+            record = write_reply(Reply(str(client), 10, Payload(), report, test_examples=5, train_loss=1.0))
             if metadata.message_type == "train":
                 model = ArrayRecord()
                 for name, (shape, dtype) in SPEC.items():

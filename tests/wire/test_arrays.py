@@ -4,8 +4,6 @@ import torch
 
 from fedhet.wire import WireError, cast, check, to_arrays
 
-DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool")
-
 
 def test_check_names_the_first_array_that_is_wrong():
     spec = {"w": ((2, 3), "float32"), "n": ((), "int64")}
