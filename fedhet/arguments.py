@@ -1,4 +1,4 @@
-"""What stands on a command line: settings, places and lists, as values."""
+"""The parts of a command line as values: settings, places and lists."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

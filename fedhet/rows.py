@@ -28,7 +28,7 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class Work:
-    """What training took; what evaluates, and training that an evaluation undoes again, does not count.
+    """The work of training; evaluation, and training that an evaluation undoes again, does not count.
 
     Attributes:
         private_steps: gradient steps on a client's own examples.

@@ -1,4 +1,4 @@
-"""What a data set is for: its loss, its metric and what its outputs mean, in one object.
+"""The task of a data set: its loss, its metric and the meaning of its outputs, in one object.
 
 `Task.evaluate` gives a `Score` for a batch. Scores of one client add up, so that the sum over batches is exactly the
 score of all its examples together, and nothing is copied from the device before `Score.value` is asked for. What a

@@ -92,7 +92,7 @@ def resident(part: P, device: torch.device) -> P:
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """What one client holds: its own training and test part, and the pool that all share (None without one).
+    """One client's data: its own training and test parts, and the public dataset (None without one).
 
     A pool may be given as a tensor of inputs; the common test set is for personal models (`test-on`). The validation
     part is never trained on; None where there is none. `augment` draws variants of a raw training batch, and

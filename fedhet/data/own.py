@@ -22,14 +22,14 @@ PARTS = ("train", "test", "shared", "common", "validation")
 
 
 def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """What a model takes of a user's raw inputs: bytes scaled to [0, 1], floats in its precision, all else as it is."""
+    """Convert a user's raw inputs for a model: bytes scaled to [0, 1], floats in its precision, all else as it is."""
     if inputs.dtype == torch.uint8:
         inputs = inputs / 255
     return inputs.to(dtype) if dtype and inputs.is_floating_point() else inputs
 
 
 def as_client_data(client: str, value: Any) -> ClientData:
-    """What a user's data function returned, as `ClientData`.
+    """Convert what a user's data function returned to `ClientData`.
 
     Raises:
         DataError: it is in no form that is known, or holds numbers that are not finite; with the client, the part, and
@@ -107,7 +107,7 @@ def _as_examples(client: str, part: str, value: Any) -> Examples:
 
 
 def _check_finite(what: str, part: Examples | Pool) -> None:
-    """What is in memory must be of finite numbers; rows that are read when they are needed are looked at then.
+    """Check that numbers in memory are finite; rows that are read when they are needed are checked then.
 
     Raises:
         DataError: it is not; with the first row.

@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What a partitioner is asked to do.
+    """The arguments of a partitioner.
 
     Attributes:
         dataset: The data set.

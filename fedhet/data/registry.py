@@ -90,7 +90,7 @@ def _load(name: str, folder: Path | None, input_size: int, options: tuple[tuple[
 
 
 def loaded(wanted: Collection[str]) -> dict[Key, DataSet]:
-    """What this process has loaded of these data sets, to be lent to others."""
+    """Return those of these data sets that this process has loaded, to be lent to others."""
     return {key: dataset for key, dataset in _LOADED.items() if key[0] in wanted}
 
 

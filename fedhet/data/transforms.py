@@ -1,4 +1,4 @@
-"""What happens to a batch of images before a model sees it."""
+"""Transforms of a batch of images before a model sees it."""
 
 from collections.abc import Sequence
 

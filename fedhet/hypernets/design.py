@@ -1,4 +1,4 @@
-"""What a graph hypernetwork is built for, and how: its layer types and its design."""
+"""The design of a graph hypernetwork, and the layer types it is built for."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -98,7 +98,7 @@ def catalogue(graphs: Iterable[LayerGraph], *, affine: bool = True) -> Catalogue
 
 
 def slots_of(node: LayerNode, *, affine: bool = True) -> dict[str, Slot]:
-    """What is written of a layer, by role: its parameters, without BatchNorm's statistics."""
+    """The parameters of a layer that are written, by role; BatchNorm's statistics are not."""
     found = {}
     for role, shape in node.shapes.items():
         norm = role.startswith(NORM) or node.type.startswith("batch_norm")

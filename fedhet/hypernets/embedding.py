@@ -64,7 +64,7 @@ class Embedding(nn.Module):
 
 
 def shape_features(node: LayerNode) -> list[float]:
-    """What can be said of any layer: sizes (in, out, kernel, stride, groups) on a scale of doublings, and its kind.
+    """Features that any layer has: sizes (in, out, kernel, stride, groups) on a scale of doublings, and its type.
 
     Sizes also go by sine and cosine, so that those that are near each other differ by more than a little.
     """

@@ -82,7 +82,7 @@ class GraphHypernetwork(nn.Module):
                     parameter.copy_(start(key, tuple(parameter.shape), seed))
 
     def read(self, *graphs: LayerGraph, edges: Edges = "directed", seed: int = 0) -> Reading:
-        """What `write` needs to know of graphs.
+        """Prepare graphs for `write`.
 
         Args:
             graphs: of the networks to be written for.

@@ -192,7 +192,7 @@ class GlobalRows:
 def costs_of_late_rows(
     weights: Floats, g: npt.NDArray[np.float64], counts: Ints, clients: int, s: float, s0: float
 ) -> Floats:
-    """What a solver minimises, (L, L'), for a client that came late, among global rows that it does not change.
+    """The costs (L, L') that a solver minimises for a client that came late, among global rows that it does not change.
 
     Args:
         weights: (L, D), s times the client's rows.

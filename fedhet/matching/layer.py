@@ -17,7 +17,7 @@ _REFERENCE_ROWS = 700
 
 @dataclass(frozen=True)
 class LayerMatch:
-    """What came of matching one layer.
+    """The result of matching one layer.
 
     Attributes:
         assignments: For each client (L_j,) ints, the global row of each of its rows, none twice.

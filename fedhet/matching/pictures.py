@@ -1,4 +1,4 @@
-"""What a report shows of a matching, as JSON values."""
+"""The pictures of a matching in the report, as JSON values."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is settled with which permutation group, and the structure of a network as text."""
+"""The arrays that each permutation group settles, and the structure of a network as text."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ def parameters_of(groups: PermutationGroups, index: int) -> tuple[str, ...]:
 
 
 def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str, ...]:
-    """What no group settles: output layers and buffers, BatchNorm's statistics among them unless left out."""
+    """The arrays that no group settles: output layers and buffers, with BatchNorm's statistics unless left out."""
     settled = {name for group in groups for name in parameters_of(groups, group.index)}
     return tuple(
         name

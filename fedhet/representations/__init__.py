@@ -1,4 +1,4 @@
-"""What networks represent: features and heads, CKA, and the peers' target that FedHeNN aligns a client with."""
+"""Representations of networks: features and heads, CKA, and the peers' target that FedHeNN aligns a client with."""
 
 from fedhet.representations.alignment import Alignment, Rows
 from fedhet.representations.cka import debiased_linear_cka, linear_cka, procrustes_distance, rbf_cka

@@ -118,7 +118,7 @@ def _differentiated(
 
 @contextmanager
 def _leaves(model: nn.Module, blocks: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """What blocks return in a forward pass inside; where nothing has a graph yet, one begins there."""
+    """Capture what blocks return in a forward pass inside; where nothing has a graph yet, one begins there."""
     found: dict[str, Tensor] = {}
 
     def keep(name: str, value: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ def summarised(
     transform: Callable[[Tensor], Tensor],
     summary: Callable[[int, Tensor], Tensor],
 ) -> list[Tensor]:
-    """What a summary makes of each block's outputs for images, in evaluation mode and not all at once.
+    """Summarise each block's outputs for images, in evaluation mode and in batches.
 
     Args:
         model: left in evaluation mode.

@@ -41,7 +41,7 @@ class _HeadReached(Exception):
 
 
 class Captured(Protocol):
-    """What a forward pass inside a `Capturing.capture` gave."""
+    """The values that a forward pass inside a `Capturing.capture` gave."""
 
     @property
     def features(self) -> Tensor:
@@ -60,7 +60,7 @@ class Capturing(Protocol):
 
 
 class Output:
-    """What a module returns, such as a block's feature maps.
+    """The output of a module, such as a block's feature maps.
 
     Args:
         model: any `nn.Module`.
@@ -78,7 +78,7 @@ class Output:
 
     @property
     def features(self) -> Tensor:
-        """What it returned last, part of the graph.
+        """Its last output, part of the graph.
 
         Raises:
             ValueError: if it has not run, or returned no tensor.
@@ -109,7 +109,7 @@ def _named(model: nn.Module, name: str) -> str:
 
 
 class Capture:
-    """What a forward pass inside `Representation.capture` gave to the head."""
+    """The input of the head in a forward pass inside `Representation.capture`."""
 
     def __init__(self, representation: "Representation") -> None:
         self._representation = representation

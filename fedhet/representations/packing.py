@@ -228,7 +228,7 @@ def _scaled(values: npt.NDArray[np.float32], dtype: WireDtype) -> tuple[npt.NDAr
 
 
 def _unscaled(values: npt.NDArray[np.generic], packed: Packed) -> npt.NDArray[np.float32]:
-    """What `_scaled` made these of; with an exponent that it cannot have given, an error.
+    """Undo `_scaled`; an exponent that it cannot have given is an error.
 
     Raises:
         ValueError: there is no exponent, or it is another.

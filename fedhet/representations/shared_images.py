@@ -1,4 +1,4 @@
-"""What clients whose networks differ tell of images that all have, and what they are aligned with on them.
+"""Summaries of images that all clients have, by clients whose networks differ, and the targets made of them.
 
 Three kinds: descriptors by their cosine (`fedhet.representations.descriptors`; FedHARM, Kastellos et al., 2024); block
 outputs by CKA with the clients' mean kernel, as FedHeNN aligns Phi; and Phi by CKA with how the clients' class
@@ -33,7 +33,7 @@ def target_of(
     error: float,
     generator: torch.Generator,
 ) -> list[Factor | Tensor]:
-    """What clients are aligned with; of one client alone it is what that client told.
+    """The target that clients are aligned with; with one client alone it is that client's own summary.
 
     Args:
         kind: what is aligned.

@@ -15,7 +15,7 @@ from fedhet.testing.trouble import Trouble
 
 
 class MethodContract(Ordinary, Trouble, Privacy):
-    """What every method must do, whatever it computes.
+    """The properties that every method must have, whatever it computes.
 
     Attributes:
         method: a registered name, `"package.module:name"`, or a Method.

@@ -1,4 +1,4 @@
-"""What goes wrong: clients that crash or spoil their replies, answers that are lost, nodes that come and go."""
+"""Faults: clients that crash or spoil their replies, answers that are lost, nodes that come and go."""
 
 import multiprocessing
 import os

@@ -274,7 +274,7 @@ def _round(recording: Recording, strategy: Strategy) -> Strategy:
 
 
 def _check_saved(strategy: Strategy, path: Path) -> None:
-    """What is kept can be written, and is finite; what is drawn in the report is JSON."""
+    """Check that the state can be written and is finite, and that the report's matrices are JSON."""
     assert infinite(strategy.state) == []
     json.dumps(strategy.matrices(), allow_nan=False).encode()
     strategy.state.save(path)

@@ -61,7 +61,7 @@ class Replayed(LocalGrid):
         return reply
 
     def _answer(self, place: Place) -> RecordDict:
-        """What was recorded; the first weights are the same of all, and were asked of one."""
+        """The recorded reply; the first weights are the same of all, and were asked of one."""
         if place in self._answers or place[2] != FIRST:
             return _copied(self._answers[place])
         other = next(each for each in self._answers if each[2] == FIRST)
@@ -79,7 +79,7 @@ def _copied(content: RecordDict) -> RecordDict:
 
 @dataclass
 class Recording:
-    """What the clients of a run answered, and the server half as it was before each round.
+    """The recorded replies of a run's clients, and the server's side as it was before each round.
 
     Attributes:
         answers: by place.

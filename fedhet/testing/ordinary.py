@@ -1,4 +1,4 @@
-"""What every method must do when nothing goes wrong."""
+"""The properties that every method must have when nothing goes wrong."""
 
 import re
 from dataclasses import fields, is_dataclass
@@ -68,7 +68,7 @@ class Ordinary:
         )
 
     def test_bytes_of_rows_of_clients_and_of_messages_agree(self, kept: Kept) -> None:
-        """What is counted is what travels."""
+        """The bytes counted are those that travel."""
         done = kept("ordinary")
         for row in done.rows:
             own = [client for client in done.clients if int(client["round"]) == row["round"]]

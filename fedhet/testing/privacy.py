@@ -1,4 +1,4 @@
-"""What of a method leaves a deployed node: two nodes that differ in private data alone, side by side.
+"""Non-interference of a method at a deployed node: two nodes that differ in private data alone, side by side.
 
 Non-interference: both nodes get the same messages, recorded, and changed by somebody hostile. What may not leave has no
 part in their replies, so those are equal, byte for byte.

@@ -1,4 +1,4 @@
-"""What a contract's tests run, and the files that a run leaves."""
+"""The runs of the contract's tests, and the files that a run leaves."""
 
 import copy
 import csv
@@ -107,7 +107,7 @@ class Case:
         return self.server.participants is ServerHalf.participants
 
     def settings(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> dict[str, Value]:
-        """What is run: the common settings, the case's own, and changes; without those that have no effect."""
+        """The settings of a run: the common ones, the case's own, and changes; without those that have no effect."""
         traits = self.traits
         shared = traits.networks == "any" and traits.shares.averaged and traits.shares is not NOTHING
         chosen: dict[str, Value] = {
@@ -167,7 +167,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` holds."""
+        """The content of `summary.json`."""
         summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
         return {key: value for key, value in summary.items() if key != "seconds"}
 

@@ -1,4 +1,4 @@
-"""What every method must do when clients, nodes or the run itself fail."""
+"""The properties that every method must have when clients, nodes or the run itself fail."""
 
 import contextlib
 import logging
@@ -94,7 +94,7 @@ class Trouble:
         _assert_same_but_for_the_fault(done, expected)
 
     def test_no_answer_of_one_client_ends_a_run(self, case: Case, kept: Kept) -> None:
-        """Whatever it sends, greeting and end included: it is refused, which comes to the same as silence, or taken."""
+        """Any answer, handshake and end included, is refused, which comes to the same as silence, or taken."""
         found = _attacked(case, kept, 40)
         assert min(found["refused"], found["taken"]) >= 4, "the attack can tell"
 
@@ -110,7 +110,7 @@ class Trouble:
         _attacked(case, kept, 5000, repeat=False)
 
     def test_no_greeting_of_one_client_ends_a_run(self, case: Case, kept: Kept) -> None:
-        """Whatever a client says of itself: it is refused or admitted, and honest ones are admitted."""
+        """A client is refused or admitted, no matter what it says of itself, and honest ones are admitted."""
         _attacked(case, kept, 12, greetings=True)
 
     @pytest.mark.slow
@@ -190,7 +190,7 @@ class Trouble:
 
     @pytest.mark.slow
     def test_a_client_that_changes_its_input_harms_no_other(self, case: Case, tmp_path: Path) -> None:
-        """What it was sent is its own."""
+        """Each client's message is its own copy."""
 
         def scribble(message: Message, client: str, reply: Message) -> None:
             for group in message.content.array_records.values():
@@ -227,7 +227,7 @@ class Trouble:
     @pytest.mark.slow
     @pytest.mark.parametrize("rate", [20.0, 1e4, 1e6])
     def test_training_that_diverges_is_told_and_poisons_nothing(self, case: Case, rate: float, tmp_path: Path) -> None:
-        """What is saved is finite; clients whose training diverged say so and are left out, or nobody is left."""
+        """Saved values are finite; clients whose training diverged say so and are left out, or nobody is left."""
         from fedhet.testing.hostile import infinite
 
         folder = tmp_path / "run"
