@@ -99,7 +99,7 @@ class FedHARM(ClientHalf[FedHARMParameters]):
                 request.epochs // parts,
                 # It is the second half of its round, which is the one before unless it closes the run.
                 client.optimisation(part + (parts if request.closing else -parts), 2 * parts),
-                steps=own.shared_steps,
+                steps=own.public_steps,
                 examples=Examples(pool.inputs, unlabelled if pool.labels is None else pool.labels),
                 terms=terms,
                 task_weight=own.task_weight,

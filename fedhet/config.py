@@ -115,10 +115,11 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
     if problems or method is None:
         raise ConfigError("\n".join(problems))
     config = Config(**common, parameters=method.Parameters(**own), prefix=method.name, chosen=frozenset(wanted))
-    if config.newcomers and not method.traits_of(config.parameters).starts_newcomers:
+    if config.unseen_clients and not method.traits_of(config.parameters).starts_unseen_clients:
         raise ConfigError(
-            f"newcomers = {config.newcomers}: {method.name} has no weights to give a client that comes after the last "
-            "round: leave it out, or take a method that averages or writes them, such as layer-average or flha-ghn"
+            f"unseen-clients = {config.unseen_clients}: {method.name} has no weights to give a client that comes after "
+            "the last round: leave it out, or take a method that averages or writes them, such as layer-average or "
+            "flha-ghn"
         )
     config.parameters.check(config)
     by_hand = wanted.keys() if strict is True else map(_key, strict or ())
@@ -297,12 +298,14 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
         check_device_name(config.device)
     except ConfigError as error:
         problems.append(str(error))
-    if not re.fullmatch(r"auto|gpu|off|[2-9]|[1-9]\d+", config.cohort):
-        problems.append(f"cohort = {config.cohort!r}: must be auto, gpu, off, or a number of clients from 2")
+    if not re.fullmatch(r"auto|gpu|off|[2-9]|[1-9]\d+", config.client_batching):
+        problems.append(
+            f"client-batching = {config.client_batching!r}: must be auto, gpu, off, or a number of clients from 2"
+        )
     if config.dataset not in registry.datasets():
         problems.append(nearest("dataset", config.dataset, registry.datasets()))
-    if config.shared_dataset and config.shared_dataset not in registry.datasets():
-        problems.append(nearest("shared-dataset", config.shared_dataset, registry.datasets()))
+    if config.public_dataset and config.public_dataset not in registry.datasets():
+        problems.append(nearest("public-dataset", config.public_dataset, registry.datasets()))
     if config.partition not in registry.partitions():
         problems.append(nearest("partition", config.partition, registry.partitions()))
     try:
@@ -316,6 +319,6 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
         problems.append(f"early-stopping = {config.early_stopping}: needs a validation part, such as validation = 0.2")
     if numbers and config.min_clients > config.clients and "clients" in common:
         problems.append(f"min-clients = {config.min_clients}: must be at most clients = {config.clients}")
-    if numbers and config.newcomers >= config.clients and "clients" in common:
-        problems.append(f"newcomers = {config.newcomers}: must be fewer than clients = {config.clients}")
+    if numbers and config.unseen_clients >= config.clients and "clients" in common:
+        problems.append(f"unseen-clients = {config.unseen_clients}: must be fewer than clients = {config.clients}")
     return problems

@@ -24,18 +24,18 @@ def without_idle(config: Config, by_hand: frozenset[str], told: Collection[str],
     if config.optimizer != "sgd":
         idle["momentum"] = "optimizer"
     if config.aggregation not in ("trimmed-mean", "krum", "multi-krum"):
-        idle["hostile"] = "aggregation"
+        idle["byzantine"] = "aggregation"
     if not traits.bounded:
-        idle["update-bound"] = "method"
+        idle["clip-norm"] = "method"
     if config.aggregation not in traits.aggregations:
         idle["aggregation"] = "method"
-    if not config.shared_samples:
-        idle["shared-dataset"] = "shared-samples"
-    if not config.shared_dataset:
-        idle["shared-data"] = "shared-dataset"
-    if not config.newcomers:
-        keys = ("newcomer-epochs", "newcomer-learning-rate", "newcomer-scratch-rate")
-        idle |= dict.fromkeys(keys, "newcomers")
+    if not config.public_samples:
+        idle["public-dataset"] = "public-samples"
+    if not config.public_dataset:
+        idle["public-data"] = "public-dataset"
+    if not config.unseen_clients:
+        keys = ("unseen-epochs", "unseen-learning-rate", "unseen-scratch-rate")
+        idle |= dict.fromkeys(keys, "unseen-clients")
     if not data.augments(config.dataset):
         idle["augment"] = "dataset"
     flat, own = config.flat(), f"{config.prefix}."

@@ -48,7 +48,7 @@ class Traits:
         alone: whether clients exchange nothing at all: the line that the others are measured by.
         combined: what the server makes of what clients send beside arrays of a network: an average of `entries`, which
             `aggregation` may put together by another rule; something else of `whole` arrays, which can be cut to
-            `update-bound`; or nothing that another client could carry away by their size.
+            `clip-norm`; or nothing that another client could carry away by their size.
         tells: what clients send: the kind (`fedhet.client.policy.KINDS`, or `STRUCTURE`) of each group of arrays and of
             each value; what is shared of a network goes as `model`, which is of weights unless it is said otherwise
             here.
@@ -80,7 +80,7 @@ class Traits:
 
     @property
     def bounded(self) -> bool:
-        """Whether what a client sends can be cut, so that `update-bound` has a meaning."""
+        """Whether what a client sends can be cut, so that `clip-norm` has a meaning."""
         return self.averages or self.combined == "whole"
 
     @property
@@ -94,7 +94,7 @@ class Traits:
         return self.networks != "any" and self.shares.averaged and self.shares.keys is EVERYTHING.keys
 
     @property
-    def starts_newcomers(self) -> bool:
+    def starts_unseen_clients(self) -> bool:
         """Whether a client that comes after the last round receives weights; where all are alone, it is as they are."""
         return self.alone or self.scored == "received" or (self.shares.averaged and self.shares is not NOTHING)
 

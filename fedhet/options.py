@@ -40,7 +40,7 @@ class Parameters:
 
     @property
     def makes_pool(self) -> bool:
-        """Whether the method takes its shared pool from elsewhere than `shared-samples`."""
+        """Whether the method takes its shared pool from elsewhere than `public-samples`."""
         return False
 
     def check(self, config: "Config") -> None:
@@ -96,15 +96,15 @@ class Config:
     weight_decay: float = option(0.0, "weight decay on weights (biases and normalisation have none)", at_least=0)
     augment: bool = option(False, "augment training batches as the data set defines it")
     input_size: int = option(0, "resize images to this many pixels a side; 0: as they are", at_least=0, at_most=2048)
-    shared_samples: int = option(
+    public_samples: int = option(
         0, "examples held out of every client's training data for the methods' shared pool", at_least=0
     )
-    shared_dataset: str = option(
+    public_dataset: str = option(
         "",
         "another data set whose training images are the shared pool, resized, coloured and scaled like the clients' "
         "own; they have labels where it has as many classes; empty: the clients' data set",
     )
-    shared_data: str = option("", "folder with the files of shared-dataset, as data is for dataset")
+    public_data: str = option("", "folder with the files of public-dataset, as data is for dataset")
     validation: float = option(
         0.0,
         "share of each client's training examples that it is evaluated on and never trained on, each class in its "
@@ -120,16 +120,16 @@ class Config:
     )
     shared_init: bool = option(True, "what is exchanged starts from one initialisation (of the first client)")
     closing_epochs: int = option(0, "epochs of a closing round in which all clients train; 0: none", at_least=0)
-    newcomers: int = option(
+    unseen_clients: int = option(
         0,
         "how many of the clients, the last ones, train in no round: they come after the last, receive what the method "
         "has for them, and go on alone; beside it, the same from their own initial weights",
         at_least=0,
     )
-    newcomer_epochs: int = option(10, "epochs that newcomers train alone", at_least=0)
-    newcomer_learning_rate: float = option(0.0, "learning rate of it; 0: learning-rate, constant", at_least=0)
-    newcomer_scratch_rate: float = option(
-        0.0, "learning rate of their training from scratch, for comparison; 0: newcomer-learning-rate", at_least=0
+    unseen_epochs: int = option(10, "epochs that unseen clients train alone", at_least=0)
+    unseen_learning_rate: float = option(0.0, "learning rate of it; 0: learning-rate, constant", at_least=0)
+    unseen_scratch_rate: float = option(
+        0.0, "learning rate of their training from scratch, for comparison; 0: unseen-learning-rate", at_least=0
     )
     evaluate_every: int = option(1, "evaluate all clients every so many rounds (and at the end)", at_least=1)
     test_on: str = option(
@@ -142,14 +142,14 @@ class Config:
     )
     aggregation: str = option(
         "mean",
-        "how what clients send is averaged: by examples, or by a rule that hostile clients cannot carry away, by which "
-        "all clients count the same",
+        "how what clients send is averaged: by examples, or by a rule that Byzantine clients cannot carry away, by "
+        "which all clients count the same",
         choices=AGGREGATIONS,
     )
-    hostile: float = option(
-        0.2, "share of hostile clients that trimmed-mean, krum and multi-krum are to stand", above=0, below=0.5
+    byzantine: float = option(
+        0.2, "share of Byzantine clients that trimmed-mean, krum and multi-krum are to stand", above=0, below=0.5
     )
-    update_bound: float = option(
+    clip_norm: float = option(
         0.0,
         "cut a client's update to so many times the median norm of the round's; 0: none (norm-clipped: 1)",
         at_least=0,
@@ -178,7 +178,7 @@ class Config:
         "processes of the local engine in which clients train; 0: as many as cores, as a GPU has room for, 1 on MPS",
         at_least=0,
     )
-    cohort: str = option(
+    client_batching: str = option(
         "off",
         "clients of the local engine that train side by side, those with equal networks as one batch of networks: off, "
         "a number, auto (16, where it is measured to be faster), or gpu (auto on a GPU, off on a CPU). Results agree "

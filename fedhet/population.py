@@ -84,10 +84,10 @@ def data_of(client: ClientInfo) -> ClientData:
 
 
 def shared_pool(config: Config) -> Pool | None:
-    """The pool, `shared-samples` raw examples, held out with their labels or from elsewhere; None without one."""
-    if config.shared_dataset and config.shared_samples:
+    """The pool, `public-samples` raw examples, held out with their labels or from elsewhere; None without one."""
+    if config.public_dataset and config.public_samples:
         return _elsewhere(_data_keys(config))
-    return _split(_data_keys(config), config.clients, config.seed).shared if config.shared_samples else None
+    return _split(_data_keys(config), config.clients, config.seed).shared if config.public_samples else None
 
 
 def pool_for(config: Config, given: Pool | None) -> Pool | None:
@@ -151,9 +151,9 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
         FedhetError: what cannot, and what would do.
     """
     traits = registry.method(config.prefix).traits_of(config.parameters)
-    if traits.pool != "none" and not (config.shared_samples or config.parameters.makes_pool or own_data):
+    if traits.pool != "none" and not (config.public_samples or config.parameters.makes_pool or own_data):
         raise ConfigError(
-            f"{config.prefix} aligns clients on a pool that all share: set shared-samples, such as shared-samples = 500"
+            f"{config.prefix} aligns clients on a pool that all share: set public-samples, such as public-samples = 500"
         )
     if not own_data:
         _split(_data_keys(config), config.clients, config.seed)
@@ -244,7 +244,7 @@ def _place(client: ClientInfo) -> tuple[int, int]:
 def _data_keys(config: Config) -> Config:
     """A configuration that is the same for all that deal the same data: the key of the caches below."""
     where = ("dataset", "data", "input_size", "seed")
-    pool = ("shared_samples", "shared_dataset", "shared_data")
+    pool = ("public_samples", "public_dataset", "public_data")
     kept = (*where, *pool, "partition", "classes_per_client", "alpha", "samples_per_client", "validation")
     return Config(**{key: getattr(config, key) for key in kept})
 
@@ -258,7 +258,7 @@ def _split(keys: Config, clients: int, seed: int) -> Split:
         clients=clients,
         seed=keys.seed,
         partition_seed=seed,
-        shared_samples=0 if keys.shared_dataset else keys.shared_samples,
+        public_samples=0 if keys.public_dataset else keys.public_samples,
         classes_per_client=keys.classes_per_client,
         alpha=keys.alpha,
         samples_per_client=keys.samples_per_client,
@@ -267,8 +267,8 @@ def _split(keys: Config, clients: int, seed: int) -> Split:
 
 @lru_cache(maxsize=4)
 def _elsewhere(keys: Config) -> Pool:
-    other = data.load(keys.shared_dataset, keys.shared_data or None)
-    return data.pool_of(other, dataset_of(keys), keys.shared_samples, keys.seed)
+    other = data.load(keys.public_dataset, keys.public_data or None)
+    return data.pool_of(other, dataset_of(keys), keys.public_samples, keys.seed)
 
 
 @lru_cache(maxsize=2048)

@@ -29,7 +29,7 @@ RESUMABLE = (
     "device",
     "num-gpus",
     "workers",
-    "cohort",
+    "client-batching",
     "timeout",
     "min-clients",
     "wait-for-clients",

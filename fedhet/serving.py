@@ -78,7 +78,7 @@ def make_server_app(
     Args:
         model: the clients' models, as for `make_client_app`; only for what the server does with networks itself.
         shared: gives the pool that all clients share: raw inputs (n, ...), or a pair (inputs, labels); by default the
-            configured data set's held-out pool, if `shared-samples` asks for one. Clients whose data bring the pool
+            configured data set's held-out pool, if `public-samples` asks for one. Clients whose data bring the pool
             need none here.
         evaluate_fn: evaluates the global model at the server; by default on the configured data set's common test
             set, where `test-on` asks for it and clients have that data set.

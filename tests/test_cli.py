@@ -128,10 +128,10 @@ class TestBadInput:
             (["--engine", ""], "--engine: there is no value"),
             (["fedavg", "--set", "preset=fedprox/digits"], "fedavg is a preset, and --set preset names another"),
             (["--set", "resume=true"], "--resume DIR goes on with the run in a directory"),
-            (["fedavg", "--set", "hostile=.2"], "hostile has no effect with aggregation = mean: leave it out"),
+            (["fedavg", "--set", "byzantine=.2"], "byzantine has no effect with aggregation = mean: leave it out"),
             (
-                ["fedavg", "--set", "aggregation=median", "--set", "hostile=.2"],
-                "hostile has no effect with aggregation = median: leave it out",
+                ["fedavg", "--set", "aggregation=median", "--set", "byzantine=.2"],
+                "byzantine has no effect with aggregation = median: leave it out",
             ),
             (["fedavg", "--set", "momentum=1"], "momentum = 1.0: must be below 1"),
             (["--out", ""], "this is no name of a file or folder"),

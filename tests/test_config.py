@@ -115,9 +115,12 @@ def test_all_problems_are_told_at_once():
         ({"assign": "mlp,cnn"}, "2 architectures in the list, but 10 clients"),
         ({"assign": "round-robbin"}, "unknown way to assign architectures 'round-robbin'; did you mean 'round-robin'?"),
         ({"clients": 2, "min-clients": 3}, "min-clients = 3: must be at most clients = 2"),
-        ({"clients": 2, "newcomers": 2}, "newcomers = 2: must be fewer than clients = 2"),
-        ({"newcomers": 0, "newcomer-epochs": 3}, "newcomer-epochs has no effect with newcomers = 0"),
-        ({"method": "fedmd", "newcomers": 2}, "newcomers = 2: fedmd has no weights to give a client that comes after"),
+        ({"clients": 2, "unseen-clients": 2}, "unseen-clients = 2: must be fewer than clients = 2"),
+        ({"unseen-clients": 0, "unseen-epochs": 3}, "unseen-epochs has no effect with unseen-clients = 0"),
+        (
+            {"method": "fedmd", "unseen-clients": 2},
+            "unseen-clients = 2: fedmd has no weights to give a client that comes after",
+        ),
         ({"clients": 0}, "clients = 0: must be at least 1"),
         ({"rounds": 2.0}, "rounds = 2.0: must be a whole number"),
         ({"rounds": "2"}, "rounds = '2': must be a whole number"),
@@ -270,9 +273,9 @@ def test_only_keys_that_were_chosen_by_hand_are_refused():
 @pytest.mark.parametrize(
     ("settings", "key", "reason"),
     [
-        ({"hostile": 0.2}, "hostile", "aggregation = mean"),
-        ({"hostile": 0.2, "aggregation": "median"}, "hostile", "aggregation = median"),
-        ({"newcomer-epochs": 10}, "newcomer-epochs", "newcomers = 0"),
+        ({"byzantine": 0.2}, "byzantine", "aggregation = mean"),
+        ({"byzantine": 0.2, "aggregation": "median"}, "byzantine", "aggregation = median"),
+        ({"unseen-epochs": 10}, "unseen-epochs", "unseen-clients = 0"),
         ({"method": "fedhenn", "fedhenn.rbf-threshold": 0.5}, "fedhenn.rbf-threshold", "fedhenn.target = spectral"),
     ],
 )
@@ -287,7 +290,7 @@ def test_a_default_that_somebody_set_by_hand_is_refused_as_any_value_without_eff
 
 
 def test_a_default_that_says_none_is_right_where_there_is_none():
-    nothing = {"momentum": 0.0, "optimizer": "adam", "newcomers": 0, "update-bound": 0.0, "augment": False}
+    nothing = {"momentum": 0.0, "optimizer": "adam", "unseen-clients": 0, "clip-norm": 0.0, "augment": False}
     assert resolve({"method": "local", **nothing}).idle == ()
 
 

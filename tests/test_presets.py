@@ -40,7 +40,7 @@ def smaller(config: Config) -> dict[str, Any]:
         "rounds": 1,
         "clients": config.clients if listed else max(2, len(dealt)),
         "samples-per-client": 10,
-        "shared-samples": min(config.shared_samples, 20),
+        "public-samples": min(config.public_samples, 20),
         "local-epochs": min(config.local_epochs, 2),
         "closing-epochs": min(config.closing_epochs, 1),
     }

@@ -188,7 +188,18 @@ VALUES = (
 SETTING = st.sampled_from(
     [
         *("method", "extra-keys", "preset", "dataset", "architectures", "assign", "rounds", "clients", "log", "head"),
-        *("partition", "cohort", "device", "engine", "seed", "own", "ran", "versions", "fedhenn", "evil.method"),
+        *(
+            "partition",
+            "client-batching",
+            "device",
+            "engine",
+            "seed",
+            "own",
+            "ran",
+            "versions",
+            "fedhenn",
+            "evil.method",
+        ),
     ]
 )
 STRUCTURED = (".json", ".jsonl")

@@ -43,8 +43,8 @@ IMPORTS = f"""
 import sys
 import fedhet
 for method, cohort in (("fedavg", "off"), ("fedproto", "2"), ("fedhenn", "off")):
-    own = {{"method": method, "cohort": cohort, "optimizer": "adam" if method == "fedproto" else "sgd", "clients": 2}}
-    own |= {{"rounds": 1, "local-epochs": 1, "workers": 1, "report": False}}
+    own = {{"method": method, "client-batching": cohort, "optimizer": "adam" if method == "fedproto" else "sgd"}}
+    own |= {{"clients": 2, "rounds": 1, "local-epochs": 1, "workers": 1, "report": False}}
     fedhet.run(own, out=sys.argv[1] + method, progress=False)
 assert [each for each in {HEAVY} if each in sys.modules] == []
 """

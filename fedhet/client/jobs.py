@@ -98,7 +98,7 @@ def end(job: Job) -> Pausing[Payload]:
 def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None]) -> Pausing[Payload]:
     """What a client that comes after the last round achieves alone, with what it receives and without.
 
-    Its own network is trained for `newcomer-epochs` on its own examples, by the task's loss alone, from both starts
+    Its own network is trained for `unseen-epochs` on its own examples, by the task's loss alone, from both starts
     with the same batches, each at a rate of its own; BatchNorm's statistics are taken from its own images first. It is
     evaluated before the first epoch and after each.
 
@@ -108,8 +108,8 @@ def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None])
         received: and those that it has where nothing came.
     """
     client, config = job.client, job.client.config
-    rates = {"received": config.newcomer_learning_rate or config.learning_rate}
-    rates["scratch"] = config.newcomer_scratch_rate or rates["received"]
+    rates = {"received": config.unseen_learning_rate or config.learning_rate}
+    rates["scratch"] = config.unseen_scratch_rate or rates["received"]
     for start in reversed(STARTS):  # what came may be a network of other widths
         optimisation = replace(client.optimisation(), learning_rate=rates[start], schedule=None)
         if start == "scratch":
@@ -121,7 +121,7 @@ def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None])
         job.batches = torch_generator(config.seed, "newcomer", client.name)
         seed_everything(derive_seed(config.seed, "newcomer dropout", client.name))
         yield from _score(job, f"{start}-0", client.model)
-        for epoch in range(1, config.newcomer_epochs + 1):
+        for epoch in range(1, config.unseen_epochs + 1):
             yield from _run(job, [Phase(1, optimisation, continues=epoch > 1)])
             yield from _score(job, f"{start}-{epoch}", client.model)
     return Payload()

@@ -36,7 +36,7 @@ SPLIT = (
 )
 """Settings that choose which examples a client trains on and is evaluated on."""
 
-POOL = ("shared-samples", "shared-dataset", "shared-data")
+POOL = ("public-samples", "public-dataset", "public-data")
 """Settings that choose the examples that no client trains on."""
 
 NODE_KEYS = ("device", "state-dir", "disclose-architecture", "threads-per-client", *SPLIT)
@@ -48,7 +48,7 @@ MOST_MEMORY = 10**18
 PINNED = "fedhet.split"
 """The record of a node's context that holds the settings by which its data are split in this run."""
 
-PATHS = ("data", "shared-data", "state-dir", "out")
+PATHS = ("data", "public-data", "state-dir", "out")
 """Settings that become paths."""
 
 

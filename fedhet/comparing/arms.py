@@ -12,7 +12,7 @@ from fedhet.errors import ConfigError
 
 GIVEN = PLACES | {
     *("method", "seed", "preset", "dataset", "data", "partition", "classes-per-client", "alpha", "samples-per-client"),
-    *("clients", "shared-samples", "validation", "early-stopping", "test-on", "input-size"),
+    *("clients", "public-samples", "validation", "early-stopping", "test-on", "input-size"),
 }
 """What a comparison is about: it is the same for all arms."""
 

@@ -82,7 +82,7 @@ def common_ground(
     completed = {arm.name: complete(arm, arm.settings, seeds[0]) for arm in arms}
     first = given.tested(complete(arms[0], {}, seeds[0]))
     for_all = {key: value for key, value in first.flat().items() if "." not in key}
-    for key in ("shared-samples", "closing-epochs"):
+    for key in ("public-samples", "closing-epochs"):
         for_all[key] = max(each.flat()[key] for each in completed.values())
 
     equal: dict[str, Value] = {"architectures": homogeneous_model, "assign": "round-robin"}

@@ -86,17 +86,17 @@ def split(
     clients: int,
     seed: int,
     partition_seed: int | None = None,
-    shared_samples: int = 0,
+    public_samples: int = 0,
     **options: Any,
 ) -> Split:
-    """Hold a pool of `shared_samples` out by `seed`, then `partition` the rest with the `options` that it takes.
+    """Hold a pool of `public_samples` out by `seed`, then `partition` the rest with the `options` that it takes.
 
     `partition_seed` is that of the partition, where it is another.
 
     Raises:
         DataError: As `hold_out` and `partition` do.
     """
-    pool, available = hold_out(dataset, shared_samples, seed)
+    pool, available = hold_out(dataset, public_samples, seed)
     dealt = seed if partition_seed is None else partition_seed
     return Split(dataset, partition(dataset, name, clients=clients, seed=dealt, available=available, **options), pool)
 

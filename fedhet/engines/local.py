@@ -46,7 +46,10 @@ def run_locally(
         config = config.but(state_dir=str(folder / "state"))
     app = app or make_client_app(own.model, own.data, task=own.task)
     device = device_of(config.device)
-    workers, cohort = config.workers or (1 if device.type == "mps" else cores()), Cohort.of(config.cohort, device)
+    workers, cohort = (
+        config.workers or (1 if device.type == "mps" else cores()),
+        Cohort.of(config.client_batching, device),
+    )
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))  # clients seed torch's global generator, the caller's
         if workers > 1 and not multiprocessing.current_process().daemon:  # one of several runs has its core already
@@ -59,7 +62,7 @@ def run_locally(
                 timeout=config.timeout,
                 at_once=config.timeout < Config().timeout,
                 cohort=cohort,
-                datasets=(config.dataset, config.shared_dataset) if own.data is None else (),
+                datasets=(config.dataset, config.public_dataset) if own.data is None else (),
                 room=partial(room_on, device) if device.type == "cuda" and not config.workers else None,
             )
             grid: LocalGrid = stack.enter_context(workers_grid)

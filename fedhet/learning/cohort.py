@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 CPU = torch.device("cpu")
 AUTO = 16
-"""Clients side by side with `cohort = auto`: each holds a network and its activations."""
+"""Clients side by side with `client-batching = auto`: each holds a network and its activations."""
 
 ROWS = 2048
 """Examples that are passed at once at most, in all networks together: larger batches have nothing to gain."""
@@ -59,7 +59,7 @@ class Cohort:
 
     @classmethod
     def of(cls, setting: str, device: torch.device = CPU) -> "Cohort | None":
-        """What the key `cohort` says of clients on a device: gpu, auto, off, or clients at a time."""
+        """What the key `client-batching` says of clients on a device: gpu, auto, off, or clients at a time."""
         if setting == "off" or (setting == "gpu" and device.type != "cuda"):
             return None
         measure = setting in ("gpu", "auto")
@@ -151,13 +151,17 @@ class Cohort:
             if len(alike) > 1 and all(texts) and len(set(texts)) == len(texts) and kind_of not in self._unlike:
                 self._unlike.add(kind_of)
                 difference = first_difference(*alike[:2])
-                _log.info("cohort: %s are passed one by one: no two are built alike, %s", _class(alike[0]), difference)
+                _log.info(
+                    "client-batching: %s are passed one by one: no two are built alike, %s",
+                    _class(alike[0]),
+                    difference,
+                )
 
     def _refuse(self, asked: Forward, reason: str) -> _Verdict:
         told = f"{_class(asked.model)} are passed one by one: {reason}"
         if told not in self._told:
             self._told.add(told)
-            _log.info("cohort: %s", told)
+            _log.info("client-batching: %s", told)
         return _Verdict(False)
 
 

@@ -23,13 +23,13 @@ _PATIENCE = 0.3  # seconds after which a side is not measured again
 def ratio(which: tuple[object, ...], passes: Sequence[Forward]) -> float:
     """Seconds of the passes as one, over those of one after the other; as measured when this machine first met them.
 
-    So that runs on a machine stay alike, what was measured is kept in `~/.fedhet/cohorts.json`.
+    So that runs on a machine stay alike, what was measured is kept in `~/.fedhet/client-batching.json`.
 
     Args:
         which: their kind.
         passes: two or more; no trace is left in their networks.
     """
-    kept = Path.home() / ".fedhet" / "cohorts.json"
+    kept = Path.home() / ".fedhet" / "client-batching.json"
     known = _read(kept)
     device, sizes = passes[0].inputs.device, (len(passes).bit_length(), len(passes[0].inputs).bit_length())
     here = (describe(device), torch.__version__, torch.get_num_threads(), *sizes)

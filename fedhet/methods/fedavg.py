@@ -26,10 +26,10 @@ class FedAvgParameters(AveragingParameters):
         Raises:
             ConfigError: both are asked for.
         """
-        if self.last_layer == "classes" and (config.aggregation != "mean" or config.update_bound):
+        if self.last_layer == "classes" and (config.aggregation != "mean" or config.clip_norm):
             raise ConfigError(
                 f"fedavg.last-layer = classes averages that layer by classes, and aggregation = {config.aggregation}, "
-                f"update-bound = {config.update_bound:g} ask for another rule: leave one of them out"
+                f"clip-norm = {config.clip_norm:g} ask for another rule: leave one of them out"
             )
 
     def idle(self, config: Config) -> dict[str, str]:

@@ -64,7 +64,7 @@ class FedHARMParameters(Parameters):
         "how often places of activations are chosen anew: once a round, or before every epoch on the shared set",
         choices=("round", "epoch"),
     )
-    shared_steps: int = option(
+    public_steps: int = option(
         0, "gradient steps on the shared set in a round; 0: as many epochs as on private data", at_least=0
     )
     clusters: int = option(0, "columns of the spectral target, as fedhenn.clusters", at_least=0)
@@ -87,9 +87,9 @@ class FedHARMParameters(Parameters):
             raise ConfigError("fedharm.divide divides by fedharm.alpha, which is 0: leave one of them out")
         if not self.labels and self.alpha == 1:
             raise ConfigError("fedharm.labels = false with fedharm.alpha = 1 leaves nothing to train on the shared set")
-        if self.refresh == "epoch" and self.shared_steps:
+        if self.refresh == "epoch" and self.public_steps:
             raise ConfigError(
-                "fedharm.refresh = 'epoch' needs epochs on the shared set: leave out fedharm.shared-steps"
+                "fedharm.refresh = 'epoch' needs epochs on the shared set: leave out fedharm.public-steps"
             )
         if self.target_dtype == "int8" and not self.describes:
             raise ConfigError(
@@ -189,7 +189,7 @@ method = Method(
         "optimizer": "adam",
         "learning-rate": 0.01,
         "lr-schedule": "one-cycle",
-        "shared-samples": 5000,
+        "public-samples": 5000,
     },
     drawings={
         "cosines": Drawing(

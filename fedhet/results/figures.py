@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet.files import write_whole
 from fedhet.method import Drawing
-from fedhet.results.history import TestSet, Which, accuracy_curve, final_clients, newcomer_lines, scored_curve
+from fedhet.results.history import TestSet, Which, accuracy_curve, final_clients, scored_curve, unseen_lines
 from fedhet.results.run_files import RunFiles
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.rows import ClientRow
@@ -49,7 +49,7 @@ def run_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> "dict[str, Fi
     drawn = {
         "accuracy": accuracy_figure(run),
         "clients": clients_figure(run.clients, run.metric),
-        "newcomers": newcomers_figure(run),
+        "unseen_clients": unseen_figure(run),
         "bytes": bytes_figure(run.rows),
     }
     for name, matrices in run.matrices.items():
@@ -131,12 +131,12 @@ def clients_figure(clients: Sequence[ClientRow], metric: str = "accuracy") -> "F
     return figure
 
 
-def newcomers_figure(run: RunFiles) -> "Figure | None":
+def unseen_figure(run: RunFiles) -> "Figure | None":
     """Accuracy of those who came after the last round, by epoch alone, with what they received and from scratch.
 
-    None without newcomers.
+    None without unseen clients.
     """
-    lines = newcomer_lines(run.rows)
+    lines = unseen_lines(run.rows)
     if not lines:
         return None
     figure, (axes,) = new_figure(7.2, 3.2)

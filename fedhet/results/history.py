@@ -156,16 +156,17 @@ def flat(row: Row) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-def newcomer_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | None]]:
+def unseen_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | None]]:
     """The accuracy of those who came after the last round, weighted by their examples, by epoch of training alone.
 
     Args:
         rows: the history, see `read_history`.
 
     Returns:
-        By test set and start (`received`, `scratch`), before the first epoch and after each; empty without newcomers.
+        By test set and start (`received`, `scratch`), before the first epoch and after each; empty without unseen
+        clients.
     """
-    record: Row = next((row["newcomers"] for row in reversed(rows) if row.get("newcomers")), {})
+    record: Row = next((row["unseen_clients"] for row in reversed(rows) if row.get("unseen_clients")), {})
     tests: tuple[TestSet, ...] = ("own", "common")
     return {
         (test, start): [((each or {}).get("accuracy") or {}).get("weighted") for each in by_epoch]

@@ -29,9 +29,9 @@ from fedhet.results.history import (
     Which,
     accuracy_curve,
     last10,
-    newcomer_lines,
     read_clients,
     read_history,
+    unseen_lines,
 )
 from fedhet.results.loggers import loggers
 from fedhet.results.report import write_report
@@ -200,8 +200,8 @@ class RunDirectory(Observer):
         if self.config.test_on != "local":
             final = next((row for row in reversed(rows) if row.get("common")), None)
             summary["common"] = final["common"] if final else None
-        if lines := newcomer_lines(rows):
-            summary["newcomers"] = {
+        if lines := unseen_lines(rows):
+            summary["unseen_clients"] = {
                 f"{start}_accuracy": values for (test, start), values in lines.items() if test == on
             }
         return summary

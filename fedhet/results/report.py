@@ -34,8 +34,8 @@ _CAPTIONS = {
     "cost": "Accuracy by what was sent until then.",
     "accuracy": "Accuracy by round, weighted by the clients' examples; a band spans the clients.",
     "clients": "The clients' accuracies at their last evaluation, by architecture.",
-    "newcomers": "Clients that came after the last round, by epoch of training alone: with what they received, and "
-    "from their own initial weights, in the same batches.",
+    "unseen_clients": "Clients that came after the last round, by epoch of training alone: with what they received, "
+    "and from their own initial weights, in the same batches.",
     "bytes": "Payload bytes of all clients together, the greeting included.",
 }
 

@@ -109,7 +109,7 @@ _EVALUATED = maybe(fields({}, {"accuracy": _STATISTICS, "loss": _STATISTICS, "cl
 _TESTED = maybe(fields({}, {"received": _EVALUATED, "trained": _EVALUATED}))
 _WORK = fields({}, dict.fromkeys(("private_steps", "steps", "forwards"), WHOLE))
 _BY_START = by_name(many(_EVALUATED))
-_ONE_NEWCOMER = fields({}, {"architecture": TEXT} | dict.fromkeys(("received", "scratch"), many(maybe(NUMBER))))
+_ONE_UNSEEN = fields({}, {"architecture": TEXT} | dict.fromkeys(("received", "scratch"), many(maybe(NUMBER))))
 
 ROW = fields(
     {
@@ -126,7 +126,7 @@ ROW = fields(
         "trained": _EVALUATED,
         "common": _TESTED,
         "validation": _TESTED,
-        "newcomers": maybe(fields({}, {"own": _BY_START, "common": _BY_START, "clients": by_name(_ONE_NEWCOMER)})),
+        "unseen_clients": maybe(fields({}, {"own": _BY_START, "common": _BY_START, "clients": by_name(_ONE_UNSEEN)})),
         "train_loss": maybe(NUMBER),
         "metrics": maybe(by_name(maybe(NUMBER))),
         "work": _WORK,
@@ -136,7 +136,7 @@ ROW = fields(
 
 _SCORES = maybe(by_name(maybe(NUMBER)))
 _PERSONAL = maybe(_of("received or trained", lambda value: value in ("received", "trained")))
-_NEWCOMERS = fields(dict.fromkeys(("received_accuracy", "scratch_accuracy"), many(maybe(NUMBER), 1)), {})
+_UNSEEN = fields(dict.fromkeys(("received_accuracy", "scratch_accuracy"), many(maybe(NUMBER), 1)), {})
 
 SUMMARY = fields(
     {},
@@ -153,7 +153,7 @@ SUMMARY = fields(
         "seconds": FINITE,
         "stopped_early": maybe(WHOLE),
         "common": _TESTED,
-        "newcomers": _NEWCOMERS,
+        "unseen_clients": _UNSEEN,
     },
 )
 """What `summary.json` holds."""

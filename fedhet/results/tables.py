@@ -87,8 +87,8 @@ def headline(run: RunFiles) -> str:
         f"{format_bytes(summary.get('bytes_up', 0))} up, {format_bytes(summary.get('bytes_down', 0))} down",
         format_seconds(summary.get("seconds")),
     ]
-    if newcomers := summary.get("newcomers"):
-        parts.append(newcomers_words(newcomers))
+    if unseen := summary.get("unseen_clients"):
+        parts.append(unseen_words(unseen))
     if summary.get("failures"):
         parts.append(f"failures: {summary['failures']}")
     if summary.get("status") != "completed":
@@ -96,12 +96,12 @@ def headline(run: RunFiles) -> str:
     return f"{summary.get('method', method)}: " + "; ".join(parts)
 
 
-def newcomers_words(summary: Mapping[str, Any]) -> str:
-    """What became of those who came after the last round, from `newcomers` of a summary."""
+def unseen_words(summary: Mapping[str, Any]) -> str:
+    """What became of those who came after the last round, from `unseen_clients` of a summary."""
     received, scratch = summary["received_accuracy"], summary["scratch_accuracy"]
     return (
-        f"newcomers {format_value(received[0])} as received, {format_value(received[-1])} after {len(received) - 1} "
-        f"epochs alone (from scratch {format_value(scratch[-1])})"
+        f"unseen clients {format_value(received[0])} as received, {format_value(received[-1])} after "
+        f"{len(received) - 1} epochs alone (from scratch {format_value(scratch[-1])})"
     )
 
 

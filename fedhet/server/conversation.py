@@ -17,10 +17,10 @@ from fedhet.machine import proof
 from fedhet.server import exchanges
 from fedhet.server.aggregation import given
 from fedhet.server.half import P, S, ServerHalf
-from fedhet.server.newcomers import comes_last
 from fedhet.server.robust import Rule, put_together
 from fedhet.server.roster import agree_on_pool, most_alike_first
 from fedhet.server.state import ClientRecord
+from fedhet.server.unseen import comes_last
 from fedhet.wire import Arrays, Payload, Reply, Request, Spec, check_finite
 from fedhet.wire.protocol import FIRST, GREET, JOIN, with_pool
 
@@ -102,15 +102,17 @@ class Conversation(ServerHalf[P, S]):
 
     # ---- clients
 
-    def _greet(self, grid: Grid, *, newcomers: bool = False) -> None:
+    def _greet(self, grid: Grid, *, unseen_clients: bool = False) -> None:
         """Learn who is there: ask those that are new for their names and what they have.
 
-        Those that are to come after the last round wait until it is time for `newcomers`.
+        Those that are to come after the last round wait until it is time for `unseen_clients`.
         """
-        if new := self.roster.not_greeted(grid, newcomers=newcomers):
-            self._welcome_nodes(new, newcomers=newcomers)
+        if new := self.roster.not_greeted(grid, unseen_clients=unseen_clients):
+            self._welcome_nodes(new, unseen_clients=unseen_clients)
         if not self.roster.nodes:
-            nobody = "there are no nodes" if not self.roster.waiting else "all come after the last round (newcomers)"
+            nobody = (
+                "there are no nodes" if not self.roster.waiting else "all come after the last round (unseen-clients)"
+            )
             raise FedhetError(f"no client can serve:\n{self._round.reasons() or f'  {nobody}'}")
         if len(self.roster.nodes) == 1 and self.roster.refused and self.shares:
             (left,) = self.roster.nodes
@@ -119,7 +121,7 @@ class Conversation(ServerHalf[P, S]):
                 f"{self._round.reasons()}"
             )
 
-    def _welcome_nodes(self, new: Sequence[int], *, newcomers: bool) -> None:
+    def _welcome_nodes(self, new: Sequence[int], *, unseen_clients: bool) -> None:
         pool = self.pool()
         greeting = Payload() if pool is None else with_pool(pool)
         encoder, request = Encoder(), self._request(question=GREET)
@@ -137,7 +139,7 @@ class Conversation(ServerHalf[P, S]):
         for node, message in came:
             try:
                 reply = read_reply(message)
-                if not newcomers and comes_last(reply.report, self.config.newcomers):
+                if not unseen_clients and comes_last(reply.report, self.config.unseen_clients):
                     self.roster.waiting.add(node)
                     continue
                 kind = self.kind_of(reply)
@@ -153,7 +155,7 @@ class Conversation(ServerHalf[P, S]):
         for node in most_alike_first(opened, averaged=self.traits.shares.averaged and self.traits.networks != "widths"):
             reply = opened[node][1]
             try:
-                self._admit(node, reply, joining=newcomers)
+                self._admit(node, reply, joining=unseen_clients)
             except Exception as error:
                 refused(node, reply.client, error)
                 continue
@@ -216,13 +218,13 @@ class Conversation(ServerHalf[P, S]):
     def _fetch_first_arrays(self) -> None:
         """What is shared starts as the initial weights of the first client that has it.
 
-        Where hostile clients are reckoned with (`aggregation`, `update-bound`) all are asked, and Krum chooses.
+        Where Byzantine clients are reckoned with (`aggregation`, `clip-norm`) all are asked, and Krum chooses.
         """
         if not self.rule.plain:
             owners = [client for client in self.present if self.specs[client].keys() - self.state.model.keys()]
             question = self._messages(MessageType.QUERY, dict.fromkeys(owners, Payload()), question=FIRST)
             told = {c: reply.arrays.get("model", {}) for c, reply in self._valid(self._send(question)).items()}
-            rule = Rule("krum", self.config.hostile)
+            rule = Rule("krum", self.config.byzantine)
             first, _ = put_together(told, dict.fromkeys(told, 1.0), self.specs, {}, rule)
             self.state.model = first | self.state.model
         for client in self.present:  # all would give the same: they are drawn from the seed, not from the client
@@ -236,10 +238,10 @@ class Conversation(ServerHalf[P, S]):
         if not self.state.model:
             raise FedhetError(f"no client gave the first weights:\n{self._round.reasons()}")
 
-    def _meet_newcomers(self, grid: Grid) -> dict[str, Reply]:
+    def _meet_unseen_clients(self, grid: Grid) -> dict[str, Reply]:
         """Let those in that come after the last round; what they measured, of whom there is something to give."""
         known = set(self.present)
-        self._greet(grid, newcomers=True)
+        self._greet(grid, unseen_clients=True)
         new = [client for client in self.present if client not in known]
         payloads = self._made_for(new, partial(self.evaluated_with, amid_training=False))
         if not self.traits.alone:

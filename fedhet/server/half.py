@@ -288,7 +288,7 @@ class ServerHalf(Generic[P, S]):
         return self.average(told, dict.fromkeys(told, 1.0), specs, before={})
 
     def bounded(self, told: Mapping[str, Arrays]) -> Mapping[str, Arrays]:
-        """What clients told, cut to `update-bound` median norms, for methods that make of it what is no average."""
+        """What clients told, cut to `clip-norm` median norms, for methods that make of it what is no average."""
         bound = self.rule.bound
         made, cuts = cut_to_bound(told, {}, bound) if bound and told else (told, [])
         self._round.name_cuts(map(vars, cuts))

@@ -1,4 +1,4 @@
-"""Averages that some hostile clients cannot carry away, and a bound on how far one client goes in a round.
+"""Averages that some Byzantine clients cannot carry away, and a bound on how far one client goes in a round.
 
 The rules are Flower's own: the median and the trimmed mean of each entry (Yin et al., ICML 2018), Krum and Multi-Krum
 (Blanchard et al., NeurIPS 2017), which take whole clients; beside them the mean of updates that are cut to their median
@@ -27,19 +27,19 @@ class Rule:
 
     Attributes:
         name: one of `fedhet.options.AGGREGATIONS`.
-        hostile: the share of clients that may be hostile, which trimmed-mean, krum and multi-krum are told.
+        byzantine: the share of clients that may be Byzantine, which trimmed-mean, krum and multi-krum are told.
         bound: updates of more than so many median norms are cut to that; 0: none is.
     """
 
     name: str = "mean"
-    hostile: float = 0.0
+    byzantine: float = 0.0
     bound: float = 0.0
 
     @classmethod
     def of(cls, config: Config) -> "Rule":
         """That of a configuration."""
         clipped = config.aggregation == "norm-clipped"
-        return cls(config.aggregation, config.hostile, config.update_bound or (1.0 if clipped else 0.0))
+        return cls(config.aggregation, config.byzantine, config.clip_norm or (1.0 if clipped else 0.0))
 
     @property
     def plain(self) -> bool:
@@ -107,14 +107,14 @@ def combined(groups: Sequence[Arrays], weights: Sequence[float], spec: Spec, rul
         return weighted_average(groups, weights if rule.name == "mean" else [1.0] * len(groups), spec)
     count = len(groups)
     # Fewer than half of all, or no rule helps; at least one where any are expected.
-    hostile = min(math.ceil(rule.hostile * count), (count - 1) // 2)
+    byzantine = min(math.ceil(rule.byzantine * count), (count - 1) // 2)
     each = [([group[name].astype(np.float64) for name in spec], 1) for group in groups]
     if rule.name == "median":
         found = aggregate_median(each)
     elif rule.name == "trimmed-mean":
-        found = aggregate_trimmed_avg(each, (hostile + 0.1) / count)
+        found = aggregate_trimmed_avg(each, (byzantine + 0.1) / count)
     else:
-        found = aggregate_krum(each, hostile, 0 if rule.name == "krum" else count - hostile)
+        found = aggregate_krum(each, byzantine, 0 if rule.name == "krum" else count - byzantine)
     return {name: _as(array, dtype) for (name, (_, dtype)), array in zip(spec.items(), found, strict=True)}
 
 

@@ -61,8 +61,8 @@ class Roster:
     labels: int = 1
     greeted: dict[str, "Counts"] = field(default_factory=dict)
 
-    def not_greeted(self, grid: Grid, *, newcomers: bool) -> list[int]:
-        """The nodes that were not greeted yet, with those that are waiting if it is time for newcomers.
+    def not_greeted(self, grid: Grid, *, unseen_clients: bool) -> list[int]:
+        """The nodes that were not greeted yet, with those that are waiting if it is time for unseen clients.
 
         Those that left are forgotten.
         """
@@ -71,7 +71,7 @@ class Roster:
         self.refused = {node: name for node, name in self.refused.items() if node in present}
         alone = self.refused.keys() - self.rivals({node: name for node, name in self.refused.items() if name})
         self.refused = {node: name for node, name in self.refused.items() if not name or node not in alone}
-        self.waiting = set() if newcomers else self.waiting & present
+        self.waiting = set() if unseen_clients else self.waiting & present
         return sorted(present - set(self.nodes.values()) - self.refused.keys() - self.waiting)
 
     def rivals(self, claims: Mapping[int, str]) -> dict[int, list[int]]:
@@ -206,7 +206,7 @@ def agree_on_pool(state: State, reply: Reply, pool: Pool | None, *, labelled: bo
     digest, size = (pool.digest, len(pool)) if pool is not None else (reply.report.pool, reply.report.pool_size)
     if not digest:
         raise FedhetError(
-            f"there is no {'labelled ' * labelled}pool to align on: set shared-samples, or give "
+            f"there is no {'labelled ' * labelled}pool to align on: set public-samples, or give "
             "make_server_app(shared=...), or have the clients' data function return it as `shared`"
         )
     if not state.pool:

@@ -21,7 +21,7 @@ from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.flower.insides import simulated, wrapper_of
 from fedhet.flower.wrappers import check_payloads, check_wrapped
 from fedhet.observing import Observer
-from fedhet.server import newcomers
+from fedhet.server import unseen
 from fedhet.server.conversation import Conversation
 from fedhet.server.half import P, S
 from fedhet.server.roster import await_nodes
@@ -289,12 +289,12 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         replies = self._valid(sent, payloads, check=self.check_last)
         with self._guarded(number, f"conclude from what clients {', '.join(replies)} sent"):
             self.conclude(replies)
-        if not self.config.newcomers:
+        if not self.config.unseen_clients:
             return self._complete(replies, {})
         known = dict(self.state.clients)
-        came = self._meet_newcomers(grid)
+        came = self._meet_unseen_clients(grid)
         result = self._complete(
-            replies, {}, newcomers=newcomers.record(came, self.state.clients, self.config.newcomer_epochs)
+            replies, {}, unseen_clients=unseen.record(came, self.state.clients, self.config.unseen_epochs)
         )
         self.state.clients = known  # they had no part in what the run trained
         return result

@@ -1,4 +1,4 @@
-"""Hostile handshakes: what one client says of itself in its greeting, changed at random, among honest clients.
+"""Byzantine handshakes: what one client says of itself in its greeting, changed at random, among honest clients.
 
 Unlike a reply to training, which is checked against the greeting, a greeting is checked against nothing but itself and
 those of the others: it adds fields, names arrays that nobody has, and claims the names of others.
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from fedhet.errors import FedhetError
 from fedhet.flower import encode_arrays
 from fedhet.flower.insides import fields_of
-from fedhet.testing.hostile import (
+from fedhet.testing.byzantine import (
     LISTS,
     REAL,
     TEXTS,
@@ -245,12 +245,12 @@ def attack_handshakes(recording: Recording, examples: int, *, repeat: bool = Tru
     return found
 
 
-def _check_admitted(recording: Recording, strategy: Strategy, hostile: str) -> None:
-    """All others are there, but for those of whom nobody can tell whether they or the hostile one are right.
+def _check_admitted(recording: Recording, strategy: Strategy, byzantine: str) -> None:
+    """All others are there, but for those of whom nobody can tell whether they or the Byzantine one are right.
 
     That is one whose name it claims, and those who have an array that no other honest client has.
     """
-    honest = recording.names - {hostile}
+    honest = recording.names - {byzantine}
     contested = {name for name in strategy.roster.refused.values() if name}
     keys = {name: _shared(recording.answers[0, "query", GREET, name]) for name in honest}
     owners = Counter(key for shared in keys.values() for key in shared)

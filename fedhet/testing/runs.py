@@ -34,7 +34,7 @@ COMMON: dict[str, Value] = {
     "learning-rate": 0.1,
     "momentum": 0.5,
     "samples-per-client": 32,
-    "shared-samples": 64,
+    "public-samples": 64,
     "closing-epochs": 0,
     "fraction-train": 1.0,
     "workers": 1,

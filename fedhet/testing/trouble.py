@@ -24,7 +24,7 @@ from fedhet.testing.runs import PARTIAL, Case, Kept, Run, run, run_on
 from fedhet.wire import to_tensor
 
 if TYPE_CHECKING:
-    from fedhet.testing.hostile import Recording
+    from fedhet.testing.byzantine import Recording
 
 LATER = [("after", 2), ("after", 0), ("within", 0), ("within", "the end")]
 """Where a run is stopped in slow tests."""
@@ -125,15 +125,15 @@ class Trouble:
         assert min(found["refused"], found["admitted"]) >= 100, "the attack can tell"
 
     @pytest.mark.long
-    def test_a_hostile_client_in_a_whole_run_comes_to_the_same_as_a_silent_one(
+    def test_a_byzantine_client_in_a_whole_run_comes_to_the_same_as_a_silent_one(
         self, case: Case, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
         """Where it is refused it is named; five runs, in each of which two of its answers are others."""
-        from fedhet.testing.hostile import two_changes
+        from fedhet.testing.byzantine import two_changes
 
         @two_changes(rounds=4)
         def whole_run(changes: Mapping[int, Callable[[RecordDict], None]]) -> None:
-            folder, done = tmp_path_factory.mktemp("hostile"), set[int]()
+            folder, done = tmp_path_factory.mktemp("byzantine"), set[int]()
 
             def change(message: Message, client: str, reply: Message) -> None:
                 number, kind = where(message)
@@ -141,14 +141,14 @@ class Trouble:
                     changes[number](reply.content)
                     done.add(number)
 
-            hostile = run(folder / "hostile", case.settings(rounds=4), app=Tampering(after=change))
-            assert hostile.summary["status"] == "completed"
-            assert {client for _, client in hostile.failures} <= {"1"}
-            refused = {number for number, _ in hostile.failures}
+            byzantine = run(folder / "byzantine", case.settings(rounds=4), app=Tampering(after=change))
+            assert byzantine.summary["status"] == "completed"
+            assert {client for _, client in byzantine.failures} <= {"1"}
+            refused = {number for number, _ in byzantine.failures}
             if refused == done:
                 fault = raising(at(refused, "1"), RuntimeError("says nothing"))
                 silent = run(folder / "silent", case.settings(rounds=4), app=Tampering(before=fault))
-                _assert_same_but_for_the_fault(hostile, silent)
+                _assert_same_but_for_the_fault(byzantine, silent)
 
         whole_run()
 
@@ -228,7 +228,7 @@ class Trouble:
     @pytest.mark.parametrize("rate", [20.0, 1e4, 1e6])
     def test_training_that_diverges_is_told_and_poisons_nothing(self, case: Case, rate: float, tmp_path: Path) -> None:
         """Saved values are finite; clients whose training diverged say so and are left out, or nobody is left."""
-        from fedhet.testing.hostile import infinite
+        from fedhet.testing.byzantine import infinite
 
         folder = tmp_path / "run"
         with contextlib.suppress(FedhetError):
@@ -323,14 +323,14 @@ class Trouble:
 
 
 def _recording(case: Case, kept: Kept) -> "Recording":
-    from fedhet.testing.hostile import Recording
+    from fedhet.testing.byzantine import Recording
 
     return Recording.of(case, kept("ordinary"))
 
 
 def _attacked(case: Case, kept: Kept, examples: int, *, greetings: bool = False, repeat: bool = True) -> Counter[str]:
+    from fedhet.testing.byzantine import attack
     from fedhet.testing.handshakes import attack_handshakes
-    from fedhet.testing.hostile import attack
 
     logging.disable(logging.CRITICAL)  # thousands of warnings, of no use to anybody
     try:

@@ -32,10 +32,10 @@ ROWS: dict[str, tuple[str, dict[str, object], float]] = {
 }
 """The preset, what is run of it, and how many times as much as one of these rounds the row is, or its first round."""
 WAYS: dict[str, dict[str, object]] = {
-    "one by one": {"workers": 1, "cohort": "off"},
-    "side by side": {"workers": 1, "cohort": "gpu"},
-    "in processes": {"workers": min(10, cores()), "cohort": "off"},
-    "in processes, side by side": {"workers": min(5, cores()), "cohort": "gpu"},
+    "one by one": {"workers": 1, "client-batching": "off"},
+    "side by side": {"workers": 1, "client-batching": "gpu"},
+    "in processes": {"workers": min(10, cores()), "client-batching": "off"},
+    "in processes, side by side": {"workers": min(5, cores()), "client-batching": "gpu"},
     "by default": {},
 }
 

@@ -213,7 +213,7 @@ def test_round_costs_little_more_than_a_bare_loop(architecture: str, limit: floa
 OF_METHOD: dict[str, dict[str, object]] = {
     "fedavg": {"architectures": "cnn"},
     "fedproto": {"architectures": "cnn,cnn-3-3", "fedproto.width": 32},
-    "fedhenn": {"architectures": "cnn-family", "shared-samples": 500, "samples-per-client": 40, "fedhenn.rad-every": 4},
+    "fedhenn": {"architectures": "cnn-family", "public-samples": 500, "samples-per-client": 40, "fedhenn.rad-every": 4},
 }
 BARE = {"fedavg": BareLoop, "fedproto": BareFedProto, "fedhenn": BareFedHeNN}
 
@@ -276,7 +276,7 @@ def test_twenty_clients_side_by_side_take_less_time_on_one_core(method: str, lim
         for turn in range(2):
             for cohort in seconds:
                 clock = Clock()
-                config = configuration.resolve({**own, "cohort": cohort})
+                config = configuration.resolve({**own, "client-batching": cohort})
                 run_locally(config, tmp_path / f"{cohort}-{turn}", observers=[clock])
                 seconds[cohort] += clock.seconds[2:]
     one, joint = (statistics.median(each) for each in seconds.values())

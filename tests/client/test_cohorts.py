@@ -23,7 +23,7 @@ from fedhet.results.history import read_history
 pytestmark = pytest.mark.usefixtures("no_report")
 
 SETTINGS: dict[str, Any] = {
-    **{"dataset": "digits", "clients": 4, "rounds": 2, "samples-per-client": 24, "shared-samples": 64},
+    **{"dataset": "digits", "clients": 4, "rounds": 2, "samples-per-client": 24, "public-samples": 64},
     **{"partition": "dirichlet", "local-epochs": 1, "batch-size": 8, "momentum": 0.5, "closing-epochs": 0},
     **{"fraction-train": 1.0, "workers": 1, "learning-rate": 0.05, "seed": 3, "architectures": "mlp-100"},
 }
@@ -69,7 +69,9 @@ def test_side_by_side_as_one_after_the_other(case: str, tmp_path: Path, monkeypa
     monkeypatch.setattr(population, "model_of", double)
     ran = {}
     for setting in ("off", "4"):
-        config = configuration.resolve({**SETTINGS, "method": case.split()[0], **METHODS[case], "cohort": setting})
+        config = configuration.resolve(
+            {**SETTINGS, "method": case.split()[0], **METHODS[case], "client-batching": setting}
+        )
         run_locally(config, tmp_path / setting)
         ran[setting] = saved(tmp_path / setting)
         assert [row["failures"] for row in read_history(tmp_path / setting) if row["failures"]] == []

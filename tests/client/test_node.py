@@ -73,9 +73,9 @@ def test_what_becomes_a_path_is_a_plain_name(field, federate, monkeypatch):
 def test_a_folder_of_the_shared_pool_does_not_count_either(tmp_path, in_a_run):
     """Nor does a preset that leads out of the folder of presets."""
     (tmp_path / "secret.toml").write_text('password = "1234"')
-    chosen = {"method": "fedmd", "shared-samples": 9, "shared-dataset": "digits", "shared-data": str(tmp_path)}
-    assert node._settings(json.dumps(chosen), True, ()).shared_data == str(tmp_path)
-    assert node._settings(json.dumps(chosen), False, ()).shared_data == ""
+    chosen = {"method": "fedmd", "public-samples": 9, "public-dataset": "digits", "public-data": str(tmp_path)}
+    assert node._settings(json.dumps(chosen), True, ()).public_data == str(tmp_path)
+    assert node._settings(json.dumps(chosen), False, ()).public_data == ""
     out = os.path.relpath(tmp_path / "secret", configuration.run_configs())
     with pytest.raises(ConfigError) as told:
         node._settings(json.dumps({"preset": out}), False, ())

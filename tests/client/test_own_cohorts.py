@@ -39,7 +39,7 @@ def of_scale(client: ClientInfo) -> nn.Module:
 
 SETTINGS = {
     **{"method": "fedavg", "clients": 3, "rounds": 2, "samples-per-client": 24, "batch-size": 8, "local-epochs": 1},
-    **{"workers": 1, "cohort": "4"},
+    **{"workers": 1, "client-batching": "4"},
 }
 
 
@@ -74,7 +74,7 @@ def test_what_cannot_be_one_batch_is_told_once_with_the_reason(
 
 
 def test_the_default_is_one_after_the_other(joint: list[int], tmp_path: Path) -> None:
-    config = configuration.resolve({key: value for key, value in SETTINGS.items() if key != "cohort"})
-    assert config.cohort == "off"
+    config = configuration.resolve({key: value for key, value in SETTINGS.items() if key != "client-batching"})
+    assert config.client_batching == "off"
     run_locally(config, tmp_path / "run", own=Given(model=Net))
     assert joint == []

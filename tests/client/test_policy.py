@@ -305,7 +305,7 @@ def test_a_node_downloads_nothing(method, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
     settings = {"method": method, "dataset": "mnist"}
     if method == "fedmd":
-        settings |= {"dataset": "digits", "shared-samples": 9, "shared-dataset": "mnist"}
+        settings |= {"dataset": "digits", "public-samples": 9, "public-dataset": "mnist"}
     reply = asked(LocalGrid(make_client_app(), 2), "query", settings, "greet")
     if method == "local":
         assert "the reason stands in its node's log" in str(reply.content["report"]["refusal"])

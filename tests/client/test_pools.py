@@ -79,7 +79,7 @@ def test_a_pool_without_labels_does_not_do_for_a_method_that_needs_them(tiny, wa
 
 
 def test_without_any_pool_the_way_to_one_is_told(tiny, watch):
-    with pytest.raises(FedhetError, match="clients .0, 1.: there is no pool to align on: set shared-samples, or"):
+    with pytest.raises(FedhetError, match="clients .0, 1.: there is no pool to align on: set public-samples, or"):
         start("inputs", tiny.app(), watch)
 
 

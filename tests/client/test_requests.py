@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.flower import Encoder, read_reply, write_request
+from fedhet.testing.byzantine import changes
 from fedhet.testing.faults import where
-from fedhet.testing.hostile import changes
 from fedhet.testing.privacy import Node, from_elsewhere, same_data
 from fedhet.testing.runs import PARTIAL, Case, Tampering, run
 from fedhet.wire import Payload, Request

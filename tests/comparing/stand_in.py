@@ -17,7 +17,7 @@ SETTINGS = {
     "architectures": ",".join(CNNS),
     "partition": "classes",
     "classes-per-client": 5,
-    "shared-samples": 64,
+    "public-samples": 64,
     "fedhenn.eta0": 0.1,
     "local-epochs": 3,
 }

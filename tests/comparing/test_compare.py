@@ -30,7 +30,7 @@ def test_every_method_gets_the_same_settings_and_its_own_keys(tmp_path):
             {key: value for key, value in by_name[f"{method}-seed{seed}"].items() if "." not in key} for method in ALL
         ]
         assert all(settings["seed"] == seed and settings["local-epochs"] == 3 for settings in shared)
-        assert len({settings["shared-samples"] for settings in shared}) == 1
+        assert len({settings["public-samples"] for settings in shared}) == 1
         differing = {key for key in shared[0] if len({settings[key] for settings in shared}) > 1}
         assert differing == {"method", "architectures"}
         assert by_name[f"fedavg-seed{seed}"]["architectures"] == "cnn"
@@ -42,7 +42,7 @@ def test_the_held_out_pool_of_one_is_given_to_all_whatever_the_order(tmp_path):
     chosen = {key: value for key, value in SETTINGS.items() if not key.startswith("shared")}
     for methods in (ALL, ALL[::-1]):
         pools = {
-            case.settings.flat()["shared-samples"] for case in plan(methods, seeds=(0,), config=chosen, out=tmp_path)
+            case.settings.flat()["public-samples"] for case in plan(methods, seeds=(0,), config=chosen, out=tmp_path)
         }
         assert len(pools) == 1
 

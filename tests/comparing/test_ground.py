@@ -59,7 +59,7 @@ class TestArms:
         )
         assert found.forced == {"mild"}  # it asked for two networks, and needs equal ones
         assert mild.architectures == "cnn"
-        same = ("dataset", "partition", "samples_per_client", "shared_samples", "rounds", "clients", "seed")
+        same = ("dataset", "partition", "samples_per_client", "public_samples", "rounds", "clients", "seed")
         assert all(getattr(plain, key) == getattr(mild, key) for key in same)
 
     def test_the_same_method_can_stand_there_twice(self):

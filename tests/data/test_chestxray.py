@@ -92,7 +92,7 @@ def test_no_patient_is_at_two_clients(tmp_path: Path, name: str, seed: int) -> N
 
 def test_a_pool_has_whole_patients_and_no_client_has_one_of_them(tmp_path: Path) -> None:
     dataset = data.load("chestxray14", write(tmp_path / "nih"))
-    split = data.split(dataset, "iid", clients=3, seed=0, shared_samples=10)
+    split = data.split(dataset, "iid", clients=3, seed=0, public_samples=10)
     assert split.shared is not None
     pool = split.shared.inputs[:, 0, 0, 0].numpy()
     counts = np.unique(pool, return_counts=True)[1]
@@ -100,11 +100,11 @@ def test_a_pool_has_whole_patients_and_no_client_has_one_of_them(tmp_path: Path)
     held = [patients(dataset.train)[part.train] for part in split.parts]
     assert not set(pool) & set(np.concatenate(held))
     assert sum(map(len, held)) == len(dataset.train) - 4 * EACH
-    again, other = (data.split(dataset, "iid", clients=5, seed=seed, shared_samples=10) for seed in (0, 1))
+    again, other = (data.split(dataset, "iid", clients=5, seed=seed, public_samples=10) for seed in (0, 1))
     assert np.array_equal(split.pool, again.pool)
     assert not np.array_equal(split.pool, other.pool)
     with pytest.raises(DataError, match="71 examples that are held out belong to all of its 24 owners"):
-        data.split(dataset, "iid", clients=3, seed=0, shared_samples=71)
+        data.split(dataset, "iid", clients=3, seed=0, public_samples=71)
 
 
 def test_a_validation_part_has_whole_patients(tmp_path: Path) -> None:

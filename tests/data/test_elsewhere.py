@@ -49,8 +49,8 @@ def test_clients_keep_the_examples_that_a_held_out_pool_would_have_taken(monkeyp
     monkeypatch.setattr(
         data, "load", lambda name, *args, **kw: elsewhere if name == "mnist" else load(name, *args, **kw)
     )
-    settings = {"method": "fedharm", "dataset": "digits", "clients": 4, "shared-samples": 101, "seed": 77}
-    held, other = (configuration.resolve(settings | more) for more in ({}, {"shared-dataset": "mnist"}))
+    settings = {"method": "fedharm", "dataset": "digits", "clients": 4, "public-samples": 101, "seed": 77}
+    held, other = (configuration.resolve(settings | more) for more in ({}, {"public-dataset": "mnist"}))
 
     def examples(config: Config) -> int:
         return sum(len(population.data_of(population.ClientInfo(str(i), i, 4, config)).train) for i in range(4))
@@ -63,4 +63,4 @@ def test_clients_keep_the_examples_that_a_held_out_pool_would_have_taken(monkeyp
 
 def test_an_unknown_data_set_gets_its_neighbours():
     with pytest.raises(ConfigError, match="mnist"):
-        configuration.resolve({"method": "fedmd", "shared-samples": 10, "shared-dataset": "mnits"})
+        configuration.resolve({"method": "fedmd", "public-samples": 10, "public-dataset": "mnits"})

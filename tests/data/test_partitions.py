@@ -192,8 +192,8 @@ class TestHoldOut:
     def test_pool_is_the_same_whatever_the_clients_and_nobody_has_it(self) -> None:
         dataset = made()
         splits = [
-            data.split(dataset, "iid", clients=4, seed=1, shared_samples=200),
-            data.split(dataset, "classes", clients=9, seed=1, shared_samples=200, classes_per_client=2),
+            data.split(dataset, "iid", clients=4, seed=1, public_samples=200),
+            data.split(dataset, "classes", clients=9, seed=1, public_samples=200, classes_per_client=2),
         ]
         assert np.array_equal(splits[0].pool, splits[1].pool)
         assert not np.array_equal(splits[0].pool, data.hold_out(dataset, 200, seed=2)[0])
@@ -209,7 +209,7 @@ class TestHoldOut:
         assert np.abs(counts - all_counts / 5).max() <= 1
 
     def test_pool_is_one_tensor_of_raw_inputs(self) -> None:
-        split = data.split(made(), "iid", clients=4, seed=1, shared_samples=20)
+        split = data.split(made(), "iid", clients=4, seed=1, public_samples=20)
         pool = split.shared
         assert pool is not None
         assert pool is split.shared

@@ -62,7 +62,7 @@ def test_examples_of_many_labels_are_drawn_without_regard_to_them():
 
 
 def test_the_pool_and_the_test_parts_are_what_they_were_and_training_parts_lose_it():
-    plain = configuration.resolve({"method": "fedhenn", "shared-samples": 50, "clients": 3, "samples-per-client": 20})
+    plain = configuration.resolve({"method": "fedhenn", "public-samples": 50, "clients": 3, "samples-per-client": 20})
     apart = plain.but(validation=0.2)
     assert population.shared_pool(apart).digest == population.shared_pool(plain).digest
     for number in range(3):

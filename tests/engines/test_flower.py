@@ -160,7 +160,7 @@ def settings_of(method: str) -> dict[str, Any]:
     """Something small that exercises a method; mixed architectures where it takes them."""
     preset = configuration.read(configuration.preset_path(f"{method}/digits"))
     rounds = min(2, preset["rounds"])  # 0: as many as the method needs
-    small = {"clients": 3, "rounds": rounds, "local-epochs": 2, "samples-per-client": 30, "shared-samples": 64}
+    small = {"clients": 3, "rounds": rounds, "local-epochs": 2, "samples-per-client": 30, "public-samples": 64}
     return preset | small | {"fedrep.body-epochs": 1}
 
 

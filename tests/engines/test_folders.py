@@ -24,7 +24,7 @@ SETTINGS = {
     "clients": 2,
     "rounds": 2,
     "samples-per-client": 16,
-    "shared-samples": 0,
+    "public-samples": 0,
     "closing-epochs": 0,
 }
 
@@ -67,7 +67,7 @@ def test_an_empty_configuration_is_no_run(done):
         ({"input-size": 10**5}, "input-size = 100000: must be at most 2048"),
         ({"method": "fedma", "fedma.max-growth": 0.5}, "max-growth = 0.5: must be at least 1"),
         ({"method": "fedma", "fedma.solver": "lapsolver"}, "'lapsolver' is not installed"),
-        ({"method": "fedmd"}, "set shared-samples"),
+        ({"method": "fedmd"}, "set public-samples"),
         ({"device": "cuda"}, "torch sees no GPU"),
         ({"aggregation": "best"}, "must be one of mean, median"),
         ({"threads-per-client": 10**6}, "threads-per-client = 1000000: must be at most 1024"),

@@ -32,7 +32,7 @@ from fedhet.results.history import read_history
 pytestmark = pytest.mark.usefixtures("no_report")
 
 SETTINGS: dict[str, Any] = {
-    **{"dataset": "digits", "clients": 5, "rounds": 3, "samples-per-client": 24, "shared-samples": 64},
+    **{"dataset": "digits", "clients": 5, "rounds": 3, "samples-per-client": 24, "public-samples": 64},
     **{"local-epochs": 1, "batch-size": 12, "architectures": "mlp-100,mlp-150", "fraction-train": 0.8, "seed": 3},
 }
 
@@ -85,12 +85,12 @@ def test_workers_give_the_bytes_of_one_process_and_runs_go_on_with_them(tmp_path
 def test_beside_a_gpu_as_many_workers_as_it_has_room_for(
     room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_locally(settings(cohort="off"), tmp_path / "cpu")
+    run_locally(settings(client_batching="off"), tmp_path / "cpu")
     monkeypatch.setattr(local, "device_of", lambda name: torch.device("cuda"))  # clients ask elsewhere
     monkeypatch.setattr(local, "cores", lambda: 4)
     monkeypatch.setattr(local, "room_on", lambda device: room)
     watch = Watch()
-    run_locally(settings(cohort="off"), tmp_path / "gpu", observers=[watch])
+    run_locally(settings(client_batching="off"), tmp_path / "gpu", observers=[watch])
     assert {len(each) for each in watch.seen[1:]} == {room if room > 1 else 0}
     assert rows(tmp_path / "gpu") == rows(tmp_path / "cpu")
 
@@ -177,7 +177,7 @@ def test_a_client_whose_worker_ends_or_hangs_fails_alone_and_is_back_in_the_next
     monkeypatch.setattr(WorkerGrid, "patience", 60)  # but a timeout has workers from the first message on
     monkeypatch.setattr(WorkerGrid, "_preference", lambda *given: -given[-1].metadata.dst_node_id)  # 0 to 2 together
     watch = Watch()
-    own = settings(**{"timeout": 5, "fraction-train": 1.0, **method, **waits}, workers=2, cohort=cohort)
+    own = settings(**{"timeout": 5, "fraction-train": 1.0, **method, **waits}, workers=2, client_batching=cohort)
     run_locally(own, tmp_path, app=app_that(does, 2), observers=[watch])
     history = rows(tmp_path)
     assert [row["failures"] for row in history[:2]] == [[], []]

@@ -282,7 +282,7 @@ def test_what_is_slower_here_is_not_done_and_what_was_measured_is_kept(tmp_path,
     monkeypatch.setattr(worth, "_seconds", seconds)
     assert_same(*both(plain, measure=True))
     assert not joint
-    assert set(json.loads((tmp_path / ".fedhet" / "cohorts.json").read_text()).values()) == {2.0}
+    assert set(json.loads((tmp_path / ".fedhet" / "client-batching.json").read_text()).values()) == {2.0}
     known = len(asked)
     both(plain, measure=True)
     assert len(asked) == known == 2

@@ -14,6 +14,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,13 @@ from safetensors.numpy import load_file
 HERE = Path(__file__).resolve().parent
 MOST_ROUNDS = 10
 FAILED = "failed.txt"
+
+RENAMED = {
+    **{f"shared-{name}": f"public-{name}" for name in ("samples", "dataset", "data", "steps")},
+    **{f"newcomer-{name}": f"unseen-{name}" for name in ("epochs", "learning-rate", "scratch-rate")},
+    **{"newcomers": "unseen-clients", "hostile": "byzantine", "update-bound": "clip-norm", "cohort": "client-batching"},
+}
+"""Keys of earlier commits, and what they are called now."""
 
 # The report's figures take longer than many of these runs, and are not compared.
 LAUNCHER = """
@@ -180,7 +188,12 @@ def all_cases(baseline: Path, data: Path | None) -> list[Case]:
 
 def run(case: Case, tree: Path, baseline: Path, out: Path, data: Path | None) -> str:
     """Run a case in a process of its own; what the baseline's preset says counts in both. Returns what went wrong."""
-    command = [sys.executable, "-c", LAUNCHER, str(tree), "run", str(baseline / "run_configs" / f"{case.preset}.toml")]
+    preset = baseline / "run_configs" / f"{case.preset}.toml"
+    if tree != baseline:
+        translated = out.parent / f"{case.folder}.toml"
+        translated.write_text(in_present_words(preset.read_text(encoding="utf-8")), encoding="utf-8")
+        preset = translated
+    command = [sys.executable, "-c", LAUNCHER, str(tree), "run", str(preset)]
     for setting in (*case.settings, "device=cpu"):
         command += ["--set", setting]
     command += ["--out", str(out), *(["--data", str(data.resolve())] if data else [])]
@@ -189,6 +202,13 @@ def run(case: Case, tree: Path, baseline: Path, out: Path, data: Path | None) ->
     ended = subprocess.run(command, cwd=out.parent, env=environment, capture_output=True, text=True)
     shutil.rmtree(out / "state", ignore_errors=True)
     return "" if ended.returncode == 0 else f"exit code {ended.returncode}: {ended.stderr.strip()[-600:]}"
+
+
+def in_present_words(preset: str) -> str:
+    """A preset of an earlier commit with the keys of this one."""
+    for before, now in RENAMED.items():
+        preset = re.sub(rf"(?m)^{before} =", f"{now} =", preset)
+    return preset
 
 
 def difference(old: Path, new: Path, ignore: list[str]) -> Difference:

@@ -1,4 +1,4 @@
-"""The spectral target: what it must not depend on, what it finds, how many columns, and what hostile clients can do."""
+"""The spectral target: what it must not depend on, what it finds, how many columns, and what Byzantine clients do."""
 
 import pytest
 import torch
@@ -87,7 +87,7 @@ def test_it_survives_the_wire() -> None:
     assert (back @ back.T - target(told, 6)).abs().max() < 0.01
 
 
-def test_a_hostile_constant_posterior_does_no_harm() -> None:
+def test_a_byzantine_constant_posterior_does_no_harm() -> None:
     told = everyone()
     for constant in (torch.full((200, 6), 1 / 6), torch.eye(6)[:1].expand(200, 6)):
         like(target([constant, *told]), target(told))

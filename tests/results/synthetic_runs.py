@@ -55,7 +55,7 @@ def write_run(
     status: str | None = "completed",
     cka: bool = False,
     common: bool = False,
-    newcomers: bool = False,
+    unseen_clients: bool = False,
 ) -> Path:
     """Write a run's files; with `status=None` it was killed before its summary and its final row were written."""
     rng = random.Random(seed)
@@ -97,9 +97,9 @@ def write_run(
                 row["common"] = {"received": {"accuracy": 0.5 + number / 100, "loss": 1.0}, "trained": None}
         if final:
             row["final"] = True
-            if newcomers:
+            if unseen_clients:
                 starts = {"received": (0.7, 0.8), "scratch": (0.1, 0.4)}
-                row["newcomers"] = {
+                row["unseen_clients"] = {
                     "own": {start: [statistics_of(value) for value in values] for start, values in starts.items()}
                 }
         rows.append(row)
@@ -136,8 +136,8 @@ def write_run(
             "seconds": 61.25,
             "status": status,
         }
-        if newcomers:
-            summary["newcomers"] = {"received_accuracy": [0.7, 0.8], "scratch_accuracy": [0.1, 0.4]}
+        if unseen_clients:
+            summary["unseen_clients"] = {"received_accuracy": [0.7, 0.8], "scratch_accuracy": [0.1, 0.4]}
         if status == "failed":
             summary["error"] = "3 of 10 clients replied, 5 are needed"
         (folder / "summary.json").write_text(json.dumps(summary))

@@ -88,6 +88,6 @@ def test_closing_table_of_failed_and_unfinished_runs(make_run):
     assert "all" not in printed(closing_table(make_run("dark", rounds=2, status=None, evaluate_every=5)))
 
 
-def test_the_headline_tells_of_newcomers(make_run):
-    line = headline(read_run(make_run(newcomers=True)))
-    assert "newcomers 0.700 as received, 0.800 after 1 epochs alone (from scratch 0.400)" in line
+def test_the_headline_tells_of_unseen_clients(make_run):
+    line = headline(read_run(make_run(unseen_clients=True)))
+    assert "unseen clients 0.700 as received, 0.800 after 1 epochs alone (from scratch 0.400)" in line

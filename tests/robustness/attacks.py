@@ -1,8 +1,8 @@
-"""How far hostile clients carry the honest ones: methods, rules and attacks; prints the table of README.md.
+"""How far Byzantine clients carry the honest ones: methods, rules and attacks; prints the table of README.md.
 
 `python tests/robustness/attacks.py [METHOD[:RULE,...] ...]`. Ten clients hold 60 digits each and train an MLP for ten
-rounds, or two networks in turn where they may differ. The last two are hostile: they train as the others do, and change
-what they send.
+rounds, or two networks in turn where they may differ. The last two are Byzantine: they train as the others do, and
+change what they send.
 """
 
 import logging
@@ -18,7 +18,7 @@ from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.registry import method as method_of
 from fedhet.testing import Tampering
 
-HOSTILE = ("8", "9")
+BYZANTINE = ("8", "9")
 COMMON = {
     "dataset": "digits",
     "clients": 10,
@@ -27,7 +27,7 @@ COMMON = {
     "local-epochs": 3,
     "batch-size": 16,
     "learning-rate": 0.1,
-    "shared-samples": 200,
+    "public-samples": 200,
     "closing-epochs": 0,
     "fraction-train": 1.0,
     "evaluate-every": 10,
@@ -80,10 +80,10 @@ ATTACKS = {"huge": huge, "tenfold": tenfold, "flipped": flipped}
 
 
 def accuracy(method, rule, attack, *, honest_only=False):
-    """The honest clients' mean accuracy at the end; with `honest_only` the hostile ones say nothing."""
+    """The honest clients' mean accuracy at the end; with `honest_only` the Byzantine ones say nothing."""
 
     def change(message, client, reply):
-        if client not in HOSTILE or message.metadata.message_type != "train" or not reply.has_content():
+        if client not in BYZANTINE or message.metadata.message_type != "train" or not reply.has_content():
             return
         sent = message.content.array_records
         for name, group in reply.content.array_records.items():
@@ -99,7 +99,7 @@ def accuracy(method, rule, attack, *, honest_only=False):
                 )
 
     def silent(message, client):
-        if client in HOSTILE:
+        if client in BYZANTINE:
             raise RuntimeError("is not there")
 
     settings = {"method": method, **COMMON, **OF_METHOD[method], "aggregation": rule}
@@ -109,7 +109,7 @@ def accuracy(method, rule, attack, *, honest_only=False):
         run_locally(configuration.resolve(settings, strict=False), run, app=app)
         rows = [line.split(",") for line in (run / "clients.csv").read_text().splitlines()]
     place, last = rows[0].index("accuracy"), rows[-1][0]
-    own = [float(row[place]) for row in rows[1:] if row[0] == last and row[1] not in HOSTILE and row[place]]
+    own = [float(row[place]) for row in rows[1:] if row[0] == last and row[1] not in BYZANTINE and row[place]]
     return float(np.mean(own))
 
 
@@ -128,7 +128,7 @@ if __name__ == "__main__":
 
     fedhet.results.recorder.write_report = lambda folder: None
     logging.disable(logging.CRITICAL)
-    print("| method | rule | without the two | nobody hostile | " + " | ".join(ATTACKS) + " |")
+    print("| method | rule | without the two | nobody Byzantine | " + " | ".join(ATTACKS) + " |")
     print("| --- " * 7 + "|")
     for method, rule, alone, found in table(sys.argv[1:] or OF_METHOD):
         print(

@@ -16,7 +16,7 @@ def test_a_server_without_the_data_set_serves_clients_that_have_it(method, tiny,
         raise DataError("there are no images here")
 
     monkeypatch.setattr(data, "load", load)
-    settings = {"method": method, "dataset": "chestxray14", "shared-samples": 100, "local-epochs": 1}
+    settings = {"method": method, "dataset": "chestxray14", "public-samples": 100, "local-epochs": 1}
     rounds = {} if registry.method(method).settles_rounds else {"rounds": 1}
     config = configuration.resolve({**settings, **rounds}, strict=False)
     pool = serving._pool(config)

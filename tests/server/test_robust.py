@@ -1,4 +1,4 @@
-"""Averages with hostile clients in them."""
+"""Averages with Byzantine clients in them."""
 
 import json
 
@@ -23,7 +23,7 @@ FAR = {"w": np.array([1e8, -1e8, 1e8, 0], np.float32), "n": np.array(10**6)}
 
 
 def of(groups, name, **how):
-    return combined(groups, [1.0] * len(groups), SPEC, Rule(name, hostile=0.2, **how))
+    return combined(groups, [1.0] * len(groups), SPEC, Rule(name, byzantine=0.2, **how))
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum", "multi-krum"])
@@ -58,7 +58,7 @@ def test_an_update_is_cut_to_the_median_norm_and_named():
 
 @pytest.mark.parametrize("method", ["FedAvg", "LGFedAvg", "FedProto", "LayerAverage"])
 @pytest.mark.parametrize("rule", ["median", "krum"])
-def test_a_hostile_fifth_leaves_no_trace_in_a_run(method, rule, around, tiny, home, new_watch):
+def test_a_byzantine_fifth_leaves_no_trace_in_a_run(method, rule, around, tiny, home, new_watch):
     from fedhet.engines.grid import LocalGrid
 
     def after(where, reply):
@@ -127,7 +127,7 @@ def test_the_step_of_a_hypernetwork_follows_the_rule():
 
 
 def test_what_is_no_average_is_cut_to_the_bound_and_named():
-    strategy = fedhet.PFNM(update_bound=2.0)
+    strategy = fedhet.PFNM(clip_norm=2.0)
     told = {str(k): {"w": np.full(3, size, np.float32)} for k, size in enumerate((1, 1, 1, 30))}
     made = strategy.bounded(told)
     assert [float(own["w"][0]) for own in made.values()] == [1, 1, 1, 2]
@@ -137,7 +137,7 @@ def test_what_is_no_average_is_cut_to_the_bound_and_named():
 
 
 @pytest.mark.parametrize(("method", "own"), [("fedma", {}), ("pfnm", {}), ("fedhenn", {"fedhenn.target": "kernel"})])
-def test_a_bound_keeps_a_hostile_client_from_what_is_matched_and_aligned(method, own, tmp_path, no_report):
+def test_a_bound_keeps_a_byzantine_client_from_what_is_matched_and_aligned(method, own, tmp_path, no_report):
     def spoil(message, client, reply):
         for name in ("model", "update", "features"):
             if client == "2" and message.metadata.message_type == "train" and name in reply.content:
@@ -148,7 +148,7 @@ def test_a_bound_keeps_a_hostile_client_from_what_is_matched_and_aligned(method,
                     arrays = {k: a * np.float32(500) for k, a in arrays.items()}
                 reply.content[name] = encode_arrays(arrays)
 
-    settings = Case.of(method, own).settings(rounds=2, update_bound=3.0)
+    settings = Case.of(method, own).settings(rounds=2, clip_norm=3.0)
     done = run(tmp_path / "run", settings, app=Tampering(after=spoil))
     assert done.failures == []
     assert {cut["client"] for row in done.rows for cut in row.get("cut", ())} == {"2"}
@@ -170,9 +170,7 @@ def test_what_was_cut_stands_in_the_history(around, home, watch):
             group = decode_arrays(reply.content["model"])
             reply.content["model"] = encode_arrays({k: a + 50 for k, a in group.items()})
 
-    fedhet.FedAvg(rounds=2, learning_rate=0.1, update_bound=5, observers=[watch]).start(
-        LocalGrid(around(after=after), 4)
-    )
+    fedhet.FedAvg(rounds=2, learning_rate=0.1, clip_norm=5, observers=[watch]).start(LocalGrid(around(after=after), 4))
     assert "cut" not in watch.rows[1]
     (cut,) = json.loads(json.dumps(watch.rows[2]["cut"]))
     assert cut["client"] == "1"
@@ -183,12 +181,12 @@ def test_a_rule_that_has_no_meaning_is_refused():
     for settings in (
         {"method": "local", "aggregation": "krum"},
         {"method": "fedma", "aggregation": "median"},
-        {"method": "fedhenn", "update-bound": 3.0},
+        {"method": "fedhenn", "clip-norm": 3.0},
         {"method": "fedmd", "fedmd.whose": "own", "aggregation": "median"},
     ):
         with pytest.raises(ConfigError, match="has no effect with method"):
             configuration.resolve(settings)
-    with pytest.raises(ConfigError, match="hostile has no effect with aggregation = median"):
-        configuration.resolve({"method": "fedavg", "aggregation": "median", "hostile": 0.3})
+    with pytest.raises(ConfigError, match="byzantine has no effect with aggregation = median"):
+        configuration.resolve({"method": "fedavg", "aggregation": "median", "byzantine": 0.3})
     with pytest.raises(ConfigError, match="leave one of them out"):
         configuration.resolve({"method": "fedavg", "aggregation": "krum", "fedavg.last-layer": "classes"})

@@ -73,7 +73,7 @@ def test_work_is_counted_by_round_and_summed(federate):
 
 
 def test_further_batches_of_a_term_count_as_forward_passes(federate):
-    settings = {"fedhenn.rad-batch": 32, "shared_samples": 64, "rounds": 2, "batch_size": 10, "closing_epochs": 0}
+    settings = {"fedhenn.rad-batch": 32, "public_samples": 64, "rounds": 2, "batch_size": 10, "closing_epochs": 0}
     settings |= {"fraction_train": 1.0, "local_epochs": 1, "fedhenn.schedule": "constant"}
     _, summary = federate(method="fedhenn", **settings)
     assert summary["examples"] == {"labelled": 60, "unlabelled": 64}

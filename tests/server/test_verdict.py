@@ -83,7 +83,7 @@ def test_who_never_took_part_is_who_failed_and_is_no_participant() -> None:
 
 def ran(folder: Path, method: str, **settings: Any) -> dict[str, Any]:
     keys = {key.replace("_", "-"): value for key, value in settings.items()}
-    base = {"method": method, "architectures": "mlp-30", **COMMON, "shared-samples": 0, "clients": 2, "local-epochs": 2}
+    base = {"method": method, "architectures": "mlp-30", **COMMON, "public-samples": 0, "clients": 2, "local-epochs": 2}
     run_locally(configuration.resolve({**base, **keys}), folder)
     found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return found
@@ -120,7 +120,7 @@ def test_a_regression_that_learns_nothing_says_so(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_client_that_completed_no_round_is_in_the_summary(tmp_path: Path, failing: Any) -> None:
-    base = {"method": "fedavg", "architectures": "mlp-30", **COMMON, "shared-samples": 0, "rounds": 2}
+    base = {"method": "fedavg", "architectures": "mlp-30", **COMMON, "public-samples": 0, "rounds": 2}
     app = failing((None, "train", "1"), app=make_client_app())
     run_locally(configuration.resolve(base), tmp_path / "run", app=app)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

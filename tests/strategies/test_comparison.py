@@ -16,7 +16,7 @@ OF_METHOD = {
 @pytest.mark.parametrize("method", sorted(set(registry.own_methods()) - {"fedma"}))  # it trains less and less of it
 def test_no_method_takes_more_steps_on_private_data_than_another(federate, method):
     own = OF_METHOD.get(method, {})
-    done = federate(method, rounds=1, local_epochs=3, shared_samples=64, **own)
+    done = federate(method, rounds=1, local_epochs=3, public_samples=64, **own)
     assert done.failures == []
     assert done.rows[1]["work"]["private_steps"] == 3 * 3 * 2
 

@@ -22,7 +22,7 @@ BLOCKS = "body.1,body.2; body.2,body.4"
 SLOTS = (24, 12)
 OWN = {
     "architectures": "cnn-1-1,mlp",
-    "shared_samples": 40,
+    "public_samples": 40,
     "learning_rate": 0.01,
     "fedharm.blocks": BLOCKS,
     "fedharm.slots": ",".join(map(str, SLOTS)),
@@ -83,7 +83,7 @@ def test_what_is_told_are_descriptors_of_the_trained_network(federate: Federate)
 def test_the_shared_phase_begins_a_message_and_closes_the_run_and_one_adam_serves_both(
     federate: Federate, phases: Any
 ) -> None:
-    settings = {"clients": 1, "rounds": 2, "fedharm.alpha": 0.25, "fedharm.shared-steps": 3}
+    settings = {"clients": 1, "rounds": 2, "fedharm.alpha": 0.25, "fedharm.public-steps": 3}
     done = harm(federate, **settings)
     trained = [phase for phase, _, _ in phases]
     shared = [phase.examples is not None for phase in trained]
@@ -255,7 +255,7 @@ def test_small_networks_fill_fewer_slots_and_batch_norm_is_taken_anew(
     federate: Federate, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {
-        **{"architectures": "small-resnet-a,small-mobilenet-a", "shared_samples": 40, "learning_rate": 0.01},
+        **{"architectures": "small-resnet-a,small-mobilenet-a", "public_samples": 40, "learning_rate": 0.01},
         **{"clients": 2, "batch_norm": "re-estimate", "fedharm.slots": "16,32,64,64", "closing_epochs": 1},
     }
     done = federate("fedharm", **settings, rounds=2, **{"fedharm.target-dtype": "int8"})
@@ -308,11 +308,11 @@ def test_blocks_of_a_network_that_others_cannot_build_are_named_by_hand(federate
 
 def test_a_network_without_four_stages_is_told_what_to_configure(federate: Federate) -> None:
     with pytest.raises(FedhetError, match=r"clients .*: fedharm\.blocks = 'last-four': MLP has 0 stages.*4 names"):
-        federate("fedharm", shared_samples=40, learning_rate=0.01)
+        federate("fedharm", public_samples=40, learning_rate=0.01)
 
 
 def test_a_client_without_the_labelled_pool_is_told_so(federate: Federate) -> None:
-    config = resolve({"dataset": "digits", "clients": 3, "shared-samples": 40})
+    config = resolve({"dataset": "digits", "clients": 3, "public-samples": 40})
     pool = population.shared_pool(config)
     assert pool is not None
 
@@ -322,7 +322,7 @@ def test_a_client_without_the_labelled_pool_is_told_so(federate: Federate) -> No
         shared = pool.inputs if info.name == "1" else (pool.inputs, pool.labels)
         return parts | ({} if info.name == "2" else {"shared": shared})
 
-    settings = {key: value for key, value in OWN.items() if key != "shared_samples"}
+    settings = {key: value for key, value in OWN.items() if key != "public_samples"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(population, "shared_pool", lambda config: None)
         with pytest.raises(FedhetError, match=r"client 0 alone.*\n  2 clients \(1, 2\): there is no labelled pool"):
@@ -339,7 +339,7 @@ def population_model(info: Any) -> torch.nn.Module:
         ({"alpha": 0.0, "divide": True}, "fedharm.divide divides by fedharm.alpha"),
         ({"alpha": 1.0, "labels": False}, "leaves nothing to train on the shared set"),
         ({"align": "cka", "target-dtype": "int8"}, "is for descriptors"),
-        ({"refresh": "epoch", "shared-steps": 3}, "needs epochs on the shared set"),
+        ({"refresh": "epoch", "public-steps": 3}, "needs epochs on the shared set"),
         ({"slots": "128,0"}, "must be positive whole numbers separated by commas"),
         ({"slots": "128,a"}, "must be positive whole numbers separated by commas"),
         ({"slots": "16,15", "descriptor": "attention-map"}, "an attention map has a square of positions"),

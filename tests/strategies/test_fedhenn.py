@@ -37,7 +37,7 @@ TINY = {
     "classes-per-client": 4,
     "clients": 3,
     "samples-per-client": 20,
-    "shared-samples": 96,
+    "public-samples": 96,
     "architectures": "mlp,cnn",
     "rounds": 3,
     "fraction-train": 1.0,
@@ -291,7 +291,7 @@ def test_clients_with_different_label_sets_and_head_sizes_align(tmp_path: Path) 
         return Noisy(20 + 6 * int(client.name), len(label_sets[client.name]))
 
     pool = digits.train.inputs[-100:].float() / 16
-    settings = {"rounds": 5, "local-epochs": 4, "shared-samples": 0, "fedhenn.probe": 64, "fedhenn.rad-batch": 50}
+    settings = {"rounds": 5, "local-epochs": 4, "public-samples": 0, "fedhenn.probe": 64, "fedhenn.rad-batch": 50}
     done = run(tmp_path / "together", settings, model=model, data=data)
     alone = run(tmp_path / "alone", {**settings, "method": "local"}, model=model, data=data)
     assert not any(row["failures"] for row in done.rows)
@@ -478,7 +478,7 @@ def test_the_server_represents_with_each_clients_own_network_although_one_was_mi
 ) -> None:
     own = {**KERNEL, "fedhenn.representations": "server", "fedhenn.eta0": 0.3, "fedhenn.rad-batch": 0, **EXACT}
     dealt = {"architectures": "mlp,cnn-1-1,cnn", "disclose_architecture": disclosed}
-    done = federate("fedhenn", since={0: 2}, rounds=3, shared_samples=96, **dealt, **own)
+    done = federate("fedhenn", since={0: 2}, rounds=3, public_samples=96, **dealt, **own)
     assert done.failures == []
     assert [row["participants"] for row in done.rows[1:4]] == [["1", "2"], ["0", "1", "2"], ["0", "1", "2"]]
     pool, transform = population.shared_pool(done.config), population.dataset_of(done.config).transform
@@ -501,7 +501,7 @@ def test_listed_peer_weights_are_the_clients_own_although_one_was_missing_at_fir
     federate: Callable[..., Any],
 ) -> None:
     own = {**KERNEL, "fedhenn.peer-weights": "1,0,3", "fedhenn.eta0": 0.3, **EXACT}
-    done = federate("fedhenn", since={0: 2}, shared_samples=96, **own)
+    done = federate("fedhenn", since={0: 2}, public_samples=96, **own)
     answer = unpack(done.sent[1, "2"]["features"]).values  # client 1 has no weight, client 0 is not there yet
     target = unpack(done.received[2, "1"]["target"]).values
     torch.testing.assert_close(target @ target.T, 3 * answer @ answer.T, rtol=1e-4, atol=1e-4)
@@ -679,8 +679,8 @@ def test_wrong_settings_are_found_before_anything_starts(settings: dict[str, Any
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"shared-samples": 0}, "no pool to align on: set shared-samples"),
-        ({"shared-samples": 5}, "the pool has 5 examples: at least 8"),
+        ({"public-samples": 0}, "no pool to align on: set public-samples"),
+        ({"public-samples": 5}, "the pool has 5 examples: at least 8"),
         ({"fedhenn.peer-weights": "1,2"}, "peer-weights has 2 numbers for 3 clients"),
     ],
 )
@@ -710,19 +710,19 @@ def test_the_union_of_training_data_and_a_pool_of_ones_own_exclude_each_other() 
     with pytest.raises(ConfigError, match="'train-union' draws the RAD from the configured data set, and a pool was"):
         FedHeNN(rad_source="train-union", shared=POOL)
     with pytest.raises(ConfigError, match="'train-union' draws the RAD from the configured data set, and a pool was"):
-        FedHeNN(rad_source="train-union", shared=POOL, shared_samples=64)
+        FedHeNN(rad_source="train-union", shared=POOL, public_samples=64)
 
 
 @pytest.mark.parametrize("probe", [0, 64])
 def test_the_union_of_training_data_is_not_that_of_clients_with_data_of_their_own(probe: int, tmp_path: Path) -> None:
-    settings = {"fedhenn.rad-source": "train-union", "fedhenn.probe": probe, "shared-samples": 0}
+    settings = {"fedhenn.rad-source": "train-union", "fedhenn.probe": probe, "public-samples": 0}
     with pytest.raises(FedhetError, match="clients .*: fedhenn.rad-source = 'train-union' is the union of the"):
         run(tmp_path, settings, model=own_model, data=own_data)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "failed"
 
 
 def test_the_server_cannot_represent_a_pool_that_only_clients_have(tmp_path: Path) -> None:
-    settings = {"fedhenn.representations": "server", "shared-samples": 0}
+    settings = {"fedhenn.representations": "server", "public-samples": 0}
     with pytest.raises(FedhetError, match="'server' needs the pool at the server, and only clients have it: give"):
         run(tmp_path, settings, model=own_model, data=own_data)
 

@@ -93,9 +93,9 @@ def _rad(done: Any, round: int, client: str = "0") -> Tensor:
 
 
 def test_the_kernel_of_the_inputs_takes_no_exchange_and_pulls(federate: Callable[..., Any]) -> None:
-    settings = {"shared_samples": 96, "rounds": 4, "fedhenn.target": "inputs", "fedhenn.probe": 0}
+    settings = {"public_samples": 96, "rounds": 4, "fedhenn.target": "inputs", "fedhenn.probe": 0}
     done = federate("fedhenn", "on", **settings, **{"fedhenn.eta0": 3.0, "fedhenn.schedule": "constant"})
-    off = federate("local", "off", rounds=4, shared_samples=96)
+    off = federate("local", "off", rounds=4, public_samples=96)
     assert set(done.received[2, "0"]) == {"rad"}
     assert not any(arrays for arrays in done.sent.values())
     transform, rad = population.dataset_of(done.config).transform, _rad(done, 4)
@@ -112,7 +112,7 @@ def test_the_kernel_of_the_inputs_takes_no_exchange_and_pulls(federate: Callable
 def test_ones_own_target_takes_no_exchange(target: str, federate: Callable[..., Any]) -> None:
     own = {**OWN, "fedhenn.target": target, "fedhenn.whose": "own", "fedhenn.rad-batch": 0}
     # Frozen: only where the target is of the client itself is the kernel at no distance.
-    done = federate("fedhenn", shared_samples=96, rounds=2, learning_rate=1e-12, **own)
+    done = federate("fedhenn", public_samples=96, rounds=2, learning_rate=1e-12, **own)
     assert set(done.received[2, "0"]) == {"rad"}
     assert not any(arrays for arrays in done.sent.values())
     alignment = done.rows[2]["metrics"]["alignment"]
@@ -125,7 +125,7 @@ def test_shuffled_is_the_peers_target_on_other_rows(target: str, federate: Calla
     if target == "spectral":
         own["fedhenn.clusters"] = 4
     right, wrong = (
-        federate("fedhenn", whose, shared_samples=96, learning_rate=1e-12, **own, **{"fedhenn.whose": whose})
+        federate("fedhenn", whose, public_samples=96, learning_rate=1e-12, **own, **{"fedhenn.whose": whose})
         for whose in ("peers", "shuffled")
     )
     there, here = (unpack(done.received[2, "1"]["target"]).values.double() for done in (right, wrong))
@@ -141,7 +141,7 @@ def test_homogeneous_clients_make_the_global_models_target_by_themselves(
     whose: str, federate: Callable[..., Any]
 ) -> None:
     own = {**OWN, "fedhenn.setting": "homogeneous", "fedhenn.whose": whose, "fedhenn.rad-batch": 0}
-    done = federate("fedhenn", shared_samples=96, learning_rate=1e-12, **own)
+    done = federate("fedhenn", public_samples=96, learning_rate=1e-12, **own)
     assert set(done.received[2, "0"]) == {"rad", "model"}
     alignment = done.rows[2]["metrics"]["alignment"]
     assert alignment == pytest.approx(1, abs=1e-4) if whose == "peers" else alignment < 0.6
@@ -206,7 +206,7 @@ def test_keys_with_an_effect_are_not() -> None:
 
 
 def test_clients_send_posteriors_and_receive_rows_of_length_one(federate: Callable[..., Any]) -> None:
-    settings = {"architectures": "mlp,cnn", "shared_samples": 96, "rounds": 3}
+    settings = {"architectures": "mlp,cnn", "public_samples": 96, "rounds": 3}
     done = federate("fedhenn", **settings, **SPECTRAL)
     assert done.failures == []
     for client in "012":
@@ -221,7 +221,7 @@ def test_clients_send_posteriors_and_receive_rows_of_length_one(federate: Callab
 
 
 def test_all_peers_and_the_server_make_the_same_spectral_target(federate: Callable[..., Any]) -> None:
-    settings = {"shared_samples": 96, **SPECTRAL, "fedhenn.clusters": 5}
+    settings = {"public_samples": 96, **SPECTRAL, "fedhenn.clusters": 5}
     replies = federate("fedhenn", "replies", **settings)
     everyone = federate("fedhenn", "all", **settings, **{"fedhenn.peers": "all"})
     server = federate("fedhenn", "server", **settings, **{"fedhenn.representations": "server"})
@@ -235,15 +235,15 @@ def test_all_peers_and_the_server_make_the_same_spectral_target(federate: Callab
 
 
 def test_posteriors_are_of_the_trained_network_on_the_next_rounds_rad(federate: Callable[..., Any]) -> None:
-    done = federate("fedhenn", shared_samples=96, rounds=1, closing_epochs=0, **SPECTRAL)
+    done = federate("fedhenn", public_samples=96, rounds=1, closing_epochs=0, **SPECTRAL)
     assert not done.sent[1, "0"]  # the last round
-    done = federate("fedhenn", "two", shared_samples=96, rounds=1, closing_epochs=1, learning_rate=1e-12, **SPECTRAL)
+    done = federate("fedhenn", "two", public_samples=96, rounds=1, closing_epochs=1, learning_rate=1e-12, **SPECTRAL)
     expected = posteriors(done.network("0"), _rad(done, 2), population.dataset_of(done.config).transform)
     torch.testing.assert_close(unpack(done.sent[1, "0"]["posteriors"]).values, expected, rtol=0, atol=1e-3)
 
 
 def test_equal_networks_may_be_averaged_beside_it(federate: Callable[..., Any]) -> None:
-    done = federate("fedhenn", shared_samples=96, **SPECTRAL, **{"fedhenn.setting": "homogeneous"})
+    done = federate("fedhenn", public_samples=96, **SPECTRAL, **{"fedhenn.setting": "homogeneous"})
     assert set(done.sent[1, "0"]) == {"model", "posteriors"}
     assert set(done.received[2, "0"]) == {"model", "rad", "target"}
 
@@ -253,7 +253,7 @@ def test_equal_networks_may_be_averaged_beside_it(federate: Callable[..., Any]) 
 def test_the_last_round_asks_for_nothing_that_nobody_uses(
     own: dict[str, Any], closing: int, federate: Callable[..., Any]
 ) -> None:
-    done = federate("fedhenn", shared_samples=96, rounds=2, closing_epochs=closing, **own)
+    done = federate("fedhenn", public_samples=96, rounds=2, closing_epochs=closing, **own)
     asked = [round for round in (1, 2, 3) if "next-rad" in done.received.get((round, "0"), {})]
     assert asked == [1, 2][: 1 + closing]
     assert [round for round in (1, 2, 3) if done.sent.get((round, "0"))] == asked

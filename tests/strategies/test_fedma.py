@@ -228,8 +228,8 @@ def test_participants_are_drawn_once_a_pass(tmp_path):
     assert drawn[1] == drawn[2] == drawn[3]
     assert drawn[4] == drawn[5] == drawn[6] != drawn[3]
     assert len(drawn[1]) == len(drawn[4]) == 2
-    newcomer = next(client for client in drawn[4] if client not in drawn[1])
-    assert "model" in done.wire.sent[4, newcomer].arrays
+    joining = next(client for client in drawn[4] if client not in drawn[1])
+    assert "model" in done.wire.sent[4, joining].arrays
     assert done.rows[4]["received"]["clients"] == done.rows[-1]["received"]["clients"] == 4
 
 

@@ -15,7 +15,7 @@ from fedhet.wire import Payload, Reply, WireError
 
 EXACT = {"fedmd.scores-dtype": "float32"}
 SMALL = {
-    **{"optimizer": "sgd", "shared_samples": 48, "fedmd.public-epochs": 1, "fedmd.private-epochs": 3},
+    **{"optimizer": "sgd", "public_samples": 48, "fedmd.public-epochs": 1, "fedmd.private-epochs": 3},
     "fedmd.pool-batch": 20,
 }
 UNLABELLED = {**SMALL, "fedmd.public-epochs": 0}
@@ -192,7 +192,7 @@ def test_clients_of_other_classes_are_refused_in_words(federate):
 
 def test_a_client_without_the_labelled_pool_is_told_so(federate):
     with pytest.raises(FedhetError, match="there is no labelled pool to align on"):
-        federate("fedmd", rounds=1, **{**SMALL, "shared_samples": 0})
+        federate("fedmd", rounds=1, **{**SMALL, "public_samples": 0})
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_a_network_of_which_nothing_would_be_written_is_refused_with_the_way_out
         federate("flha-ghn", model=plain, **{"flha-ghn.types": "cnn-1-1"})
 
 
-# ---- newcomers, statistics, refinement
+# ---- unseen clients, statistics, refinement
 
 
 def test_a_late_client_gets_weights_for_its_own_architecture_and_statistics_of_its_own_images(federate, phases):

@@ -7,8 +7,8 @@ from fedhet.errors import FedhetError
 
 
 def test_the_pools_examples_are_trained_on_with_their_labels_like_the_clients_own(federate):
-    mixed = federate("local", shared_samples=64, **{"local.pool": "mixed"})
-    alone = federate("local", "alone", shared_samples=64)
+    mixed = federate("local", public_samples=64, **{"local.pool": "mixed"})
+    alone = federate("local", "alone", public_samples=64)
     assert mixed.failures == []
     steps = [row["work"]["steps"] for row in (mixed.rows[1], alone.rows[1])]
     assert steps == [3 * 2 * (32 + 64) // 16, 3 * 2 * 32 // 16]
@@ -23,5 +23,5 @@ def test_the_pools_examples_are_trained_on_with_their_labels_like_the_clients_ow
 
 
 def test_it_needs_a_pool(federate):
-    with pytest.raises(FedhetError, match="shared-samples"):
-        federate("local", shared_samples=0, **{"local.pool": "mixed"})
+    with pytest.raises(FedhetError, match="public-samples"):
+        federate("local", public_samples=0, **{"local.pool": "mixed"})

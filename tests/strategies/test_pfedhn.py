@@ -59,7 +59,7 @@ def test_statistics_of_batchnorm_are_not_written(federate):
     assert "body.0.1.running_mean" in done.saved("0")
 
 
-def test_who_sits_out_keeps_its_embedding_and_a_newcomer_gets_one(federate):
+def test_who_sits_out_keeps_its_embedding_and_a_late_client_gets_one(federate):
     settings = {"clients": 3, "rounds": 2, "architectures": "mlp"}
     done = federate("pfedhn", since={2: 2}, **settings)
     assert done.rows[1]["participants"] == ["0", "1"]

@@ -10,7 +10,7 @@ from fedhet import registry
 @pytest.mark.slow
 @pytest.mark.parametrize("method", registry.own_methods())
 def test_every_method_trains_in_mixed_precision_near_what_it_does_without(federate: Any, method: str) -> None:
-    keys: dict[str, Any] = {"shared_samples": 64, "learning_rate": 0.01, "local_epochs": 2}
+    keys: dict[str, Any] = {"public_samples": 64, "learning_rate": 0.01, "local_epochs": 2}
     keys["architectures"] = "fedharm-small" if method == "fedharm" else "mlp"
     keys |= {"input_size": 16} if method == "fedharm" else {}
     mixed, plain = (federate(method, name, precision=name, **keys) for name in ("bf16", "float32"))

@@ -1,4 +1,4 @@
-"""Hostile replies: those of a recorded run, changed at random, for a server half that talks with nobody.
+"""Byzantine replies: those of a recorded run, changed at random, for a server half that talks with nobody.
 
 A `Recording` holds what the clients of an ordinary run answered. A server half gets these answers again, one of them
 changed, and goes through greeting, opening, checking and aggregation without anybody training.

@@ -1,4 +1,4 @@
-"""Newcomers: clients that train in no round, come after the last one, and go on alone with what they receive."""
+"""Unseen clients: clients that train in no round, come after the last one, and go on alone with what they receive."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,24 +10,24 @@ from fedhet.wire import Reply, Report
 from fedhet.wire.protocol import STARTS
 
 
-def comes_last(report: Report, newcomers: int) -> bool:
-    """Whether a client is one of the last `newcomers` partitions.
+def comes_last(report: Report, count: int) -> bool:
+    """Whether a client is one of the last `unseen_clients` partitions.
 
     Raises:
         FedhetError: it tells no partition, so nobody knows.
     """
-    if not newcomers:
+    if not count:
         return False
     if report.partition is None:
         raise FedhetError(
-            f"newcomers = {newcomers} are the last partitions, and its node tells no partition-id and num-partitions"
+            f"unseen-clients = {count} are the last partitions, and its node tells no partition-id and num-partitions"
         )
     partition, partitions = report.partition
-    return partition >= partitions - newcomers
+    return partition >= partitions - count
 
 
 def record(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int) -> dict[str, Any]:
-    """What the history holds of newcomers.
+    """What the history holds of unseen clients.
 
     Args:
         replies: what each measured, in order of client name.
@@ -36,8 +36,8 @@ def record(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], ep
 
     Returns:
         By test set (`own`, `common`, where it was evaluated) and start (`received`, `scratch`) the statistics over
-        newcomers before the first epoch and after each (see `fedhet.rows.summarise`), and under `clients` each one's
-        `architecture` and metric by epoch, of the first of the test sets that there is.
+        unseen clients before the first epoch and after each (see `fedhet.rows.summarise`), and under `clients` each
+        one's `architecture` and metric by epoch, of the first of the test sets that there is.
     """
     prefixes = {"own": "", "common": "common-"}
     lines = {

@@ -21,8 +21,8 @@ from fedhet.results.history import read_history
 from fedhet.wire import load_into
 
 
-def newcomers(done: Any) -> Any:
-    return done.rows[-1]["newcomers"]
+def record_of(done: Any) -> Any:
+    return done.rows[-1]["unseen_clients"]
 
 
 def examples_of(done: Any, client: Any) -> tuple[ClientData, DataSet]:
@@ -35,9 +35,9 @@ def test_a_hypernetwork_writes_for_an_architecture_that_nobody_had(federate: Any
         "flha-ghn",
         architectures="flha-small-1,flha-small-cnn-4",
         assign="blocks",
-        newcomers=1,
-        newcomer_epochs=1,
-        newcomer_learning_rate=0.01,
+        unseen_clients=1,
+        unseen_epochs=1,
+        unseen_learning_rate=0.01,
         learning_rate=0.001,
         disclose_architecture=True,
         rounds=1,
@@ -52,7 +52,7 @@ def test_a_hypernetwork_writes_for_an_architecture_that_nobody_had(federate: Any
     reestimate(models[1], data.train.inputs, dataset.transform)
     score = evaluate(models[1], data.test, dataset.task, dataset.transform)
     assert score is not None
-    record = newcomers(done)
+    record = record_of(done)
     assert record["own"]["received"][0]["loss"]["weighted"] == pytest.approx(score.loss, rel=1e-5)
     assert record["clients"]["2"]["received"][0] == score.metric.value
     assert record["clients"]["2"]["architecture"] == "flha-small-cnn-4"
@@ -64,18 +64,18 @@ def test_a_hypernetwork_writes_for_an_architecture_that_nobody_had(federate: Any
 def test_tiles_write_layers_of_types_that_nobody_had(federate: Any, own: dict[str, str]) -> None:
     keys: dict[str, Any] = {f"flha-ghn.{key}": value for key, value in own.items()}
     keys |= {"architectures": "mlp,cnn-1-1", "assign": "blocks", "learning_rate": 0.001, "rounds": 1}
-    done = federate("flha-ghn", newcomers=1, newcomer_epochs=0, **keys)
+    done = federate("flha-ghn", unseen_clients=1, unseen_epochs=0, **keys)
     assert done.failures == []
-    (received,), (scratch,) = (newcomers(done)["own"][start] for start in ("received", "scratch"))
+    (received,), (scratch,) = (record_of(done)["own"][start] for start in ("received", "scratch"))
     assert np.isfinite(received["loss"]["mean"])
     assert received["loss"] != scratch["loss"]
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.05])
-def test_from_scratch_is_local_training_by_the_newcomers_own_examples(federate: Any, rate: float) -> None:
+def test_from_scratch_is_local_training_by_the_clients_own_examples(federate: Any, rate: float) -> None:
     """And where clients exchange nothing, what one receives is what it has, at the same rate."""
-    keys: dict[str, Any] = {"newcomer_epochs": 3, "newcomer_scratch_rate": rate, "test_on": "both", "momentum": 0.5}
-    done = federate("local", newcomers=1, rounds=1, **keys)
+    keys: dict[str, Any] = {"unseen_epochs": 3, "unseen_scratch_rate": rate, "test_on": "both", "momentum": 0.5}
+    done = federate("local", unseen_clients=1, rounds=1, **keys)
     data, dataset = examples_of(done, "2")
     seed_everything(derive_seed(0, "initial weights", "2"))
     model = population.model_of(done.info("2"))
@@ -86,7 +86,7 @@ def test_from_scratch_is_local_training_by_the_newcomers_own_examples(federate: 
         return dataset.transform(inputs)
 
     train(model, phase, data.train, dataset.task, prepare, generator=batches, device=torch.device("cpu"))
-    record = newcomers(done)
+    record = record_of(done)
     for test, examples in (("own", data.test), ("common", population.common_test(done.config))):
         score = evaluate(model, examples, dataset.task, dataset.transform)
         assert score is not None
@@ -97,28 +97,28 @@ def test_from_scratch_is_local_training_by_the_newcomers_own_examples(federate: 
         assert record[test]["scratch"][0] != record[test]["scratch"][-1]
 
 
-def test_newcomers_have_no_part_in_what_the_run_trains(federate: Any) -> None:
+def test_unseen_clients_have_no_part_in_what_the_run_trains(federate: Any) -> None:
     """The others do as they would without them; their only messages are in the evaluation at the end."""
-    done = federate("fedavg", newcomers=2, newcomer_epochs=2, clients=5)
-    alone = federate("fedavg", "alone", clients=5, newcomers=3, newcomer_epochs=1)
+    done = federate("fedavg", unseen_clients=2, unseen_epochs=2, clients=5)
+    alone = federate("fedavg", "alone", clients=5, unseen_clients=3, unseen_epochs=1)
     assert {client for _, client in done.received} == {"0", "1", "2"}
     assert {row.round for row in done.clients if row.client in ("3", "4")} == {3}
     assert done.summary["clients"] == 3
     assert done.summary["examples"]["labelled"] == 3 * 32
-    assert list(newcomers(alone)["clients"]) == ["2", "3", "4"]
+    assert list(record_of(alone)["clients"]) == ["2", "3", "4"]
     data, dataset = examples_of(done, "3")
     model = population.model_of(done.info("3"))
     model.load_state_dict({name: torch.tensor(array) for name, array in done.state.model.items()})
     score = evaluate(model, data.test, dataset.task, dataset.transform)
     assert score is not None
-    assert newcomers(done)["clients"]["3"]["received"][0] == score.metric.value
-    received = done.summary["newcomers"]["received_accuracy"]
-    assert received == [each["accuracy"]["weighted"] for each in newcomers(done)["own"]["received"]]
+    assert record_of(done)["clients"]["3"]["received"][0] == score.metric.value
+    received = done.summary["unseen_clients"]["received_accuracy"]
+    assert received == [each["accuracy"]["weighted"] for each in record_of(done)["own"]["received"]]
 
 
-def test_a_resumed_run_meets_the_same_newcomers(tmp_path: Any, monkeypatch: Any) -> None:
+def test_a_resumed_run_meets_the_same_unseen_clients(tmp_path: Any, monkeypatch: Any) -> None:
     settings = {"method": "layer-average", "architectures": "cnn-2-2,cnn-3-2", "assign": "blocks", "clients": 3}
-    settings |= {"newcomers": 1, "newcomer-epochs": 1, "samples-per-client": 32, "rounds": 2, "learning-rate": 0.1}
+    settings |= {"unseen-clients": 1, "unseen-epochs": 1, "samples-per-client": 32, "rounds": 2, "learning-rate": 0.1}
     whole = fedhet.run(settings, out=tmp_path / "whole")
     stop = fedhet.FedAvg._evaluate_at_the_end
     strategy = "fedhet.server.strategy.FederatedStrategy._evaluate_at_the_end"
@@ -131,34 +131,44 @@ def test_a_resumed_run_meets_the_same_newcomers(tmp_path: Any, monkeypatch: Any)
         fedhet.run(settings, out=tmp_path / "cut")
     monkeypatch.setattr(strategy, stop)
     fedhet.run(resume=tmp_path / "cut")
-    first, second = (read_history(tmp_path / name)[-1]["newcomers"] for name in ("whole", "cut"))
+    first, second = (read_history(tmp_path / name)[-1]["unseen_clients"] for name in ("whole", "cut"))
     assert first == second
     assert first["clients"]["2"]["received"] != first["clients"]["2"]["scratch"]
-    assert whole.summary["newcomers"] == json.loads((tmp_path / "cut" / "summary.json").read_text())["newcomers"]
+    assert (
+        whole.summary["unseen_clients"] == json.loads((tmp_path / "cut" / "summary.json").read_text())["unseen_clients"]
+    )
 
 
 def test_one_for_whom_there_is_nothing_is_told_so(federate: Any) -> None:
     """Averages within architectures have nothing for one that nobody had; averages of layers have."""
-    networks = {"architectures": "mlp,cnn-1-1", "assign": "blocks", "newcomers": 1, "newcomer_epochs": 1, "rounds": 1}
+    networks = {
+        "architectures": "mlp,cnn-1-1",
+        "assign": "blocks",
+        "unseen_clients": 1,
+        "unseen_epochs": 1,
+        "rounds": 1,
+    }
     done = federate("fedavg", **networks, **{"fedavg.average": "architecture"})
     assert done.failures == [(2, "2", "fedavg has nothing to give it: nobody who trained had layers like its")]
-    assert "newcomers" not in done.summary
+    assert "unseen_clients" not in done.summary
     assert done.summary["personal_accuracy"]
 
 
 def test_who_are_the_last_must_be_known(tiny: Any, home: Any) -> None:
-    strategy = fedhet.FedAvg(newcomers=1, rounds=1)
+    strategy = fedhet.FedAvg(unseen_clients=1, rounds=1)
     grid = LocalGrid(tiny.app(), 2)
     for context in grid._contexts.values():
         del context.node_config["num-partitions"]
-    with pytest.raises(fedhet.errors.FedhetError, match="newcomers = 1 are the last partitions, and its node tells no"):
+    with pytest.raises(
+        fedhet.errors.FedhetError, match="unseen-clients = 1 are the last partitions, and its node tells no"
+    ):
         strategy.start(grid)
 
 
 @pytest.mark.parametrize("method", ["fedrep", "pfedhn", "fedma"])
 def test_other_methods_give_what_they_have(federate: Any, method: Any) -> None:
-    done = federate(method, newcomers=1, newcomer_epochs=1, rounds=3 if method == "fedma" else 1)
+    done = federate(method, unseen_clients=1, unseen_epochs=1, rounds=3 if method == "fedma" else 1)
     assert done.failures == []
-    record = newcomers(done)["own"]
+    record = record_of(done)["own"]
     assert np.isfinite([each["loss"]["mean"] for each in (*record["received"], *record["scratch"])]).all()
     assert record["received"][0] != record["scratch"][0]

@@ -22,11 +22,11 @@ from fedhet.wire import Payload, Reply, Report, WireError
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 
 
-def saying(hostile, /, **said):
+def saying(byzantine, /, **said):
     """A client app in which one client's greeting says something else of it."""
 
     def change(message, name, reply):
-        if name == hostile and message.metadata.message_type == "query" and reply.has_content():
+        if name == byzantine and message.metadata.message_type == "query" and reply.has_content():
             reply.content["report"].update(said)
 
     return Tampering(after=change)
@@ -190,7 +190,7 @@ def test_a_name_that_two_new_nodes_claim_is_neithers(client, tmp_path):
 
 
 ALIGNED = {"reference": ["a", "b"], "blocks": ["x", "y", "z"], "chosen": [0, 2], "slots": [4, 4]}
-HARM = {"fedharm.blocks": "body.1,body.2,head; body.2,body.4,head", "fedharm.slots": "4,4", "shared-samples": 8}
+HARM = {"fedharm.blocks": "body.1,body.2,head; body.2,body.4,head", "fedharm.slots": "4,4", "public-samples": 8}
 
 
 @pytest.mark.parametrize(
@@ -207,8 +207,8 @@ HARM = {"fedharm.blocks": "body.1,body.2,head; body.2,body.4,head", "fedharm.slo
 )
 def test_how_blocks_were_aligned_is_told_in_names_and_numbers(change, why):
     """It stands in the state, which is JSON, and in the report."""
-    settings = {key: value for key, value in HARM.items() if key != "shared-samples"}
-    strategy = fedhet.FedHARM(configuration.resolve({"method": "fedharm", "shared-samples": 8, **settings}))
+    settings = {key: value for key, value in HARM.items() if key != "public-samples"}
+    strategy = fedhet.FedHARM(configuration.resolve({"method": "fedharm", "public-samples": 8, **settings}))
     strategy.state.pool_size = 8
     angles = np.ones((2, 3), np.float32)
     payload = Payload({"alignment": {"angles": angles, "divergences": angles}}, ALIGNED | change)
@@ -235,8 +235,8 @@ def test_how_blocks_were_aligned_is_told_in_names_and_numbers(change, why):
     ],
 )
 def test_heat_maps_are_images_of_blocks_that_there_are(heat, why):
-    settings = {key: value for key, value in HARM.items() if key != "shared-samples"}
-    strategy = fedhet.FedHARM(configuration.resolve({"method": "fedharm", "shared-samples": 8, **settings}))
+    settings = {key: value for key, value in HARM.items() if key != "public-samples"}
+    strategy = fedhet.FedHARM(configuration.resolve({"method": "fedharm", "public-samples": 8, **settings}))
     with pytest.raises(WireError, match=why) if why else nullcontext():
         strategy.check_last(Reply("0", 14, Payload({"heat": heat}), Report("0")))
 
@@ -265,7 +265,7 @@ def test_a_graph_is_no_larger_than_what_can_be_drawn():
             strategy.welcome("0", Reply("0", 14, Payload(values=values), Report("0", architecture="mlp")))
 
 
-def test_the_first_weights_are_not_one_clients_word_where_hostile_ones_are_reckoned_with(around):
+def test_the_first_weights_are_not_one_clients_word_where_byzantine_ones_are_reckoned_with(around):
     """They are those of an honest client, whoever comes first."""
 
     def after(where, reply):
@@ -273,15 +273,15 @@ def test_the_first_weights_are_not_one_clients_word_where_hostile_ones_are_recko
             group = decode_arrays(reply.content["model"])
             reply.content["model"] = encode_arrays({k: (a + 1) * np.float32(1e6) for k, a in group.items()})
 
-    def first(rule, hostile):
+    def first(rule, byzantine):
         strategy = fedhet.FedAvg(rounds=1, aggregation=rule)
-        strategy.go(LocalGrid(around(after=after if hostile else None), 4), 0)
+        strategy.go(LocalGrid(around(after=after if byzantine else None), 4), 0)
         return strategy.state.model
 
-    honest = first("mean", hostile=False)
+    honest = first("mean", byzantine=False)
     for rule in ("median", "krum", "norm-clipped"):
-        found = first(rule, hostile=True)
+        found = first(rule, byzantine=True)
         assert json.dumps({k: a.tolist() for k, a in found.items()}) == json.dumps(
             {k: a.tolist() for k, a in honest.items()}
         )
-    assert max(np.abs(array).max() for array in first("mean", hostile=True).values()) > 1e5, "the test can tell"
+    assert max(np.abs(array).max() for array in first("mean", byzantine=True).values()) > 1e5, "the test can tell"
