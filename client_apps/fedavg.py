@@ -1,40 +1,8 @@
-"""FedAvg, client half: train what the server sent, send it back (McMahan et al., AISTATS 2017)."""
-
-from collections.abc import Iterable
-from dataclasses import replace
+"""FedAvg, client side: train what the server sent, send it back (McMahan et al., AISTATS 2017)."""
 
 from fedhet.client import ClientHalf
-from fedhet.errors import DataError
-from fedhet.learning import Phase
-from fedhet.methods.fedavg import FedAvgParameters
-from fedhet.wire import Payload
-
-from ._counts import class_counts  # noqa: TID251 - this folder is fedhet.client_apps
+from fedhet.methods._averages import AveragingParameters
 
 
-class FedAvg(ClientHalf[FedAvgParameters]):
-    """The defaults of `ClientHalf`: one phase, and what is shared travels; the last round's rate may be another."""
-
-    def greet(self, payload: Payload) -> Payload:
-        """How many examples of each class there are, and which layer's rows they are, where that is needed.
-
-        Raises:
-            DataError: examples have no single class.
-        """
-        if self.parameters.last_layer != "classes":
-            return super().greet(payload)
-        client = self.client
-        rows = next((name for name in client.tensors if name.startswith(f"{client.head}.")), None)
-        if client.task.name != "classification" or rows is None:
-            raise DataError(
-                f"client {client.name}: fedavg.last-layer = classes needs examples of one class each, and an output "
-                "layer with weights"
-            )
-        return Payload({"classes": class_counts(client, rows)}, {"head": client.head})
-
-    def phases(self, payload: Payload) -> Iterable[Phase]:
-        """One phase; at the last rate in the last round, and in the closing one behind it."""
-        phases, factor = super().phases(payload), self.parameters.last_learning_rate
-        if factor == 1 or self.client.request.round < self.client.config.rounds:
-            return phases
-        return [replace(phase, optimisation=phase.optimisation.slowed(factor)) for phase in phases]
+class FedAvg(ClientHalf[AveragingParameters]):
+    """The defaults of `ClientHalf`: one phase of training, then what is shared travels."""

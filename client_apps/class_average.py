@@ -1,0 +1,37 @@
+"""Class-average, client side: FedAvg, with the numbers of examples of each class and a rate of the last round."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fedhet.client import ClientHalf
+from fedhet.errors import DataError
+from fedhet.learning import Phase
+from fedhet.methods.class_average import ClassAverageParameters
+from fedhet.wire import Payload
+
+from ._counts import class_counts  # noqa: TID251 - this folder is fedhet.client_apps
+
+
+class ClassAverage(ClientHalf[ClassAverageParameters]):
+    """One phase of training; the last round's rate may be another."""
+
+    def greet(self, payload: Payload) -> Payload:
+        """How many examples of each class there are, and which layer's rows they are.
+
+        Raises:
+            DataError: examples have no single class, or there is no output layer with weights.
+        """
+        client = self.client
+        rows = next((name for name in client.tensors if name.startswith(f"{client.head}.")), None)
+        if client.task.name != "classification" or rows is None:
+            raise DataError(
+                f"client {client.name}: class-average needs examples of one class each and an output layer with weights"
+            )
+        return Payload({"classes": class_counts(client, rows)}, {"head": client.head})
+
+    def phases(self, payload: Payload) -> Iterable[Phase]:
+        """One phase; at the last rate in the last round, and in the closing one behind it."""
+        phases, factor = super().phases(payload), self.parameters.last_learning_rate
+        if factor == 1 or self.client.request.round < self.client.config.rounds:
+            return phases
+        return [replace(phase, optimisation=phase.optimisation.slowed(factor)) for phase in phases]

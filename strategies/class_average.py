@@ -1,0 +1,61 @@
+"""Class-average, server side: FedAvg, but for the output layer, whose rows are averaged by examples of their class.
+
+Row c of the output layer is sum_i n_ic / n_c W_ic(t), n_ic the examples of class c that client i has, as in FedMA (Wang
+et al., ICLR 2020, section 3); a class that nobody of the round has is averaged as everything else.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedhet.errors import FedhetError
+from fedhet.matching import class_weighted_average
+from fedhet.methods import class_average
+from fedhet.server import ArraysBy, FederatedStrategy, State, check_class_counts
+from fedhet.wire import Reply, Spec, check
+
+
+@dataclass
+class ClassAverageState(State):
+    """`classes` holds how many examples of each class clients have, by the name of their output layer."""
+
+    classes: ArraysBy = field(default_factory=dict)
+
+
+class ClassAverage(FederatedStrategy[class_average.ClassAverageParameters, ClassAverageState]):
+    """The mean of the clients' models by examples, of the output layer by examples of each class."""
+
+    method = class_average.method
+    state_class = ClassAverageState
+
+    def welcome(self, client: str, reply: Reply) -> None:
+        """Keep its class counts, one a row of the output layer."""
+        head, counts = reply.told.text("head"), reply.arrays.get("classes", {})
+        rows = {shape[:1] for shape, _ in _of(reply.report.spec, head).values()}
+        if len(rows) != 1:
+            raise FedhetError(f"class-average needs a row for each class in all arrays of its {head!r}")
+        check(counts, {"counts": (rows.pop(), "int64")}, "its class counts")
+        check_class_counts(counts["counts"], reply)
+        if other := next((known for known in self.state.classes if head not in self.state.classes[known]), None):
+            raise FedhetError(f"its output layer is {head!r}, unlike that of client {other}")
+        self.state.classes[client] = {head: counts["counts"]}
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """The average by examples, then that of the output layer by classes."""
+        metrics = super().aggregate_fit(round, replies)
+        first = next(iter(replies))
+        head = next(iter(self.state.classes[first]))
+        counts = np.stack([self.state.classes[client][head] for client in replies])
+        held = counts.any(axis=0)
+        for name in _of(self.specs[first], head):
+            average = self.state.model[name].copy()
+            own = class_weighted_average([reply.arrays["model"][name] for reply in replies.values()], counts)
+            average[held] = own[held]
+            self.state.model[name] = average
+        return metrics
+
+
+def _of(spec: Spec, module: str) -> Spec:
+    """The arrays of a module."""
+    return {name: of for name, of in spec.items() if name.startswith(f"{module}.")}
