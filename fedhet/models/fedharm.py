@@ -5,32 +5,19 @@ and gates are those of the families' papers; widths and depths are ours, and the
 depth. A "b" is wider and deeper than an "a".
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
-from fedhet.models.images import ResidualBlock, image_shape
+from fedhet.models.images import Activation, ResidualBlock, convolution, image_shape
 from fedhet.models.registry import register_model
 
-Activation = Callable[[], nn.Module]
 Block = Callable[[int, int, int, int], nn.Module]
 """From stage, channels in, channels out and stride to a block."""
-Build = Callable[[int, int, Sequence[int], Sequence[int]], nn.Module]
-"""From channels of an image, classes, and each stage's width and depth to a network."""
 STRIDES = (1, 2, 2, 2)
 """By how much each stage shrinks the image."""
-
-
-def _convolution(
-    fan_in: int, fan_out: int, kernel: int, activation: Activation | None, *, stride: int = 1, groups: int = 1
-) -> nn.Sequential:
-    """A convolution that keeps height and width, or divides them by `stride`; BatchNorm; the activation, if any."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(fan_in, fan_out, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False),
-        nn.BatchNorm2d(fan_out),
-    ]
-    return nn.Sequential(*layers, *([] if activation is None else [activation()]))
 
 
 class SqueezeExcitation(nn.Module):
@@ -72,10 +59,10 @@ class InvertedResidual(nn.Module):
     ):
         """Build the block: channels in, between and out; `gate` makes the module that scales the channels between."""
         super().__init__()
-        layers = [] if expanded == fan_in else [_convolution(fan_in, expanded, 1, activation)]
-        layers.append(_convolution(expanded, expanded, kernel, activation, stride=stride, groups=expanded))
+        layers = [] if expanded == fan_in else [convolution(fan_in, expanded, 1, activation)]
+        layers.append(convolution(expanded, expanded, kernel, activation, stride=stride, groups=expanded))
         gates = [] if gate is None else [gate(expanded)]
-        self.body = nn.Sequential(*layers, *gates, _convolution(expanded, fan_out, 1, None))
+        self.body = nn.Sequential(*layers, *gates, convolution(expanded, fan_out, 1, None))
         self.residual = stride == 1 and fan_in == fan_out
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -85,11 +72,41 @@ class InvertedResidual(nn.Module):
 
 
 class StagedNetwork(nn.Module):
-    """A stem, four stages, the mean over each map, and `head`."""
+    """A stem, four stages, a 1 x 1 convolution that widens, the mean over each map, and `head`."""
 
-    def __init__(self, stem: nn.Module, stages: Sequence[nn.Module], last: nn.Module, width: int, classes: int):
-        """Build the network: `last` lies between the stages and the mean over maps, of which there are `width`."""
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        classes: int,
+        *,
+        widths: Sequence[int],
+        depths: Sequence[int],
+        block: Block,
+        activation: Activation,
+        widened: int = 1,
+    ):
+        """Build the network.
+
+        Args:
+            input_shape: (channels, height, width) of an image, at least 8 x 8.
+            classes: outputs of the head.
+            widths: channels of each stage; the stem is as wide as the first.
+            depths: blocks of each stage, the first of which shrinks the image.
+            block: makes a block.
+            activation: of the stem and behind the stages.
+            widened: by how much the last convolution widens; 1: there is none.
+
+        Raises:
+            ModelError: the input is not an image or too small.
+        """
         super().__init__()
+        channels, _, _ = image_shape(input_shape, smallest=8)
+        stem, width = convolution(channels, widths[0], 3, activation), widened * widths[-1]
+        last = convolution(widths[-1], width, 1, activation) if widened > 1 else nn.Identity()
+        stages: list[nn.Module] = []
+        for stage, (fan_in, fan_out, depth) in enumerate(zip((widths[0], *widths), widths, depths, strict=False)):
+            first = block(stage, fan_in, fan_out, STRIDES[stage])
+            stages.append(nn.Sequential(first, *(block(stage, fan_out, fan_out, 1) for _ in range(depth - 1))))
         self.stem, self.stages, self.last = stem, nn.Sequential(*stages), last
         self.mean = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(1))
         self.head = nn.Linear(width, classes)
@@ -100,78 +117,49 @@ class StagedNetwork(nn.Module):
         return logits
 
 
-def _stages(widths: Sequence[int], depths: Sequence[int], block: Block) -> list[nn.Module]:
-    """Stages of `depths` blocks behind a stem of the first stage's width; a stage's first block shrinks the image."""
-    stages: list[nn.Module] = []
-    fan_in = widths[0]
-    for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
-        first = block(stage, fan_in, width, STRIDES[stage])
-        stages.append(nn.Sequential(first, *(block(stage, width, width, 1) for _ in range(depth - 1))))
-        fan_in = width
-    return stages
+def _basic(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
+    return ResidualBlock(fan_in, fan_out, stride)
 
 
-def resnet(channels: int, classes: int, widths: Sequence[int], depths: Sequence[int]) -> nn.Module:
-    """Basic blocks, as in ResNet-18 (He et al., CVPR 2016)."""
-
-    def block(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
-        return ResidualBlock(fan_in, fan_out, stride)
-
-    stem = _convolution(channels, widths[0], 3, nn.ReLU)
-    return StagedNetwork(stem, _stages(widths, depths, block), nn.Identity(), widths[-1], classes)
-
-
-def efficientnet(channels: int, classes: int, widths: Sequence[int], depths: Sequence[int]) -> nn.Module:
-    """MBConv with SiLU, squeeze and excitation in all, as in EfficientNet (Tan and Le, ICML 2019)."""
-
-    def block(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
-        return InvertedResidual(
-            fan_in,
-            fan_in * (1, 4, 4, 4)[stage],
-            fan_out,
-            kernel=(3, 3, 5, 3)[stage],
-            stride=stride,
-            activation=nn.SiLU,
-            gate=lambda expanded: SqueezeExcitation(expanded, fan_in // 4, nn.SiLU, nn.Sigmoid),
-        )
-
-    stem, wide = _convolution(channels, widths[0], 3, nn.SiLU), 4 * widths[-1]
-    last = _convolution(widths[-1], wide, 1, nn.SiLU)
-    return StagedNetwork(stem, _stages(widths, depths, block), last, wide, classes)
+def _mbconv(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
+    """MBConv with SiLU, squeeze and excitation in all."""
+    return InvertedResidual(
+        fan_in,
+        fan_in * (1, 4, 4, 4)[stage],
+        fan_out,
+        kernel=(3, 3, 5, 3)[stage],
+        stride=stride,
+        activation=nn.SiLU,
+        gate=lambda expanded: SqueezeExcitation(expanded, fan_in // 4, nn.SiLU, nn.Sigmoid),
+    )
 
 
-def mobilenet(channels: int, classes: int, widths: Sequence[int], depths: Sequence[int]) -> nn.Module:
-    """Inverted residuals, ReLU before hard-swish, as in MobileNetV3 (Howard et al., ICCV 2019); not all are gated."""
+def _mobile(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
+    """Inverted residuals, ReLU before hard-swish; not all are gated."""
 
-    def block(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
-        return InvertedResidual(
-            fan_in,
-            fan_in * (1, 4, 4, 6)[stage],
-            fan_out,
-            kernel=(3, 3, 5, 5)[stage],
-            stride=stride,
-            activation=nn.ReLU if stage < 2 else nn.Hardswish,
-            gate=None if stage == 1 else hard_gate,
-        )
-
-    def hard_gate(expanded: int) -> nn.Module:
+    def gate(expanded: int) -> nn.Module:
         return SqueezeExcitation(expanded, expanded // 4, nn.ReLU, nn.Hardsigmoid)
 
-    stem, wide = _convolution(channels, widths[0], 3, nn.Hardswish), 6 * widths[-1]
-    last = _convolution(widths[-1], wide, 1, nn.Hardswish)
-    return StagedNetwork(stem, _stages(widths, depths, block), last, wide, classes)
+    return InvertedResidual(
+        fan_in,
+        fan_in * (1, 4, 4, 6)[stage],
+        fan_out,
+        kernel=(3, 3, 5, 5)[stage],
+        stride=stride,
+        activation=nn.ReLU if stage < 2 else nn.Hardswish,
+        gate=None if stage == 1 else gate,
+    )
 
 
-def _small(
-    input_shape: tuple[int, ...], classes: int, *, build: Build, widths: Sequence[int], depths: Sequence[int]
-) -> nn.Module:
-    channels, _, _ = image_shape(input_shape, smallest=8)
-    return build(channels, classes, widths, depths)
-
+_FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "resnet": {"block": _basic, "activation": nn.ReLU},  # ResNet-18 (He et al., CVPR 2016)
+    "efficientnet": {"block": _mbconv, "activation": nn.SiLU, "widened": 4},  # Tan and Le, ICML 2019
+    "mobilenet": {"block": _mobile, "activation": nn.Hardswish, "widened": 6},  # MobileNetV3 (Howard et al., ICCV 2019)
+}
 
 # The first three are one of each family.
 for _size, _widths, _depths in (("a", (8, 12, 16, 24), (1, 1, 1, 1)), ("b", (8, 16, 24, 40), (1, 1, 2, 1))):
-    for _build in (resnet, efficientnet, mobilenet):
-        register_model(f"small-{_build.__name__}-{_size}", family="fedharm-small")(
-            partial(_small, build=_build, widths=_widths, depths=_depths)
+    for _name, _options in _FAMILIES.items():
+        register_model(f"small-{_name}-{_size}", family="fedharm-small")(
+            partial(StagedNetwork, widths=_widths, depths=_depths, **_options)
         )

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.models.images import ResidualBlock, image_shape
+from fedhet.models.images import Classifier, ResidualBlock, convolution, image_shape
 from fedhet.models.registry import FAMILIES, register_model
 
 LARGE = 128
@@ -33,10 +33,9 @@ _LAYOUTS: dict[str, tuple[tuple[str, int], ...]] = {
     "hybrid-3": (*_RESNET18[:1], ("concat", 0), *_RESNET18[2:3], ("concat", 1), *_RESNET18[4:]),
     "cnn-4": (("conv", 1), ("conv", 2)),
 }
-_PLAIN = (4, 7, 10, 13)
 
 
-class FLHANetwork(nn.Module):
+class FLHANetwork(Classifier):
     """A stem, layers, the mean over the image, and a head."""
 
     def __init__(
@@ -53,14 +52,12 @@ class FLHANetwork(nn.Module):
         Raises:
             ModelError: the input is not an image or too small.
         """
-        super().__init__()
         channels, height, width = image_shape(input_shape, smallest=4)
-        large = min(height, width) >= LARGE
-        layers: list[nn.Module] = [
-            _convolution(channels, widths[0], 2, 7) if large else _convolution(channels, widths[0])
-        ]
-        if large:
-            layers.append(nn.MaxPool2d(3, stride=2, padding=1))
+        layers: list[nn.Module] = []
+        if min(height, width) >= LARGE:
+            layers += [convolution(channels, widths[0], 7, nn.ReLU, stride=2), nn.MaxPool2d(3, stride=2, padding=1)]
+        else:
+            layers.append(_convolution(channels, widths[0]))
         channels = widths[0]
         for kind, stage in layout:
             stride = 1 if widths[stage] == channels else 2
@@ -70,16 +67,10 @@ class FLHANetwork(nn.Module):
             else:
                 layers.append((ResidualBlock if kind == "add" else _convolution)(channels, widths[stage], stride))
                 channels = widths[stage]
-        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(1))
-        self.head = nn.Linear(channels, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits (n, classes) of images (n, channels, height, width), float."""
-        logits: Tensor = self.head(self.body(images))
-        return logits
+        super().__init__([*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(1)], channels, classes)
 
 
-class ConcatBlock(nn.Module):
+class ConcatBlock(ResidualBlock):
     """Two 3 x 3 convolutions beside their input, which is concatenated and not added; then 2 x 2 pooling.
 
     So it is the pooling and the concatenation that halve the image and double the channels, and what follows has
@@ -88,24 +79,15 @@ class ConcatBlock(nn.Module):
 
     def __init__(self, channels: int):
         """Build the block: channels in; twice as many come out."""
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(channels)
+        super().__init__(channels, channels, stride=1)
 
     def forward(self, maps: Tensor) -> Tensor:
         """Feature maps (n, 2 channels, height / 2, width / 2), rounded up, of maps (n, channels, height, width)."""
-        beside = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(maps)))))
-        return F.max_pool2d(torch.cat([F.relu(beside), maps], 1), 2, ceil_mode=True)
+        return F.max_pool2d(torch.cat([F.relu(self.convolved(maps)), maps], 1), 2, ceil_mode=True)
 
 
-def _convolution(fan_in: int, fan_out: int, stride: int = 1, kernel: int = 3) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(fan_in, fan_out, kernel, stride=stride, padding=kernel // 2, bias=False),
-        nn.BatchNorm2d(fan_out),
-        nn.ReLU(),
-    )
+def _convolution(fan_in: int, fan_out: int, stride: int = 1) -> nn.Module:
+    return convolution(fan_in, fan_out, 3, nn.ReLU, stride=stride)
 
 
 def _named(size: str, layout: str) -> str:
@@ -122,7 +104,7 @@ for _size, _widths in WIDTHS.items():
     )
     # The ablation without messages: first and last layer aside, all are of one type, 64 (small: 16) channels and no
     # stride. The paper does not tell of pooling, so there is none but the mean at the end.
-    for _layers in _PLAIN:
+    for _layers in (4, 7, 10, 13):
         register_model(f"{_size}-plain-{_layers}", family=f"{_size}-plain")(
             partial(FLHANetwork, layout=(("conv", 0),) * (_layers - 2), widths=(64 if _size == "flha" else 16,))
         )

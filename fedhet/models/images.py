@@ -3,7 +3,7 @@
 All end in `head`, an `nn.Linear`, whose input is the representation Phi (n, d).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from fedhet.errors import ModelError
 from fedhet.models.registry import register_model
+
+Activation = Callable[[], nn.Module]
 
 
 def image_shape(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
@@ -37,7 +39,21 @@ def _linear_stack(widths: Sequence[int]) -> list[nn.Module]:
     return layers
 
 
-class ConvNet(nn.Module):
+class Classifier(nn.Module):
+    """`head(body(inputs))`."""
+
+    def __init__(self, body: Sequence[nn.Module], width: int, classes: int):
+        """Build the network: the modules that make Phi, its width d, outputs of the head."""
+        super().__init__()
+        self.body, self.head = nn.Sequential(*body), nn.Linear(width, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits (n, classes) of inputs (n, *input_shape), float."""
+        logits: Tensor = self.head(self.body(inputs))
+        return logits
+
+
+class ConvNet(Classifier):
     """Convolutions, each with ReLU and 2 x 2 max pooling, then fully connected layers.
 
     A convolution is 5 x 5 without padding while the image is at least 12 wide, as in LeNet; on smaller images it is
@@ -56,7 +72,6 @@ class ConvNet(nn.Module):
         Raises:
             ModelError: The input is not an image or too small.
         """
-        super().__init__()
         filters, height, width = image_shape(input_shape, smallest=4)
         layers: list[nn.Module] = []
         for fan_in, fan_out in zip((filters, *channels), channels, strict=False):
@@ -69,81 +84,59 @@ class ConvNet(nn.Module):
                 height, width = height // 2, width // 2
             filters = fan_out
         widths = (filters * height * width, *hidden)
-        self.body = nn.Sequential(*layers, nn.Flatten(1), *_linear_stack(widths))
-        self.head = nn.Linear(widths[-1], classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits (n, classes) of images (n, channels, height, width), float."""
-        logits: Tensor = self.head(self.body(images))
-        return logits
+        super().__init__([*layers, nn.Flatten(1), *_linear_stack(widths)], widths[-1], classes)
 
 
-def _cnn(input_shape: tuple[int, ...], classes: int, *, convolutions: int, layers: int) -> nn.Module:
+@register_model("cnn")
+def cnn(input_shape: tuple[int, ...], classes: int, *, convolutions: int = 2, layers: int = 3) -> nn.Module:
+    """FedHeNN's homogeneous model: 2 convolutions, 3 fully connected layers; 307,842 parameters on CIFAR-10."""
     # 64 filters and 120 and 64 units are FedHeNN's; an image of 8 x 8 has no use for as many.
     small = max(input_shape[1:], default=0) < 16
     filters, hidden = (32, (64, 32)) if small else (64, (120, 64))
     return ConvNet(input_shape, (filters,) * convolutions, hidden[: layers - 1], classes)
 
 
-# FedHeNN's homogeneous model (2 convolutions, 3 fully connected layers): 307,842 parameters on CIFAR-10.
-register_model("cnn")(partial(_cnn, convolutions=2, layers=3))
-
 # FedHeNN's heterogeneous clients: "5 CNNs, 1 conv + 1 fc to 3 conv + 3 fc"; the three between are ours.
 for _convolutions, _layers in ((1, 1), (2, 1), (2, 2), (3, 2), (3, 3)):
     register_model(f"cnn-{_convolutions}-{_layers}", family="cnn-family")(
-        partial(_cnn, convolutions=_convolutions, layers=_layers)
+        partial(cnn, convolutions=_convolutions, layers=_layers)
     )
 
 
 @register_model("lenet")
-def lenet(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+def lenet(input_shape: tuple[int, ...], classes: int, *, filters: int = 20) -> nn.Module:
     """FedMA's LeNet: 20 and 50 filters of 5 x 5, one layer of 500; 431,080 parameters on MNIST."""
-    return _lenet(input_shape, classes, filters=20)
-
-
-def _lenet(input_shape: tuple[int, ...], classes: int, *, filters: int) -> nn.Module:
     return ConvNet(input_shape, (filters, filters * 5 // 2), (25 * filters,), classes)
 
 
 # One graph in several widths, for methods that match units; lenet-20 is LeNet.
 for _filters in (10, 14, 20):
-    register_model(f"lenet-{_filters}", family="lenet-widths")(partial(_lenet, filters=_filters))
+    register_model(f"lenet-{_filters}", family="lenet-widths")(partial(lenet, filters=_filters))
 
 
-class MLP(nn.Module):
+class MLP(Classifier):
     """Fully connected layers with ReLU; takes inputs of any shape."""
 
     def __init__(self, input_shape: tuple[int, ...], hidden: Sequence[int], classes: int):
         """Build the network: input_shape of one example, hidden widths, outputs of the head."""
-        super().__init__()
         widths = (prod(input_shape), *hidden)
-        self.body = nn.Sequential(nn.Flatten(1), *_linear_stack(widths))
-        self.head = nn.Linear(widths[-1], classes)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (n, classes) of inputs (n, *input_shape), float."""
-        logits: Tensor = self.head(self.body(inputs))
-        return logits
+        super().__init__([nn.Flatten(1), *_linear_stack(widths)], widths[-1], classes)
 
 
 @register_model("mlp")
-def mlp(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+def mlp(input_shape: tuple[int, ...], classes: int, *, units: int = 200) -> nn.Module:
     """Two hidden layers of 200 units: the 2NN of McMahan et al. (AISTATS 2017)."""
-    return _mlp(input_shape, classes, units=200)
-
-
-def _mlp(input_shape: tuple[int, ...], classes: int, *, units: int) -> nn.Module:
     return MLP(input_shape, (units, units), classes)
 
 
 # One graph in several widths, for methods that match units; mlp-200 is the MLP.
 for _units in (100, 150, 200):
-    register_model(f"mlp-{_units}", family="mlp-widths")(partial(_mlp, units=_units))
+    register_model(f"mlp-{_units}", family="mlp-widths")(partial(mlp, units=_units))
 for _units in (20, 30):  # for digits, where matching is to take no time
-    register_model(f"mlp-{_units}")(partial(_mlp, units=_units))
+    register_model(f"mlp-{_units}")(partial(mlp, units=_units))
 
 
-class VGG9(nn.Module):
+class VGG9(Classifier):
     """VGG-9 of FedMA (table 4): 6 convolutions of 3 x 3 in pairs, 3 fully connected layers, no BatchNorm.
 
     3,491,530 parameters on CIFAR-10.
@@ -155,7 +148,6 @@ class VGG9(nn.Module):
         Raises:
             ModelError: The input is not an image or too small.
         """
-        super().__init__()
         channels, height, width = image_shape(input_shape, smallest=8)
         layers: list[nn.Module] = []
         for first, second, dropout in ((32, 64, 0.0), (128, 128, 0.05), (256, 256, 0.1)):
@@ -165,16 +157,21 @@ class VGG9(nn.Module):
                 layers.append(nn.Dropout(dropout))
             channels = second
         widths = (channels * (height // 8) * (width // 8), 512, 512)
-        self.body = nn.Sequential(*layers, nn.Flatten(1), *_linear_stack(widths), nn.Dropout(0.1))
-        self.head = nn.Linear(widths[-1], classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits (n, classes) of images (n, channels, height, width), float."""
-        logits: Tensor = self.head(self.body(images))
-        return logits
+        super().__init__([*layers, nn.Flatten(1), *_linear_stack(widths), nn.Dropout(0.1)], widths[-1], classes)
 
 
 register_model("vgg9")(VGG9)
+
+
+def convolution(
+    fan_in: int, fan_out: int, kernel: int, activation: Activation | None, *, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
+    """A convolution that keeps height and width, or divides them by `stride`; BatchNorm; the activation, if any."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(fan_in, fan_out, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(fan_out),
+    ]
+    return nn.Sequential(*layers, *([] if activation is None else [activation()]))
 
 
 class ResidualBlock(nn.Module):
@@ -189,17 +186,19 @@ class ResidualBlock(nn.Module):
         self.norm2 = nn.BatchNorm2d(fan_out)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or fan_in != fan_out:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(fan_in, fan_out, 1, stride=stride, bias=False), nn.BatchNorm2d(fan_out)
-            )
+            self.shortcut = convolution(fan_in, fan_out, 1, None, stride=stride)
 
     def forward(self, maps: Tensor) -> Tensor:
         """Feature maps (n, fan_out, height / stride, width / stride) of maps (n, fan_in, height, width)."""
-        residual = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(maps)))))
-        return F.relu(residual + self.shortcut(maps))
+        return F.relu(self.convolved(maps) + self.shortcut(maps))
+
+    def convolved(self, maps: Tensor) -> Tensor:
+        """The two convolutions of feature maps, before the shortcut is added."""
+        residual: Tensor = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(maps)))))
+        return residual
 
 
-class ResNet8(nn.Module):
+class ResNet8(Classifier):
     """The CIFAR ResNet (He et al., 2016) with n = 1: a stem and three blocks of 16, 32 and 64 channels, BatchNorm."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int):
@@ -208,24 +207,11 @@ class ResNet8(nn.Module):
         Raises:
             ModelError: The input is not an image or too small.
         """
-        super().__init__()
         channels, _, _ = image_shape(input_shape, smallest=4)
-        self.body = nn.Sequential(
-            nn.Conv2d(channels, 16, 3, padding=1, bias=False),
-            nn.BatchNorm2d(16),
-            nn.ReLU(),
-            ResidualBlock(16, 16, stride=1),
-            ResidualBlock(16, 32, stride=2),
-            ResidualBlock(32, 64, stride=2),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(1),
+        blocks = [ResidualBlock(16, 16, stride=1), ResidualBlock(16, 32, stride=2), ResidualBlock(32, 64, stride=2)]
+        super().__init__(
+            [*convolution(channels, 16, 3, nn.ReLU), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(1)], 64, classes
         )
-        self.head = nn.Linear(64, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits (n, classes) of images (n, channels, height, width), float."""
-        logits: Tensor = self.head(self.body(images))
-        return logits
 
 
 register_model("resnet8")(ResNet8)

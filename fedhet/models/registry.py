@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Container
 from functools import partial
+from typing import TypeVar
 
 from torch import nn
 
@@ -9,6 +10,7 @@ from fedhet.errors import ModelError, nearest
 from fedhet.models.libraries import build_from_library, check_name, of_library
 
 Builder = Callable[[tuple[int, ...], int], nn.Module]
+B = TypeVar("B", bound=Builder)
 
 _BUILDERS: dict[str, Builder] = {}
 
@@ -16,10 +18,10 @@ _BUILDERS: dict[str, Builder] = {}
 FAMILIES: dict[str, tuple[str, ...]] = {}
 
 
-def register_model(name: str, family: str | None = None) -> Callable[[Builder], Builder]:
+def register_model(name: str, family: str | None = None) -> Callable[[B], B]:
     """Register a function `(input_shape, classes) -> nn.Module` under `name`, and as a member of `family` if given."""
 
-    def register(builder: Builder) -> Builder:
+    def register(builder: B) -> B:
         if name in _BUILDERS or name in FAMILIES:
             raise ModelError(f"model {name!r} is registered already")
         _BUILDERS[name] = builder
