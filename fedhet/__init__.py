@@ -8,7 +8,7 @@ from fedhet.text import PrintableLog
 
 if TYPE_CHECKING:
     from fedhet.client.app import make_client_app
-    from fedhet.comparing.calling import compare
+    from fedhet.comparing import compare
     from fedhet.running import RunResult, run
     from fedhet.serving import make_server_app
 
@@ -25,7 +25,7 @@ if (_BESIDE / "strategies").is_dir() and (_BESIDE / "client_apps").is_dir():
 _LAZY = {
     "make_client_app": "fedhet.client.app",
     "make_server_app": "fedhet.serving",
-    "compare": "fedhet.comparing.calling",
+    "compare": "fedhet.comparing",
     "run": "fedhet.running",
     "RunResult": "fedhet.running",
 }

@@ -183,7 +183,7 @@ def compare(
         if tuning is None and tune_runs is not None:
             raise ConfigError("--tune-runs: there is nothing to tune; name keys and their values with --tune")
         try:
-            done = comparing.compare(
+            done = comparing.run_comparison(
                 methods,
                 seeds=reported,
                 config=chosen,

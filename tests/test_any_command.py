@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from fedhet import cli, registry
 from fedhet import config as configuration
-from fedhet.comparing import execution
+from fedhet.comparing import runs
 from fedhet.engines import children, flower
 from fedhet.server import FederatedStrategy
 
@@ -123,7 +123,7 @@ def _nothing_is_trained() -> Iterator[None]:
         patched.setattr(flower, "superlink", lambda *_: contextlib.nullcontext())
         patched.setattr(flower, "make_app", lambda app: app)
         patched.setattr(flower, "follow", lambda *_: None)
-        patched.setattr(execution, "run_jobs", lambda jobs, workers: [(job.name, "not here") for job in jobs])
+        patched.setattr(runs, "run_jobs", lambda jobs, at_once: [(job.name, "not here") for job in jobs])
         patched.setattr(children, "prepare", lambda *_: None)
         patched.setattr(urllib.request, "urlopen", not_here)
         yield

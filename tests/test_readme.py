@@ -122,7 +122,7 @@ def test_every_command_is_understood(command: str, app: Path, monkeypatch: pytes
     def begin(self: object, cases: object) -> NoReturn:
         raise Planned
 
-    monkeypatch.setattr("fedhet.comparing.execution.Execution.__call__", begin)
+    monkeypatch.setattr("fedhet.comparing.runs.Execution.__call__", begin)
     monkeypatch.setattr("fedhet.running.run", lambda config, **settings: RunResult(app, {}))
     monkeypatch.setattr("fedhet.results.report.write_report", Path)
     monkeypatch.setattr("fedhet.results.together.compare_folders", lambda folders, out: out)

@@ -1,76 +1,169 @@
 """Comparing methods: the same clients, data, splits, participation and rounds for all, over several seeds."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from fedhet import config as configuration
 from fedhet import running, text
-from fedhet.comparing import cases
-from fedhet.comparing.arms import arms_of
-from fedhet.comparing.execution import Execution
-from fedhet.comparing.figure import comparison_figure
-from fedhet.comparing.ground import common_ground, distinct
-from fedhet.comparing.measures import measure
-from fedhet.comparing.notes import notes_below
-from fedhet.comparing.outcome import Comparison
-from fedhet.comparing.tables import cost_table, costs, markdown, number_rows, outcomes, result_table
-from fedhet.comparing.tuning import Tuned, Tuning, tune
+from fedhet.comparing.figures import comparison_figure
+from fedhet.comparing.measures import VariantResult, measure
+from fedhet.comparing.runs import Execution, check
+from fedhet.comparing.settings import PlannedRun, distinct, shared_settings, variants_of
+from fedhet.comparing.tables import accuracies, costs, markdown, notes_below, number_rows, terminal_table, whole_table
+from fedhet.comparing.tuning import Tuning, tune
 from fedhet.engines import children
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import check_place, write_csv, write_text
 from fedhet.given import Given
 from fedhet.machine import device_of, runs_at_once
+from fedhet.results import frames
 from fedhet.results.figures import lay_out, save_png
+from fedhet.results.page import html_table
 from fedhet.results.run_files import read_run
 from fedhet.results.together import write_together
 
 if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
     from rich.console import Console
 
-__all__ = ["Comparison", "Tuning", "compare"]
+__all__ = ["Comparison", "Tuning", "compare", "run_comparison"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A finished comparison.
+
+    Attributes:
+        folder: its folder.
+        results: each variant's, in order.
+        baseline: the one that differences are to.
+        failed: why runs failed, by the name of their folder.
+    """
+
+    folder: Path
+    results: Sequence[VariantResult] = field(repr=False)
+    baseline: VariantResult = field(repr=False)
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def failure(self) -> str:
+        """How many runs failed, and why, in words; empty if none did."""
+        if not self.failed:
+            return ""
+        reasons = "\n".join(f"  {name}: {reason}" for name, reason in self.failed.items())
+        wanted = sum(result.seeds_wanted for result in self.results)
+        return f"{len(self.failed)} of {wanted} runs failed; the same command tries them again:\n{reasons}"
+
+    def check(self) -> None:
+        """Find out whether all runs completed.
+
+        Raises:
+            FedhetError: some did not, and why.
+        """
+        if self.failed:
+            raise FedhetError(self.failure)
+
+    def frame(self) -> "pandas.DataFrame":
+        """Return the rows of `comparison.csv`: a line a run, then statistics over seeds.
+
+        Raises:
+            FedhetError: pandas is not installed.
+        """
+        heading, *rows = number_rows(self.results, self.baseline)
+        return frames.table([dict(zip(map(str, heading), row, strict=True)) for row in rows])
+
+    def plot(self) -> "Figure":
+        """Draw accuracy by round and after the last one."""
+        return comparison_figure(self.results)
+
+    def _repr_html_(self) -> str:
+        headings, *rows = whole_table(self.results, self.baseline)
+        return html_table(headings, rows) + (f"<pre>{escape(self.failure)}</pre>" if self.failed else "")
 
 
 def compare(
+    methods: Sequence[str],
+    config: Mapping[str, Any] | str | Path | None = None,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    model: Any = None,
+    data: Any = None,
+    task: str | None = None,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    baseline: str | None = None,
+    tuning: Tuning | None = None,
+) -> Comparison:
+    """Run several methods on the same clients and data, as `fedhet compare` does.
+
+    Args:
+        methods: as in `run_comparison`, like all that is not named here.
+        config: settings for all, as for `fedhet.run`.
+        seeds: every method runs once with each.
+        model: the clients' networks, as for `fedhet.run`.
+        data: the clients' data, as for `fedhet.run`.
+        task: of data of one's own.
+        out: folder of the comparison.
+        jobs: runs at a time.
+        baseline: the variant that differences are to.
+        tuning: the settings to choose from before.
+
+    Raises:
+        FedhetError: as `run_comparison`; not where some runs completed, see `Comparison.failed`.
+    """
+    given = Given(model, data, task)
+    return run_comparison(
+        methods,
+        seeds=seeds,
+        config=configuration.completed(config, given.words.keys()),
+        out=None if out is None else Path(out),
+        jobs=jobs,
+        baseline=baseline,
+        tuning=tuning,
+        given=given,
+    )
+
+
+def run_comparison(
     methods: Sequence[str],
     *,
     seeds: Sequence[int],
     config: Mapping[str, object],
     out: Path | None = None,
     jobs: int | None = None,
-    homogeneous_model: str = "cnn",
     baseline: str | None = None,
     tuning: Tuning | None = None,
-    own: Given = Given(),  # noqa: B008 - it is frozen
+    given: Given = Given(),  # noqa: B008 - it is frozen
     run: Callable[..., object] = running.run,
     console: "Console | None" = None,
 ) -> Comparison:
     """Run every method with every seed; write `comparison.csv`, `.md`, `.png` and `.html` into `out`.
 
-    Each run lies in `out/<arm>-seed<seed>/`. Started again with the same settings, a comparison keeps its completed
+    Each run lies in `out/<variant>-seed<seed>/`. Started again with the same settings, a comparison keeps its completed
     runs and resumes interrupted and failed ones. The table is printed too.
 
     Args:
-        methods: in the order of the table: names, or `NAME=METHOD,KEY=VALUE,...` for an arm with settings of its own.
+        methods: in the table's order: names, or `NAME=METHOD,KEY=VALUE,...` for a variant with settings of its own.
         seeds: each method runs once with each.
         config: settings for all (kebab-case keys; `method`, `seed`, `out` and `engine` are set here). A method's own
             keys go to that method alone. What is not set comes from the first method's defaults, for all, and a
-            method's own keys from its preset of the same name, as in `fedhet run`; the held-out pool and closing epochs
-            that one method needs are given to all. With `rounds = 0`, which one of the methods must settle by itself,
-            one-shot methods get one round and the others as many as that one.
+            method's own keys from its preset of the same name, as in `fedhet run`; the public examples and closing
+            epochs that one method needs are given to all. With `rounds = 0`, which one of the methods must settle by
+            itself, one-shot methods get one round and the others as many as that one.
         out: folder of the comparison; one in `runs/` that is named by the methods if left out.
         jobs: runs at a time, each in a process of its own with one thread; None: as many as cores, and on a GPU one for
             each 4 GiB of its memory.
-        homogeneous_model: the model of all clients under methods that need equal architectures, where `config` mixes
-            them.
-        baseline: the arm that the others' differences are to; None: the first.
-        tuning: what each method's settings are chosen from before (`fedhet.comparing.tuning`), on validation parts;
+        baseline: the variant that the others' differences are to; None: the first.
+        tuning: the settings that are tried for each method before (`fedhet.comparing.tuning`), on validation parts;
             the reported runs train on the whole training parts. None: as `config` says.
-        own: a user's own model and data, which `run` gives to each run.
-        run: what runs one configuration; must be picklable.
+        given: a user's own model and data.
+        run: runs one configuration, as `fedhet.run` does.
         console: where progress and the table go; None: standard output.
-
-    Returns:
-        What it came to; of runs that failed, the reasons.
 
     Raises:
         ConfigError: settings that cannot be run, or a folder in `out` that holds a run with other settings; nothing was
@@ -78,49 +171,52 @@ def compare(
         FedhetError: after everything was written, if all runs failed; with the reasons.
     """
     children.prepare("matplotlib.backends.backend_agg")  # for reports; meanwhile what is asked for is checked
-    arms, seeds = arms_of(methods), distinct(seeds)
-    names = [arm.name for arm in arms]
+    variants, seeds = variants_of(methods), distinct(seeds)
+    names = [variant.name for variant in variants]
     out = Path(out or Path("runs") / f"compare-{'-'.join(names)}")
-    if not arms or not seeds:
+    if not variants or not seeds:
         raise ConfigError("a comparison needs at least one method and one seed")
     if baseline is not None and baseline not in names:
-        raise ConfigError(f"baseline {baseline} is not among the arms compared: {', '.join(names)}")
+        raise ConfigError(f"baseline {baseline} is not among the variants compared: {', '.join(names)}")
     check_place(out)
+    if given:
+        run = partial(run, model=given.model, data=given.data, task=given.task, progress=False)
     jobs = jobs or runs_at_once(device_of(str(config.get("device", "auto"))))
     execute = Execution(run, jobs, console or text.console(soft_wrap=True))
     all_seeds = distinct([*seeds, *(tuning.seeds if tuning else ())])
-    ground = common_ground(arms, seeds=all_seeds, config=config, homogeneous_model=homogeneous_model, given=own)
-    for note in ground.notes:
+    shared = shared_settings(variants, seeds=all_seeds, config=config, given=given)
+    for note in shared.notes:
         execute.tell(note)
-    tuned: Mapping[str, Tuned] = tune(tuning, ground, reported=seeds, out=out, execute=execute) if tuning else {}
-    planned = []
-    for arm in names:
-        choice = {**dict(tuned[arm].best.choice), "validation": 0.0} if tuned else {}
-        for seed in seeds:
-            settings = ground.settings(arm, seed, choice)
-            planned.append(ground.case(arm, seed, settings, out / f"{arm}-seed{seed}"))
-    cases.check(planned, own)
-    failed = execute(planned)
+    tuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else {}
+    choices = {name: {**dict(each.best.choice), "validation": 0.0} for name, each in tuned.items()}
+    runs = [shared.plan(name, seed, out / f"{name}-seed{seed}", choices.get(name)) for name in names for seed in seeds]
+    check(runs, given)
+    failed = execute(runs)
 
-    results = measure(planned, failed)
-    against = results[names.index(baseline) if baseline else 0]
-    notes = notes_below(results, against, homogeneous_model, ground.notes, tuning, list(tuned.values()))
-    told = notes + [f"{name} failed: {'; '.join(reason.splitlines())}" for name, reason in failed.items()]
-    write_csv(out / "comparison.csv", number_rows(results, against))
-    write_text(out / "comparison.md", markdown(results, against, told))
-    if any(result.runs for result in results):
-        first = comparison_figure(results)
-        lay_out(first)
-        save_png(first, out / "comparison.png")
-        runs = {case.name: read_run(case.folder) for case in planned if case.name not in failed}
-        firsts = {run.case.arm: runs[run.case.name] for result in results for run in result.runs[:1]}
-        title = f"{', '.join(names)} on {'own data' if own.data is not None else planned[0].settings.dataset}"
-        page = out / "comparison.html"
-        tables = [outcomes(results, against), costs(results)]
-        write_together(page, title, runs, tables, notes=told, first=first, shown=firsts)
-    execute.console.print(result_table(results, against))
-    execute.console.print(cost_table(results, notes))
-    done = Comparison(out, results, against, failed)
-    if len(failed) == len(planned):
+    results = measure(runs, failed)
+    done = Comparison(out, results, results[names.index(baseline) if baseline else 0], failed)
+    notes = notes_below(results, done.baseline, shared.notes, tuning, list(tuned.values()))
+    _write(done, runs, notes, "own data" if given.data is not None else runs[0].settings.dataset)
+    execute.console.print(terminal_table(accuracies(results, done.baseline)))
+    execute.console.print(terminal_table(costs(results), notes))
+    if len(failed) == len(runs):
         raise FedhetError(done.failure)
     return done
+
+
+def _write(done: Comparison, runs: Sequence[PlannedRun], notes: Sequence[str], dataset: str) -> None:
+    """Write the comparison's own files."""
+    out, results, failed = done.folder, done.results, done.failed
+    notes = [*notes, *(f"{name} failed: {'; '.join(reason.splitlines())}" for name, reason in failed.items())]
+    write_csv(out / "comparison.csv", number_rows(results, done.baseline))
+    write_text(out / "comparison.md", markdown(results, done.baseline, notes))
+    if not any(result.outcomes for result in results):
+        return
+    figure = done.plot()
+    lay_out(figure)
+    save_png(figure, out / "comparison.png")
+    files = {run.name: read_run(run.folder) for run in runs if run.name not in failed}
+    firsts = {result.variant: files[result.outcomes[0].run.name] for result in results if result.outcomes}
+    title = f"{', '.join(result.variant for result in results)} on {dataset}"
+    tables = [accuracies(results, done.baseline), costs(results)]
+    write_together(out / "comparison.html", title, files, tables, notes=notes, first=figure, shown=firsts)

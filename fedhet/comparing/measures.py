@@ -1,4 +1,4 @@
-"""What the runs of a comparison came to, and means and spreads over seeds.
+"""The outcomes of a comparison's runs, and means and spreads over seeds.
 
 Every number is that of the last round, never of the best one. Spread is the sample standard deviation over seeds;
 differences between methods are paired, seed by seed.
@@ -10,8 +10,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedhet.comparing.cases import Case
-from fedhet.results.history import Which, scored_curve
+from fedhet.comparing.settings import PlannedRun
+from fedhet.results.history import scored_curve
 from fedhet.results.run_files import RunFiles, read_run
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.rows import never_took_part
@@ -23,11 +23,11 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a completed run came to.
+class RunOutcome:
+    """The outcome of a completed run.
 
     Attributes:
-        case: the run.
+        run: which one.
         models: the clients' models in words.
         values: the `MEASURES` by name, None where there is none.
         curve: the personal accuracy by round.
@@ -36,7 +36,7 @@ class Measured:
         refused: why clients never took part, by name.
     """
 
-    case: Case
+    run: PlannedRun
     models: str
     values: Mapping[str, float | None]
     curve: Mapping[int, float]
@@ -47,7 +47,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference over seeds, and how far its confidence interval goes to both sides; None for one seed."""
+    """A mean difference over seeds, and half the width of its confidence interval; None for one seed."""
 
     mean: float
     margin: float | None
@@ -55,18 +55,23 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class ArmResult:
-    """An arm over its completed seeds."""
+class VariantResult:
+    """A variant over its completed seeds."""
 
-    arm: str
+    variant: str
     seeds_wanted: int
-    runs: Sequence[Measured]
-    forced: bool
+    outcomes: Sequence[RunOutcome]
+    equalised: bool
+
+    @property
+    def label(self) -> str:
+        """Its name, with a star if all its clients got one model because it needs equal architectures."""
+        return self.variant + (" *" if self.equalised else "")
 
     @property
     def models(self) -> str:
         """The clients' models in words."""
-        return self.runs[0].models if self.runs else "-"
+        return self.outcomes[0].models if self.outcomes else "-"
 
     def mean(self, measure: str) -> float | None:
         """The mean over seeds; None where no run has the measure."""
@@ -78,18 +83,17 @@ class ArmResult:
         values = self._values(measure)
         return statistics.stdev(values) if len(values) > 1 else None
 
-    def difference(self, other: "ArmResult", measure: str) -> Difference | None:
-        """This arm less another, over the seeds that both completed, with Student's t interval (`CONFIDENCE`).
+    def difference(self, other: "VariantResult", measure: str) -> Difference | None:
+        """This variant minus another, over the seeds that both completed, with Student's t interval (`CONFIDENCE`).
 
         None where they have no seed in common.
         """
-        its = {run.case.seed: run.values[measure] for run in other.runs}
-        pairs = [(run.values[measure], its.get(run.case.seed)) for run in self.runs]
+        others = {each.run.seed: each.values[measure] for each in other.outcomes}
+        pairs = [(each.values[measure], others.get(each.run.seed)) for each in self.outcomes]
         differences = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
         if not differences:
             return None
-        seeds = len(differences)
-        margin = None
+        seeds, margin = len(differences), None
         if seeds > 1:
             from scipy import stats
 
@@ -98,46 +102,46 @@ class ArmResult:
         return Difference(statistics.fmean(differences), margin, seeds)
 
     def _values(self, measure: str) -> list[float]:
-        return [value for run in self.runs if (value := run.values[measure]) is not None]
+        return [value for each in self.outcomes if (value := each.values[measure]) is not None]
 
 
-def measure(cases: Iterable[Case], failed: Container[str]) -> list[ArmResult]:
-    """What the runs came to, by arm in order of the cases; runs whose names are in `failed` do not count."""
-    by_arm: dict[str, list[Case]] = {}
-    for case in cases:
-        by_arm.setdefault(case.arm, []).append(case)
+def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantResult]:
+    """Read the runs' outcomes, by variant in order of the runs; runs whose names are in `failed` do not count."""
+    by_variant: dict[str, list[PlannedRun]] = {}
+    for run in runs:
+        by_variant.setdefault(run.variant, []).append(run)
     return [
-        ArmResult(
-            arm=arm,
+        VariantResult(
+            variant=variant,
             seeds_wanted=len(own),
-            runs=[_measured(case, read_run(case.folder)) for case in own if case.name not in failed],
-            forced=own[0].forced,
+            outcomes=[_outcome(run, read_run(run.folder)) for run in own if run.name not in failed],
+            equalised=own[0].equalised,
         )
-        for arm, own in by_arm.items()
+        for variant, own in by_variant.items()
     ]
 
 
-def _measured(case: Case, run: RunFiles) -> Measured:
-    summary = run.summary or {}
-    accuracies = {name: (summary.get(name) or {}).get("weighted") for name in ACCURACIES[:3]}
-    accuracies["common_accuracy"] = _on_common_test(summary)
-    spent = {name: (summary.get("examples") or {}).get(name) for name in EXAMPLES}
-    spent |= {name: (summary.get("work") or {}).get(name) for name in WORK}
-    names = {row.architecture or UNDISCLOSED for row in run.clients}
-    which: Which = run.personal or "trained"
-    return Measured(
-        case=case,
-        models=next(iter(names)) if len(names) == 1 else f"{len(names)} kinds",
-        values={name: summary.get(name) for name in MEASURES} | accuracies | spent,
-        curve=dict(scored_curve(run.rows, which)),
-        metric=run.metric,
+def _outcome(run: PlannedRun, files: RunFiles) -> RunOutcome:
+    summary = files.summary or {}
+    values = {name: summary.get(name) for name in MEASURES}
+    values |= {name: (summary.get(name) or {}).get("weighted") for name in ACCURACIES[:3]}
+    values["common_accuracy"] = _on_common_test(summary)
+    values |= {name: (summary.get("examples") or {}).get(name) for name in EXAMPLES}
+    values |= {name: (summary.get("work") or {}).get(name) for name in WORK}
+    models = {row.architecture or UNDISCLOSED for row in files.clients}
+    return RunOutcome(
+        run=run,
+        models=next(iter(models)) if len(models) == 1 else f"{len(models)} models",
+        values=values,
+        curve=dict(scored_curve(files.rows, files.personal or "trained")),
+        metric=files.metric,
         stopped=summary.get("stopped_early"),
-        refused=never_took_part(run.rows),
+        refused=never_took_part(files.rows),
     )
 
 
 def _on_common_test(summary: Mapping[str, Any]) -> float | None:
-    """The accuracy on the common test set: of what is there for all, else of the clients' own models."""
+    """The accuracy on the common test set: of the global model where there is one, else of the clients' own models."""
     common = summary.get("common") or {}
     accuracy = (common.get("received") or common.get("trained") or {}).get("accuracy")
     return accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy

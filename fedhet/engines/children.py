@@ -1,33 +1,94 @@
-"""Processes of one's own: forked from one that has imported what runs need, one thread each.
+"""Child processes: forked from one that has imported what runs need, one thread each.
 
-That one is `multiprocessing`'s; what of its insides is relied on, so that it ends with this process, is here alone.
+That one is `multiprocessing`'s fork server; what of its insides is relied on, so that it ends with this process, is
+here alone. The pools of `loky` and `concurrent.futures` carry neither workers nor comparisons: once one of their
+processes is killed, they give up on every call.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.forkserver import _forkserver
-from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from types import ModuleType
 from typing import Any
+
+from fedhet.engines import messages
+from fedhet.errors import FedhetError
 
 # Read by the numerical libraries when they are first loaded, so they must be set before a process starts. Two processes
 # with two threads each on two cores were measured to be a hundred times slower than with one.
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 HIGH = 900
-"""The least descriptor of the socket in a process of one's own."""
+"""The least descriptor of the socket in a child process."""
+
+PATIENCE, FAREWELL = 30.0, 1.0
+"""Seconds for a child to send a message whole that it has begun, and to end after it has closed its connection."""
 
 _server: Any = _forkserver
 _PRELOADED = ("fedhet.running", "fedhet.client.app", "fedhet.server", "fedhet.engines.local")
+
+
+class ChildError(FedhetError):
+    """A child process has ended, or sent something else than a message and was ended; the text says which."""
+
+
+class Child:
+    """A process that ends with this one, and a connection to it, a socket for messages (`fedhet.engines.messages`).
+
+    It does not import the script that this process runs, which may start runs itself. Starting it waits for what was
+    prepared.
+
+    Args:
+        function: called there as `function(connection, *arguments)`; importable by name.
+        arguments: picklable.
+        name: of the process.
+    """
+
+    def __init__(self, function: Callable[..., None], *arguments: Any, name: str) -> None:
+        prepare()
+        context = multiprocessing.get_context("forkserver")
+        self.connection, there = context.Pipe(duplex=True)
+        self.process = context.Process(target=_run, args=(function, there, *arguments), name=name, daemon=True)
+        with _without_main():
+            self.process.start()
+        there.close()
+
+    def send(self, content: object) -> None:
+        """Send a message; that the process has ended is found out where its answer is awaited."""
+        with contextlib.suppress(ConnectionError):
+            messages.send(self.connection, content)
+
+    def receive(self) -> Any:
+        """Wait for a message of the process.
+
+        Raises:
+            ChildError: there is none, and the process is at its end.
+        """
+        try:
+            self.connection.poll(None)
+            return messages.receive(self.connection, patience=PATIENCE)
+        except messages.DamagedError as error:
+            self.end()
+            raise ChildError(f"its process was ended: {error}") from error
+        except (EOFError, OSError) as error:
+            self.process.join(FAREWELL)
+            self.end()
+            raise ChildError(f"its process ended with exit code {self.process.exitcode}") from error
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
 
 
 def prepare(*further: str) -> None:
@@ -48,48 +109,28 @@ def _ended_at_exit() -> None:
 
     It comes after the processes that were forked and before the folder of its socket is removed (-100).
     """
-    Finalize(None, _end, exitpriority=-1)
+    Finalize(None, _end_server, exitpriority=-1)
 
 
-def _end() -> None:
+def _end_server() -> None:
     if (process := _server._forkserver_pid) is not None:
-        with suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
         _server._stop()
 
 
-def start(function: Callable[..., None], *arguments: Any, name: str) -> tuple[BaseProcess, Connection]:
-    """Call `function(connection, *arguments)` in a process that ends with this one; waits for what was prepared.
-
-    It does not import the script that this process runs, which may start runs itself.
-
-    Args:
-        function: importable by name.
-        arguments: picklable.
-        name: of the process.
-
-    Returns:
-        The process, and the connection to it, a socket for parcels (`fedhet.engines.parcels`).
-    """
-    prepare()
-    context = multiprocessing.get_context("forkserver")
-    here, there = context.Pipe(duplex=True)
-    process = context.Process(target=_run, args=(function, there, *arguments), name=name, daemon=True)
-    with _without_main():
-        process.start()
-    there.close()
-    return process, here
-
-
 def _run(function: Callable[..., None], connection: Connection, *arguments: Any) -> None:
-    _let_go()
+    # What ties this process to the one that it was forked from is closed: what is written there would end that one.
+    for owner, name in ((_server, "_forkserver_alive_fd"), (resource_tracker._resource_tracker, "_fd")):
+        os.close(getattr(owner, name))
+        setattr(owner, name, None)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     function(_out_of_the_way(connection), *arguments)
 
 
 def _out_of_the_way(connection: Connection) -> Connection:
     """The same connection by a descriptor that nothing else in this process comes upon by accident."""
-    with suppress(ImportError, OSError):  # no such call on Windows; so many descriptors are not allowed
+    with contextlib.suppress(ImportError, OSError):  # no such call on Windows; so many descriptors are not allowed
         import fcntl
 
         moved = Connection(fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, HIGH))
@@ -98,36 +139,28 @@ def _out_of_the_way(connection: Connection) -> Connection:
     return connection
 
 
-def _let_go() -> None:
-    """Close what ties this process to the one that it was forked from, or what is written there would end that one."""
-    for owner, name in ((_server, "_forkserver_alive_fd"), (resource_tracker._resource_tracker, "_fd")):
-        os.close(getattr(owner, name))
-        setattr(owner, name, None)
-
-
 def _end_with_parent() -> None:
-    """A parent that was killed ends nobody itself."""
+    """End this process with its parent: one that was killed ends nobody itself."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in _THREAD_LIMITS}
+    before = {name: os.environ.pop(name, None) for name in _THREAD_LIMITS}
     os.environ.update(dict.fromkeys(_THREAD_LIMITS, "1"))
     try:
         yield
     finally:
         for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
+            del os.environ[name]
+            if value is not None:
                 os.environ[name] = value
 
 
-@contextmanager
+@contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
     """What is started within ignores Ctrl-C from its first moment on: this process ends the others."""
     if threading.current_thread() is not threading.main_thread():
@@ -140,7 +173,7 @@ def _without_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _without_main() -> Iterator[None]:
     main: Any = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")

@@ -15,8 +15,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedhet import data, registry
-from fedhet.engines import children, parcels
+from fedhet.engines.children import Child, ChildError
 from fedhet.engines.grid import handled
+from fedhet.engines.messages import SHARES, SharedMessage, receive, send
 from fedhet.flower.insides import be_server
 from fedhet.learning import Cohort
 
@@ -30,7 +31,7 @@ class Worker:
         failed: whether it ended before it was ready.
     """
 
-    def __init__(self, recipe: parcels.Parcel, cohort: Cohort | None) -> None:
+    def __init__(self, recipe: SharedMessage, cohort: Cohort | None) -> None:
         self.groups: deque[dict[str, Message]] = deque()
         self.since, self._recipe, self._cohort = 0.0, recipe, cohort
         self.start()
@@ -38,55 +39,43 @@ class Worker:
     def start(self) -> None:
         """Start the process and tell it what it is made of."""
         level = logging.getLogger("flwr").level
-        self.process, self.connection = children.start(
-            _work, dict(os.environ), level, self._cohort, name="fedhet worker"
-        )
+        self.child = Child(_work, dict(os.environ), level, self._cohort, name="fedhet worker")
         self._ready = self.failed = False
-        with contextlib.suppress(ConnectionError):  # it has ended already
-            self._recipe.send(self.connection)
+        self.child.send(self._recipe)
 
     @property
     def ready(self) -> bool:
         """Whether it has said that it can begin."""
-        if not self._ready and not self.failed and self.connection.poll():
+        if not self._ready and not self.failed and self.child.connection.poll():
             self.wait()
         return self._ready
 
     def wait(self) -> None:
         """Wait until it can begin, or has failed."""
         try:
-            self.connection.poll(None)
-            self._ready = bool(parcels.receive(self.connection, patience=parcels.PATIENCE))
-        except (EOFError, OSError):
-            self.end()
+            self._ready = bool(self.child.receive())
+        except ChildError:
             self.failed = True
 
     def take(self, messages: dict[str, Message], contexts: Sequence[Context]) -> None:
-        """Give it messages; one that has died is found out where its replies are awaited."""
+        """Give it messages."""
         if not self.groups:
             self.since = time.monotonic()
         self.groups.append(messages)
-        with contextlib.suppress(ConnectionError):
-            parcels.send(self.connection, list(zip(messages.values(), contexts, strict=True)))
+        self.child.send(list(zip(messages.values(), contexts, strict=True)))
 
     def has(self, key: str) -> bool:
         """Whether it has that message."""
         return any(key in group for group in self.groups)
 
-    def end(self) -> None:
-        """End the process, whatever it does."""
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
 
-
-def recipe(app: ClientApp, datasets: Collection[str]) -> parcels.Parcel:
+def recipe(app: ClientApp, datasets: Collection[str]) -> SharedMessage:
     """What workers are made of: the app, methods that a user gave, and data sets that are loaded here.
 
     Raises:
         Exception: whatever a user's functions raise that cannot be copied.
     """
-    return parcels.Parcel((app, registry.given(), data.loaded(datasets) if parcels.SHARES else {}))
+    return SharedMessage((app, registry.given(), data.loaded(datasets) if SHARES else {}))
 
 
 def _work(connection: Connection, environment: Mapping[str, str], level: int, cohort: Cohort | None) -> None:
@@ -94,24 +83,24 @@ def _work(connection: Connection, environment: Mapping[str, str], level: int, co
     os.environ.update(environment)  # it is forked from a process that may be older than a change of it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
     logging.getLogger("flwr").setLevel(level)
-    app, methods, datasets = parcels.receive(connection)
+    app, methods, datasets = receive(connection)
     for method in methods:
         registry.give(method)
     data.lend(datasets)
     be_server()
     told: set[str] = set()
-    parcels.send(connection, True)
+    send(connection, True)
     came: SimpleQueue[list[tuple[Message, Context]]] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, came), daemon=True).start()
     while True:
         calls = came.get()
         replies = handled(app, calls, told, cohort)
-        parcels.send(connection, [(reply, context) for reply, (_, context) in zip(replies, calls, strict=True)])
+        send(connection, [(reply, context) for reply, (_, context) in zip(replies, calls, strict=True)])
 
 
 def _receive(connection: Connection, came: "SimpleQueue[list[tuple[Message, Context]]]") -> None:
     """Take in what comes while a worker works, or who sends it would wait; without it there is nothing to work for."""
     with contextlib.suppress(EOFError, OSError):
         while True:
-            came.put(parcels.receive(connection))
+            came.put(receive(connection))
     os._exit(1)

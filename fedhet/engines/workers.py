@@ -18,8 +18,9 @@ from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
 from fedhet.engines import children
+from fedhet.engines.children import ChildError
 from fedhet.engines.grid import LocalGrid
-from fedhet.engines.parcels import PATIENCE, DamagedError, Parcel, receive
+from fedhet.engines.messages import SharedMessage
 from fedhet.engines.worker import Worker, recipe
 from fedhet.flower.insides import failure, identify
 from fedhet.learning import Cohort
@@ -71,7 +72,7 @@ class WorkerGrid(LocalGrid):
         self._number, self._timeout, self._room, self._datasets = workers, timeout, room, datasets
         if at_once:
             self.patience = 0.0
-        self._recipe: Parcel | None = None
+        self._recipe: SharedMessage | None = None
         self._team: list[Worker] = []
         self._took_over = False
         self._pushed = 0
@@ -86,7 +87,7 @@ class WorkerGrid(LocalGrid):
 
     def __exit__(self, *_: object) -> None:
         for worker in self._team:
-            worker.end()
+            worker.child.end()
         self._team = []
         if self._recipe:
             self._recipe.close()
@@ -162,7 +163,7 @@ class WorkerGrid(LocalGrid):
                 for worker in self._team if not self.patience else ():
                     worker.wait()
         if self._team and all(worker.failed for worker in self._team):
-            self._alone(f"worker processes end as they start, with exit code {self._team[0].process.exitcode}")
+            self._alone(f"worker processes end as they start, with exit code {self._team[0].child.process.exitcode}")
         self._took_over = self._took_over or any(worker.ready for worker in self._team)
         return self._took_over
 
@@ -205,20 +206,17 @@ class WorkerGrid(LocalGrid):
         """Wait for a worker a second at most, and take in what came and what is overdue."""
         busy = [worker for worker in self._team if worker.groups]
         soonest = min((worker.since + self._timeout for worker in busy), default=float("inf"))
-        listening = [worker.connection for worker in self._team if worker.groups or not (worker.ready or worker.failed)]
+        listening = [
+            worker.child.connection for worker in self._team if worker.groups or not (worker.ready or worker.failed)
+        ]
         came = wait(listening, timeout=min(1.0, max(0.0, soonest - time.monotonic())))
         for worker in busy:
             messages, late = worker.groups[0], time.monotonic() - worker.since >= self._timeout
-            if worker.connection in came:
+            if worker.child.connection in came:
                 try:
-                    answers: list[tuple[Message, Context]] = receive(worker.connection, patience=PATIENCE)
-                except DamagedError as error:
-                    worker.end()
-                    self._replace(worker, f"its process was ended: {error}")
-                    continue
-                except (EOFError, OSError):
-                    worker.end()
-                    self._replace(worker, f"its process ended with exit code {worker.process.exitcode}")
+                    answers: list[tuple[Message, Context]] = worker.child.receive()
+                except ChildError as error:
+                    self._replace(worker, str(error))
                     continue
                 self._note(messages.values(), worker.since)
                 worker.groups.popleft()
@@ -226,7 +224,7 @@ class WorkerGrid(LocalGrid):
                 self._contexts.update((context.node_id, context) for _, context in answers)
                 self._keep(messages, [reply for reply, _ in answers])
             elif late:
-                worker.end()
+                worker.child.end()
                 self._replace(worker, f"no reply within {self._timeout:g} s")
 
     def _replace(self, worker: "Worker", reason: str) -> None:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "results"))
 
 import stand_in
 
-from fedhet.comparing import compare
+from fedhet.comparing import run_comparison
 
 
 class Comparison:
@@ -38,7 +38,7 @@ class Comparison:
         """Compare, and return what was printed; it is in `printed` after an error, too."""
         console = Console(file=io.StringIO(), width=100, soft_wrap=True)
         try:
-            self.done = compare(
+            self.done = run_comparison(
                 methods, seeds=seeds, config=settings, out=self.folder, jobs=4, run=run, console=console, **options
             )
         finally:

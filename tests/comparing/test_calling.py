@@ -32,7 +32,7 @@ def test_a_comparison_with_ones_own_model_and_data(tiny, tmp_path, lines_of):
     done = fedhet.compare(
         ["fedavg", "local"], settings, seeds=(0,), model=tiny.model, data=data, out=tmp_path / "here", jobs=1
     )
-    assert [result.arm for result in done.results] == ["fedavg", "local"]
+    assert [result.variant for result in done.results] == ["fedavg", "local"]
     frame = lines_of(done.frame)
     assert [(line["method"], line["seed"]) for line in frame[:2]] == [("fedavg", 0), ("local", 0)]
     page = (tmp_path / "here" / "comparison.html").read_text()

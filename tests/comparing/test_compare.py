@@ -4,27 +4,22 @@ import pytest
 from stand_in import ALL, SETTINGS
 
 from fedhet import config
-from fedhet.comparing.arms import arms_of
-from fedhet.comparing.ground import common_ground
+from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import locked
 
 
 def plan(methods, *, seeds, config, out):
-    """The runs of a comparison, as `compare` plans them."""
-    ground = common_ground(arms_of(methods), seeds=seeds, config=config, homogeneous_model="cnn")
-    return [
-        ground.case(method, seed, ground.settings(method, seed, {}), out / f"{method}-seed{seed}")
-        for method in methods
-        for seed in seeds
-    ]
+    """The runs of a comparison, as `run_comparison` plans them."""
+    shared = shared_settings(variants_of(methods), seeds=seeds, config=config)
+    return [shared.plan(method, seed, out / f"{method}-seed{seed}") for method in methods for seed in seeds]
 
 
 def test_every_method_gets_the_same_settings_and_its_own_keys(tmp_path):
-    cases = plan(ALL, seeds=(3, 4), config=SETTINGS, out=tmp_path)
-    assert [case.name for case in cases] == [f"{method}-seed{seed}" for method in ALL for seed in (3, 4)]
-    assert [case.forced for case in cases] == [False, False, True, True, False, False]
-    by_name = {case.name: case.settings.flat() for case in cases}
+    runs = plan(ALL, seeds=(3, 4), config=SETTINGS, out=tmp_path)
+    assert [run.name for run in runs] == [f"{method}-seed{seed}" for method in ALL for seed in (3, 4)]
+    assert [run.equalised for run in runs] == [False, False, True, True, False, False]
+    by_name = {run.name: run.settings.flat() for run in runs}
     for seed in (3, 4):
         shared = [
             {key: value for key, value in by_name[f"{method}-seed{seed}"].items() if "." not in key} for method in ALL
@@ -39,18 +34,18 @@ def test_every_method_gets_the_same_settings_and_its_own_keys(tmp_path):
 
 
 def test_the_held_out_pool_of_one_is_given_to_all_whatever_the_order(tmp_path):
-    chosen = {key: value for key, value in SETTINGS.items() if not key.startswith("shared")}
+    chosen = {key: value for key, value in SETTINGS.items() if not key.startswith("public")}
     for methods in (ALL, ALL[::-1]):
         pools = {
-            case.settings.flat()["public-samples"] for case in plan(methods, seeds=(0,), config=chosen, out=tmp_path)
+            run.settings.flat()["public-samples"] for run in plan(methods, seeds=(0,), config=chosen, out=tmp_path)
         }
         assert len(pools) == 1
 
 
 def test_equal_architectures_are_left_as_the_user_chose_them(tmp_path):
-    cases = plan(ALL, seeds=(0,), config=SETTINGS | {"architectures": "cnn-2-1"}, out=tmp_path)
-    assert not any(case.forced for case in cases)
-    assert {case.settings.architectures for case in cases} == {"cnn-2-1"}
+    runs = plan(ALL, seeds=(0,), config=SETTINGS | {"architectures": "cnn-2-1"}, out=tmp_path)
+    assert not any(run.equalised for run in runs)
+    assert {run.settings.architectures for run in runs} == {"cnn-2-1"}
 
 
 def test_comparison_reports_the_last_round_with_mean_and_spread(comparison):
@@ -60,7 +55,7 @@ def test_comparison_reports_the_last_round_with_mean_and_spread(comparison):
     assert f"{statistics.fmean(personal):.3f} ± {statistics.stdev(personal):.3f}" in text
     assert "fedavg *" in text
     assert "* needs equal architectures: every client got cnn." in text
-    assert "5 kinds" in text
+    assert "5 models" in text
     markdown = (comparison.folder / "comparison.md").read_text()
     assert markdown.count("\n|") == 4
     assert (comparison.folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
@@ -108,7 +103,7 @@ def test_failed_runs_are_named_while_the_others_go_on(comparison):
     message = comparison.done.failure
     assert message.startswith("4 of 6 runs failed; the same command tries them again:")
     assert comparison.done.failed.keys() == {"fedhenn-seed0", "fedavg-seed1", "local-seed0", "local-seed1"}
-    assert [len(result.runs) for result in comparison.done.results] == [1, 1, 0]
+    assert [len(result.outcomes) for result in comparison.done.results] == [1, 1, 0]
     assert "local-seed1: 3 of 10 clients replied, 5 are needed</pre>" in comparison.done._repr_html_()
     for page in ("comparison.md", "comparison.html"):
         assert "fedavg-seed1 failed: client 3: its model has no head" in (comparison.folder / page).read_text()
@@ -172,7 +167,7 @@ def test_settings_that_cannot_run_are_refused_before_anything_starts(comparison,
 
 def test_configurations_survive_their_file(tmp_path):
     # What decides whether a run is kept: the settings read back from its config.toml equal those that were wanted.
-    (case,) = plan(("fedhenn",), seeds=(0,), config=SETTINGS, out=tmp_path)
-    (tmp_path / "config.toml").write_text(config.to_toml(case.settings.flat()))
-    wanted = {key: value for key, value in case.settings.flat().items() if value != ""}
+    (run,) = plan(("fedhenn",), seeds=(0,), config=SETTINGS, out=tmp_path)
+    (tmp_path / "config.toml").write_text(config.to_toml(run.settings.flat()))
+    wanted = {key: value for key, value in run.settings.flat().items() if value != ""}
     assert config.read(tmp_path / "config.toml") == wanted

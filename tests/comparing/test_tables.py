@@ -8,15 +8,14 @@ import pytest
 from scipy import stats
 
 from fedhet import config as configuration
-from fedhet.comparing.measures import MEASURES, ArmResult, Measured
-from fedhet.comparing.notes import notes_below
-from fedhet.comparing.tables import _in_markdown, markdown, number_rows
+from fedhet.comparing.measures import MEASURES, RunOutcome, VariantResult
+from fedhet.comparing.tables import _in_markdown, markdown, notes_below, number_rows
 
 
 def result(method, accuracies, stopped=None, refused=None, **settings):
     config = configuration.resolve({"method": method, **{key.replace("_", "-"): v for key, v in settings.items()}})
     runs = [
-        Measured(
+        RunOutcome(
             SimpleNamespace(seed=seed, settings=config),
             "mlp",
             dict.fromkeys(MEASURES) | {"personal_accuracy": accuracy, "labelled": 1440, "forwards": 28800},
@@ -27,7 +26,7 @@ def result(method, accuracies, stopped=None, refused=None, **settings):
         )
         for seed, accuracy in accuracies.items()
     ]
-    return ArmResult(method, len(runs), runs, False)
+    return VariantResult(method, len(runs), runs, False)
 
 
 LOCAL = result("local", {0: 0.5, 1: 0.6, 2: 0.7, 3: 0.9})
@@ -54,18 +53,18 @@ def test_accuracy_after_local_training_has_a_column_where_it_is_another_one():
     def headings(*trained):
         both = [result("fedavg", {0: 0.6, 1: 0.5}), result("local", {0: 0.4, 1: 0.5})]
         for each, value in zip(both, trained, strict=True):
-            for run in each.runs:
+            for run in each.outcomes:
                 run.values["trained_accuracy"] = value if value else run.values["personal_accuracy"]
         return markdown(both, both[0], []).splitlines()[0]
 
-    assert "trained" not in headings(None, None)
-    assert "trained" in headings(0.75, None)
+    assert "after training" not in headings(None, None)
+    assert "after training" in headings(0.75, None)
 
 
 def test_the_table_has_differences_and_what_each_method_had():
     text = markdown([LOCAL, FEDAVG], LOCAL, [])
     heading, _, local, fedavg = (line.strip("| ").split(" | ") for line in text.splitlines()[:4])
-    assert heading[5:7] == ["less local", "labelled"]
+    assert heading[5:7] == ["minus local", "labelled"]
     assert local[5:7] == ["-", "1,440"]
     margin = stats.t.ppf(0.975, 2) * statistics.stdev([0.1, 0.05, 0.2]) / math.sqrt(3)
     assert fedavg[5] == f"{0.35 / 3:+.3f} [{0.35 / 3 - margin:+.3f}, {0.35 / 3 + margin:+.3f}]"
@@ -84,24 +83,24 @@ def test_the_numbers_have_the_ends_of_the_interval():
 
 def test_early_stopping_and_validation_never_go_unsaid():
     early = result("fedavg", {0: 0.5, 1: 0.6}, stopped=7, validation=0.2, early_stopping=3)
-    notes = "\n".join(notes_below([early], early, "cnn"))
+    notes = "\n".join(notes_below([early], early))
     assert "20% of training examples were for validation only" in notes
     assert "Early stopping after 3 evaluations" in notes
     assert "fedavg seed 0 after round 7, seed 1 after round 7" in notes
-    assert "Early stopping" not in "\n".join(notes_below([LOCAL], LOCAL, "cnn"))
+    assert "Early stopping" not in "\n".join(notes_below([LOCAL], LOCAL))
 
 
 def test_the_common_test_set_is_a_column_where_it_was_evaluated():
     assert "| common |" not in markdown([LOCAL], LOCAL, [])
-    for run in (ensemble := result("ensemble", {0: 0.5})).runs:
+    for run in (ensemble := result("ensemble", {0: 0.5})).outcomes:
         run.values["common_accuracy"] = 0.75
     assert "| common |" in (text := markdown([ensemble], ensemble, []))
     assert "0.750" in text
 
 
-def test_an_arm_that_lacks_clients_is_said_to():
+def test_a_variant_that_lacks_clients_is_said_to():
     short = result("fedproto", {0: 0.5, 1: 0.6}, refused={"3": "its representation has width 9"}, clients=4)
-    notes = "\n".join(notes_below([LOCAL, short], LOCAL, "cnn"))
+    notes = "\n".join(notes_below([LOCAL, short], LOCAL))
     assert "fedproto went without 1 of 4 clients (seeds 0, 1)" in notes
     assert "client 3: its representation has width 9." in notes
     assert "local went without" not in notes

@@ -22,15 +22,15 @@ GRID = RATES | {"fedhenn.eta0": [0.0, 0.1]}
 def _in_this_process(monkeypatch):
     """Runs are calls; that they may be processes is tested with comparisons that tune nothing."""
 
-    def run_jobs(jobs, *, workers):
+    def run_jobs(jobs, at_once):
         for job in jobs:
             try:
-                job.function(*job.arguments, **job.keywords)
+                job.call()
                 yield job.name, None
             except FedhetError as error:
                 yield job.name, str(error)
 
-    monkeypatch.setattr("fedhet.comparing.execution.run_jobs", run_jobs)
+    monkeypatch.setattr("fedhet.comparing.runs.run_jobs", run_jobs)
     monkeypatch.setattr("fedhet.comparing.save_png", lambda figure, path: None)
     monkeypatch.setattr("fedhet.results.recorder.write_report", lambda folder: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -84,7 +84,7 @@ def test_one_method_may_have_values_of_its_own(comparison):
     assert tried["local"] == [0.05, 0.8]
     assert len(tried["fedavg"]) == 2
     assert set(tried["fedavg"]) <= {0.1, 0.2, 0.4}
-    with pytest.raises(ConfigError, match="fedprox:learning-rate: fedprox is not among the arms compared"):
+    with pytest.raises(ConfigError, match="fedprox:learning-rate: fedprox is not among the variants compared"):
         comparison.go(methods=("local",), tuning=Tuning({"fedprox:learning-rate": [0.1]}, (9,)))
 
 
@@ -173,9 +173,9 @@ def test_labels_of_test_parts_have_no_say_in_what_is_chosen(comparison, monkeypa
     assert all(right > wrong for right, wrong in zip(*accuracies, strict=True))
 
 
-def test_what_an_arm_sets_itself_is_not_its_to_tune(comparison):
-    arms = ("fedavg", "slow=fedavg,learning-rate=0.05", "local")
-    comparison.go(methods=arms, seeds=(0,), tuning=Tuning(RATES, (9,)), baseline="slow")
+def test_what_a_variant_sets_itself_is_not_its_to_tune(comparison):
+    variants = ("fedavg", "slow=fedavg,learning-rate=0.05", "local")
+    comparison.go(methods=variants, seeds=(0,), tuning=Tuning(RATES, (9,)), baseline="slow")
     methods = record(comparison)["methods"]
     assert {name: each["chosen"] for name, each in methods.items()} == {
         "fedavg": {"learning-rate": 0.4},

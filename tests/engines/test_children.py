@@ -5,23 +5,25 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 
 import psutil
 import pytest
 
-from fedhet.comparing.processes import Job, run_jobs
+from fedhet.comparing.runs import Job, run_jobs
 
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from fedhet.comparing.processes import Job, _call
-from fedhet.engines import children
+from functools import partial
+from fedhet.comparing.runs import Job, _call
+from fedhet.engines.children import Child
 
 if __name__ == "__main__":
-    job = Job("sleeper", time.sleep, (120,), {}, Path(sys.argv[1]))
-    process, connection = children.start(_call, job, name="sleeper")
-    print(process.pid, flush=True)
-    connection.poll(None)
+    child = Child(_call, name="sleeper")
+    child.send(Job("sleeper", partial(time.sleep, 120), Path(sys.argv[1])))
+    print(child.process.pid, flush=True)
+    child.receive()
 """
 
 
@@ -44,7 +46,7 @@ def _write(here: str) -> None:
 
 
 def test_a_job_that_writes_everywhere_fails_alone(tmp_path):
-    jobs = [Job(name, _write, (text,), {}, tmp_path / name) for name, text in (("loud", "a line\n"), ("quiet", ""))]
-    ended = dict(run_jobs(jobs, workers=2))
+    jobs = [Job(name, partial(_write, text), tmp_path / name) for name, text in (("loud", "a line\n"), ("quiet", ""))]
+    ended = dict(run_jobs(jobs, 2))
     assert ended["quiet"] is None
     assert "its process was ended: something else than a message came from it" in ended["loud"]

@@ -4,36 +4,35 @@ import pytest
 import torch
 
 from fedhet import config as configuration
-from fedhet.comparing.arms import arms_of
-from fedhet.comparing.ground import common_ground, settled_rounds
+from fedhet.comparing.settings import settled_rounds, shared_settings, variants_of
 from fedhet.errors import ConfigError
 from fedhet.given import Given
 
 FEDMA = {"preset": "fedma/digits", "clients": 2, "fedma.passes": 2}
 
 
-def ground(methods, config=FEDMA):
-    return common_ground(arms_of(methods), seeds=(0,), config=config, homogeneous_model="cnn")
+def shared(methods, config=FEDMA, given=Given()):  # noqa: B008
+    return shared_settings(variants_of(methods), seeds=(0,), config=config, given=given)
 
 
 @pytest.mark.parametrize("methods", [("fedma", "fedavg", "ensemble", "pfnm"), ("pfnm", "fedavg", "ensemble", "fedma")])
 def test_one_shot_methods_get_one_round_and_the_others_fedmas(methods):
-    found = ground(methods)
-    rounds = {method: found.settings(method, 0, {}).rounds for method in methods}
+    found = shared(methods)
+    rounds = {method: found.settings(method, 0).rounds for method in methods}
     assert rounds == {"fedma": 0, "fedavg": 6, "ensemble": 1, "pfnm": 1}  # two hidden layers and the last one, twice
-    assert {found.settings(method, 0, {}).local_epochs for method in methods} == {20}
+    assert {found.settings(method, 0).local_epochs for method in methods} == {20}
     assert any(note.startswith("fedavg: rounds = 6, as many as fedma needs") for note in found.notes)
 
 
 def test_a_number_of_rounds_that_is_told_counts_for_all():
-    found = ground(("fedma", "fedavg", "pfnm"), FEDMA | {"rounds": 4})
-    assert {found.settings(method, 0, {}).rounds for method in ("fedma", "fedavg", "pfnm")} == {4}
+    found = shared(("fedma", "fedavg", "pfnm"), FEDMA | {"rounds": 4})
+    assert {found.settings(method, 0).rounds for method in ("fedma", "fedavg", "pfnm")} == {4}
     assert found.notes == []
 
 
 def test_rounds_that_nobody_settles_are_refused():
     with pytest.raises(ConfigError, match="none of fedavg, pfnm settles by itself"):
-        ground(("fedavg", "pfnm"))
+        shared(("fedavg", "pfnm"))
     for method in ("fedavg", "pfnm", "fedhenn"):
         with pytest.raises(ConfigError, match=f"rounds = 0: {method} does not settle by itself"):
             configuration.resolve({"method": method, "rounds": 0})
@@ -45,47 +44,45 @@ def test_rounds_are_known_after_the_greeting_and_leave_nothing(tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-class TestArms:
-    def test_an_arm_has_settings_of_its_own_before_those_of_all(self):
+class TestVariants:
+    def test_a_variant_has_settings_of_its_own_before_those_of_all(self):
         texts = ["fedavg", "mild=fedprox,fedprox.mu=0.5,architectures=mlp,cnn,local-epochs=3"]
-        found = common_ground(
-            arms_of(texts), seeds=(0,), config={"preset": "fedavg/digits", "fedprox.mu": 2.0}, homogeneous_model="cnn"
-        )
-        plain, mild = (found.settings(name, 0, {}) for name in ("fedavg", "mild"))
+        found = shared(texts, {"preset": "fedavg/digits", "fedprox.mu": 2.0})
+        plain, mild = (found.settings(name, 0) for name in ("fedavg", "mild"))
         assert (mild.prefix, mild.parameters.mu, mild.local_epochs) == ("fedprox", 0.5, 3)
         assert (plain.prefix, plain.local_epochs) == (
             "fedavg",
             configuration.resolve({"preset": "fedavg/digits"}).local_epochs,
         )
-        assert found.forced == {"mild"}  # it asked for two networks, and needs equal ones
+        assert found.equalised == {"mild"}  # it asked for two networks, and needs equal ones
         assert mild.architectures == "cnn"
         same = ("dataset", "partition", "samples_per_client", "public_samples", "rounds", "clients", "seed")
         assert all(getattr(plain, key) == getattr(mild, key) for key in same)
 
     def test_the_same_method_can_stand_there_twice(self):
-        few, many = arms_of(["few=fedavg,rounds=2", "fedavg"])
+        few, many = variants_of(["few=fedavg,rounds=2", "fedavg"])
         assert (few.name, few.method, few.settings, many.name) == ("few", "fedavg", {"rounds": 2}, "fedavg")
-        assert arms_of(["local", "local"]) == arms_of(["local"])
+        assert variants_of(["local", "local"]) == variants_of(["local"])
 
     @pytest.mark.parametrize(
         ("texts", "reason"),
         [
-            (["fedavg", "fedavg=fedprox"], "several arms .* are called fedavg: give one another name, NAME=METHOD"),
-            (["a=fedavg,alpha=.1,rounds=3"], "a: alpha must be the same for all arms"),
+            (["fedavg", "fedavg=fedprox"], "several variants .* are called fedavg: give one another name, NAME=METHOD"),
+            (["a=fedavg,alpha=.1,rounds=3"], "a: alpha must be the same for all variants"),
             (["a=fedavg,fedprox.mu=1"], r"a: fedprox\.mu is no key of fedavg"),
             (["a=fedavgg"], "fedavgg"),
         ],
     )
-    def test_what_is_no_arm_is_refused(self, texts, reason):
+    def test_what_is_no_variant_is_refused(self, texts, reason):
         with pytest.raises(ConfigError, match=reason):
-            arms_of(texts)
+            variants_of(texts)
 
 
 def test_a_methods_own_keys_are_those_of_its_preset_as_in_a_run():
     texts = ["fedhenn", "fedproto", "rep=fedrep", "narrow=fedproto,fedproto.width=8"]
     for base in ({"preset": "fedhenn/digits"}, {"preset": "local/digits", "fedproto.weight": 0.5}):
-        ground = common_ground(arms_of(texts), seeds=(0,), config=base, homogeneous_model="cnn")
-        found = {arm: ground.settings(arm, 0, {}).parameters for arm in ground.own}
+        settings = shared(texts, base)
+        found = {variant: settings.settings(variant, 0).parameters for variant in settings.own}
         alone = configuration.resolve(base | {"preset": "fedproto/digits"})
         assert found["fedproto"] == alone.parameters
         assert found["fedproto"].width == 32
@@ -93,16 +90,12 @@ def test_a_methods_own_keys_are_those_of_its_preset_as_in_a_run():
         assert found["rep"].body_epochs == 2
         assert found["fedhenn"] == configuration.resolve({"preset": "fedhenn/digits"}).parameters
     complete = configuration.resolve({"preset": "fedhenn/digits"}).flat()  # a file has all that counts
-    ground = common_ground(arms_of(["fedproto"]), seeds=(0,), config=complete, homogeneous_model="cnn")
-    assert ground.settings("fedproto", 0, {}).parameters.width == 0
+    assert shared(["fedproto"], complete).settings("fedproto", 0).parameters.width == 0
 
 
 def test_a_preset_or_method_that_asks_for_a_common_test_set_is_no_users_choice():
     part = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
     given = Given(data=lambda client: (part, part))
-    base = {"preset": "layer-average/digits"}
-    ground = common_ground(
-        arms_of(["layer-average", "local"]), seeds=(0,), config=base, homogeneous_model="cnn", given=given
-    )
-    assert {ground.settings(arm, 0, {}).test_on for arm in ground.own} == {"local"}
-    assert [note for note in ground.notes if "the data bring no common test set" in note] == list(ground.notes)
+    found = shared(["layer-average", "local"], {"preset": "layer-average/digits"}, given)
+    assert {found.settings(variant, 0).test_on for variant in found.own} == {"local"}
+    assert [note for note in found.notes if "the data bring no common test set" in note] == list(found.notes)

@@ -33,9 +33,6 @@ LARGE = 1 << 17
 SHARES = hasattr(os, "memfd_create")
 """Whether there is such memory here."""
 
-PATIENCE = 30.0
-"""Seconds that a message which has begun may take to come whole, from a process that does nothing else meanwhile."""
-
 _ALIGNED, _PART = 64, 1 << 20
 _MARK = b"\xf5fedhet\xf6"  # no text
 _HEAD = struct.Struct("<8sI?")  # the mark, the checksum of what is pickled, whether a descriptor comes behind it
@@ -46,7 +43,7 @@ class DamagedError(OSError):
     """What a process sent is no message."""
 
 
-class Parcel:
+class SharedMessage:
     """An object as it is sent, as often as need be.
 
     Args:
@@ -102,9 +99,12 @@ class Parcel:
 
 
 def send(connection: Connection, content: object) -> None:
-    """Send an object once; see `Parcel`."""
-    with contextlib.closing(Parcel(content)) as parcel:
-        parcel.send(connection)
+    """Send an object once, or a `SharedMessage` that is sent several times."""
+    if isinstance(content, SharedMessage):
+        content.send(connection)
+        return
+    with contextlib.closing(SharedMessage(content)) as message:
+        message.send(connection)
 
 
 def receive(connection: Connection, *, patience: float | None = None) -> Any:

@@ -18,10 +18,10 @@ from flwr.app import Array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedhet.engines import parcels
-from fedhet.engines.parcels import LARGE, Parcel
+from fedhet.engines import messages
+from fedhet.engines.messages import LARGE, SharedMessage
 
-in_memory = pytest.mark.skipif(not parcels.SHARES, reason="this system has no files without names")
+in_memory = pytest.mark.skipif(not messages.SHARES, reason="this system has no files without names")
 
 
 @pytest.fixture
@@ -33,9 +33,9 @@ def ends() -> Iterator[tuple[Connection, Connection]]:
 
 def through(ends: tuple[Connection, Connection], content: object) -> Any:
     here, there = ends
-    sending = threading.Thread(target=parcels.send, args=(here, content))
+    sending = threading.Thread(target=messages.send, args=(here, content))
     sending.start()
-    came = parcels.receive(there)
+    came = messages.receive(there)
     sending.join()
     return came
 
@@ -62,7 +62,7 @@ def none_allowed(name: str) -> int:
 @pytest.mark.parametrize("how", [pytest.param("shared", marks=in_memory), "not shared here", "no more files"])
 def test_what_is_sent_arrives(how: str, ends: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "not shared here":
-        monkeypatch.setattr(parcels, "SHARES", False)
+        monkeypatch.setattr(messages, "SHARES", False)
     if how == "no more files":
         monkeypatch.setattr(os, "memfd_create", none_allowed, raising=False)
     sent = contents()
@@ -84,21 +84,21 @@ def test_what_is_sent_arrives(how: str, ends: tuple[Connection, Connection], mon
 def test_large_arrays_are_in_memory_of_both_until_one_writes(ends: tuple[Connection, Connection]) -> None:
     here, there = ends
     tensor, array = torch.arange(LARGE), np.arange(LARGE)
-    parcel = Parcel([tensor, array])
+    message = SharedMessage([tensor, array])
     received = []
     for _ in range(2):  # to two workers
-        parcel.send(here)
+        message.send(here)
         assert len(there.recv_bytes()) < 1000
         with socket.socket(fileno=os.dup(there.fileno())) as sock:
             (beside,) = recvfds(sock, 1)
         assert os.fstat(beside).st_size == 16 * LARGE
         os.close(beside)
-        parcel.send(here)
-        received.append(parcels.receive(there))
+        message.send(here)
+        received.append(messages.receive(there))
     received[0][0][3], received[0][1][4] = -1, -1
     assert torch.equal(received[1][0], tensor)
     np.testing.assert_equal(received[1][1], array)
-    parcel.close()
+    message.close()
     assert received[0][0][3] == -1
     assert int(received[1][0].sum()) == int(tensor.sum())
 
@@ -112,7 +112,7 @@ def test_nothing_is_left_open(ends: tuple[Connection, Connection]) -> None:
     assert len(list(open_files.iterdir())) <= before + 1
     del came
     with pytest.raises(TypeError):
-        Parcel([torch.arange(LARGE), threading.Lock()])
+        SharedMessage([torch.arange(LARGE), threading.Lock()])
     assert len(list(open_files.iterdir())) == before
 
 
@@ -122,7 +122,7 @@ def test_a_sender_that_ends_in_between_is_at_its_end(ends: tuple[Connection, Con
     here.send_bytes(pickle.dumps([(0, LARGE)]))
     here.close()
     with pytest.raises((EOFError, OSError)):
-        parcels.receive(there)
+        messages.receive(there)
 
 
 STRAY = [b"x", b"a line of a library\n", b"\x00\x00\x00\x01\xf5", b"\x00\x00\x00\x10" + b"\x80" * 40, os.urandom(1000)]
@@ -137,9 +137,9 @@ def test_bytes_that_are_no_message_are_found_out(
     here, there = ends
     os.write(here.fileno(), stray)
     if follows:
-        parcels.send(here, "a message")
-    with pytest.raises(parcels.DamagedError):
-        parcels.receive(there, patience=0.05)
+        messages.send(here, "a message")
+    with pytest.raises(messages.DamagedError):
+        messages.receive(there, patience=0.05)
 
 
 @given(place=st.integers(0, 10**6), stray=st.binary(min_size=1, max_size=20), inserted=st.booleans())
@@ -147,13 +147,13 @@ def test_bytes_that_are_no_message_are_found_out(
 def test_a_damaged_message_is_found_out(place: int, stray: bytes, inserted: bool) -> None:
     here, there = Pipe(duplex=True)
     with here, there:
-        parcels.send(here, ["a message", list(range(100)), {"of": "some length"}])
+        messages.send(here, ["a message", list(range(100)), {"of": "some length"}])
         sent = os.read(there.fileno(), 10**6)
         place %= len(sent)
         damaged = sent[:place] + stray + sent[place + (0 if inserted else len(stray)) :]
         os.write(here.fileno(), damaged)
         if damaged[: len(sent)] == sent:
-            assert parcels.receive(there)[0] == "a message"
+            assert messages.receive(there)[0] == "a message"
         else:
-            with pytest.raises(parcels.DamagedError):
-                parcels.receive(there, patience=0.01)
+            with pytest.raises(messages.DamagedError):
+                messages.receive(there, patience=0.01)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from fedhet.engines import children, parcels
+from fedhet.engines import messages
+from fedhet.engines.children import Child
 
 pytestmark = pytest.mark.benchmark
 
@@ -21,7 +22,7 @@ def echo(connection: Connection, shared: bool) -> None:
     """Send back what comes."""
     while True:
         if shared:
-            parcels.send(connection, parcels.receive(connection))
+            messages.send(connection, messages.receive(connection))
         else:
             connection.send(connection.recv())
 
@@ -35,25 +36,22 @@ def seconds(function: Callable[[], Any]) -> float:
 def test_arrays_in_shared_memory_against_a_pipe() -> None:
     """45 MB in sixty arrays, there and back."""
     arrays = {str(layer): Array("float32", (SIZE // 4,), "fedhet.raw", os.urandom(SIZE)) for layer in range(LAYERS)}
-    ends = [children.start(echo, shared, name="echo", duplex=True) for shared in (True, False)]
-    (_, memory), (_, pipe) = ends
+    memory, pipe = (Child(echo, shared, name="echo") for shared in (True, False))
 
     def through_memory() -> ArrayRecord:
-        parcels.send(memory, ArrayRecord(arrays))
-        came: ArrayRecord = parcels.receive(memory)
+        memory.send(ArrayRecord(arrays))
+        came: ArrayRecord = memory.receive()
         return came
 
     def through_pipe() -> ArrayRecord:
-        pipe.send(ArrayRecord(arrays))
-        came: ArrayRecord = pipe.recv()
+        pipe.connection.send(ArrayRecord(arrays))
+        came: ArrayRecord = pipe.connection.recv()
         return came
 
     assert through_memory() == through_pipe() == ArrayRecord(arrays)
     rounds = [(seconds(through_memory), seconds(through_pipe)) for _ in range(10)]
-    for process, connection in ends:
-        process.kill()
-        process.join()
-        connection.close()
+    memory.end()
+    pipe.end()
     ours, plain = map(statistics.median, zip(*rounds, strict=True))
     print(f"\nshared memory {ours:.3f} s, pipe {plain:.3f} s: {ours / plain:.2f}")
     assert ours < 0.6 * plain

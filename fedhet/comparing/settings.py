@@ -1,0 +1,256 @@
+"""The settings of a comparison: which ones all variants share, and which are a variant's own."""
+
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedhet import config as configuration
+from fedhet import population, registry
+from fedhet.client.app import make_client_app
+from fedhet.config import Config, Value
+from fedhet.engines.grid import LocalGrid
+from fedhet.errors import ConfigError
+from fedhet.given import Given
+from fedhet.observing import Observer, Watched
+
+PLACES = frozenset({"out", "state-dir", "engine", "resume", "workers", "report"})
+"""Where and how a run is carried out, which the comparison decides and which changes nothing of what is computed."""
+
+SAME_FOR_ALL = PLACES | {
+    *("method", "seed", "preset", "dataset", "data", "partition", "classes-per-client", "alpha", "samples-per-client"),
+    *("clients", "public-samples", "validation", "early-stopping", "test-on", "input-size"),
+}
+"""Keys that no variant can set."""
+
+EQUAL_MODEL = "cnn"
+"""The model of all clients under a method that needs equal architectures, where the settings mix them."""
+
+_NAMED = re.compile(r"(?P<name>[\w.@+-]+)=(?P<method>[\w.:-]+)(?:,(?P<settings>.*))?")
+_COMMA = re.compile(r",(?=[\w.-]+=)")  # between settings, and not within a value
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of a comparison: a method, perhaps with settings of its own.
+
+    Attributes:
+        name: in the table and in folders.
+        method: the method's name, or `package.module:name`.
+        settings: its own settings, of keys that all methods share or that are the method's; they override all others.
+    """
+
+    name: str
+    method: str
+    settings: Mapping[str, Value] = field(default_factory=dict)
+
+
+def variants_of(texts: Sequence[str]) -> list[Variant]:
+    """Parse variants, in order: `METHOD`, or `NAME=METHOD,KEY=VALUE,...`.
+
+    Raises:
+        ConfigError: a method is unknown, two variants have one name, or a variant sets a key of `SAME_FOR_ALL`.
+    """
+    variants = list({text: _variant(text) for text in texts}.values())
+    names = [variant.name for variant in variants]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(
+            f"several variants of the comparison are called {', '.join(twice)}: give one another name, NAME=METHOD"
+        )
+    return variants
+
+
+def _variant(text: str) -> Variant:
+    match = _NAMED.fullmatch(text)
+    if not match:
+        return Variant(registry.method(text).name, text)
+    name, method = match["name"], match["method"]
+    settings = configuration.parse_settings(each for each in _COMMA.split(match["settings"] or "") if each)
+    if same := sorted(SAME_FOR_ALL & settings.keys()):
+        raise ConfigError(f"{name}: {', '.join(same)} must be the same for all variants of a comparison")
+    prefix = registry.method(method).name
+    if others := sorted(key for key in settings if "." in key and key.rpartition(".")[0] != prefix):
+        raise ConfigError(f"{name}: {', '.join(others)} is no key of {prefix}")
+    return Variant(name, method, settings)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a comparison; `equalised` if its method needs equal architectures and so got one model for all."""
+
+    variant: str
+    seed: int
+    settings: Config
+    folder: Path
+    equalised: bool
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder."""
+        return self.folder.name
+
+
+@dataclass(frozen=True)
+class SharedSettings:
+    """The settings that the variants of a comparison share, and those in which they differ.
+
+    Attributes:
+        for_all: settings that all runs with one seed share, unless their variant has others.
+        own: further settings of each variant by its name, the method first of all.
+        fixed: keys that a variant sets itself, which cannot be tuned.
+        equalised: variants that need equal architectures where the settings mix them, and so get one model for all.
+        notes: what a reader must know of the settings.
+    """
+
+    for_all: Mapping[str, Value]
+    own: Mapping[str, Mapping[str, Value]]
+    fixed: Mapping[str, frozenset[str]]
+    equalised: frozenset[str]
+    notes: Sequence[str]
+
+    def settings(self, variant: str, seed: int, choice: Mapping[str, Value] | None = None) -> Config:
+        """Return a variant's settings, some of them chosen for it.
+
+        Raises:
+            ConfigError: they cannot be run.
+        """
+        return configuration.resolve(
+            {**self.for_all, **self.own[variant], **(choice or {}), "seed": seed}, strict=False
+        )
+
+    def plan(self, variant: str, seed: int, folder: Path, choice: Mapping[str, Value] | None = None) -> PlannedRun:
+        """Return the run with these settings; raises as `settings`."""
+        return PlannedRun(variant, seed, self.settings(variant, seed, choice), folder, variant in self.equalised)
+
+
+def shared_settings(
+    variants: Sequence[Variant],
+    *,
+    seeds: Sequence[int],
+    config: Mapping[str, object],
+    given: Given = Given(),  # noqa: B008 - it is frozen
+) -> SharedSettings:
+    """Work out which settings the variants share: see `compare` for the arguments.
+
+    A setting that nobody chose comes from the first variant's method, and a method's own keys from its own preset where
+    the settings for all are a preset (`fedproto/digits` beside `fedhenn/digits`); public examples and closing epochs
+    from the variant that needs most. With `rounds = 0`, which one of the methods must settle by itself, one-shot
+    methods get one round, and the others as many as that one.
+
+    Raises:
+        FedhetError: every problem of the settings.
+    """
+    base = {key: value for key, value in config.items() if key not in PLACES | {"method", "seed"}}
+    base["seed"] = seeds[0]
+    base = _method_keys_of_presets(variants, base) | base
+    rounds = _rounds(variants, base, given)
+
+    def complete(variant: Variant, settings: Mapping[str, Value]) -> Config:
+        chosen = {**base, "rounds": rounds[variant.name], **settings, "method": variant.method}
+        return configuration.resolve(chosen, strict=False)
+
+    completed = {variant.name: complete(variant, variant.settings) for variant in variants}
+    first = given.tested(complete(variants[0], {}))
+    for_all = {key: value for key, value in first.flat().items() if "." not in key}
+    for key in ("public-samples", "closing-epochs"):
+        for_all[key] = max(each.flat()[key] for each in completed.values())
+
+    own: dict[str, dict[str, Value]] = {}
+    equalised = set()
+    for variant in variants:
+        config_of = completed[variant.name]
+        settings = {key: value for key, value in config_of.flat().items() if key.startswith(f"{config_of.prefix}.")}
+        settings |= {"method": variant.method, "rounds": rounds[variant.name], **variant.settings}
+        configs = [configuration.resolve({**for_all, **settings, "seed": seed}, strict=False) for seed in seeds]
+        if given.model is None and any(map(population.must_be_equal, configs)):
+            equalised.add(variant.name)
+            settings |= {"architectures": EQUAL_MODEL, "assign": "round-robin"}
+        own[variant.name] = settings
+    notes = [
+        f"{variant.name}: rounds = {rounds[variant.name]}, {_why(variant, completed)}"
+        for variant in variants
+        if 0 in rounds.values() and rounds[variant.name] and "rounds" not in variant.settings
+    ]
+    notes += [why for key, why in first.idle if key == "test-on"]
+    fixed = {variant.name: frozenset(variant.settings) for variant in variants}
+    return SharedSettings(for_all, own, fixed, frozenset(equalised), notes)
+
+
+def _method_keys_of_presets(variants: Sequence[Variant], base: Mapping[str, Any]) -> dict[str, Any]:
+    """The methods' own keys from their presets of the same name as the one for all, as in a run of each."""
+    if not base.get("preset"):
+        return {}
+    for_all, known = configuration.read(configuration.preset_path(str(base["preset"]))), configuration.presets()
+    own: dict[str, Any] = {}
+    for prefix in {registry.method(variant.method).name for variant in variants}:
+        if (name := f"{prefix}/{str(base['preset']).rpartition('/')[2]}") in known:
+            settings = configuration.read(configuration.preset_path(name))
+            own |= {key: settings[key] for key in settings.keys() - for_all.keys() if key.startswith(f"{prefix}.")}
+    return own
+
+
+def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], given: Given) -> dict[str, int]:
+    """The key `rounds` for each variant."""
+    preset = configuration.read(configuration.preset_path(str(base["preset"]))) if base.get("preset") else {}
+    methods = {variant.name: registry.method(variant.method) for variant in variants}
+    own = {variant.name: int(variant.settings["rounds"]) for variant in variants if "rounds" in variant.settings}
+    for_all = {**preset, **base}.get("rounds", methods[variants[0].name].common.get("rounds", Config.rounds))
+    if for_all != 0:
+        return {variant.name: for_all for variant in variants} | own
+    settling = next((variant for variant in variants if methods[variant.name].settles_rounds), None)
+    if settling is None:
+        names = ", ".join(methods)
+        raise ConfigError(f"rounds = 0: none of {names} settles by itself how many it needs: set rounds")
+    rounds = {name: 0 if method.settles_rounds else 1 for name, method in methods.items()} | own
+    if others := [name for name, method in methods.items() if rounds[name] and not method.one_shot and name not in own]:
+        chosen = {**base, **settling.settings, "method": settling.method, "rounds": 0}
+        rounds |= dict.fromkeys(others, settled_rounds(configuration.resolve(chosen, strict=False), given))
+    return rounds
+
+
+def _why(variant: Variant, completed: Mapping[str, Config]) -> str:
+    if registry.method(variant.method).one_shot:
+        return "all that a one-shot method needs"
+    return f"as many as {next(name for name, each in completed.items() if not each.rounds)} needs"
+
+
+class _GreetedError(Exception):
+    """Clients were greeted, and the rounds are known."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+
+class _Greeted(Observer):
+    def started(self, strategy: Watched, first: int, last: int) -> None:
+        raise _GreetedError(last)
+
+
+def settled_rounds(config: Config, given: Given = Given()) -> int:  # noqa: B008 - it is frozen
+    """Ask a method that settles it by itself how many rounds it needs: its clients are greeted, nothing is trained.
+
+    Raises:
+        FedhetError: no client can serve.
+    """
+    with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
+        config = config.but(state_dir=folder, out="")
+        strategy = registry.strategy(config.prefix)(
+            config,
+            shared=population.shared_pool(config) if given.data is None else None,
+            model=given.model,
+            observers=[_Greeted()],
+        )
+        try:
+            strategy.start(LocalGrid(make_client_app(given.model, given.data, task=given.task), config.clients))
+        except _GreetedError as greeted:
+            return greeted.rounds - bool(config.closing_epochs)
+    raise AssertionError("a run tells its observers that it starts")
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """The values without repetitions, in their order."""
+    return list(dict.fromkeys(values))
