@@ -1,11 +1,10 @@
 """Data sets by name, and how they are shared out among clients."""
 
-from fedhet.data import chestxray, digits, domains, images, text
-from fedhet.data.elsewhere import pool_of
+from fedhet.data import chestxray, digits, images, text
 from fedhet.data.examples import ClientData, DataSet, Examples, Groups, Pool, resident
-from fedhet.data.partitions import Part, partition, partitions, register_partition
+from fedhet.data.partitions import Part, partition, partitions
 from fedhet.data.registry import augments, lend, load, loaded, names, register_dataset
-from fedhet.data.split import Split, hold_out, split, with_validation
+from fedhet.data.split import Split, hold_out, pool_of, split, with_validation
 
 __all__ = [
     "ClientData",
@@ -18,7 +17,6 @@ __all__ = [
     "augments",
     "chestxray",
     "digits",
-    "domains",
     "hold_out",
     "images",
     "lend",
@@ -29,7 +27,6 @@ __all__ = [
     "partitions",
     "pool_of",
     "register_dataset",
-    "register_partition",
     "resident",
     "split",
     "text",

@@ -35,16 +35,6 @@ def nothing_downloaded(really: bool = True) -> Iterator[None]:
         _downloads.reset(token)
 
 
-def check_may_download(dataset: str, place: Path) -> None:
-    """Check that a data set that is not here may be downloaded.
-
-    Raises:
-        DataError: it may not.
-    """
-    if not _downloads.get():
-        raise DataError(f"{dataset} is not in {place}, and nodes download nothing: name its folder, data = ...")
-
-
 def cache_folder() -> Path:
     """Where data sets are kept that were downloaded, and what takes long to make of one's own files."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedhet"
@@ -78,6 +68,40 @@ def locate(root: Path, subfolders: Sequence[str], files: Sequence[str], dataset:
             raise DataError(f"{dataset} in {place} is incomplete: {', '.join(missing)} missing (.gz and .xz will do)")
     looked = ", ".join(str(place) for place in places)
     raise DataError(f"no {dataset} in {root}: looked for {files[0]} (or .gz, .xz) in {looked}")
+
+
+def locate_or_download(folder: Path | None, subfolders: Sequence[str], files: Sequence[str], dataset: str) -> Path:
+    """The folder that holds a data set of torchvision's, which goes by its class's name there.
+
+    Args:
+        folder: The folder that the user named; None: the cache folder, to which the data set is downloaded if need be.
+        subfolders: As in `locate`.
+        files: As in `locate`.
+        dataset: The class's name.
+
+    Raises:
+        DataError: As `locate`; or it is missing and cannot be, or may not be, downloaded.
+    """
+    if folder is not None:
+        return locate(folder, subfolders, files, dataset)
+    cache = cache_folder()
+    try:
+        return locate(cache, subfolders, files, dataset)
+    except DataError as error:
+        if not _downloads.get():
+            raise DataError(
+                f"{dataset} is not in {cache}, and nodes download nothing: name its folder, data = ..."
+            ) from error
+    try:
+        import torchvision  # late: only a download needs it, and it fails where its build is not torch's
+
+        getattr(torchvision.datasets, dataset)(root=cache, download=True)
+    except (OSError, RuntimeError, ImportError) as error:
+        raise DataError(
+            f"{dataset} is not in {cache} and cannot be downloaded ({' '.join(str(error).split())}); "
+            "if you have it elsewhere, name its folder: --data DIR"
+        ) from error
+    return locate(cache, subfolders, files, dataset)
 
 
 def read(file: Path) -> bytes:

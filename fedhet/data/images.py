@@ -1,17 +1,19 @@
-"""MNIST and CIFAR-10, from files in the layouts that torchvision and their authors use."""
+"""MNIST and CIFAR-10, from files in the layouts that torchvision and their authors use, and variants of CIFAR-10."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from fedhet.data.examples import DataSet, Examples
-from fedhet.data.files import cache_folder, check_labels, check_may_download, locate, read_cifar, read_idx
+from fedhet.data.examples import Augment, DataSet, Examples, Groups, Indices
+from fedhet.data.files import check_labels, locate_or_download, read_cifar, read_idx
 from fedhet.data.registry import load, register_dataset
 from fedhet.data.transforms import Normalise, crop_and_flip, flip_crop_brighten_blur
 from fedhet.errors import DataError
+from fedhet.randomness import numpy_generator
 from fedhet.task import get_task
 
 MNIST_FILES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
@@ -21,31 +23,6 @@ CIFAR10_FILES = [*CIFAR10_TRAIN, "test_batch"]
 CIFAR10_FOLDERS = ("", "cifar-10-batches-py", "cifar10/cifar-10-batches-py")
 
 
-def _found(folder: Path | None, subfolders: Sequence[str], files: Sequence[str], torchvision_name: str) -> Path:
-    """The folder with the files; without a folder from the user, the cache folder, filled by torchvision if need be."""
-    if folder is not None:
-        return locate(folder, subfolders, files, torchvision_name)
-    cache = cache_folder()
-    try:
-        return locate(cache, subfolders, files, torchvision_name)
-    except DataError:
-        check_may_download(torchvision_name, cache)
-        _download(cache, torchvision_name)
-    return locate(cache, subfolders, files, torchvision_name)
-
-
-def _download(cache: Path, torchvision_name: str) -> None:
-    try:
-        import torchvision  # late: only a download needs it, and it fails where its build is not torch's
-
-        getattr(torchvision.datasets, torchvision_name)(root=cache, download=True)
-    except (OSError, RuntimeError, ImportError) as error:
-        raise DataError(
-            f"{torchvision_name} is not in {cache} and cannot be downloaded ({' '.join(str(error).split())}); "
-            "if you have it elsewhere, name its folder: --data DIR"
-        ) from error
-
-
 @register_dataset("mnist")
 def mnist(folder: Path | None) -> DataSet:
     """MNIST (LeCun et al., 1998): 60,000 and 10,000 grey images of 28 x 28 of 10 digits, idx files, also packed.
@@ -53,7 +30,7 @@ def mnist(folder: Path | None) -> DataSet:
     Raises:
         DataError: The files are missing or damaged, or cannot be downloaded.
     """
-    place = _found(folder, MNIST_FOLDERS, MNIST_FILES, "MNIST")
+    place = locate_or_download(folder, MNIST_FOLDERS, MNIST_FILES, "MNIST")
     parts = []
     for part in ("train", "t10k"):
         images, labels = (read_idx(place / f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
@@ -84,7 +61,7 @@ def cifar10(folder: Path | None) -> DataSet:
     Raises:
         DataError: The files are missing or damaged, or cannot be downloaded.
     """
-    place = _found(folder, CIFAR10_FOLDERS, CIFAR10_FILES, "CIFAR10")
+    place = locate_or_download(folder, CIFAR10_FOLDERS, CIFAR10_FILES, "CIFAR10")
     images, labels = zip(*(read_cifar(place / file) for file in CIFAR10_TRAIN), strict=True)
     return DataSet(
         name="cifar10",
@@ -93,11 +70,7 @@ def cifar10(folder: Path | None) -> DataSet:
         classes=10,
         task=get_task("classification"),
         input_shape=(3, 32, 32),
-        transform=Normalise(
-            255.0,
-            mean=(125.3 / 255, 123.0 / 255, 113.9 / 255),
-            std=(63.0 / 255, 62.1 / 255, 66.7 / 255),
-        ),
+        transform=Normalise(255.0, (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)),
         augment=crop_and_flip,
     )
 
@@ -109,12 +82,7 @@ def cifar10_fedhenn(folder: Path | None) -> DataSet:
     Raises:
         DataError: As for `cifar10`.
     """
-    return replace(
-        load("cifar10", folder),
-        name="cifar10-fedhenn",
-        transform=Normalise(255.0, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
-        augment=partial(crop_and_flip, reflect=False),
-    )
+    return _by_imagenet("cifar10-fedhenn", folder, partial(crop_and_flip, reflect=False))
 
 
 @register_dataset("cifar10-fedharm", augments=True)
@@ -124,9 +92,52 @@ def cifar10_fedharm(folder: Path | None) -> DataSet:
     Raises:
         DataError: As for `cifar10`.
     """
+    return _by_imagenet("cifar10-fedharm", folder, flip_crop_brighten_blur)
+
+
+def _by_imagenet(name: str, folder: Path | None, augment: Augment) -> DataSet:
+    transform = Normalise(255.0, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    return replace(load("cifar10", folder), name=name, transform=transform, augment=augment)
+
+
+def grey(images: Tensor) -> Tensor:
+    """Luminance (ITU-R BT.601) of colour images (n, 3, height, width) uint8, repeated in the three channels."""
+    weights = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+    return (images * weights).sum(1, keepdim=True).round().to(torch.uint8).expand_as(images)
+
+
+def _with_grey(examples: Examples, shares: np.ndarray, rng: np.random.Generator) -> Examples:
+    """Turn the given share of each class's images grey, chosen at random."""
+    images = examples.inputs[:].clone()
+    for label, share in enumerate(shares.tolist()):
+        of_class = torch.nonzero(examples.labels == label)[:, 0].numpy()
+        chosen = rng.permutation(of_class)[: round(share * len(of_class))]
+        images[chosen] = grey(images[chosen])
+    return Examples(images, examples.labels)
+
+
+@register_dataset("cifar10-domains", augments=True)
+def cifar10_domains(folder: Path | None) -> DataSet:
+    """The skewed CIFAR-10 of FedMA, section 3 ("Handling data bias").
+
+    A random half of the classes has 95 % of its training images grey, the other half 5 %; half of each class's test
+    images are grey. Which ones is the same in all runs. The natural partition has two clients: the classes where grey
+    dominates, the others.
+
+    Raises:
+        DataError: As for `cifar10`.
+    """
+    colourful, rng = load("cifar10", folder), numpy_generator(0, "domains")
+    grey_classes = rng.choice(colourful.classes, colourful.classes // 2, replace=False)
+    shares = np.where(np.isin(np.arange(colourful.classes), grey_classes), 0.95, 1 - 0.95)
+
+    def domain(examples: Examples) -> Indices:
+        return (~np.isin(examples.labels.numpy(), grey_classes)).astype(np.int64)
+
     return replace(
-        load("cifar10", folder),
-        name="cifar10-fedharm",
-        transform=Normalise(255.0, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
-        augment=flip_crop_brighten_blur,
+        colourful,
+        name="cifar10-domains",
+        train=_with_grey(colourful.train, shares, rng),
+        test=_with_grey(colourful.test, np.full_like(shares, 0.5), rng),
+        groups=Groups(("grey", "colour"), domain(colourful.train), domain(colourful.test)),
     )

@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedhet.data.examples import DataSet, Indices
 from fedhet.errors import DataError, nearest
 from fedhet.randomness import numpy_generator
 
 DIRICHLET_TRIES = 200
+DIRICHLET_LEAST = 10
+"""The fewest training examples of a client in a Dirichlet partition, as in FedMA's code."""
 
 
 class Part(NamedTuple):
@@ -27,18 +30,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The arguments of a partitioner.
-
-    Attributes:
-        dataset: The data set.
-        train: Indices of the training examples to share out.
-        test: Indices of the test examples to share out.
-        clients: Number of clients.
-        classes_per_client: For `classes`.
-        alpha: For `dirichlet`.
-        min_size: For `dirichlet`: the fewest training examples of a client.
-        rng: The partition's random stream.
-    """
+    """The arguments of a partitioner, as in `partition`; `train` and `test` are the examples to share out."""
 
     dataset: DataSet
     train: Indices
@@ -46,7 +38,6 @@ class Job:
     clients: int
     classes_per_client: int
     alpha: float
-    min_size: int
     rng: np.random.Generator
 
     def labels(self) -> tuple[Indices, Indices]:
@@ -66,23 +57,6 @@ class Job:
         return train, test
 
 
-Partitioner = Callable[[Job], list[Part]]
-
-_PARTITIONERS: dict[str, Partitioner] = {}
-
-
-def register_partition(name: str) -> Callable[[Partitioner], Partitioner]:
-    """Register a partitioner, which maps a `Job` to one `Part` a client, under `name`."""
-
-    def register(partitioner: Partitioner) -> Partitioner:
-        if name in _PARTITIONERS:
-            raise DataError(f"partition {name!r} is registered already")
-        _PARTITIONERS[name] = partitioner
-        return partitioner
-
-    return register
-
-
 def partitions() -> list[str]:
     """Names of the partitions, sorted."""
     return sorted(_PARTITIONERS)
@@ -96,7 +70,6 @@ def partition(
     seed: int,
     classes_per_client: int = 2,
     alpha: float = 0.5,
-    min_size: int = 10,
     samples_per_client: int = 0,
     available: Indices | None = None,
 ) -> list[Part]:
@@ -109,7 +82,6 @@ def partition(
         seed: The same seed gives the same parts.
         classes_per_client: For `classes`: how many classes each client has.
         alpha: For `dirichlet`: concentration; the smaller, the more clients differ.
-        min_size: For `dirichlet`: the fewest training examples of a client (10 in FedMA).
         samples_per_client: The most training examples of a client, in its own class proportions; 0 for all.
         available: Training examples that may be shared out, such as `hold_out` leaves; all by default.
 
@@ -125,23 +97,15 @@ def partition(
         raise DataError(f"there must be at least one client to share out {dataset.name} to, not {clients}")
     if samples_per_client < 0:
         raise DataError(f"samples-per-client must be 0 (all) or more, not {samples_per_client}")
-    train = np.arange(len(dataset.train)) if available is None else np.asarray(available, dtype=np.int64)
-    job = Job(
-        dataset=dataset,
-        train=train,
-        test=np.arange(len(dataset.test)),
-        clients=clients,
-        classes_per_client=classes_per_client,
-        alpha=alpha,
-        min_size=min_size,
-        rng=numpy_generator(seed, "partition"),
-    )
-    for kind, examples in (("training", job.train), ("test", job.test)):
+    train = np.arange(len(dataset.train)) if available is None else available
+    test = np.arange(len(dataset.test))
+    for kind, examples in (("training", train), ("test", test)):
         if len(examples) < clients:
             raise DataError(
                 f"{dataset.name} has {len(examples)} {kind} examples for {clients} clients: at most that many clients"
             )
-    parts = _PARTITIONERS[name](job)
+    rng = numpy_generator(seed, "partition")
+    parts = _PARTITIONERS[name](Job(dataset, train, test, clients, classes_per_client, alpha, rng))
     for client, part in enumerate(parts):
         for kind, indices in zip(("training", "test"), part, strict=True):
             if len(indices) == 0:
@@ -150,63 +114,59 @@ def partition(
                     f"without {kind} examples: use fewer clients"
                 )
     if samples_per_client:
-        truncation = numpy_generator(seed, "samples-per-client")
-        parts = [_truncated(part, dataset, samples_per_client, truncation) for part in parts]
+        rng = numpy_generator(seed, "samples-per-client")
+        labels = dataset.train.labels
+        parts = [
+            Part(part.train[proportional_sample(labels[part.train], samples_per_client, rng)], part.test)
+            for part in parts
+        ]
     return [Part(np.sort(part.train), np.sort(part.test)) for part in parts]
 
 
-def _truncated(part: Part, dataset: DataSet, size: int, rng: np.random.Generator) -> Part:
-    labels = dataset.train.labels[part.train]
-    train = part.train[proportional_sample(labels.numpy() if labels.ndim == 1 else None, len(part.train), size, rng)]
-    return Part(train, part.test)
-
-
-def proportional_sample(labels: Indices | None, n: int, size: int, rng: np.random.Generator) -> Indices:
+def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> Indices:
     """Positions of a random sample in which each class has its share, to within one example.
 
     Args:
-        labels: (n,) classes; None to draw without regard to classes.
-        n: Number of examples to draw from.
+        labels: (n,) classes; with more axes, it is drawn without regard to them.
         size: Number of examples to draw; all if there are not as many.
         rng: Source of the draw.
 
     Returns:
         (min(n, size),) positions in 0..n - 1.
     """
-    order = rng.permutation(n)
-    if labels is not None:
+    order = rng.permutation(len(labels))
+    if labels.ndim == 1:
         # Spread each class evenly over (0, 1); the first `size` of all together then hold each class's share.
-        by_class = order[np.argsort(labels[order], kind="stable")]
-        counts = np.unique(labels, return_counts=True)[1]
+        classes = labels.cpu().numpy()
+        by_class = order[np.argsort(classes[order], kind="stable")]
+        counts = np.unique(classes, return_counts=True)[1]
         places = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
         order = by_class[np.argsort(places, kind="stable")]
     return order[:size]
 
 
-@register_partition("iid")
 def iid(job: Job) -> list[Part]:
     """Shuffle and deal evenly; where examples belong together (those of a patient), as evenly as that goes."""
     together = job.dataset.together
-    owners = (together.train[job.train], together.test[job.test]) if together else (None, None)
-    dealt = [_evenly(job, *pair) for pair in zip((job.train, job.test), owners, strict=True)]
+    if together is None:
+        dealt = [np.array_split(job.rng.permutation(indices), job.clients) for indices in (job.train, job.test)]
+    else:
+        dealt = [_evenly(job, job.train, together.train[job.train]), _evenly(job, job.test, together.test[job.test])]
     return [Part(*pair) for pair in zip(*dealt, strict=True)]
 
 
-def _evenly(job: Job, indices: Indices, owner: Indices | None) -> list[Indices]:
-    if owner is None:
-        return np.array_split(job.rng.permutation(indices), job.clients)
+def _evenly(job: Job, indices: Indices, owner: Indices) -> list[Indices]:
+    """Whole owners for each client: the largest first, each to whoever has least."""
     units = list(_split_by_owner(indices, owner).values())
-    shares: list[list[Indices]] = [[] for _ in range(job.clients)]
+    shares: list[list[Indices]] = [[indices[:0]] for _ in range(job.clients)]
     sizes = np.zeros(job.clients, dtype=np.int64)
-    # The largest first, each to whoever has least.
     for unit in sorted((units[place] for place in job.rng.permutation(len(units))), key=len, reverse=True):
         poorest = int(sizes.argmin())
         shares[poorest].append(unit)
         sizes[poorest] += len(unit)
-    return [np.concatenate(share) if share else indices[:0] for share in shares]
+    return [np.concatenate(share) for share in shares]
 
 
-@register_partition("classes")
 def by_classes(job: Job) -> list[Part]:
     """Every client has examples of k classes, the same k in training and test.
 
@@ -239,12 +199,11 @@ def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Genera
     return counts
 
 
-@register_partition("dirichlet")
 def dirichlet(job: Job) -> list[Part]:
     """Each class is dealt in proportions p ~ Dir(alpha) over clients, the same p in training and test.
 
     As in FedMA (section 3) and its code: a client that has its fair share of the examples already gets nothing of the
-    classes that follow, and the draw is repeated while a client has fewer than `min_size`, at most
+    classes that follow, and the draw is repeated while a client has fewer than `DIRICHLET_LEAST`, at most
     `DIRICHLET_TRIES` times here.
 
     Raises:
@@ -254,7 +213,7 @@ def dirichlet(job: Job) -> list[Part]:
         raise DataError(f"alpha must be positive, not {job.alpha}")
     fair_share = len(job.train) / job.clients
     train_sizes, test_sizes = job.class_sizes()
-    for _ in range(DIRICHLET_TRIES if job.min_size <= fair_share else 0):
+    for _ in range(DIRICHLET_TRIES if fair_share >= DIRICHLET_LEAST else 0):
         train, test = (np.zeros((job.clients, job.dataset.classes), dtype=np.int64) for _ in range(2))
         for label in range(job.dataset.classes):
             drawn = job.rng.dirichlet(np.full(job.clients, job.alpha)) * (train.sum(1) < fair_share)
@@ -263,16 +222,15 @@ def dirichlet(job: Job) -> list[Part]:
             train[:, label] = _rounded(drawn / drawn.sum(), train_sizes[label])
             test[:, label] = _rounded(drawn / drawn.sum(), test_sizes[label])
         else:
-            if train.sum(1).min() >= job.min_size and test.sum(1).min() >= 1:
+            if train.sum(1).min() >= DIRICHLET_LEAST and test.sum(1).min() >= 1:
                 return _dealt(job, train, test)
     raise DataError(
         f"no Dirichlet partition of {job.dataset.name} with alpha {job.alpha:g} gives each of {job.clients} clients "
-        f"at least {job.min_size} of {len(job.train)} training examples and one of {len(job.test)} test examples: "
+        f"at least {DIRICHLET_LEAST} of {len(job.train)} training examples and one of {len(job.test)} test examples: "
         "use a larger alpha or fewer clients"
     )
 
 
-@register_partition("natural")
 def natural(job: Job) -> list[Part]:
     """Every client is one of the data set's own, such as a speaking role; a random choice if there are more of those.
 
@@ -282,13 +240,20 @@ def natural(job: Job) -> list[Part]:
     groups = job.dataset.groups
     if groups is None:
         raise DataError(f"{job.dataset.name} has no natural clients; partition it by iid, classes or dirichlet")
-    train_owner, test_owner = groups.train[job.train], groups.test[job.test]
-    owners = np.intersect1d(train_owner, test_owner)
+    train = _split_by_owner(job.train, groups.train[job.train])
+    test = _split_by_owner(job.test, groups.test[job.test])
+    owners = np.array(sorted(train.keys() & test.keys()))
     if job.clients > len(owners):
         raise DataError(f"{job.dataset.name} has {len(owners)} natural clients, not {job.clients}: use at most as many")
-    chosen = np.sort(job.rng.choice(owners, job.clients, replace=False))
-    train, test = _split_by_owner(job.train, train_owner), _split_by_owner(job.test, test_owner)
-    return [Part(train[owner], test[owner]) for owner in chosen]
+    return [Part(train[owner], test[owner]) for owner in np.sort(job.rng.choice(owners, job.clients, replace=False))]
+
+
+_PARTITIONERS: dict[str, Callable[[Job], list[Part]]] = {
+    "iid": iid,
+    "classes": by_classes,
+    "dirichlet": dirichlet,
+    "natural": natural,
+}
 
 
 def _split_by_owner(indices: Indices, owner: Indices) -> dict[int, Indices]:
@@ -309,8 +274,7 @@ def _dealt(job: Job, train_counts: Indices, test_counts: Indices) -> list[Part]:
         pieces: list[list[Indices]] = [[] for _ in range(job.clients)]
         for label in range(job.dataset.classes):
             of_class = job.rng.permutation(indices[labels == label])
-            ends = np.cumsum(counts[:, label])
-            for mine, start, end in zip(pieces, ends - counts[:, label], ends, strict=True):
-                mine.append(of_class[start:end])
+            for mine, piece in zip(pieces, np.split(of_class, np.cumsum(counts[:, label]))[:-1], strict=True):
+                mine.append(piece)
         dealt.append([np.concatenate(mine) for mine in pieces])
     return [Part(*pair) for pair in zip(*dealt, strict=True)]

@@ -1,22 +1,19 @@
 """Data sets by name."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from inspect import Parameter, signature
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from torch import Tensor
-
-from fedhet.data.examples import DataSet, Transform
-from fedhet.data.transforms import Resize
+from fedhet.data.examples import DataSet
+from fedhet.data.transforms import resized
 from fedhet.errors import DataError, nearest
 
-# A loader takes the folder to read from (None: the user named none) and its own options by keyword.
-Loader = Callable[..., DataSet]
+Loader = Callable[[Path | None], DataSet]
+"""Takes the folder to read from; None: the user named none."""
 
-Key = tuple[str, Path | None, int, tuple[tuple[str, Any], ...]]
-"""What a data set was asked for by: name, folder, input size, options."""
+Key = tuple[str, Path | None, int]
+"""What a data set was asked for by: name, folder, input size."""
 
 _LOADERS: dict[str, Loader] = {}
 _AUGMENTED: set[str] = set()
@@ -25,7 +22,7 @@ _KEPT = 8
 
 
 def register_dataset(name: str, *, augments: bool = False) -> Callable[[Loader], Loader]:
-    """Register a function `(folder: Path | None, **options) -> DataSet` under `name`; whether it `augments`."""
+    """Register a loader under `name`; whether it `augments`."""
 
     def register(loader: Loader) -> Loader:
         if name in _LOADERS:
@@ -48,7 +45,7 @@ def augments(name: str) -> bool:
     return name in _AUGMENTED
 
 
-def load(name: str, folder: str | Path | None = None, *, input_size: int = 0, **options: Any) -> DataSet:
+def load(name: str, folder: str | Path | None = None, *, input_size: int = 0) -> DataSet:
     """Load a data set, once in a process: the same arguments give the same object.
 
     Args:
@@ -56,37 +53,29 @@ def load(name: str, folder: str | Path | None = None, *, input_size: int = 0, **
         folder: Where its files are. Without one, the data set is looked for in the user's cache folder and downloaded
             to there if it is missing and can be; nothing is downloaded to, or instead of, a folder that is given.
         input_size: Height and width that images are resized to on the batch; 0 leaves them as they are.
-        options: The data set's own, by keyword.
 
     Raises:
-        DataError: There is no such data set or option, or the files are missing or damaged; the message names them.
+        DataError: There is no such data set, or the files are missing or damaged; the message names them.
     """
-    key = (name, Path(folder).expanduser() if folder else None, input_size, tuple(sorted(options.items())))
+    key = (name, Path(folder).expanduser() if folder else None, input_size)
     if key not in _LOADED:
-        made = _load(*key)
+        dataset = _load(*key)
         while len(_LOADED) >= _KEPT:
             del _LOADED[next(iter(_LOADED))]
-        _LOADED[key] = made
+        _LOADED[key] = dataset
     return _LOADED[key]
 
 
-def _load(name: str, folder: Path | None, input_size: int, options: tuple[tuple[str, Any], ...]) -> DataSet:
+def _load(name: str, folder: Path | None, size: int) -> DataSet:
     if name not in _LOADERS:
         raise DataError(nearest("data set", name, _LOADERS))
-    keywords = {p.name for p in signature(_LOADERS[name]).parameters.values() if p.kind is Parameter.KEYWORD_ONLY}
-    for option, _ in options:
-        if option not in keywords:
-            raise DataError(nearest(f"option of data set {name!r}", option, keywords))
-    if input_size == 0:
-        return _LOADERS[name](folder, **dict(options))
-    dataset = load(name, folder, **dict(options))
-    if input_size < 0 or len(dataset.input_shape) != 3:
-        raise DataError(f"data set {name!r} with examples of {dataset.input_shape} cannot be resized to {input_size}")
-    return replace(
-        dataset,
-        input_shape=(dataset.input_shape[0], input_size, input_size),
-        transform=_Chain(dataset.transform, Resize(input_size)),
-    )
+    if size == 0:
+        return _LOADERS[name](folder)
+    dataset = load(name, folder)
+    if size < 0 or len(dataset.input_shape) != 3:
+        raise DataError(f"data set {name!r} with examples of {dataset.input_shape} cannot be resized to {size}")
+    transform = partial(resized, transform=dataset.transform, size=size)
+    return replace(dataset, input_shape=(dataset.input_shape[0], size, size), transform=transform)
 
 
 def loaded(wanted: Collection[str]) -> dict[Key, DataSet]:
@@ -97,12 +86,3 @@ def loaded(wanted: Collection[str]) -> dict[Key, DataSet]:
 def lend(datasets: Mapping[Key, DataSet]) -> None:
     """Have `load` give these, which another process has loaded."""
     _LOADED.update(datasets)
-
-
-@dataclass(frozen=True)
-class _Chain:
-    first: Transform
-    second: Transform
-
-    def __call__(self, batch: Tensor) -> Tensor:
-        return self.second(self.first(batch))

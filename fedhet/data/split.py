@@ -1,10 +1,12 @@
-"""A data set shared out for a run: the held-out pool and every client's part."""
+"""A data set shared out for a run: the pool, held out or from another data set, and every client's part."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 from fedhet.data.examples import ClientData, DataSet, Indices, Pool
 from fedhet.data.partitions import Part, partition, proportional_sample
@@ -32,21 +34,16 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     n = len(dataset.train)
     if not 0 <= size < n:
         raise DataError(f"{dataset.name} has {n} training examples, so {size} of them cannot be held out")
-    labels = dataset.train.labels
     rng = numpy_generator(seed, "hold-out")
-    if size and dataset.together is not None:
-        return _owners_out(dataset.together.train, size, rng, dataset.name)
-    pool = rng.permutation(proportional_sample(labels.numpy() if labels.ndim == 1 else None, n, size, rng))
-    return pool, np.setdiff1d(np.arange(n), pool)
-
-
-def _owners_out(owners: Indices, size: int, rng: np.random.Generator, name: str) -> tuple[Indices, Indices]:
-    """A pool of whole owners, and the examples of the others."""
+    if not size or dataset.together is None:
+        pool = rng.permutation(proportional_sample(dataset.train.labels, size, rng))
+        return pool, np.setdiff1d(np.arange(n), pool)
+    owners = dataset.together.train
     pool = rng.permutation(_owner_by_owner(owners, rng)[:size])
     rest = np.flatnonzero(~np.isin(owners, owners[pool]))
     if not len(rest):
         raise DataError(
-            f"{name}: {size} examples that are held out belong to all of its {len(np.unique(owners))} owners"
+            f"{dataset.name}: {size} examples that are held out belong to all of its {len(np.unique(owners))} owners"
         )
     return pool, rest
 
@@ -54,6 +51,41 @@ def _owners_out(owners: Indices, size: int, rng: np.random.Generator, name: str)
 def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
     """All examples, those of one owner after another's, owners in random order."""
     return np.argsort(rng.permutation(owners.max() + 1)[owners], kind="stable")
+
+
+def pool_of(other: DataSet, own: DataSet, size: int, seed: int) -> Pool:
+    """Training images of another data set as if they were raw images of the clients' own.
+
+    They are resized (bilinear, with a filter against aliasing), made grey or three times the same channel where the
+    other has another number of channels, and scaled so that white is white.
+
+    Args:
+        other: the data set that they are from.
+        own: the clients' data set.
+        size: number of images.
+        seed: the same seed draws the same images, each class in its share.
+
+    Returns:
+        The pool, with labels where both data sets have as many classes of one kind of task; else without.
+
+    Raises:
+        DataError: one of the data sets is not of images, or the other has too few.
+    """
+    for dataset in (own, other):
+        if len(dataset.input_shape) != 3:
+            raise DataError(f"a pool of {other.name} for {own.name} needs images in both: {dataset.name} has none")
+    held = other.train.subset(hold_out(other, size, seed)[0])
+    like = own.train.inputs[:1]
+    _, channels, height, width = like.shape
+    images = held.inputs[:].to(torch.float32) * (own.white / other.white)
+    if images.shape[1] != channels:
+        images = images.mean(1, keepdim=True).expand(-1, channels, -1, -1)
+    if images.shape[2:] != (height, width):
+        images = F.interpolate(images, size=(height, width), mode="bilinear", antialias=True)
+    if not like.is_floating_point():
+        images = images.round().clamp(0, own.white)
+    alike = (other.classes, other.task.name) == (own.classes, own.task.name)
+    return Pool(images.to(like.dtype), held.labels if alike else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,15 +152,14 @@ def with_validation(
     n = len(data.train)
     if not share or n < 2 or data.validation is not None:
         return data
-    rng, labels = numpy_generator(seed, "validation", client), data.train.labels
-    classes = None
-    if labels.ndim == 1:
+    rng, classes = numpy_generator(seed, "validation", client), data.train.labels
+    if classes.ndim == 1:
         # Where not every class gets an example, chance and not its number decides which do.
-        known, classes = np.unique(labels.cpu().numpy(), return_inverse=True)
-        classes = rng.permutation(len(known))[classes]
+        known, numbers = np.unique(classes.cpu().numpy(), return_inverse=True)
+        classes = torch.from_numpy(rng.permutation(len(known))[numbers])
     size = min(max(1, round(share * n)), n - 1)
     if owners is None:
-        chosen = np.sort(proportional_sample(classes, n, size, rng))
+        chosen = np.sort(proportional_sample(classes, size, rng))
     else:
         chosen = np.flatnonzero(np.isin(owners, owners[_owner_by_owner(owners, rng)[:size]]))
     rest = np.setdiff1d(np.arange(n), chosen)

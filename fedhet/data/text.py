@@ -105,15 +105,6 @@ def _of_tiny(lines: list[str]) -> Speeches:
     return dict(roles)
 
 
-def _text_file(folder: Path, file: str) -> Path:
-    known = (file,) if file else FILES
-    for place in (folder, folder / "shakespeare"):
-        for name in known:
-            if variant(place / name):
-                return place / name
-    return locate(folder, ("", "shakespeare"), known, "shakespeare") / file
-
-
 def _windows(text: Tensor, stride: int) -> Tensor:
     """Every `stride`-th window of a text with the character after it, (n, WINDOW + 1), without copying the text."""
     return text.unfold(0, WINDOW + 1, stride) if len(text) > WINDOW else text.new_empty(0, WINDOW + 1)
@@ -136,27 +127,24 @@ def as_indices(texts: Tensor) -> Tensor:
 
 
 @register_dataset("shakespeare")
-def shakespeare(
-    folder: Path | None, *, file: str = "", min_characters: int = 10_000, stride: int = 1, train_share: float = 0.8
-) -> DataSet:
+def shakespeare(folder: Path | None, *, min_characters: int = 10_000, stride: int = 1) -> DataSet:
     """Shakespeare's plays, one natural client a speaking role; 80 characters in, the next one out (LEAF; FedMA, 4).
 
-    Each role's text is cut in two, the first part for training, so that no window of the test part overlaps one that
+    Each role's text is cut in two, the first 80 % for training, so that no window of the test part overlaps one that
     was trained on.
 
     Args:
         folder: Where the text is; see `FILES`.
-        file: Name of the text in the folder; the first of `FILES` that is there by default.
         min_characters: Roles that say less are left out (10,000 in FedMA).
         stride: Characters from one window to the next; 1 makes an example of every character.
-        train_share: Share of a role's text that is for training.
 
     Raises:
         DataError: The text is missing, damaged or has another layout, or no role says enough.
     """
     if folder is None:
         raise DataError(f"shakespeare cannot be downloaded: name a folder with one of {', '.join(FILES)}: --data DIR")
-    path = _text_file(folder, file)
+    files = [place / name for place in (folder, folder / "shakespeare") for name in FILES]
+    path = next(filter(variant, files), None) or locate(folder, ("", "shakespeare"), FILES, "shakespeare")
     try:
         roles = speeches(read(path).decode("latin-1"))
     except DataError as error:
@@ -165,7 +153,7 @@ def shakespeare(
     texts = {role: text for role, text in texts.items() if len(text) >= max(min_characters, WINDOW + 1)}
     train, test = [], []
     for text in texts.values():
-        cut = int(train_share * len(text))
+        cut = int(0.8 * len(text))
         train.append(_windows(text[:cut], stride))
         test.append(_windows(text[cut:], stride))
     if not any(map(len, train)) or not any(map(len, test)):

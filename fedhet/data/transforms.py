@@ -1,6 +1,6 @@
 """Transforms of a batch of images before a model sees it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -32,16 +32,9 @@ class Normalise:
         return floats.add_(self._scalar_offset) if self._scalar_offset else floats
 
 
-class Resize:
-    """Float images resized to `size` x `size`, bilinear, with a filter against aliasing where they shrink."""
-
-    def __init__(self, size: int):
-        """Choose height and width in pixels."""
-        self.size = size
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Resize (n, channels, height, width)."""
-        return F.interpolate(images, size=(self.size, self.size), mode="bilinear", antialias=True)
+def resized(images: Tensor, transform: Callable[[Tensor], Tensor], size: int) -> Tensor:
+    """Transformed images (n, channels, size, size): bilinear, with a filter against aliasing where they shrink."""
+    return F.interpolate(transform(images), size=(size, size), mode="bilinear", antialias=True)
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4, *, reflect: bool = True) -> Tensor:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedhet import config as configuration
 from fedhet import data, population
-from fedhet.data.chestxray import FINDINGS
+from fedhet.data.chestxray import FINDINGS, chestxray14
 from fedhet.errors import DataError
 
 COLUMNS = ["Image Index", "Finding Labels", "Follow-up #", "Patient ID", "Patient Age", "Patient Gender"]
@@ -134,7 +134,7 @@ def test_decoded_images_are_kept_by_size_and_made_anew_if_they_are_damaged(
     def loaded(size: int) -> torch.Tensor:
         data.registry._LOADED.clear()
         opened.clear()
-        return data.load("chestxray14", folder, size=size).train.inputs
+        return chestxray14(folder, size=size).train.inputs
 
     first = loaded(8)
     assert opened
@@ -165,7 +165,7 @@ def test_natural_clients_are_of_one_sex_and_decade(tmp_path: Path) -> None:
 
 def test_large_images_are_shrunk_and_others_fitted(tmp_path: Path) -> None:
     folder = write(tmp_path / "nih", side=20)
-    assert data.load("chestxray14", folder, size=8).train.inputs.shape[1:] == (1, 8, 8)
+    assert chestxray14(folder, size=8).train.inputs.shape[1:] == (1, 8, 8)
     assert data.load("chestxray14", folder).train.inputs.shape[1:] == (1, 20, 20)
 
 

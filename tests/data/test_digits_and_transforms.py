@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from fedhet import data
-from fedhet.data.transforms import Normalise, Resize, crop_and_flip, flip_crop_brighten_blur
+from fedhet.data.transforms import Normalise, crop_and_flip, flip_crop_brighten_blur, resized
 
 
 class TestDigits:
@@ -58,7 +58,9 @@ class TestResize:
         assert torch.equal(small.test.inputs, data.load("digits").test.inputs)
 
     def test_keeps_a_plain_image_plain(self) -> None:
-        assert torch.allclose(Resize(4)(torch.full((2, 3, 9, 9), 0.3)), torch.full((2, 3, 4, 4), 0.3))
+        assert torch.allclose(
+            resized(torch.full((2, 3, 9, 9), 0.3), torch.Tensor.float, 4), torch.full((2, 3, 4, 4), 0.3)
+        )
 
 
 class TestCropAndFlip:

@@ -11,7 +11,7 @@ import torch
 
 from fedhet import data
 from fedhet.data import files, text
-from fedhet.data.domains import grey
+from fedhet.data.images import grey
 from fedhet.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -302,7 +302,7 @@ class TestShakespeare:
     @pytest.mark.parametrize(("place", "suffix"), [("", ""), ("shakespeare", ".xz")])
     def test_windows_and_natural_partition(self, tmp_path: Path, place: str, suffix: str) -> None:
         self.write(tmp_path / place, {"A": 2000, "B": 900, "C": 3000}, suffix)
-        dataset = data.load("shakespeare", tmp_path, min_characters=1500)
+        dataset = text.shakespeare(tmp_path, min_characters=1500)
         assert dataset.groups is not None
         assert dataset.groups.names == ("A", "C")
         assert (dataset.classes, dataset.input_shape, dataset.task.name) == (80, (80,), "next-character")
@@ -318,7 +318,7 @@ class TestShakespeare:
             assert 0.15 * characters < len(part.test) + 80 <= 0.2 * characters + 1
         batch = dataset.transform(dataset.train.inputs[:3])
         assert batch.dtype == torch.int64
-        assert len(data.load("shakespeare", tmp_path, min_characters=1500, stride=10).train) < len(dataset.train) / 9
+        assert len(text.shakespeare(tmp_path, min_characters=1500, stride=10).train) < len(dataset.train) / 9
 
     def test_what_is_wrong_is_said(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="name a folder"):
@@ -328,15 +328,13 @@ class TestShakespeare:
         self.write(tmp_path, {"A": 2000})
         with pytest.raises(DataError, match=r"tinyshakespeare-input\.txt: no role of 1 says enough"):
             data.load("shakespeare", tmp_path)
-        with pytest.raises(DataError, match="did you mean 'min_characters'"):
-            data.load("shakespeare", tmp_path, min_character=5)
+        (tmp_path / "t8.shakespeare.txt").write_text("no play\n  at all")
+        with pytest.raises(DataError, match=r"t8\.shakespeare\.txt: neither the complete works"):
+            data.load("shakespeare", tmp_path)
+        (tmp_path / "t8.shakespeare.txt").unlink()
+        self.write(tmp_path, {"A": 15_000})
         with pytest.raises(DataError, match="cannot be resized"):
-            data.load("shakespeare", tmp_path, min_characters=100, input_size=8)
-        with pytest.raises(DataError, match=r"looked for other\.txt"):
-            data.load("shakespeare", tmp_path, file="other.txt")
-        (tmp_path / "other.txt").write_text("no play\n  at all")
-        with pytest.raises(DataError, match=r"other\.txt: neither the complete works"):
-            data.load("shakespeare", tmp_path, file="other.txt")
+            data.load("shakespeare", tmp_path, input_size=8)
 
 
 def test_unknown_data_set() -> None:
