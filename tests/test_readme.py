@@ -1,5 +1,6 @@
-"""The README's examples, run as they are printed: own model and data in a Flower app, and a method of one's own."""
+"""The examples of README.md and of the pages in `fedhet`, run as they are printed."""
 
+import csv
 import importlib
 import re
 import shlex
@@ -18,18 +19,15 @@ from fedhet.errors import ConfigError
 from fedhet.running import RunResult
 from fedhet.testing import MethodContract
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "run_configs" / "README.md", *sorted((ROOT / "fedhet").rglob("README.md"))]
+TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
+ALL = "\n".join(TEXT.values())
 
 
 def blocks() -> dict[str, str]:
-    """The README's Python blocks that open with their file's name, by that name."""
-    code = re.findall(r"```python\n# (\w+)\.py[^\n]*\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    return dict(code)
-
-
-def section(heading: str) -> str:
-    """The README's text under a heading."""
-    return README.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    """The pages' Python blocks that open with their file's name, by that name."""
+    return dict(re.findall(r"```python\n# (\w+)\.py[^\n]*\n(.*?)```", ALL, re.DOTALL))
 
 
 @pytest.fixture
@@ -65,7 +63,7 @@ def test_a_whole_method_of_ones_own(app: Path) -> None:
     settings = {"preset": "local/digits", "method": "lg:method", "lg.warm-up": 1, "clients": 2, "rounds": 3}
     done = fedhet.run({**settings, "architectures": "cnn,cnn-3-3"}, out=app / "run")
     assert done.summary["method"] == "lg"
-    files = re.findall(r"^\| (`[^|]+) \|", section("What a run leaves behind"), re.MULTILINE)
+    files = re.findall(r"^\| (`[^|]+) \|", TEXT[ROOT / "fedhet" / "results" / "README.md"], re.MULTILINE)
     named = {name for line in files for name in re.findall(r"`([^`]+)`", line)} - {
         "tensorboard/",
         "wandb/",
@@ -92,23 +90,51 @@ class TestOnesOwnMethod(MethodContract):
 
 
 def test_the_table_of_methods_has_all_and_no_others() -> None:
-    assert sorted(re.findall(r"^\| `([^`]+)` \|", section("Methods"), re.MULTILINE)) == registry.own_methods()
+    table = TEXT[ROOT / "run_configs" / "README.md"].split("\n## Methods\n")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)) == registry.own_methods()
+
+
+def test_the_first_page_is_short() -> None:
+    first = TEXT[ROOT / "README.md"]
+    assert len(first.split()) <= 1500
+    assert max(line.count("|") for line in first.splitlines() if line.startswith("| ")) <= 5
+
+
+def test_pages_link_to_files_that_exist() -> None:
+    links = [(page, link) for page in PAGES for link in re.findall(r"\]\((?!https?:)([^)#]+)", TEXT[page])]
+    assert len(links) > 20
+    assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.slow
+def test_own_models_and_data_in_a_comparison(app: Path) -> None:
+    """The first page's example; its table has these figures, or about these on another processor."""
+    exec(
+        compile(blocks()["own"].replace("seeds=[", "out='compared', seeds=["), "own.py", "exec"),
+        {"__name__": "__main__"},
+    )
+    with (app / "compared" / "comparison.csv").open(encoding="utf-8", newline="") as rows:
+        means = {
+            row["method"]: float(row["personal_accuracy"]) for row in csv.DictReader(rows) if row["seed"] == "mean"
+        }
+    printed = re.findall(r"^(local|fedhenn) +Sequential +3 +(0\.\d+) ±", TEXT[ROOT / "README.md"], re.MULTILINE)
+    assert means == {name: pytest.approx(float(figure), abs=0.03) for name, figure in printed}
 
 
 def test_keys_that_are_named_exist() -> None:
-    named = re.findall(r"`([a-z][a-z0-9.-]*) ?= ?[^`]+`", README.read_text(encoding="utf-8"))
+    named = re.findall(r"`([a-z][a-z0-9.-]*) ?= ?[^`]+`", ALL)
     known = {key for key, *_ in configuration.keys()} | {"lg.warm-up", "extra-keys"}  # noqa: SIM118
     assert len(named) > 10
     assert sorted({*named} - known) == []
 
 
 def commands() -> list[str]:
-    """The README's `fedhet` commands, in blocks and within sentences, without comments."""
-    text = README.read_text(encoding="utf-8")
-    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).replace("&& ", "\n")
-    inline = [" ".join(found.split()) for found in re.findall(r"`(fedhet (?:run|compare) [^`]+)`", text)]
+    """The pages' `fedhet` commands, in blocks and within sentences, without comments."""
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", ALL, re.DOTALL)).replace("&& ", "\n")
+    inline = [" ".join(found.split()) for found in re.findall(r"`(fedhet (?:run|compare) [^`]+)`", ALL)]
     found = [line.split("  #")[0].strip() for line in blocks.splitlines() if line.startswith("fedhet ")]
-    return [c for c in [*found, *inline] if c not in ("fedhet --install-completion", "fedhet run runs/try/config.toml")]
+    left_out = {"fedhet --install-completion", "fedhet run runs/try/config.toml"}
+    return sorted({*found, *inline} - left_out)
 
 
 class Planned(Exception):
@@ -126,6 +152,6 @@ def test_every_command_is_understood(command: str, app: Path, monkeypatch: pytes
     monkeypatch.setattr("fedhet.running.run", lambda config, **settings: RunResult(app, {}))
     monkeypatch.setattr("fedhet.results.report.write_report", Path)
     monkeypatch.setattr("fedhet.results.together.compare_folders", lambda folders, out: out)
-    monkeypatch.chdir(README.parent)
+    monkeypatch.chdir(ROOT)
     result = CliRunner().invoke(cli.app, shlex.split(command)[1:], prog_name="fedhet")
     assert result.exit_code == 0 or isinstance(result.exception, Planned), result.output
