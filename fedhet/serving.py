@@ -124,7 +124,7 @@ def _on_common_test(strategy: FederatedStrategy[Any, Any]) -> EvaluateFunction:
         if strategy.own_data:  # the configured data set is not theirs: they evaluate on what their data call common
             return None
         dataset = population.dataset_of(strategy.config)
-        network = strategy.global_network()
+        network = strategy.global_model()
         if network is None:
             return None
         score = evaluate(network, dataset.test, dataset.task, fitted(dataset.transform, precision(network)))

@@ -35,15 +35,15 @@ class ByClass(FederatedStrategy[P, C]):
     way_out: ClassVar[str]
     """What to do where clients' vectors are not equally wide."""
 
-    def received(self, client: str) -> Payload:
+    def payload_for(self, client: str) -> Payload:
         """The global vectors: (classes known, width) and the classes' numbers."""
         return Payload({"prototypes": self.state.prototypes} if self.state.prototypes else {})
 
-    def kind_of(self, reply: Reply) -> Hashable:
+    def compatibility(self, reply: Reply) -> Hashable:
         """Vectors of one width."""
-        return super().kind_of(reply), str(reply.payload.values.get("width"))
+        return super().compatibility(reply), str(reply.payload.values.get("width"))
 
-    def welcome(self, client: str, reply: Reply) -> None:
+    def admit(self, reply: Reply) -> None:
         """Vectors must be equally wide, or there is no mean of them."""
         width = reply.told.count("width", at_least=1, at_most=MOST_CLASSES)
         self.state.width = self.state.width or width

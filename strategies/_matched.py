@@ -44,17 +44,17 @@ class MatchedStrategy(FederatedStrategy[M, T]):
 
     state_class = MatchedState
 
-    def kind_of(self, reply: Reply) -> Hashable:
+    def compatibility(self, reply: Reply) -> Hashable:
         """The same permutation groups but for their widths, and labels of the same kind."""
         groups = self._understood(self._groups_in(reply), reply)
         alike = groups.with_widths([1] * len(groups))
-        return super().kind_of(reply), describe(alike), reply.told.flag("classes")
+        return super().compatibility(reply), describe(alike), reply.told.flag("classes")
 
     @staticmethod
     def _groups_in(reply: Reply) -> str:
         return reply.told.text("groups", longest=2**20)
 
-    def welcome(self, client: str, reply: Reply) -> None:
+    def admit(self, reply: Reply) -> None:
         """All clients must have the same permutation groups but for their widths, which each finds in its own model."""
         state, groups, classes = self.state, self._groups_in(reply), reply.told.flag("classes")
         if (groups, classes) == (state.groups, state.classes):
@@ -135,9 +135,9 @@ class MatchedStrategy(FederatedStrategy[M, T]):
 
     # ---- results
 
-    def global_network(self) -> nn.Module | None:
+    def global_model(self) -> nn.Module | None:
         """The global model in its own widths, None before the first pass is complete."""
-        if not self.has_global_network:
+        if not self.has_global_model:
             return None
         model = self.network_of(self.in_order(self.state.clients)[0])
         return resize(model, {name: to_tensor(array) for name, array in self.state.model.items()})

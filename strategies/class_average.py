@@ -29,7 +29,7 @@ class ClassAverage(FederatedStrategy[class_average.ClassAverageParameters, Class
     method = class_average.method
     state_class = ClassAverageState
 
-    def welcome(self, client: str, reply: Reply) -> None:
+    def admit(self, reply: Reply) -> None:
         """Keep its class counts, one a row of the output layer."""
         head, counts = reply.told.text("head"), reply.arrays.get("classes", {})
         rows = {shape[:1] for shape, _ in _of(reply.report.spec, head).values()}
@@ -39,7 +39,7 @@ class ClassAverage(FederatedStrategy[class_average.ClassAverageParameters, Class
         check_class_counts(counts["counts"], reply)
         if other := next((known for known in self.state.classes if head not in self.state.classes[known]), None):
             raise FedhetError(f"its output layer is {head!r}, unlike that of client {other}")
-        self.state.classes[client] = {head: counts["counts"]}
+        self.state.classes[reply.client] = {head: counts["counts"]}
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """The average by examples, then that of the output layer by classes."""

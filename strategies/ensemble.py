@@ -32,7 +32,7 @@ class Ensemble(FederatedStrategy[Parameters, EnsembleState]):
     method = ensemble.method
     state_class = EnsembleState
 
-    def welcome(self, client: str, reply: Reply) -> None:
+    def admit(self, reply: Reply) -> None:
         """The server must be able to build the network, if it is to evaluate the ensemble."""
         if self.config.test_on != "local" and not reply.report.own_data:
             self.check_network(reply)
@@ -43,11 +43,11 @@ class Ensemble(FederatedStrategy[Parameters, EnsembleState]):
         return {}
 
     @property
-    def has_global_network(self) -> bool:
+    def has_global_model(self) -> bool:
         """Whether any client has sent its network."""
         return bool(self.state.member)
 
-    def global_network(self) -> nn.Module | None:
+    def global_model(self) -> nn.Module | None:
         """A network whose outputs are the log of the mean prediction, None before any client has sent its own."""
         members = []
         for client in self.in_order(self.state.member):

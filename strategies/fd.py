@@ -27,7 +27,7 @@ class FD(ByClass[fd.FDParameters, FDState]):
     vectors = "prediction"
     way_out = "all clients need the same classes"
 
-    def received(self, client: str) -> Payload:
+    def payload_for(self, client: str) -> Payload:
         """The mean over the other clients; nothing before there are any."""
         peers = {peer: self.state.own[peer] for peer in self.in_order(self.state.own) if peer != client}
         if not peers:

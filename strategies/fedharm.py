@@ -55,7 +55,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
     method = fedharm.method
     state_class = FedHARMState
 
-    def welcome(self, client: str, reply: Reply) -> None:
+    def admit(self, reply: Reply) -> None:
         """Its blocks may be smaller than the slots: it fills fewer of them, which is said once.
 
         Raises:
@@ -69,8 +69,10 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
             raise FedhetError(f"its blocks fill {slots[:9]} of the slots {own.slots}")
         if own.describes and (short := [n for n, k in enumerate(own.lengths) if slots[n] < k]):
             told = ", ".join(f"block {n + 1}: {slots[n]} of {own.lengths[n]}" for n in short)
-            log.warning("client %s fills fewer slots than fedharm.slots has, its blocks are smaller: %s", client, told)
-        self.state.slots = {**self.state.slots, client: slots}
+            log.warning(
+                "client %s fills fewer slots than fedharm.slots has, its blocks are smaller: %s", reply.client, told
+            )
+        self.state.slots = {**self.state.slots, reply.client: slots}
         if measured := reply.arrays.get("alignment"):
             found: dict[str, Any] = {name: reply.told.texts(name) for name in ("reference", "blocks")}
             found["chosen"] = reply.told.counts("chosen", at_most=len(found["blocks"]) - 1)
@@ -187,18 +189,16 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
 
     # ---- report
 
-    def check_last(self, reply: Reply) -> None:
-        """Heat maps are (h, w), one a block, with numbers from 0 to 1."""
+    def take_last(self, reply: Reply) -> None:
+        """Keep the heat maps: (h, w), one a block, with numbers from 0 to 1."""
         heat, blocks = reply.arrays.get("heat", {}), [str(block) for block in range(len(self.parameters.lengths))]
         check(heat, {name: (heat[name].shape[-2:], "float16") for name in blocks if name in heat}, "its heat maps")
         if any(array.ndim != 2 or not 0 < array.size <= MOST_PIXELS for array in heat.values()):
             raise WireError("its heat maps are no images")
         if any(array.min() < 0 or array.max() > 1 for array in heat.values()):
             raise WireError("its heat maps have numbers that are not from 0 to 1")
-
-    def conclude(self, replies: Mapping[str, Reply]) -> None:
-        """Keep the heat maps."""
-        self.state.heat = {client: reply.arrays["heat"] for client, reply in replies.items() if "heat" in reply.arrays}
+        if heat:
+            self.state.heat = {**self.state.heat, reply.client: heat}
 
     def matrices(self) -> dict[str, Any]:
         """Cosines by round and block; how blocks were found; heat maps of one image, a client of each architecture."""
@@ -207,7 +207,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
             found["block-alignment"] = {"architectures": self.state.alignments}
         chosen = {self.state.clients[c].architecture or c: c for c in reversed(self.in_order(self.state.heat))}
         if chosen:
-            pool = self.pool()
+            pool = self.public_dataset()
             clients = self.in_order(chosen.values())
             found["grad-cam"] = {
                 "image": None if pool is None else pool.inputs[0].tolist(),

@@ -75,29 +75,28 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
 
     # ---- greeting: the pool, once
 
-    def pool(self) -> Pool | None:
+    def public_dataset(self) -> Pool | None:
         """The pool that all RADs are drawn from."""
         if self.parameters.rad_source == "train-union" and self.parameters.eta0:
             return population.training_union(self.config)
-        return super().pool()
+        return super().public_dataset()
 
-    def welcome(self, client: str, reply: Reply) -> None:
+    def admit(self, reply: Reply) -> None:
         """The pool must do; a client's representation of some of it is kept for the report."""
         own = self.parameters
         if not own.eta0:
             return
         self._check_listed(reply)
         if self._represents:
-            if self.pool() is None:
+            if self.public_dataset() is None:
                 raise FedhetError(NO_POOL)
             self.check_network(reply)
         if self.state.pool_size < fedhenn.LEAST_ROWS:
             raise FedhetError(
                 f"the pool has {self.state.pool_size} examples: at least {fedhenn.LEAST_ROWS} are needed to align"
             )
-        self.check_last(reply)
-        if reply.arrays.get("probe"):
-            self.state.before[client] = reply.arrays["probe"]
+        if self._has_probe(reply):
+            self.state.before[reply.client] = reply.arrays["probe"]
 
     # ---- a round
 
@@ -175,8 +174,8 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
 
     def _represent(self, client: str, round: int) -> Tensor:
         """A stored client model's representation of X(t), or its posteriors."""
-        model, pool = self.network_of(client), self.pool()
-        if pool is None:  # in a run that is resumed without it; else see `welcome`
+        model, pool = self.network_of(client), self.public_dataset()
+        if pool is None:  # in a run that is resumed without it; else see `admit`
             raise FedhetError(NO_POOL)
         load_into(model.state_dict(), self.state.peer[client])
         rad = pool.inputs[torch.from_numpy(self.rad(round)).long()]
@@ -249,10 +248,12 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
             return partitions
         return {client: index for index, client in enumerate(self.in_order(known))}
 
-    def check_last(self, reply: Reply) -> None:
-        """What the network makes of some of the pool must be of that many examples."""
+    def _has_probe(self, reply: Reply) -> bool:
+        """Whether a client tells what its network makes of some of the pool, which must be of that many examples."""
         if reply.arrays.get("probe"):
             self._unpacked("probe", reply, min(self.parameters.probe, self.state.pool_size))
+            return True
+        return False
 
     def _unpacked(self, what: str, reply: Reply, rows: int) -> None:
         try:
@@ -267,11 +268,10 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
 
     # ---- report
 
-    def conclude(self, replies: Mapping[str, Reply]) -> None:
-        """Keep the representations after training beside those before."""
-        for client, reply in replies.items():
-            if reply.arrays.get("probe"):
-                self.state.after[client] = reply.arrays["probe"]
+    def take_last(self, reply: Reply) -> None:
+        """Keep the representation after training beside that before."""
+        if self._has_probe(reply):
+            self.state.after[reply.client] = reply.arrays["probe"]
 
     def matrices(self) -> dict[str, Any]:
         """Pairwise CKA between clients on rows of the pool, before and after training."""

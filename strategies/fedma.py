@@ -63,7 +63,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
     method = fedma.method
     state_class = FedMAState
 
-    def rounds(self) -> int:
+    def number_of_rounds(self) -> int:
         """Without a number of rounds: those of all passes."""
         return self.config.rounds or self.parameters.passes * (len(self.groups) + 1)
 
@@ -92,7 +92,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
             payload.values |= {"pass": self.state.pass_, "step": self.state.step}
         return payloads
 
-    def evaluated_with(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
+    def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
         """The last complete global model, or what a client lacks of it.
 
         Nothing beside a round in the middle of a pass: those who train cannot be evaluated with it either.
@@ -116,7 +116,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         state, last_place = self.state, [self.state.pass_ - 1, len(self.groups)]
         if state.places.get(client) == last_place:
             return Payload({"last": state.last}, {"place": last_place})
-        payload = self.received(client)
+        payload = self.payload_for(client)
         own = state.assignments.get(client, {})
         if not payload.arrays:
             return payload

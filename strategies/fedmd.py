@@ -43,11 +43,11 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
     method = fedmd.method
     state_class = FedMDState
 
-    def kind_of(self, reply: Reply) -> Hashable:
+    def compatibility(self, reply: Reply) -> Hashable:
         """Scores of the same classes."""
-        return super().kind_of(reply), str(reply.payload.values.get("classes"))
+        return super().compatibility(reply), str(reply.payload.values.get("classes"))
 
-    def welcome(self, client: str, reply: Reply) -> None:
+    def admit(self, reply: Reply) -> None:
         """All score the same classes, or there is no mean."""
         classes = reply.told.count("classes", at_least=1, at_most=2**20)
         self.state.classes = self.state.classes or classes

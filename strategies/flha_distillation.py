@@ -29,11 +29,11 @@ class FLHADistillation(FederatedStrategy[flha_distillation.FLHADistillationParam
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         """The teacher; to students that do not hold it yet, once it is trained."""
         taught = () if self.teaching else self.state.taught
-        return {client: Payload() if client in taught else self.received(client) for client in clients}
+        return {client: Payload() if client in taught else self.payload_for(client) for client in clients}
 
-    def evaluated_with(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
+    def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
         """The teacher while it is trained; then each client's own network is its model."""
-        return {client: self.received(client) if self.teaching else Payload() for client in clients}
+        return {client: self.payload_for(client) if self.teaching else Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
         """A teacher must come back as long as it is trained; then a student says whether it holds the final one."""

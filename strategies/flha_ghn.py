@@ -32,16 +32,16 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
         super().__init__(*args, **settings)
         self.takes_in = self.rule.plain  # other rules need all of them at once
 
-    def kind_of(self, reply: Reply) -> Hashable:
+    def compatibility(self, reply: Reply) -> Hashable:
         """With the same heads for all, the same arrays."""
-        return super().kind_of(reply), tuple(reply.report.spec.items()) if self._alike else ()
+        return super().compatibility(reply), tuple(reply.report.spec.items()) if self._alike else ()
 
     @property
     def _alike(self) -> bool:
         """Whether all clients hold the same arrays."""
         return self.parameters.share == "all" or self.parameters.head == "tiled"
 
-    def welcome(self, client: str, reply: Reply) -> None:
+    def admit(self, reply: Reply) -> None:
         """Keep the client's graph for the report, if it told."""
         told = reply.told
         if "types" in told and reply.report.architecture:

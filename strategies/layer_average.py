@@ -12,9 +12,9 @@ class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State
 
     method = layer_average.method
 
-    def received(self, client: str) -> Payload:
+    def payload_for(self, client: str) -> Payload:
         """What is averaged of its layers; by prefix, only what all clients have that were ever here."""
-        payload = super().received(client)
+        payload = super().payload_for(client)
         if self.parameters.by != "prefix":
             return payload
         common = self._common

@@ -32,7 +32,7 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
     method = pfedhn.method
     state_class = PFedHNState
 
-    def received(self, client: str) -> Payload:
+    def payload_for(self, client: str) -> Payload:
         """The weights written for this client."""
         with torch.no_grad(), one_thread():
             written = self._hypernetwork().write(client, self._shapes(client))

@@ -108,7 +108,7 @@ class Conversation(ServerHalf[P, S]):
         Those that are to come after the last round wait until it is time for `unseen_clients`.
         """
         if new := self.roster.not_greeted(grid, unseen_clients=unseen_clients):
-            self._welcome_nodes(new, unseen_clients=unseen_clients)
+            self._admit_nodes(new, unseen_clients=unseen_clients)
         if not self.roster.nodes:
             nobody = (
                 "there are no nodes" if not self.roster.waiting else "all come after the last round (unseen-clients)"
@@ -121,8 +121,8 @@ class Conversation(ServerHalf[P, S]):
                 f"{self._round.reasons()}"
             )
 
-    def _welcome_nodes(self, new: Sequence[int], *, unseen_clients: bool) -> None:
-        pool = self.pool()
+    def _admit_nodes(self, new: Sequence[int], *, unseen_clients: bool) -> None:
+        pool = self.public_dataset()
         greeting = Payload() if pool is None else with_pool(pool)
         encoder, request = Encoder(), self._request(question=GREET)
         make = partial(exchanges.message, config=self.config, round=self._round, further=self._further)
@@ -142,7 +142,7 @@ class Conversation(ServerHalf[P, S]):
                 if not unseen_clients and comes_last(reply.report, self.config.unseen_clients):
                     self.roster.waiting.add(node)
                     continue
-                kind = self.kind_of(reply)
+                kind = self.compatibility(reply)
                 hash(kind)
                 opened[node] = kind, reply
             except Exception as error:  # whatever one client's reply raises is that client's refusal
@@ -173,8 +173,8 @@ class Conversation(ServerHalf[P, S]):
         try:
             if report.client not in known:
                 if traits.pool != "none":
-                    agree_on_pool(self.state, reply, self.pool(), labelled=traits.pool == "labelled")
-                self.welcome(report.client, reply)
+                    agree_on_pool(self.state, reply, self.public_dataset(), labelled=traits.pool == "labelled")
+                self.admit(reply)
             if traits.shares.averaged and not joining:
                 self._make_first_arrays(report.spec)
         except Exception:  # one that is refused settles nothing for the others
@@ -212,7 +212,7 @@ class Conversation(ServerHalf[P, S]):
                 self._initial = {}
             if shared.keys() - self.state.model.keys() and self.traits.together and self.config.shared_init:
                 self._fetch_first_arrays()
-        if (rounds := self.rounds()) != self.config.rounds:
+        if (rounds := self.number_of_rounds()) != self.config.rounds:
             self._override({"rounds": rounds})
 
     def _fetch_first_arrays(self) -> None:
@@ -243,7 +243,7 @@ class Conversation(ServerHalf[P, S]):
         known = set(self.present)
         self._greet(grid, unseen_clients=True)
         new = [client for client in self.present if client not in known]
-        payloads = self._made_for(new, partial(self.evaluated_with, amid_training=False))
+        payloads = self._made_for(new, partial(self.evaluation_payloads, amid_training=False))
         if not self.traits.alone:
             for client in [client for client, payload in payloads.items() if not payload.arrays]:
                 del payloads[client]

@@ -148,23 +148,23 @@ class ServerHalf(Generic[P, S]):
 
     # ---- before the first round
 
-    def pool(self) -> Pool | None:
+    def public_dataset(self) -> Pool | None:
         """The pool that clients are sent when they are greeted; by default the one that the server was given."""
         return self.shared
 
-    def kind_of(self, reply: Reply) -> Hashable:
-        """What all clients must have in common, in the answer to a greeting.
+    def compatibility(self, reply: Reply) -> Hashable:
+        """Return what all clients must have in common, of the answer to a greeting.
 
-        Of clients that come together the most frequent kind is welcomed first (`most_alike_first`).
+        Of clients that come together the most frequent kind is admitted first (`most_alike_first`).
         """
         spec: Spec | None = reply.report.spec if self.traits.networks != "any" else None
         if spec is not None and self.traits.networks == "widths":
             spec = without_widths(spec)
-        own_pool = self.traits.pool != "none" and self.pool() is None  # that each brings along
+        own_pool = self.traits.pool != "none" and self.public_dataset() is None  # that each brings along
         pool = (reply.report.pool, reply.report.pool_size) if own_pool else None
         return reply.report.metric, reply.report.labels, None if spec is None else tuple(spec.items()), pool
 
-    def welcome(self, client: str, reply: Reply) -> None:
+    def admit(self, reply: Reply) -> None:
         """Take in what a client answered to its first greeting; of its arrays it is only known that they are finite.
 
         What it raises refuses the client.
@@ -184,7 +184,7 @@ class ServerHalf(Generic[P, S]):
         """
         return None
 
-    def rounds(self) -> int:
+    def number_of_rounds(self) -> int:
         """How many rounds the run needs; asked once the clients are there, also in a resumed run."""
         return self.config.rounds
 
@@ -194,7 +194,7 @@ class ServerHalf(Generic[P, S]):
         """Who takes part in a round, there or not; by default drawn from the seed among all that were ever here."""
         return draw(self.config.seed, round, self.state.clients, self.config.fraction_train)
 
-    def received(self, client: str) -> Payload:
+    def payload_for(self, client: str) -> Payload:
         """What a client receives, to train on or to be evaluated with; by default its part of what is shared."""
         model = self.shared_with(client)
         return Payload({"model": model} if model else {})
@@ -211,14 +211,14 @@ class ServerHalf(Generic[P, S]):
             handed[keys] = cast_arrays(own, self.config.wire_dtype)
         return handed[keys]
 
-    def evaluated_with(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
+    def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
         """What each of these clients receives only to be evaluated.
 
         Args:
             clients: in order of name.
             amid_training: whether it is beside a round in which others train.
         """
-        return {client: self.received(client) for client in clients}
+        return {client: self.payload_for(client) for client in clients}
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         """What each chosen client receives in this round.
@@ -229,7 +229,7 @@ class ServerHalf(Generic[P, S]):
             round: from 1.
             clients: the chosen clients that are there, in order of name.
         """
-        return {client: self.received(client) for client in clients}
+        return {client: self.payload_for(client) for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
         """Check what a method's own groups of arrays hold, after training or in an answer to `ask`.
@@ -296,15 +296,16 @@ class ServerHalf(Generic[P, S]):
 
     # ---- the end
 
-    def check_last(self, reply: Reply) -> None:
-        """Check what a client sent back at the evaluation at the end, as `check_reply` does after training."""
+    def take_last(self, reply: Reply) -> None:
+        """Check what a client sent back at the evaluation at the end, and take it in.
 
-    def conclude(self, replies: Mapping[str, Reply]) -> None:
-        """Take in what clients sent back at the evaluation at the end."""
+        Raises:
+            WireError: what is wrong with it.
+        """
 
-    def global_network(self) -> nn.Module | None:
+    def global_model(self) -> nn.Module | None:
         """The global model, where the server knows the architecture and statistics do not stay with the clients."""
-        if not self.has_global_network:
+        if not self.has_global_model:
             return None
         model = self.network_of(self.in_order(self.state.clients)[0])
         if model.state_dict().keys() - self.state.model.keys():
@@ -313,8 +314,8 @@ class ServerHalf(Generic[P, S]):
         return model
 
     @property
-    def has_global_network(self) -> bool:
-        """Whether there is a `global_network` (by now)."""
+    def has_global_model(self) -> bool:
+        """Whether there is a `global_model` (by now)."""
         return self.traits.whole and bool(self.state.model)
 
     def network_of(self, client: str) -> nn.Module:

@@ -169,10 +169,10 @@ def _measure(metric: str, labels: int) -> str:
 
 
 def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: bool) -> list[int]:
-    """The order in which clients that come together are welcomed, so that one alone does not decide for all.
+    """The order in which clients that come together are admitted, so that one alone does not decide for all.
 
     Args:
-        opened: the kind (`ServerHalf.kind_of`) and the answer to the greeting, by node.
+        opened: the kind (`compatibility`) and the answer to the greeting, by node.
         averaged: whether arrays of one shared key must be alike.
 
     Returns:

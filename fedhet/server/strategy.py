@@ -221,7 +221,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         messages = self._messages(MessageType.TRAIN, payloads, epochs=epochs, evaluate=evaluate)
         if evaluate:
             others = [client for client in self.roster.nodes if client not in payloads]
-            beside = self._made_for(others, partial(self.evaluated_with, amid_training=not closing))
+            beside = self._made_for(others, partial(self.evaluation_payloads, amid_training=not closing))
             messages += self._messages(MessageType.EVALUATE, beside, evaluate=True)
         return messages
 
@@ -252,7 +252,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         self._take(config)
         if not self._evaluates(server_round):
             return []
-        payloads = self._made_for(self.present, partial(self.evaluated_with, amid_training=False))
+        payloads = self._made_for(self.present, partial(self.evaluation_payloads, amid_training=False))
         return self._messages(MessageType.EVALUATE, payloads, evaluate=True)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -284,11 +284,9 @@ class FederatedStrategy(Conversation[P, S], Strategy):
     def _evaluate_at_the_end(self, number: int, grid: Grid) -> MetricRecord:
         self._round = Round(number, final=True)
         self._greet(grid)
-        payloads = self._made_for(self.present, partial(self.evaluated_with, amid_training=False))
+        payloads = self._made_for(self.present, partial(self.evaluation_payloads, amid_training=False))
         sent = self._send(self._messages(MessageType.EVALUATE, payloads, evaluate=True))
-        replies = self._valid(sent, payloads, check=self.check_last)
-        with self._guarded(number, f"conclude from what clients {', '.join(replies)} sent"):
-            self.conclude(replies)
+        replies = self._valid(sent, payloads, check=self.take_last)
         if not self.config.unseen_clients:
             return self._complete(replies, {})
         known = dict(self.state.clients)
@@ -302,7 +300,7 @@ class FederatedStrategy(Conversation[P, S], Strategy):
     def _evaluate_globally(self, round: int, function: EvaluateFunction | None, result: Result) -> None:
         """The global model after a round, on the common test set: part of the next row, as what clients receive."""
         self._on_common_test = None
-        if function and self.has_global_network and (round == self.last_round or self._evaluates(round + 1)):
+        if function and self.has_global_model and (round == self.last_round or self._evaluates(round + 1)):
             self._on_common_test = function(round, encode_arrays(self.state.model, flower=True))
             if self._on_common_test is not None:
                 result.evaluate_metrics_serverapp[round] = self._on_common_test

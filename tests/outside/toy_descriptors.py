@@ -54,7 +54,7 @@ class Server(FederatedStrategy[Weights, Descriptors]):
     method = method
     state_class = Descriptors
 
-    def received(self, client: str) -> Payload:
+    def payload_for(self, client: str) -> Payload:
         return Payload({"target": self.state.target} if self.state.target else {})
 
     def check_reply(self, reply: Reply) -> None:

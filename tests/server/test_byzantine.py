@@ -140,10 +140,10 @@ def test_what_cannot_be_made_for_one_client_alone_is_that_clients_failure(around
     """Whatever a method raises for what one client told, which no check had in mind."""
 
     class Strict(fedhet.FedAvg):
-        def received(self, client):
+        def payload_for(self, client):
             if client == "1":
                 raise ZeroDivisionError("by its own fault")
-            return super().received(client)
+            return super().payload_for(client)
 
     strategy = Strict(rounds=2)
     strategy.start(LocalGrid(around(), 4))
@@ -151,7 +151,7 @@ def test_what_cannot_be_made_for_one_client_alone_is_that_clients_failure(around
     assert [strategy.state.clients[client].trained for client in "0123"] == [2, -1, 2, 2]
 
     class Wrong(fedhet.FedAvg):
-        def received(self, client):
+        def payload_for(self, client):
             raise ZeroDivisionError("by nobody's fault")
 
     with pytest.raises(FedhetError, match=r"failed to make what clients 0, 1, 2, 3 receive \(ZeroDivisionError"):
@@ -215,9 +215,9 @@ def test_how_blocks_were_aligned_is_told_in_names_and_numbers(change, why):
     reply = Reply("0", 14, payload, Report("0", architecture="mlp"))
     if why:
         with pytest.raises(WireError, match=why):
-            strategy.welcome("0", reply)
+            strategy.admit(reply)
     else:
-        strategy.welcome("0", reply)
+        strategy.admit(reply)
         assert strategy.state.alignments["mlp"]["chosen"] == [0, 2]
 
 
@@ -238,7 +238,7 @@ def test_heat_maps_are_images_of_blocks_that_there_are(heat, why):
     settings = {key: value for key, value in HARM.items() if key != "public-samples"}
     strategy = fedhet.FedHARM(configuration.resolve({"method": "fedharm", "public-samples": 8, **settings}))
     with pytest.raises(WireError, match=why) if why else nullcontext():
-        strategy.check_last(Reply("0", 14, Payload({"heat": heat}), Report("0")))
+        strategy.take_last(Reply("0", 14, Payload({"heat": heat}), Report("0")))
 
 
 @pytest.mark.parametrize("lost", [True, False, 0, "no", [1]])
@@ -259,10 +259,10 @@ def test_a_client_has_not_lost_what_it_was_never_sent(lost, tmp_path):
 def test_a_graph_is_no_larger_than_what_can_be_drawn():
     strategy = fedhet.FLHAGHN(configuration.resolve({"method": "flha-ghn"}))
     layers = Payload(values={"types": ["x"] * 2**12, "edges": [0, 1] * 100})
-    strategy.welcome("0", Reply("0", 14, layers, Report("0", architecture="mlp")))
+    strategy.admit(Reply("0", 14, layers, Report("0", architecture="mlp")))
     for values in ({"types": ["x"] * (2**12 + 1), "edges": [0, 1]}, {"types": ["x"] * 2, "edges": [0, 1] * 2**16}):
         with pytest.raises(WireError, match="its graph has 4097 layers|edges is"):
-            strategy.welcome("0", Reply("0", 14, Payload(values=values), Report("0", architecture="mlp")))
+            strategy.admit(Reply("0", 14, Payload(values=values), Report("0", architecture="mlp")))
 
 
 def test_the_first_weights_are_not_one_clients_word_where_byzantine_ones_are_reckoned_with(around):

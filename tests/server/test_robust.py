@@ -98,7 +98,7 @@ def test_scores_and_descriptors_follow_the_rule_class_by_class_and_slot_by_slot(
         }
         for client, own in told.items()
     }
-    sent = fd.received("9").arrays["prototypes"]
+    sent = fd.payload_for("9").arrays["prototypes"]
     assert sent["classes"].tolist() == [0, 2, 5]
     assert np.abs(sent["means"] - honest.numpy()[[1, 0, 2]]).max() < 0.01
 

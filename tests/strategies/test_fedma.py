@@ -179,7 +179,7 @@ def test_there_is_a_global_model_between_passes_only(ordinary):
 
 
 def test_what_clients_assemble_is_what_the_server_has(ordinary):
-    network = ordinary.watch.strategy.global_network()
+    network = ordinary.watch.strategy.global_model()
     dataset = load("digits", None)
     config = ordinary.watch.strategy.config
     losses = []
