@@ -5,8 +5,10 @@ import ctypes
 import hmac
 import os
 import platform
+import random
 import re
 import secrets
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 # Of glibc's malloc.h: how much free memory it keeps, and from which size it asks the system for each block.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_LARGEST_MMAP_THRESHOLD = 32 << 20  # that glibc chooses itself, as blocks are freed
 _GIBIBYTE = 1 << 30
 _CUDA_CONTEXT = 600 << 20  # bytes of a GPU that a process takes before it holds a tensor, somewhat more
 _RUN_ON_GPU = 4 << 30  # bytes of a GPU for a process of which nothing is known
@@ -144,7 +147,37 @@ def keep_freed_memory() -> None:
     a step with 128 images of 28 x 28. A process then keeps the most memory that it ever had. Where the C library is not
     glibc, nothing happens.
     """
+    _set_malloc(_GIBIBYTE, _GIBIBYTE)
+
+
+def _set_malloc(mmap_threshold: int, trim_threshold: int) -> None:
     with contextlib.suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
-        library.mallopt(_MMAP_THRESHOLD, _GIBIBYTE)
-        library.mallopt(_TRIM_THRESHOLD, _GIBIBYTE)
+        library.mallopt(_MMAP_THRESHOLD, mmap_threshold)
+        library.mallopt(_TRIM_THRESHOLD, trim_threshold)
+        library.malloc_trim(0)
+
+
+@contextlib.contextmanager
+def process_restored() -> Iterator[None]:
+    """Within it clients may be trained in this process; behind it, its threads, generators and memory are as before.
+
+    These are torch's number of threads, the global generators of torch, NumPy and Python, and `keep_freed_memory`:
+    freed memory goes back to the system again, from the sizes on that glibc itself arrives at for large blocks.
+    """
+    import numpy as np
+    import torch
+
+    threads, python, numpy = torch.get_num_threads(), random.getstate(), np.random.get_state()
+    kept_before = keep_freed_memory.cache_info().currsize
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    try:
+        with torch.random.fork_rng(gpus):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_num_threads(threads)
+        if keep_freed_memory.cache_info().currsize > kept_before:
+            keep_freed_memory.cache_clear()
+            _set_malloc(_LARGEST_MMAP_THRESHOLD, 2 * _LARGEST_MMAP_THRESHOLD)

@@ -1,5 +1,7 @@
 """`fedhet.run` in Python: the command line's defaults and names, and models and data of one's own."""
 
+import platform
+import random
 import re
 import subprocess
 import sys
@@ -8,6 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 
+import numpy as np
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -16,6 +20,8 @@ import fedhet
 from fedhet import config as configuration
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
 from fedhet.given import data_function
+from fedhet.machine import keep_freed_memory
+from fedhet.observing import Observer
 from fedhet.results.history import final_clients, read_clients, scored_curve
 from fedhet.results.report import write_report
 from fedhet.running import _resolved
@@ -231,3 +237,37 @@ def test_a_device_that_is_not_there_stops_the_run_at_once(settings, tmp_path):
     with pytest.raises(ConfigError, match="but torch sees .* here: use device = 'auto' or 'cpu'"):
         fedhet.run({"method": "local", **settings}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def kept() -> float:
+    """The MiB that this process still has after it took and freed 100 of them."""
+    before = psutil.Process().memory_info().rss
+    np.ones(100 << 17)
+    return (psutil.Process().memory_info().rss - before) / (1 << 20)
+
+
+def test_a_run_leaves_the_callers_process_as_it_was(run, tiny):
+    class Watch(Observer):
+        def round(self, *_):
+            seen.append((torch.get_num_threads(), kept()))
+
+    def data(client):
+        np.random.seed(1)
+        return tiny.data(client)
+
+    seen, threads = [], torch.get_num_threads()
+    keep_freed_memory.cache_clear()  # another test of this process may have had it
+    torch.set_num_threads(3)
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        run({"workers": 1}, data=data, observers=[Watch()])
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    np.testing.assert_equal(np.random.get_state(), states[1])
+    assert random.getstate() == states[2]
+    assert {threads for threads, _ in seen} == {1}
+    if platform.libc_ver()[0] == "glibc":
+        assert max(memory for _, memory in seen) > 50
+        assert kept() < 10

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.client.app import make_client_app
@@ -16,6 +14,7 @@ from fedhet.config import Config, Value
 from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError
 from fedhet.given import Given
+from fedhet.machine import process_restored
 from fedhet.observing import Observer, Watched
 
 PLACES = frozenset({"out", "state-dir", "engine", "resume", "workers", "report"})
@@ -236,7 +235,7 @@ def settled_rounds(config: Config, given: Given = Given()) -> int:  # noqa: B008
     Raises:
         FedhetError: no client can serve.
     """
-    with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
+    with tempfile.TemporaryDirectory() as folder, process_restored():
         config = config.but(state_dir=folder, out="")
         strategy = registry.strategy(config.prefix)(
             config,

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-import torch
 from flwr.clientapp import ClientApp
 
 from fedhet import population
@@ -14,7 +13,7 @@ from fedhet.client.app import make_client_app
 from fedhet.engines.grid import LocalGrid
 from fedhet.given import Given
 from fedhet.learning import Cohort
-from fedhet.machine import cores, device_of, room_on
+from fedhet.machine import cores, device_of, process_restored, room_on
 from fedhet.observing import Observer
 from fedhet.options import Config
 from fedhet.serving import serve
@@ -51,7 +50,7 @@ def run_locally(
         Cohort.of(config.client_batching, device),
     )
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[]))  # clients seed torch's global generator, the caller's
+        stack.enter_context(process_restored())
         if workers > 1 and not multiprocessing.current_process().daemon:  # one of several runs has its core already
             from fedhet.engines.workers import WorkerGrid
 
