@@ -1,4 +1,4 @@
-"""MNIST and CIFAR-10, from files in the layouts that torchvision and their authors use, and variants of CIFAR-10."""
+"""MNIST, Fashion-MNIST and CIFAR-10, from files as torchvision and their authors have them; variants of CIFAR-10."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from fedhet.task import get_task
 
 MNIST_FILES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 MNIST_FOLDERS = ("", "MNIST/raw", "mnist/MNIST/raw")
+FASHION_FOLDERS = ("FashionMNIST/raw", "fashionmnist/FashionMNIST/raw", "fashion-mnist")
 CIFAR10_TRAIN = [f"data_batch_{batch}" for batch in range(1, 6)]
 CIFAR10_FILES = [*CIFAR10_TRAIN, "test_batch"]
 CIFAR10_FOLDERS = ("", "cifar-10-batches-py", "cifar10/cifar-10-batches-py")
@@ -31,6 +32,22 @@ def mnist(folder: Path | None) -> DataSet:
         DataError: The files are missing or damaged, or cannot be downloaded.
     """
     place = locate_or_download(folder, MNIST_FOLDERS, MNIST_FILES, "MNIST")
+    return _from_idx("mnist", place, Normalise(255.0, mean=(0.1307,), std=(0.3081,)))
+
+
+@register_dataset("fashion-mnist")
+def fashion_mnist(folder: Path | None) -> DataSet:
+    """Fashion-MNIST (Xiao et al., 2017): images of 10 kinds of clothing, as many and as large as those of MNIST.
+
+    Raises:
+        DataError: As for `mnist`.
+    """
+    place = locate_or_download(folder, FASHION_FOLDERS, MNIST_FILES, "FashionMNIST")
+    return _from_idx("fashion-mnist", place, Normalise(255.0, mean=(0.2860,), std=(0.3530,)))
+
+
+def _from_idx(name: str, place: Path, transform: Normalise) -> DataSet:
+    """Grey images of 28 x 28 and their 10 classes from the idx files in a folder."""
     parts = []
     for part in ("train", "t10k"):
         images, labels = (read_idx(place / f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
@@ -42,13 +59,13 @@ def mnist(folder: Path | None) -> DataSet:
         check_labels(place / f"{part}-labels-idx1-ubyte", labels, 10)
         parts.append(Examples(images[:, None], labels.long()))
     return DataSet(
-        name="mnist",
+        name=name,
         train=parts[0],
         test=parts[1],
         classes=10,
         task=get_task("classification"),
         input_shape=(1, 28, 28),
-        transform=Normalise(255.0, mean=(0.1307,), std=(0.3081,)),
+        transform=transform,
     )
 
 

@@ -59,6 +59,16 @@ class TestMnist:
         assert np.array_equal(dataset.test.labels.numpy(), arrays["t10k-labels-idx1-ubyte"])
         assert (dataset.train.inputs.dtype, dataset.train.labels.dtype) == (torch.uint8, torch.int64)
 
+    def test_clothing_is_not_taken_for_digits(self, tmp_path: Path) -> None:
+        write_mnist(tmp_path / "MNIST" / "raw")
+        with pytest.raises(DataError, match="FashionMNIST"):
+            data.load("fashion-mnist", tmp_path)
+        arrays = write_mnist(tmp_path / "FashionMNIST" / "raw", train=31, suffix=".gz")
+        dataset = data.load("fashion-mnist", tmp_path)
+        assert (dataset.name, len(dataset.train), dataset.input_shape) == ("fashion-mnist", 31, (1, 28, 28))
+        assert np.array_equal(dataset.train.inputs[:, 0].numpy(), arrays["train-images-idx3-ubyte"])
+        assert len(data.load("mnist", tmp_path).train) == 30
+
     def test_is_loaded_once(self, tmp_path: Path) -> None:
         write_mnist(tmp_path / "MNIST" / "raw")
         assert data.load("mnist", tmp_path) is data.load("mnist", str(tmp_path))
@@ -348,11 +358,14 @@ def test_unknown_data_set() -> None:
 def real_data() -> Path:
     folder = os.environ.get("FEDHET_DATA")
     if not folder:
-        pytest.skip("no real data here: set FEDHET_DATA to a folder with cifar10, mnist and shakespeare")
+        pytest.skip("no real data here: set FEDHET_DATA to a folder with cifar10, mnist, fashionmnist and shakespeare")
     return Path(folder)
 
 
-@pytest.mark.parametrize(("name", "train", "test"), [("mnist", 60_000, 10_000), ("cifar10", 50_000, 10_000)])
+@pytest.mark.parametrize(
+    ("name", "train", "test"),
+    [("mnist", 60_000, 10_000), ("fashion-mnist", 60_000, 10_000), ("cifar10", 50_000, 10_000)],
+)
 def test_real_images(real_data: Path, name: str, train: int, test: int) -> None:
     dataset = data.load(name, real_data)
     assert (len(dataset.train), len(dataset.test)) == (train, test)
