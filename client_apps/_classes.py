@@ -10,7 +10,7 @@ from fedhet.client import Client, ClientHalf
 from fedhet.client.half import P
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError
-from fedhet.learning import Pausing, alone, reading
+from fedhet.learning import read
 from fedhet.representations import Representation
 from fedhet.wire import Payload, to_arrays, to_tensor
 
@@ -43,7 +43,7 @@ class ByClass(ClientHalf[P], ABC):
         train = self.client.data.train
         if train.labels.ndim != 1:
             raise DataError(f"client {self.client.name}: {self.client.config.prefix} needs examples of one class each")
-        return Payload(values={"width": alone(self._vectors_of(train.inputs[:2])).shape[1]})
+        return Payload(values={"width": self._vectors_of(train.inputs[:2]).shape[1]})
 
     def begin(self, payload: Payload) -> None:
         """The global vectors."""
@@ -58,13 +58,13 @@ class ByClass(ClientHalf[P], ABC):
         row_of[self.classes] = torch.arange(len(self.classes), device=self.client.device)
         return row_of
 
-    def ending(self, payload: Payload) -> Pausing[Payload]:
+    def end(self, payload: Payload) -> Payload:
         """The mean vector of each class that this client holds, and how many examples it is over.
 
         Means over fewer examples than the node asks for stay here.
         """
         train = self.client.data.train
-        vectors = yield from self._vectors_of(train.inputs)
+        vectors = self._vectors_of(train.inputs)
         classes, rows, counts = train.labels.unique(return_inverse=True, return_counts=True)
         sums = torch.zeros(len(classes), vectors.shape[1], device=vectors.device).index_add_(0, rows, vectors)
         enough = counts >= self.client.least
@@ -76,6 +76,6 @@ class ByClass(ClientHalf[P], ABC):
         means = {"means": sums / counts[:, None], "classes": classes, "counts": counts}
         return Payload({"prototypes": to_arrays({name: of_all[enough] for name, of_all in means.items()})})
 
-    def _vectors_of(self, inputs: Tensor | LazyInputs) -> Pausing[Tensor]:
-        vectors = yield from reading(self.client.model, inputs, self.client.transform, until=self.until)
+    def _vectors_of(self, inputs: Tensor | LazyInputs) -> Tensor:
+        vectors = read(self.client.model, inputs, self.client.transform, until=self.until)
         return vectors.float()

@@ -15,7 +15,7 @@ from fedhet.client import ClientHalf, LostState
 from fedhet.data import Examples, Pool
 from fedhet.errors import DataError, ModelError
 from fedhet.graphs import BlockAlignment, UnsupportedArchitecture, align_blocks, blocks
-from fedhet.learning import Loss, Pausing, Phase, Step, reestimate, reestimating
+from fedhet.learning import Loss, Phase, Step, reestimate
 from fedhet.methods.fedharm import ALIGNED, BETWEEN, FedHARMParameters
 from fedhet.options import Config
 from fedhet.randomness import derive_seed, seed_everything
@@ -152,13 +152,13 @@ class FedHARM(ClientHalf[FedHARMParameters]):
 
     # ---- what is told
 
-    def ending(self, payload: Payload) -> Pausing[Payload]:
+    def end(self, payload: Payload) -> Payload:
         """What the next target is made of, and how far from the last one the network was."""
         client = self.client
         if client.config.batch_norm == "re-estimate":
             inputs = client.pool.inputs if client.request.closing else client.data.train.inputs
-            yield from reestimating(client.model, inputs, client.transform)
-        reply = self.end(payload)
+            reestimate(client.model, inputs, client.transform)
+        reply = super().end(payload)
         if "tell" in payload.values:
             reply.arrays["told"] = pack_all(self._told(), self.parameters.target_dtype)
         if "distance" in client.trained.recorded:

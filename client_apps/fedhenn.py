@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedhet.client import ClientHalf, LostState
 from fedhet.errors import DataError, ModelError
-from fedhet.learning import FurtherBatch, Pausing, Step, Term, alone, reading
+from fedhet.learning import FurtherBatch, Step, Term, read
 from fedhet.methods.fedhenn import AUGMENTATION, SHUFFLE, FedHeNNParameters
 from fedhet.randomness import numpy_generator, torch_generator
 from fedhet.representations import Alignment, RandomStream, Rows
@@ -49,7 +49,7 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
 
     def answer(self, question: str, payload: Payload) -> Payload:
         """The representation of the rows asked for, X(t), or the posteriors."""
-        return Payload({question: alone(self._telling(payload, self.client.request.round))})
+        return Payload({question: self._telling(payload, self.client.request.round)})
 
     def terms(self, payload: Payload) -> tuple[Term, ...]:
         """eta(t) d(Phi_i(X(t)), target) on rows of the RAD; none in the first round, or where there is no target yet.
@@ -83,12 +83,12 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
         stream = RandomStream(client.seed("rad dropout"))
         return (Term(distance, FurtherBatch(draw, client.representation, stream)),)
 
-    def ending(self, payload: Payload) -> Pausing[Payload]:
+    def end(self, payload: Payload) -> Payload:
         """What travels of the model, what it makes of X(t+1), and how far from the target it was."""
-        reply = self.end(payload)
+        reply = super().end(payload)
         if "next-rad" in payload.arrays:
             told = "posteriors" if self.parameters.target == "spectral" else "features"
-            reply.arrays[told] = yield from self._telling(payload, self.client.request.round + 1)
+            reply.arrays[told] = self._telling(payload, self.client.request.round + 1)
         if "distance" in self.client.trained.recorded:
             reply.values["distance"] = self.client.trained.means["distance"]
         return reply
@@ -118,7 +118,7 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
             return client.transform(rad).flatten(1)
         if own.target == "spectral":
             generator = client.generator("parallel analysis")
-            posteriors = alone(self._reading(rad, posteriors=True))
+            posteriors = self._reading(rad, posteriors=True)
             return client.network.beside(cluster_rows([posteriors], [1.0], clusters=own.clusters, generator=generator))
         features = self._features(rad)  # homogeneous: of the global model W(t-1), which is what was just received
         if own.whose == "shuffled":
@@ -128,11 +128,11 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
             return features
         return mean_rbf_blocks([features], [1.0], own.rad_batch, threshold=own.rbf_threshold)
 
-    def _telling(self, payload: Payload, round: int) -> Pausing[Arrays]:
+    def _telling(self, payload: Payload, round: int) -> Arrays:
         """What the peers' target is made of, on the rows asked for."""
         own, rad = self.parameters, self._rad(payload.arrays["next-rad"], round)
         spectral = own.target == "spectral"
-        told = yield from self._reading(rad, posteriors=spectral)
+        told = self._reading(rad, posteriors=spectral)
         if not told.isfinite().all():
             raise ModelError("what it makes of the RAD has values that are not finite: has training diverged?")
         return pack(Factor(told) if spectral else compress(told, error=own.target_error), own.target_dtype)
@@ -149,9 +149,9 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
         return Payload({"probe": pack(compress(features))} if features.isfinite().all() else {})
 
     def _features(self, inputs: Tensor) -> Tensor:
-        return alone(self._reading(inputs))
+        return self._reading(inputs)
 
-    def _reading(self, inputs: Tensor, *, posteriors: bool = False) -> Pausing[Tensor]:
+    def _reading(self, inputs: Tensor, *, posteriors: bool = False) -> Tensor:
         """Phi of raw inputs, (n, d), in evaluation mode; or class posteriors (n, C).
 
         Raises:
@@ -159,7 +159,7 @@ class FedHeNN(ClientHalf[FedHeNNParameters]):
         """
         client, until = self.client, None if posteriors else self.client.representation
         try:
-            read = yield from reading(client.model, inputs, client.transform, until=until, rows=ROWS_AT_ONCE)
-            return scores_of(read, len(inputs), "probabilities") if posteriors else read
+            values = read(client.model, inputs, client.transform, until=until, rows=ROWS_AT_ONCE)
+            return scores_of(values, len(inputs), "probabilities") if posteriors else values
         except ValueError as error:
             raise ModelError(str(error)) from error

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedhet.client import ClientHalf
 from fedhet.data import Examples
 from fedhet.errors import DataError, ModelError
-from fedhet.learning import Pausing, Phase, Step, alone, reading
+from fedhet.learning import Phase, Step, read
 from fedhet.methods.fedmd import FedMDParameters
 from fedhet.representations.features import ROWS_AT_ONCE
 from fedhet.representations.packing import Factor, pack, unpack
@@ -33,7 +33,7 @@ class FedMD(ClientHalf[FedMDParameters]):
         train = self.client.data.train
         if train.labels.ndim != 1:
             raise DataError(f"client {self.client.name}: fedmd needs examples of one class each")
-        return Payload(values={"classes": alone(self._scores(train.inputs[:2])).shape[1]})
+        return Payload(values={"classes": self._scores(train.inputs[:2]).shape[1]})
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """The pool's labels, if the client begins; the mean scores, if there are any; its own examples."""
@@ -50,11 +50,11 @@ class FedMD(ClientHalf[FedMDParameters]):
         phases.append(Phase((begins and own.private_epochs) or client.request.epochs, client.optimisation()))
         return [self._stepped(phase, part, len(phases)) for part, phase in enumerate(phases)]
 
-    def ending(self, payload: Payload) -> Pausing[Payload]:
+    def end(self, payload: Payload) -> Payload:
         """The scores of the rows asked for, the classes it knows, and how far from the mean it was while it learnt."""
-        own, reply = self.parameters, self.end(payload)
+        own, reply = self.parameters, super().end(payload)
         if "next-rows" in payload.arrays:
-            scores = yield from self._scores(self._inputs(payload.arrays["next-rows"]))
+            scores = self._scores(self._inputs(payload.arrays["next-rows"]))
             if not scores.isfinite().all():
                 raise ModelError("its scores have values that are not finite: has training diverged?")
             reply.arrays["scores"] = pack(Factor(scores), own.scores_dtype)
@@ -79,7 +79,7 @@ class FedMD(ClientHalf[FedMDParameters]):
                 scores = unpack(arrays["mean"], own.scores_dtype).values.to(inputs.device)
                 check_rows(scores, len(inputs))
         else:
-            scores = alone(self._scores(inputs))
+            scores = self._scores(inputs)
             scores = sharpened(scores, own.temperature) if own.average == "entropy-reduced" else scores
 
         def match(step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -93,7 +93,7 @@ class FedMD(ClientHalf[FedMDParameters]):
         """The pool's examples at these rows, raw."""
         return rows_in(arrays, self.client.pool.inputs, "rows of the pool")
 
-    def _scores(self, inputs: Tensor) -> Pausing[Tensor]:
+    def _scores(self, inputs: Tensor) -> Tensor:
         """Class scores of raw inputs, (n, C), in evaluation mode.
 
         Raises:
@@ -101,7 +101,7 @@ class FedMD(ClientHalf[FedMDParameters]):
         """
         client = self.client
         try:
-            logits = yield from reading(client.model, inputs, client.transform, rows=ROWS_AT_ONCE)
+            logits = read(client.model, inputs, client.transform, rows=ROWS_AT_ONCE)
             return scores_of(logits, len(inputs), self.parameters.scores)
         except ValueError as error:
             raise ModelError(str(error)) from error

@@ -3,29 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedhet import given, registry
 from fedhet.client.application import Application
 from fedhet.flower.mods import clips, in_flowers_format
-from fedhet.learning import Pausing
 from fedhet.method import Method
 from fedhet.task import get_task
-
-
-class MethodsApp(ClientApp):
-    """A ClientApp whose messages may be handled side by side, where no mods stand around them.
-
-    Attributes:
-        application: what handles them.
-    """
-
-    application: Application
-
-    def works(self, calls: Sequence[tuple[Message, Context]]) -> list[Pausing[Message]] | None:
-        """What is to be done for each of several messages; None where it must be one after the other."""
-        return self.application.works(calls)
 
 
 def make_client_app(
@@ -59,7 +43,7 @@ def make_client_app(
     for method in methods:
         registry.give(method)
     clipping = [mod for mod in mods or () if clips(mod)]
-    app = MethodsApp(mods=[in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None)
+    app = ClientApp(mods=[in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None)
     application = Application(
         given.model_function(model),
         given.data_function(data),
@@ -67,7 +51,6 @@ def make_client_app(
         mods=bool(mods),
         clipped=bool(clipping),
     )
-    app.application = application
     app.query()(application.query)
     app.train(mods=clipping)(application.train)
     app.evaluate()(application.evaluate)

@@ -1,12 +1,12 @@
 """What a ClientApp does with messages, whichever method they are of, around the method's client half."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import torch
-from flwr.app import Context, Message, MessageType
+from flwr.app import Context, Message
 from torch import nn
 
 from fedhet import given, population, registry
@@ -22,7 +22,6 @@ from fedhet.data.files import nothing_downloaded
 from fedhet.data.own import as_input
 from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.flower import decode, mods, write_reply
-from fedhet.learning import Pausing, alone
 from fedhet.machine import describe, device_of, keep_freed_memory
 from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction
@@ -57,32 +56,24 @@ class Application:
 
     def query(self, message: Message, context: Context) -> Message:
         """The greeting, the first weights of all, and methods' own questions."""
-        return alone(self._handle(message, context, self._answer))
+        return self._handle(message, context, self._answer)
 
     def train(self, message: Message, context: Context) -> Message:
         """Training, with an evaluation before and after."""
-        return alone(self._handle(message, context, self._train))
+        return self._handle(message, context, self._train)
 
     def evaluate(self, message: Message, context: Context) -> Message:
         """Evaluation without training: the received model, then the client's own."""
-        return alone(self._handle(message, context, self._evaluate))
+        return self._handle(message, context, self._evaluate)
 
-    def works(self, calls: Sequence[tuple[Message, Context]]) -> list[Pausing[Message]] | None:
-        """What is to be done for each of several messages, pass by pass; None where it must be one after the other."""
-        works = {MessageType.TRAIN: self._train, MessageType.EVALUATE: self._evaluate}
-        kinds = [message.metadata.message_type for message, _ in calls]
-        if self._mods or self._clipped or not works.keys() >= set(kinds):
-            return None
-        return [self._handle(*call, works[kind]) for call, kind in zip(calls, kinds, strict=True)]
-
-    def _answer(self, job: Job) -> Pausing[Payload]:
+    def _answer(self, job: Job) -> Payload:
         half, question = job.half, job.client.request.question
         if question == FIRST:
             self._initialise(job, "all")
             return half.first()
         if question == JOIN:
             initial = partial(self._initialise, job, job.client.name)
-            return (yield from jobs.join(job, scratch=initial, received=partial(self._restore, job)))
+            return jobs.join(job, scratch=initial, received=partial(self._restore, job))
         self._restore(job)
         if question != GREET:
             return half.answer(question, job.payload)
@@ -92,31 +83,31 @@ class Application:
         self._take_pool(job)
         return half.greet(job.payload)
 
-    def _train(self, job: Job) -> Pausing[Payload]:
+    def _train(self, job: Job) -> Payload:
         self._restore(job)
-        yield from jobs.begin(job)
-        yield from jobs.train(job)
-        return (yield from jobs.end(job))
+        jobs.begin(job)
+        jobs.train(job)
+        return jobs.end(job)
 
-    def _evaluate(self, job: Job) -> Pausing[Payload]:
+    def _evaluate(self, job: Job) -> Payload:
         half, client = job.half, job.client
         self._restore(job)
         # What a client received is its own model until it has trained one.
         personal = half.traits.keeps == "model"
         trained = personal and client.request.expected >= 0 and not job.keeping.lost
         own = {name: tensor.clone() for name, tensor in client.tensors.items()} if trained else {}
-        yield from jobs.take_in(job)
-        yield from jobs.measure(job, "received")
+        jobs.take_in(job)
+        jobs.measure(job, "received")
         if personal:
             if trained:
                 client.model.load_state_dict(own)
-            yield from jobs.measure(job, "trained")
+            jobs.measure(job, "trained")
         # What is shared may be a part only: then each client's network is its own, whatever it keeps.
         if client.request.final and (personal or not half.traits.whole):
             job.keeping.write_model(client.tensors)
         return half.finish(job.payload) if client.request.final else Payload()
 
-    def _handle(self, message: Message, context: Context, work: Callable[[Job], Pausing[Payload]]) -> Pausing[Message]:
+    def _handle(self, message: Message, context: Context, work: Callable[[Job], Payload]) -> Message:
         name, policy = node.name_of(context), Policy()
         try:
             info, request, policy = node.opened(message, context)
@@ -125,7 +116,7 @@ class Application:
                 nothing_downloaded(policy.deployed),
                 self._job(info, request, policy, message) as job,
             ):
-                payload = policy.outgoing((yield from work(job)), job.half)
+                payload = policy.outgoing(work(job), job.half)
                 client, trained = job.client, job.client.trained
                 loss = trained.mean_loss if policy.tells_metrics else None
                 reply = Reply(

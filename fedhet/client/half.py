@@ -19,13 +19,11 @@ from fedhet.errors import FedhetError
 from fedhet.learning import (
     Loss,
     Optimisation,
-    Pausing,
     Phase,
     Term,
     Trained,
-    at_once,
     one_cycle,
-    reestimating,
+    reestimate,
     scheduled,
 )
 from fedhet.method import Traits
@@ -140,11 +138,9 @@ class Client:
         """A model's training batch of raw inputs, augmented if that is configured."""
         return self.transform(self.augment(inputs, generator) if self.augment else inputs)
 
-    def reestimating(self, chosen: Callable[[str], bool] = lambda name: True) -> Pausing[None]:
+    def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
         """Take BatchNorm's statistics anew from the client's training examples (see `fedhet.learning.reestimate`)."""
-        yield from reestimating(self.model, self.data.train.inputs, self.transform, chosen)
-
-    reestimate = at_once(reestimating)
+        reestimate(self.model, self.data.train.inputs, self.transform, chosen)
 
 
 @dataclass(frozen=True)
@@ -243,11 +239,6 @@ class ClientHalf(Generic[P]):
     def end(self, payload: Payload) -> Payload:
         """What is sent back after training; `client.trained` has what the terms recorded."""
         return self._of_shared()
-
-    def ending(self, payload: Payload) -> Pausing[Payload]:
-        """`end`, pass by pass, of a method that has its network read more examples for what it sends back."""
-        return self.end(payload)
-        yield  # the default asks for none
 
     # ---- evaluation
 

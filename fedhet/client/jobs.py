@@ -1,7 +1,7 @@
 """A job: one client's part of a round, from what came to what is sent back.
 
-`begin`, `train`, `end`: a job owns its network and its streams of batches and dropout as long as it lasts, and pauses
-at every pass through its network, so several may be under way at once, and their passes be one (`fedhet.learning`).
+`begin`, `train`, `end`: a job owns its network and its streams of batches and dropout as long as it lasts, so several
+may be under way at once, and their passes be one (`fedhet.learning.batching`).
 """
 
 import logging
@@ -13,14 +13,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedhet import population
+from fedhet import learning, population
 from fedhet.client.half import AnyHalf, Client
 from fedhet.client.policy import Policy
 from fedhet.client.state import Keeping
 from fedhet.data import Examples, resident
 from fedhet.errors import ModelError
-from fedhet.learning import Pausing, Phase, evaluating
-from fedhet.learning import training as train_phase
+from fedhet.learning import Phase
 from fedhet.population import ClientInfo
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.task import LARGEST
@@ -64,38 +63,38 @@ class Job:
         return self.half.client
 
 
-def begin(job: Job) -> Pausing[None]:
+def begin(job: Job) -> None:
     """Take in what came, evaluate it if that was asked for, and settle what is trained."""
     half, client = job.half, job.client
-    yield from take_in(job)
+    take_in(job)
     if client.request.evaluate:
-        yield from measure(job, "received")
+        measure(job, "received")
     job.phases = half.phases(job.payload)
 
 
-def take_in(job: Job) -> Pausing[None]:
+def take_in(job: Job) -> None:
     """Take in what came; BatchNorm's statistics are taken anew if that is configured and weights came."""
     job.half.begin(job.payload)
     if job.client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
-        yield from job.client.reestimating()
+        job.client.reestimate()
 
 
-def train(job: Job) -> Pausing[None]:
+def train(job: Job) -> None:
     """Train the phases; what is to be measured between phases is."""
     seed_everything(job.client.seed("dropout"))
-    yield from _run(job, job.phases)
+    _run(job, job.phases)
 
 
-def end(job: Job) -> Pausing[Payload]:
+def end(job: Job) -> Payload:
     """What is sent back; what lasts is saved."""
-    reply = yield from job.half.ending(job.payload)
+    reply = job.half.end(job.payload)
     if job.client.request.evaluate:
-        yield from measure(job, "trained")
+        measure(job, "trained")
     job.keeping.save(job.half)
     return reply
 
 
-def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None]) -> Pausing[Payload]:
+def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None]) -> Payload:
     """What a client that comes after the last round achieves alone, with what it receives and without.
 
     Its own network is trained for `unseen-epochs` on its own examples, by the task's loss alone, from both starts
@@ -117,17 +116,17 @@ def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None])
         else:
             received()
             job.half.begin(job.payload)
-        yield from client.reestimating()
+        client.reestimate()
         job.batches = torch_generator(config.seed, "newcomer", client.name)
         seed_everything(derive_seed(config.seed, "newcomer dropout", client.name))
-        yield from _score(job, f"{start}-0", client.model)
+        _score(job, f"{start}-0", client.model)
         for epoch in range(1, config.unseen_epochs + 1):
-            yield from _run(job, [Phase(1, optimisation, continues=epoch > 1)])
-            yield from _score(job, f"{start}-{epoch}", client.model)
+            _run(job, [Phase(1, optimisation, continues=epoch > 1)])
+            _score(job, f"{start}-{epoch}", client.model)
     return Payload()
 
 
-def measure(job: Job, when: str) -> Pausing[None]:
+def measure(job: Job, when: str) -> None:
     """Metric and loss of the model as it is, on the client's own test part and on the common one, as configured.
 
     With `validation`, on the validation part as well.
@@ -139,11 +138,11 @@ def measure(job: Job, when: str) -> Pausing[None]:
         if phases:
             job.batches = job.client.generator("refinement", when)
             seed_everything(job.client.seed("refinement dropout", when))
-            yield from _run(job, phases)
-        yield from _score(job, when, outputs)
+            _run(job, phases)
+        _score(job, when, outputs)
 
 
-def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> Pausing[None]:
+def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
     client = job.client
     sets = {"": client.data.test} if client.config.test_on != "global" else {}
     if client.config.test_on != "local" and (common := _common(job, when)) is not None:
@@ -157,7 +156,7 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> Pausing[
                 *(client.name, len(examples), prefix, when, job.policy.least),
             )
             continue
-        score = yield from evaluating(client.model, examples, client.task, client.transform, scores=outputs)
+        score = learning.evaluate(client.model, examples, client.task, client.transform, scores=outputs)
         if score is not None:
             if not abs(score.loss) <= LARGEST:
                 if client.request.round <= 1 and when == "received" and not math.isfinite(score.loss):
@@ -205,11 +204,11 @@ def _undone(job: Job, phases: Collection[Phase]) -> Iterator[None]:
         client.model.load_state_dict(before)
 
 
-def _run(job: Job, phases: Iterable[Phase]) -> Pausing[None]:
+def _run(job: Job, phases: Iterable[Phase]) -> None:
     client = job.client
     for phase in phases:
         if phase.epochs or phase.steps:
-            client.trained = yield from train_phase(
+            client.trained = learning.train(
                 client.model,
                 phase,
                 client.data.train,
@@ -220,4 +219,4 @@ def _run(job: Job, phases: Iterable[Phase]) -> Pausing[None]:
                 before=client.trained,
             )
         if phase.measured and client.request.evaluate:
-            yield from measure(job, phase.measured)
+            measure(job, phase.measured)

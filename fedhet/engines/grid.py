@@ -8,15 +8,16 @@ error reply for a client that raises.
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from fedhet.client.app import MethodsApp
 from fedhet.flower.insides import RUN_ID, SERVER_ID, be_server, failure, identify, no_handler, record_of
-from fedhet.learning import Cohort
+from fedhet.learning import ClientBatching
+from fedhet.learning.batching import outcome
 
 FIRST_NODE = 100
 
@@ -29,12 +30,12 @@ class LocalGrid(Grid):
     Args:
         client_app: handles every message, one after the other.
         clients: number of nodes; node i has partition id i.
-        cohort: handles several messages side by side, if the app can.
+        batching: handles several messages side by side.
     """
 
-    def __init__(self, client_app: ClientApp, clients: int, cohort: Cohort | None = None) -> None:
+    def __init__(self, client_app: ClientApp, clients: int, batching: ClientBatching | None = None) -> None:
         be_server()
-        self._cohort = cohort
+        self._batching = batching
         self._client_app = client_app
         self._contexts = {
             FIRST_NODE + index: Context(
@@ -78,11 +79,11 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies, each once, their messages handled now: one after the other, or a cohort at a time."""
+        """The replies, each once, their messages handled now: one after the other, or a batch of clients at a time."""
         messages = [self._waiting.pop(key) for key in message_ids if key in self._waiting]
-        if not self._cohort:
+        if not self._batching:
             return [self._handle(message) for message in messages]
-        size = self._cohort.size
+        size = self._batching.size
         parts = [messages[start : start + size] for start in range(0, len(messages), size)]
         return [reply for part in parts for reply in self._handle_all(part)]
 
@@ -96,34 +97,25 @@ class LocalGrid(Grid):
 
     def _handle_all(self, messages: Sequence[Message]) -> list[Message]:
         calls = [(message, self._contexts[message.metadata.dst_node_id]) for message in messages]
-        replies = handled(self._client_app, calls, self._told, self._cohort)
+        replies = handled(self._client_app, calls, self._told, self._batching)
         for reply in replies:
             identify(reply, self._ids)
         return replies
 
 
 def handled(
-    app: ClientApp, calls: Sequence[tuple[Message, Context]], told: set[str], cohort: Cohort | None = None
+    app: ClientApp, calls: Sequence[tuple[Message, Context]], told: set[str], batching: ClientBatching | None = None
 ) -> list[Message]:
     """Clients' replies; one that raises fails alone: the run goes on, as in Flower's runtime.
 
     What was raised is logged, unless it was told before: one cause often hits many clients.
     """
-    works = app.works(calls) if cohort and isinstance(app, MethodsApp) else None
-    outcomes = cohort.run(works) if cohort and works is not None else [_outcome(app, *call) for call in calls]
+    clients = [partial(app, *call) for call in calls]
+    outcomes = batching.run(clients) if batching else [outcome(client) for client in clients]
     return [
-        _failed(message, context, outcome, told) if isinstance(outcome, Exception) else outcome
-        for (message, context), outcome in zip(calls, outcomes, strict=True)
+        _failed(message, context, came, told) if isinstance(came, Exception) else came
+        for (message, context), came in zip(calls, outcomes, strict=True)
     ]
-
-
-def _outcome(app: ClientApp, message: Message, context: Context) -> Message | Exception:
-    try:
-        return app(message, context)
-    except Exception as error:
-        return error
-    except SystemExit as error:  # a user's code ends its client's work and nothing else
-        return RuntimeError(f"SystemExit: {error}")
 
 
 def _failed(message: Message, context: Context, error: Exception, told: set[str]) -> Message:

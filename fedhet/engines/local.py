@@ -12,7 +12,7 @@ from fedhet import population
 from fedhet.client.app import make_client_app
 from fedhet.engines.grid import LocalGrid
 from fedhet.given import Given
-from fedhet.learning import Cohort
+from fedhet.learning import ClientBatching
 from fedhet.machine import cores, device_of, process_restored, room_on
 from fedhet.observing import Observer
 from fedhet.options import Config
@@ -45,10 +45,8 @@ def run_locally(
         config = config.but(state_dir=str(folder / "state"))
     app = app or make_client_app(own.model, own.data, task=own.task)
     device = device_of(config.device)
-    workers, cohort = (
-        config.workers or (1 if device.type == "mps" else cores()),
-        Cohort.of(config.client_batching, device),
-    )
+    workers = config.workers or (1 if device.type == "mps" else cores())
+    batching = ClientBatching.of(config.client_batching, device)
     with ExitStack() as stack:
         stack.enter_context(process_restored())
         if workers > 1 and not multiprocessing.current_process().daemon:  # one of several runs has its core already
@@ -60,13 +58,13 @@ def run_locally(
                 workers=workers,
                 timeout=config.timeout,
                 at_once=config.timeout < Config().timeout,
-                cohort=cohort,
+                batching=batching,
                 datasets=(config.dataset, config.public_dataset) if own.data is None else (),
                 room=partial(room_on, device) if device.type == "cuda" and not config.workers else None,
             )
             grid: LocalGrid = stack.enter_context(workers_grid)
         else:
-            grid = LocalGrid(app, config.clients, cohort)
+            grid = LocalGrid(app, config.clients, batching)
         serve(
             config,
             grid,

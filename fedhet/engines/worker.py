@@ -19,11 +19,11 @@ from fedhet.engines.children import Child, ChildError
 from fedhet.engines.grid import handled
 from fedhet.engines.messages import SHARES, SharedMessage, receive, send
 from fedhet.flower.insides import be_server
-from fedhet.learning import Cohort
+from fedhet.learning import ClientBatching
 
 
 class Worker:
-    """A process that handles one message after the other, or a cohort's side by side.
+    """A process that handles one message after the other, or those of batched clients side by side.
 
     Attributes:
         groups: the messages that it has, by key: those that it works on, then those that wait in its process.
@@ -31,15 +31,15 @@ class Worker:
         failed: whether it ended before it was ready.
     """
 
-    def __init__(self, recipe: SharedMessage, cohort: Cohort | None) -> None:
+    def __init__(self, recipe: SharedMessage, batching: ClientBatching | None) -> None:
         self.groups: deque[dict[str, Message]] = deque()
-        self.since, self._recipe, self._cohort = 0.0, recipe, cohort
+        self.since, self._recipe, self._batching = 0.0, recipe, batching
         self.start()
 
     def start(self) -> None:
         """Start the process and tell it what it is made of."""
         level = logging.getLogger("flwr").level
-        self.child = Child(_work, dict(os.environ), level, self._cohort, name="fedhet worker")
+        self.child = Child(_work, dict(os.environ), level, self._batching, name="fedhet worker")
         self._ready = self.failed = False
         self.child.send(self._recipe)
 
@@ -78,7 +78,7 @@ def recipe(app: ClientApp, datasets: Collection[str]) -> SharedMessage:
     return SharedMessage((app, registry.given(), data.loaded(datasets) if SHARES else {}))
 
 
-def _work(connection: Connection, environment: Mapping[str, str], level: int, cohort: Cohort | None) -> None:
+def _work(connection: Connection, environment: Mapping[str, str], level: int, batching: ClientBatching | None) -> None:
     """What a worker does until the run's process ends."""
     os.environ.update(environment)  # it is forked from a process that may be older than a change of it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
@@ -94,7 +94,7 @@ def _work(connection: Connection, environment: Mapping[str, str], level: int, co
     threading.Thread(target=_receive, args=(connection, came), daemon=True).start()
     while True:
         calls = came.get()
-        replies = handled(app, calls, told, cohort)
+        replies = handled(app, calls, told, batching)
         send(connection, [(reply, context) for reply, (_, context) in zip(replies, calls, strict=True)])
 
 

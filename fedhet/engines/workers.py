@@ -23,7 +23,7 @@ from fedhet.engines.grid import LocalGrid
 from fedhet.engines.messages import SharedMessage
 from fedhet.engines.worker import Worker, recipe
 from fedhet.flower.insides import failure, identify
-from fedhet.learning import Cohort
+from fedhet.learning import ClientBatching
 
 AHEAD = 2
 """Replies for each worker that may wait to be fetched one by one: they may be large."""
@@ -35,19 +35,19 @@ class WorkerGrid(LocalGrid):
     """A Grid whose nodes are calls of ClientApps in worker processes, a few at a time; a context that ends them.
 
     A worker rather takes nodes that it had before, and those first that took longest. One that dies, or takes longer
-    than the timeout, is the failure of the client that it works on, and another takes its place; a cohort's clients are
+    than the timeout, is the failure of the client that it works on, and another takes its place; batched clients are
     then tried one by one, to find out whose failure it is.
 
     Args:
         client_app: handles every message; workers get it by cloudpickle.
         clients: number of nodes; node i has partition id i.
         workers: processes.
-        timeout: seconds that a message may take in a worker, or a cohort's messages together.
+        timeout: seconds that a message may take in a worker, or those of batched clients together.
         at_once: whether the first message waits for workers: what happens in this process cannot be timed out.
         datasets: names of those that workers have from this process, where it has loaded them.
-        cohort: what a worker handles side by side, if it does.
+        batching: what a worker handles side by side, if it does.
         room: asked as workers are started, once clients have trained here: for how many there is room; None: for all.
-            There are then no more workers than cohorts that all clients make.
+            There are then no more workers than batches that all clients make.
     """
 
     answers = True
@@ -64,11 +64,11 @@ class WorkerGrid(LocalGrid):
         workers: int,
         timeout: float,
         at_once: bool = False,
-        cohort: Cohort | None = None,
+        batching: ClientBatching | None = None,
         datasets: Collection[str] = (),
         room: Callable[[], int] | None = None,
     ) -> None:
-        super().__init__(client_app, clients, cohort)
+        super().__init__(client_app, clients, batching)
         self._number, self._timeout, self._room, self._datasets = workers, timeout, room, datasets
         if at_once:
             self.patience = 0.0
@@ -76,7 +76,7 @@ class WorkerGrid(LocalGrid):
         self._team: list[Worker] = []
         self._took_over = False
         self._pushed = 0
-        self._suspects: set[str] = set()  # of a cohort that failed
+        self._suspects: set[str] = set()  # of batched clients that failed
         self._spent = 0.0
         self._seconds: dict[int, float] = {}  # that each node's last messages took
         self._had_by: dict[int, Worker] = {}  # node by node
@@ -159,7 +159,7 @@ class WorkerGrid(LocalGrid):
             except Exception as error:  # whatever a user's functions hold
                 self._alone(f"what they are made of cannot be copied ({error})")
             else:
-                self._team = [Worker(made, self._cohort) for _ in range(self._number)]
+                self._team = [Worker(made, self._batching) for _ in range(self._number)]
                 for worker in self._team if not self.patience else ():
                     worker.wait()
         if self._team and all(worker.failed for worker in self._team):
@@ -175,7 +175,7 @@ class WorkerGrid(LocalGrid):
         """Messages to workers that are free, and one more that waits there: those that are asked for go first."""
         under_way = sum(len(group) for worker in self._team for group in worker.groups)
         room = AHEAD * self._number - len(self._done) - under_way
-        for waiting in range(1 if self._cohort else 2):
+        for waiting in range(1 if self._batching else 2):
             for worker in self._team:
                 asked = [key for key in wanted if key in self._waiting]
                 keys = asked or (list(self._waiting) if room > 0 else [])
@@ -184,7 +184,7 @@ class WorkerGrid(LocalGrid):
                     room -= self._give(worker, keys)
 
     def _give(self, worker: "Worker", keys: Sequence[str]) -> int:
-        """Give a worker the message of these that suits it best, or a cohort of them; how many it got."""
+        """Give a worker the message of these that suits it best, or a batch of them; how many it got."""
         most = min(self._most(), math.ceil(self._pushed / self._number))
         best = heapq.nlargest(most, keys, key=lambda key: self._preference(worker, self._waiting[key]))
         best = [key for key in best if key in self._suspects][:1] or best
@@ -196,7 +196,7 @@ class WorkerGrid(LocalGrid):
 
     def _most(self) -> int:
         """Clients side by side."""
-        return self._cohort.size if self._cohort else 1
+        return self._batching.size if self._batching else 1
 
     def _preference(self, worker: "Worker", message: Message) -> tuple[bool, float]:
         node = message.metadata.dst_node_id

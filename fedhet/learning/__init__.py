@@ -1,37 +1,29 @@
 """Training, evaluation, and BatchNorm's statistics: one loop for all methods. No Flower."""
 
-from fedhet.learning.cohort import Cohort
-from fedhet.learning.evaluation import BATCH, evaluate, evaluating, read, reading
+from fedhet.learning.batching import ClientBatching, Forward
+from fedhet.learning.evaluation import BATCH, evaluate, read
 from fedhet.learning.optimizers import eager
-from fedhet.learning.passes import Forward, Pausing, alone, at_once
 from fedhet.learning.phases import FurtherBatch, Loss, Optimisation, Phase, Step, Term, one_cycle, scheduled
-from fedhet.learning.statistics import reestimate, reestimating
-from fedhet.learning.training import Trained, batches, train, training
+from fedhet.learning.statistics import reestimate
+from fedhet.learning.training import Trained, batches, train
 
 __all__ = [
     "BATCH",
-    "Cohort",
+    "ClientBatching",
     "Forward",
     "FurtherBatch",
     "Loss",
     "Optimisation",
-    "Pausing",
     "Phase",
     "Step",
     "Term",
     "Trained",
-    "alone",
-    "at_once",
     "batches",
     "eager",
     "evaluate",
-    "evaluating",
     "one_cycle",
     "read",
-    "reading",
     "reestimate",
-    "reestimating",
     "scheduled",
     "train",
-    "training",
 ]

@@ -7,21 +7,21 @@ from torch import Tensor, nn
 
 from fedhet.data import Examples
 from fedhet.data.reading import LazyInputs
-from fedhet.learning.passes import Forward, Pausing, at_once
+from fedhet.learning.batching import Forward
 from fedhet.representations import Reading, Representation
 from fedhet.task import Score, Task
 
 BATCH = 1024
 
 
-def evaluating(
+def evaluate(
     model: nn.Module,
     examples: Examples,
     task: Task,
     prepare: Callable[[Tensor], Tensor],
     *,
     scores: Callable[[Tensor], Tensor] | None = None,
-) -> Pausing[Score | None]:
+) -> Score | None:
     """Score a model on examples.
 
     Args:
@@ -39,13 +39,10 @@ def evaluating(
     parts = []
     for start in range(0, len(examples), BATCH):
         inputs, labels = prepare(examples.inputs[start : start + BATCH]), examples.labels[start : start + BATCH]
-        outputs = yield from _outputs(model, inputs, scores or model)
+        outputs = _outputs(model, inputs, scores or model)
         with torch.inference_mode():
             parts.append(task.evaluate(outputs, labels))
     return sum(parts[1:], parts[0]) if parts else None
-
-
-evaluate = at_once(evaluating)
 
 
 def _switch_to_evaluation(model: nn.Module) -> None:
@@ -53,27 +50,25 @@ def _switch_to_evaluation(model: nn.Module) -> None:
         model.eval()
 
 
-def _outputs(model: nn.Module, inputs: Tensor, scores: Callable[[Tensor], Tensor]) -> Pausing[Tensor]:
-    outputs: Tensor
+def _outputs(model: nn.Module, inputs: Tensor, scores: Callable[[Tensor], Tensor]) -> Tensor:
     if scores is model:
-        outputs, _ = yield Forward(model, inputs, learns=False)
-        return outputs
+        return Forward(model, inputs, learns=False).run()[0]
     if isinstance(scores, Reading):
-        inputs, _ = yield Forward(model, inputs, until=scores.representation, learns=False)
+        inputs, _ = Forward(model, inputs, until=scores.representation, learns=False).run()
         scores = scores.then
     with torch.inference_mode():
         return scores(inputs)
 
 
-def reading(
+def read(
     model: nn.Module,
     inputs: Tensor | LazyInputs,
     transform: Callable[[Tensor], Tensor],
     *,
     until: Representation | None = None,
     rows: int = BATCH,
-) -> Pausing[Tensor]:
-    """What a model makes of raw inputs, (n, ...), in evaluation mode, without a graph and not all rows at once.
+) -> Tensor:
+    """Return a model's outputs (n, ...) for raw inputs, in evaluation mode, without a graph and not all rows at once.
 
     Args:
         model: left in evaluation mode.
@@ -83,11 +78,5 @@ def reading(
         rows: at once.
     """
     _switch_to_evaluation(model)
-    parts = []
-    for part in inputs.split(rows):
-        outputs, _ = yield Forward(model, transform(part), until=until, learns=False)
-        parts.append(outputs)
-    return torch.cat(parts)
-
-
-read = at_once(reading)
+    parts = (Forward(model, transform(part), until=until, learns=False) for part in inputs.split(rows))
+    return torch.cat([part.run()[0] for part in parts])

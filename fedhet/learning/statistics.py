@@ -6,16 +6,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet.data.reading import LazyInputs
+from fedhet.learning.batching import Forward
 from fedhet.learning.evaluation import BATCH
-from fedhet.learning.passes import Forward, Pausing, at_once
 
 
-def reestimating(
+def reestimate(
     model: nn.Module,
     inputs: Tensor | LazyInputs,
     transform: Callable[[Tensor], Tensor],
     chosen: Callable[[str], bool] = lambda name: True,
-) -> Pausing[None]:
+) -> None:
     """Take BatchNorm's statistics anew, as the mean over batches of examples.
 
     A unit that does not vary here (one that a client never had, whose inputs are still zeros) counts as of variance 1.
@@ -46,7 +46,7 @@ def reestimating(
             batches += 1
             for layer in layers:
                 layer.momentum = 1 / batches  # the mean over all batches
-            yield Forward(model, transform(batch), learns=False, updates=True)
+            Forward(model, transform(batch), learns=False, updates=True).run()
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.eval()
@@ -55,6 +55,3 @@ def reestimating(
         variance = layer.running_var
         assert variance is not None
         variance[variance == 0] = 1
-
-
-reestimate = at_once(reestimating)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.learning.passes import Backward, Forward, Pausing, at_once
+from fedhet.learning.batching import Backward, Forward
 from fedhet.learning.phases import Phase, Step, Term
 from fedhet.machine import brought
 from fedhet.rows import Work
@@ -48,7 +48,7 @@ class Trained:
         return {name: float(total) / count for name, (total, count) in self.recorded.items()}
 
 
-def training(
+def train(
     model: nn.Module,
     phase: Phase,
     examples: Examples,
@@ -58,7 +58,7 @@ def training(
     generator: torch.Generator,
     device: torch.device,
     before: Trained | None = None,
-) -> Pausing[Trained]:
+) -> Trained:
     """Train a model in place.
 
     Args:
@@ -97,17 +97,17 @@ def training(
                 for group in optimizer.param_groups:
                     group["lr"] = schedule(number / total)
             _forget_gradients(parameters)
-            outputs, captured = yield Forward(model, inputs, phase.captures, bf16=phase.optimisation.bf16)
+            outputs, captured = Forward(model, inputs, phase.captures, bf16=phase.optimisation.bf16).run()
             loss = task.loss(outputs, labels) if phase.task_weight else 0 * outputs.sum()
             if phase.task_weight not in (0, 1):
                 loss = phase.task_weight * loss
             if terms:
                 step = Step(number, model, by_name, inputs, labels, index, outputs, captured)
                 for term in terms:
-                    if (seen := (yield from _with_further(step, term, phase.optimisation.bf16))) is not None:
+                    if (seen := _with_further(step, term, phase.optimisation.bf16)) is not None:
                         further += len(seen.further) if seen.further is not None else 0
                         loss = loss + _noted(term.loss(seen), recorded)
-            yield Backward(loss)
+            Backward(loss).run()
             optimizer.step()
             losses.append(loss.detach())  # read at the end: reading makes a GPU wait
             sizes.append(index.numel())
@@ -125,9 +125,6 @@ def training(
     epochs = phase.epochs if not phase.steps else sum(sizes) / count
     work = before.work + Work(len(losses) if private else 0, len(losses), sum(sizes) + further)
     return Trained(before.loss + mean * epochs, before.epochs + epochs, recorded, optimizer, work)
-
-
-train = at_once(training)
 
 
 def _check_not_diverged(
@@ -163,7 +160,7 @@ def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained
     return before.optimizer
 
 
-def _with_further(step: Step, term: Term, bf16: bool) -> Pausing[Step | None]:
+def _with_further(step: Step, term: Term, bf16: bool) -> Step | None:
     """The step as a term sees it; None where it is left out."""
     if term.further is None:
         return step
@@ -172,7 +169,7 @@ def _with_further(step: Step, term: Term, bf16: bool) -> Pausing[Step | None]:
         return None
     rows, inputs = drawn
     further = term.further
-    phi, _ = yield Forward(step.model, inputs, until=further.representation, stream=further.stream, bf16=bf16)
+    phi, _ = Forward(step.model, inputs, until=further.representation, stream=further.stream, bf16=bf16).run()
     return replace(step, further=phi, further_rows=rows)
 
 

@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 import fedhet
 from fedhet import config as configuration
-from fedhet.client import jobs
+from fedhet import learning
 from fedhet.client.app import make_client_app
 from fedhet.data import ClientData, Examples
 from fedhet.engines.grid import FIRST_NODE, LocalGrid
@@ -109,13 +109,13 @@ def test_a_client_without_partition_goes_by_its_nodes_number(tiny):
 
 
 def test_initial_weights_are_the_clients_own_and_of_the_seed(federate, monkeypatch):
-    starts, train = {}, jobs.train_phase
+    starts, train = {}, learning.train
 
     def spying(model, *args, **keywords):
         starts.setdefault(len(starts), model[0].weight.detach().clone())
         return train(model, *args, **keywords)
 
-    monkeypatch.setattr("fedhet.client.jobs.train_phase", spying)
+    monkeypatch.setattr("fedhet.learning.train", spying)
     for seed in (0, 0, 1):
         federate(seed=seed)
     assert torch.equal(starts[0], starts[2])

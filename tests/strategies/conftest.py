@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fedhet import config as configuration
-from fedhet import make_client_app, population, registry
-from fedhet.client import jobs
+from fedhet import learning, make_client_app, population, registry
 from fedhet.engines.grid import LocalGrid
 from fedhet.files import read_tensors
 from fedhet.flower import decode
@@ -160,15 +159,15 @@ def federate(tmp_path):
 @pytest.fixture
 def phases(monkeypatch):
     """Every phase of training, with the network's tensors before it and after it."""
-    seen, train = [], jobs.train_phase
+    seen, train = [], learning.train
 
     def spying(model, phase, *args, **keywords):
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        trained = yield from train(model, phase, *args, **keywords)
+        trained = train(model, phase, *args, **keywords)
         seen.append((phase, before, {name: tensor.clone() for name, tensor in model.state_dict().items()}))
         return trained
 
-    monkeypatch.setattr(jobs, "train_phase", spying)
+    monkeypatch.setattr(learning, "train", spying)
     return seen
 
 

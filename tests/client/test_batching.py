@@ -16,8 +16,8 @@ from fedhet import config as configuration
 from fedhet import population
 from fedhet.engines.local import run_locally
 from fedhet.files import read_tensors
-from fedhet.learning import cohort
-from fedhet.learning.joint import together
+from fedhet.learning.batching import clients
+from fedhet.learning.batching.joint import together
 from fedhet.results.history import read_history
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -65,7 +65,7 @@ def test_side_by_side_as_one_after_the_other(case: str, tmp_path: Path, monkeypa
     def double(client: population.ClientInfo) -> nn.Module:
         return configured(client).double()
 
-    monkeypatch.setattr(cohort, "together", spying)
+    monkeypatch.setattr(clients, "together", spying)
     monkeypatch.setattr(population, "model_of", double)
     ran = {}
     for setting in ("off", "4"):

@@ -10,7 +10,7 @@ from torch import nn
 from fedhet import config as configuration
 from fedhet.engines.local import run_locally
 from fedhet.given import Given
-from fedhet.learning import cohort
+from fedhet.learning.batching import clients
 from fedhet.population import ClientInfo
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -46,13 +46,13 @@ SETTINGS = {
 @pytest.fixture
 def joint(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many networks each joint pass had."""
-    seen, together = [], cohort.together
+    seen, together = [], clients.together
 
     def spying(passes: Any, streams: Any) -> Any:
         seen.append(len(passes))
         return together(passes, streams)
 
-    monkeypatch.setattr(cohort, "together", spying)
+    monkeypatch.setattr(clients, "together", spying)
     return seen
 
 

@@ -2,6 +2,9 @@
 
 import copy
 import json
+import sys
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,21 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhet.data import Examples
-from fedhet.learning import (
-    Cohort,
-    Optimisation,
-    Phase,
-    Term,
-    Trained,
-    cohort,
-    reestimate,
-    reestimating,
-    statistics,
-    train,
-    training,
-    worth,
-)
-from fedhet.learning.joint import layout
+from fedhet.learning import ClientBatching, Forward, Optimisation, Phase, Term, Trained, reestimate, statistics, train
+from fedhet.learning.batching import clients, worth
+from fedhet.learning.batching.layouts import layout
 from fedhet.learning.phases import FurtherBatch
 from fedhet.representations import RandomStream, Representation
 from fedhet.task import get_task
@@ -65,15 +56,11 @@ def examples(size, seed, shape=(5,)):
     return Examples(inputs, torch.randint(3, (size,), generator=generator))
 
 
-def work(model, part, number, phase, run):
+def work(model, part, number, phase):
     """Train with a stream of batches and of dropout of its own."""
-    generator = torch.Generator().manual_seed(number)
-    return run(model, phase, part, TASK, lambda inputs, _: inputs, generator=generator, device=CPU)
-
-
-def seeded(model, part, number, phase):
     torch.manual_seed(100 + number)
-    return (yield from work(model, part, number, phase, training))
+    generator = torch.Generator().manual_seed(number)
+    return train(model, phase, part, TASK, lambda inputs, _: inputs, generator=generator, device=CPU)
 
 
 def both(build, phase=None, sizes=SIZES, shape=(5,), size=4, **settings):
@@ -85,10 +72,9 @@ def both(build, phase=None, sizes=SIZES, shape=(5,), size=4, **settings):
     parts = [examples(count, number, shape) for number, count in enumerate(sizes)]
     alone = []
     for number, (model, part) in enumerate(zip(one, parts, strict=True)):
-        torch.manual_seed(100 + number)
-        alone.append(work(model, part, number, phase(model), train))
+        alone.append(work(model, part, number, phase(model)))
     members = zip(other, parts, range(len(sizes)), map(phase, other), strict=True)
-    side = Cohort(size, **settings).run([seeded(*member) for member in members])
+    side = ClientBatching(size, **settings).run([partial(work, *member) for member in members])
     return one, other, alone, side
 
 
@@ -104,14 +90,14 @@ def assert_same(one, other, alone, side):
 @pytest.fixture
 def joint(monkeypatch):
     """How many networks each joint pass had."""
-    seen, together = [], cohort.together
+    seen, together = [], clients.together
 
     def spying(passes, streams):
         answers = together(passes, streams)
         seen.append(len(passes))
         return answers
 
-    monkeypatch.setattr(cohort, "together", spying)
+    monkeypatch.setattr(clients, "together", spying)
     return seen
 
 
@@ -153,8 +139,8 @@ def test_statistics_taken_anew_side_by_side_are_those_that_each_takes_alone(join
     parts = [examples(count, number, (1, 5)).inputs for number, count in enumerate(SIZES)]
     for model, part in zip(one, parts, strict=True):
         reestimate(model, part, lambda inputs: 2 * inputs)
-    Cohort(4).run(
-        [reestimating(model, part, lambda inputs: 2 * inputs) for model, part in zip(other, parts, strict=True)]
+    ClientBatching(4).run(
+        [partial(reestimate, model, part, lambda inputs: 2 * inputs) for model, part in zip(other, parts, strict=True)]
     )
     for mine, its in zip(one, other, strict=True):
         assert its[1].momentum == 0.1
@@ -259,15 +245,16 @@ def test_one_that_fails_fails_alone():
     networks = [plain().double() for _ in SIZES]
     parts = [examples(count, number) for number, count in enumerate(SIZES)]
     members = zip(networks, parts, range(4), map(breaking, networks), strict=True)
-    outcomes = Cohort(4).run([seeded(*member) for member in members])
+    outcomes = ClientBatching(4).run([partial(work, *member) for member in members])
     assert [type(each) for each in outcomes] == [Trained, Trained, Trained, ValueError]
 
 
 def test_with_gpu_only_clients_on_one_train_side_by_side_and_other_processes_know_it():
-    assert Cohort.of("gpu", torch.device("cpu")) is Cohort.of("gpu", torch.device("mps")) is Cohort.of("off") is None
-    for setting, size in (("gpu", cohort.AUTO), ("auto", cohort.AUTO), ("3", 3)):
-        there = copy.copy(Cohort.of(setting, torch.device("cuda:1")))  # as pickle makes one
-        assert (there.size, there._measure, there._gpus) == (size, size != 3, {torch.device("cuda:1")})
+    for setting, device in (("gpu", "cpu"), ("gpu", "mps"), ("off", "cpu")):
+        assert ClientBatching.of(setting, torch.device(device)) is None
+    for setting, size in (("gpu", clients.AUTO), ("auto", clients.AUTO), ("3", 3)):
+        there = copy.copy(ClientBatching.of(setting, torch.device("cuda:1")))  # as pickle makes one
+        assert (there.size, there._measure, there._device) == (size, size != 3, torch.device("cuda:1"))
 
 
 def test_what_is_slower_here_is_not_done_and_what_was_measured_is_kept(tmp_path, monkeypatch, joint):
@@ -286,3 +273,43 @@ def test_what_is_slower_here_is_not_done_and_what_was_measured_is_kept(tmp_path,
     known = len(asked)
     both(plain, measure=True)
     assert len(asked) == known == 2
+
+
+def test_a_mode_of_torch_that_one_client_sets_holds_for_no_other(joint):
+    models = [plain() for _ in range(3)]
+
+    def asks(model, *modes):
+        with ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode)
+            outputs, _ = Forward(model, torch.ones(2, 5)).run()
+            return outputs.requires_grad, outputs.dtype, torch.is_grad_enabled()
+
+    modes = ([], [torch.no_grad()], [torch.autocast("cpu", torch.bfloat16)])
+    seen = ClientBatching(3).run([partial(asks, model, *each) for model, each in zip(models, modes, strict=True)])
+    assert seen == [(True, torch.float32, True), (False, torch.float32, False), (True, torch.bfloat16, True)]
+    assert torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+    assert not joint
+
+
+def test_clients_let_go_of_what_they_hold_when_the_run_is_interrupted():
+    closed = []
+
+    def waits(number):
+        try:
+            Forward(plain(), torch.ones(2, 5)).run()
+            if number == 2:
+                raise KeyboardInterrupt
+            Forward(plain(), torch.ones(2, 5)).run()
+        finally:
+            closed.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        ClientBatching(3).run([partial(waits, number) for number in range(3)])
+    assert sorted(closed) == [0, 1, 2]
+
+
+def test_a_clients_code_that_ends_the_process_ends_its_own_work():
+    (outcome,) = ClientBatching(2).run([lambda: sys.exit(3)])
+    assert repr(outcome) == "RuntimeError('SystemExit: 3')"

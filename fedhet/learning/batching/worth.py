@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from fedhet.files import write_text
-from fedhet.learning.joint import together
-from fedhet.learning.passes import Forward, Passed
+from fedhet.learning.batching.joint import together
+from fedhet.learning.batching.passes import Forward, Passed
 from fedhet.machine import describe
 from fedhet.representations import RandomStream, isolated
 

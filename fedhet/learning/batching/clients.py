@@ -1,0 +1,195 @@
+"""The loop that batches clients: passes of networks that are built alike are run as one batch of networks.
+
+A client that has fewer batches of examples is done earlier. What is drawn at random is each client's own; sums within a
+kernel may be taken in another order, so results agree with those of one client after the other up to rounding, and not
+to the last bit.
+"""
+
+import logging
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from fedhet.learning.batching import worth
+from fedhet.learning.batching.joint import fits, together
+from fedhet.learning.batching.layouts import Unfit, first_difference, kind, layout
+from fedhet.learning.batching.passes import Backward, BatchedClient, Forward
+
+S = TypeVar("S")
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+CPU = torch.device("cpu")
+AUTO = 16
+"""Clients side by side with `client-batching = auto`: each holds a network and its activations."""
+
+ROWS = 2048
+"""Examples that are passed at once at most, in all networks together: larger batches have nothing to gain."""
+
+_log = logging.getLogger("flwr").getChild("fedhet")
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """Whether passes of a kind are run as one, and whether batches of different sizes may be filled up for it."""
+
+    joins: bool
+    fills: bool = False
+
+
+class ClientBatching:
+    """Runs the work of several clients side by side, and knows which passes are worth running as one.
+
+    Args:
+        size: clients at a time.
+        measure: whether a kind of pass is run as one only if that is faster here, which is measured once on each
+            machine; else whenever it can be.
+        device: where clients train.
+    """
+
+    def __init__(self, size: int, measure: bool = False, device: torch.device = CPU) -> None:
+        self.size, self._measure, self._device = size, measure, device
+        self._verdicts: dict[tuple[object, ...], _Verdict] = {}
+        self._logged: set[object] = set()
+
+    @classmethod
+    def of(cls, setting: str, device: torch.device = CPU) -> "ClientBatching | None":
+        """Return the batching that the key `client-batching` asks for on a device: gpu, auto, off, or clients at a time."""
+        if setting == "off" or (setting == "gpu" and device.type != "cuda"):
+            return None
+        measure = setting in ("gpu", "auto")
+        return cls(AUTO if measure else int(setting), measure, device)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Another process finds out for itself what is worth it."""
+        return ClientBatching, (self.size, self._measure, self._device)
+
+    def run(self, functions: Iterable[Callable[[], T]]) -> list[T | Exception]:
+        """Call functions, each the work of one client; what each returned, or what it raised: one fails alone."""
+        gpus = {self._device} if self._device.type == "cuda" else set[torch.device]()
+        if gpus:
+            torch.cuda.init()  # before clients draw there
+        clients = [BatchedClient(function, gpus) for function in functions]
+        try:
+            for client in clients:
+                client.resume()
+            while waiting := [client for client in clients if not client.dead]:
+                if forward := [(c, c.waits_for) for c in waiting if isinstance(c.waits_for, Forward)]:
+                    self._forward(forward)
+                else:
+                    _backward(waiting)
+        finally:
+            for client in clients:
+                if not client.dead:
+                    client.throw()  # this loop was interrupted: clients let go of what they hold
+            layout.cache_clear()
+        return [client.outcome for client in clients]
+
+    def _forward(self, waiting: Sequence[tuple[BatchedClient, Forward]]) -> None:
+        kinds = _grouped(waiting, lambda each: (kind(each[1]), layout(each[1].model).momenta))
+        if len(kinds) == len(waiting) > 1:
+            self._log_unlike([asked.model for _, asked in waiting])
+        for (which, _), alike in kinds.items():
+            verdict = self._verdict(which, [asked for _, asked in alike])
+            groups = [alike] if verdict.fills else _by_size(alike)
+            for group in groups:
+                at_once = _most_at_once([asked for _, asked in group]) if verdict.joins else 1
+                for start in range(0, len(group), at_once):
+                    self._pass(which, group[start : start + at_once])
+
+    def _pass(self, which: tuple[object, ...], group: Sequence[tuple[BatchedClient, Forward]]) -> None:
+        clients, passes = [client for client, _ in group], [asked for _, asked in group]
+        answers: Sequence[object] = [None] * len(group)
+        if len(group) > 1:
+            try:
+                answers = together(passes, [client.stream for client in clients])
+            except Unfit as error:
+                self._verdicts[which] = self._refuse(passes[0], str(error))
+            else:
+                if passes[0].learns:
+                    graph = list({id(other): other for client in clients for other in client.graph}.values())
+                    for client in graph:
+                        client.graph = graph
+        for client, answer in zip(clients, answers, strict=True):
+            client.resume(answer)
+
+    def _verdict(self, which: tuple[object, ...], passes: Sequence[Forward]) -> _Verdict:
+        """Found out once for each kind, when two are there."""
+        if which in self._verdicts:
+            return self._verdicts[which]
+        if not which:
+            obscure = layout(passes[0].model).obscure
+            return self._refuse(passes[0], f"it cannot be told whether two of them compute the same, with {obscure}")
+        same = max(_by_size([(None, asked) for asked in passes]), key=len)
+        if len(same) < 2:
+            return _Verdict(False)
+        same_size = [asked for _, asked in same]
+        try:
+            verdict = _Verdict(True, fits([same_size[0], same_size[-1]]))
+        except Unfit as error:
+            verdict = self._refuse(passes[0], str(error))
+        else:
+            measured = passes if verdict.fills else same_size
+            ratio = worth.ratio(which, measured[: _most_at_once(measured)]) if self._measure else 0.0
+            if ratio > worth.LIMIT:
+                verdict = self._refuse(passes[0], f"as a batch of networks they take {ratio:.2f} of the time")
+        self._verdicts[which] = verdict
+        return verdict
+
+    def _log_unlike(self, models: Sequence[nn.Module]) -> None:
+        """Log of networks of one class that no two of them can be run as one, and how two of them differ."""
+        for kind_of, alike in _grouped(models, type).items():
+            texts = [layout(model).built for model in alike]
+            if kind_of not in self._logged and len(alike) > 1 and all(texts) and len(set(texts)) == len(texts):
+                difference = first_difference(*alike[:2])
+                self._log(kind_of, alike[0], f"no two are built alike, {difference}")
+
+    def _refuse(self, asked: Forward, reason: str) -> _Verdict:
+        self._log((type(asked.model).__name__, reason), asked.model, reason)
+        return _Verdict(False)
+
+    def _log(self, subject: object, model: nn.Module, reason: str) -> None:
+        """Log once for each subject why networks are run one by one."""
+        if subject not in self._logged:
+            self._logged.add(subject)
+            _log.info("client-batching: networks of class %s are passed one by one: %s", type(model).__name__, reason)
+
+
+def _backward(clients: Sequence[BatchedClient]) -> None:
+    """Gradients, at once for all who share a graph."""
+    graphs = {id(client.graph): client.graph for client in clients}
+    for graph in graphs.values():
+        group = [client for client in graph if not client.dead]
+        for client in group:
+            client.graph = [client]
+        if len(group) == 1:
+            group[0].resume(None)
+            continue
+        try:
+            asked = [client.waits_for for client in group]
+            torch.autograd.backward([each.loss for each in asked if isinstance(each, Backward)])
+        except Exception as error:
+            for client in group:
+                client.fail(error)
+        else:
+            for client in group:
+                client.resume(True)
+
+
+def _most_at_once(passes: Sequence[Forward]) -> int:
+    """How many of the passes may be one."""
+    return max(1, ROWS // max(1, *(len(each.inputs) for each in passes)))
+
+
+def _by_size(these: Sequence[tuple[S, Forward]]) -> list[list[tuple[S, Forward]]]:
+    return list(_grouped(these, lambda each: len(each[1].inputs)).values())
+
+
+def _grouped(these: Iterable[S], key: Callable[[S], K]) -> dict[K, list[S]]:
+    groups: dict[K, list[S]] = {}
+    for each in these:
+        groups.setdefault(key(each), []).append(each)
+    return groups
