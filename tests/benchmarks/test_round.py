@@ -274,11 +274,11 @@ def test_twenty_clients_side_by_side_take_less_time_on_one_core(method: str, lim
     seconds: dict[str, list[float]] = {"off": [], "20": []}
     with one_thread():
         for turn in range(2):
-            for cohort in seconds:
+            for batching in seconds:
                 clock = Clock()
-                config = configuration.resolve({**own, "client-batching": cohort})
-                run_locally(config, tmp_path / f"{cohort}-{turn}", observers=[clock])
-                seconds[cohort] += clock.seconds[2:]
+                config = configuration.resolve({**own, "client-batching": batching})
+                run_locally(config, tmp_path / f"{batching}-{turn}", observers=[clock])
+                seconds[batching] += clock.seconds[2:]
     one, joint = (statistics.median(each) for each in seconds.values())
     print(
         f"\n{method}: one by one {one:.3f} s a round, side by side {joint:.3f} s, ratio {joint / one:.3f} (<= {limit})"

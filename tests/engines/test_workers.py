@@ -161,13 +161,13 @@ def test_a_client_that_writes_to_descriptors_that_are_not_its_own_fails_alone(
     ids=["dies", "hangs"],
 )
 @pytest.mark.parametrize(
-    ("method", "cohort"),
+    ("method", "batching"),
     [({"method": "fd"}, "off"), ({"method": "fd"}, "5"), pytest.param(ONE_BY_ONE, "off", marks=pytest.mark.slow)],
-    ids=["fd", "fd in cohorts", "one by one"],
+    ids=["fd", "fd in batches", "one by one"],
 )
 def test_a_client_whose_worker_ends_or_hangs_fails_alone_and_is_back_in_the_next_round(
     method: dict[str, Any],
-    cohort: str,
+    batching: str,
     does: Callable[[], None],
     reason: str,
     waits: dict[str, Any],
@@ -177,7 +177,7 @@ def test_a_client_whose_worker_ends_or_hangs_fails_alone_and_is_back_in_the_next
     monkeypatch.setattr(WorkerGrid, "patience", 60)  # but a timeout has workers from the first message on
     monkeypatch.setattr(WorkerGrid, "_preference", lambda *given: -given[-1].metadata.dst_node_id)  # 0 to 2 together
     watch = Watch()
-    own = settings(**{"timeout": 5, "fraction-train": 1.0, **method, **waits}, workers=2, client_batching=cohort)
+    own = settings(**{"timeout": 5, "fraction-train": 1.0, **method, **waits}, workers=2, client_batching=batching)
     run_locally(own, tmp_path, app=app_that(does, 2), observers=[watch])
     history = rows(tmp_path)
     assert [row["failures"] for row in history[:2]] == [[], []]

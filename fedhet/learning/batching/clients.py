@@ -57,7 +57,7 @@ class ClientBatching:
 
     @classmethod
     def of(cls, setting: str, device: torch.device = CPU) -> "ClientBatching | None":
-        """Return the batching that the key `client-batching` asks for on a device: gpu, auto, off, or clients at a time."""
+        """Return what the key `client-batching` asks for on a device: gpu, auto, off, or clients at a time."""
         if setting == "off" or (setting == "gpu" and device.type != "cuda"):
             return None
         measure = setting in ("gpu", "auto")
