@@ -5,21 +5,22 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import l1_loss
 
 from fedhet.client import ClientHalf
 from fedhet.data import Examples
 from fedhet.errors import DataError, ModelError
 from fedhet.learning import Phase, Step, read
-from fedhet.methods.fedmd import FedMDParameters
+from fedhet.methods import fedmd
 from fedhet.representations.features import ROWS_AT_ONCE
 from fedhet.representations.packing import Factor, pack, unpack
-from fedhet.representations.scores import distance, scores_of, sharpened
-from fedhet.wire import Arrays, Payload, to_arrays
+from fedhet.representations.scores import scores_of
+from fedhet.wire import Arrays, Payload
 
 from ._received import check_rows, reading_request, rows_in  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class FedMD(ClientHalf[FedMDParameters]):
+class FedMD(ClientHalf[fedmd.FedMDParameters]):
     """Transfer learning in a client's first round; digest and revisit in all in which there are mean scores."""
 
     remembers = True  # that it has begun
@@ -45,21 +46,19 @@ class FedMD(ClientHalf[FedMDParameters]):
             assert client.pool.labels is not None  # as the traits say
             public = Examples(client.pool.inputs, client.pool.labels)
             phases.append(Phase(own.public_epochs, client.optimisation(), examples=public))
-        if "mean" in payload.arrays or ("rows" in payload.arrays and not begins):
+        if "mean" in payload.arrays:
             phases.append(self._digest(payload.arrays))
         phases.append(Phase((begins and own.private_epochs) or client.request.epochs, client.optimisation()))
         return [self._stepped(phase, part, len(phases)) for part, phase in enumerate(phases)]
 
     def end(self, payload: Payload) -> Payload:
         """The scores of the rows asked for, the classes it knows, and how far from the mean it was while it learnt."""
-        own, reply = self.parameters, super().end(payload)
+        reply = super().end(payload)
         if "next-rows" in payload.arrays:
             scores = self._scores(self._inputs(payload.arrays["next-rows"]))
             if not scores.isfinite().all():
                 raise ModelError("its scores have values that are not finite: has training diverged?")
-            reply.arrays["scores"] = pack(Factor(scores), own.scores_dtype)
-            if own.classes == "handled":
-                reply.arrays["handled"] = to_arrays({"classes": self._handled(scores.shape[1])})
+            reply.arrays["scores"] = pack(Factor(scores), fedmd.SCORES)
         if "distance" in self.client.trained.recorded:
             reply.values["distance"] = self.client.trained.means["distance"]
         return reply
@@ -68,26 +67,22 @@ class FedMD(ClientHalf[FedMDParameters]):
         """The phase with its share of the round's learning rate, and its batches."""
         optimisation = self.client.optimisation(part, parts)
         if phase.examples is not None:
-            optimisation = replace(optimisation, batch_size=self.parameters.pool_batch)
+            optimisation = replace(optimisation, batch_size=self.parameters.public_batch)
         return replace(phase, optimisation=optimisation)
 
     def _digest(self, arrays: Mapping[str, Arrays]) -> Phase:
         """Matching the mean scores, which are the labels of this phase."""
-        own, inputs = self.parameters, self._inputs(arrays["rows"])
-        if "mean" in arrays:
-            with reading_request("mean"):
-                scores = unpack(arrays["mean"], own.scores_dtype).values.to(inputs.device)
-                check_rows(scores, len(inputs))
-        else:
-            scores = self._scores(inputs)
-            scores = sharpened(scores, own.temperature) if own.average == "entropy-reduced" else scores
+        epochs, inputs = self.parameters.digest_epochs, self._inputs(arrays["rows"])
+        with reading_request("mean"):
+            scores = unpack(arrays["mean"], fedmd.SCORES).values.to(inputs.device)
+            check_rows(scores, len(inputs))
 
         def match(step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
-            apart = distance(step.outputs, step.labels, own.scores, own.match)
+            apart = l1_loss(step.outputs, step.labels)
             return apart, {"distance": apart}
 
         examples = Examples(inputs, scores)
-        return Phase(own.digest_epochs, self.client.optimisation(), examples=examples, terms=(match,), task_weight=0.0)
+        return Phase(epochs, self.client.optimisation(), examples=examples, terms=(match,), task_weight=0.0)
 
     def _inputs(self, arrays: Arrays) -> Tensor:
         """The pool's examples at these rows, raw."""
@@ -102,13 +97,6 @@ class FedMD(ClientHalf[FedMDParameters]):
         client = self.client
         try:
             logits = read(client.model, inputs, client.transform, rows=ROWS_AT_ONCE)
-            return scores_of(logits, len(inputs), self.parameters.scores)
+            return scores_of(logits, len(inputs), "logits")
         except ValueError as error:
             raise ModelError(str(error)) from error
-
-    def _handled(self, classes: int) -> Tensor:
-        """Of which classes it has been shown examples with their labels, as many as its node asks for; (C,) uint8."""
-        handled = torch.bincount(self.client.data.train.labels, minlength=classes) >= self.client.least
-        if self.parameters.public_epochs and self.client.pool.labels is not None:
-            handled |= torch.bincount(self.client.pool.labels, minlength=classes) > 0
-        return handled.to(torch.uint8)

@@ -107,14 +107,20 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
             continue
         if not prefix:
             common[spec.name] = value
-        elif method and prefix == method.name:
+        elif method and prefix == method.family:
             own[spec.name] = value
     if method and common.get("rounds") == 0 and not method.settles_rounds:
         problems.append(f"rounds = 0: {method.name} does not settle by itself how many it needs: set at least 1")
     problems += _conflicts(common, numbers=not problems)
     if problems or method is None:
         raise ConfigError("\n".join(problems))
-    config = Config(**common, parameters=method.Parameters(**own), prefix=method.name, chosen=frozenset(wanted))
+    config = Config(
+        **common,
+        parameters=method.Parameters(**own),
+        prefix=method.name,
+        family=method.family,
+        chosen=frozenset(wanted),
+    )
     if config.unseen_clients and not method.traits_of(config.parameters).starts_unseen_clients:
         raise ConfigError(
             f"unseen-clients = {config.unseen_clients}: {method.name} has no weights to give a client that comes after "
@@ -130,8 +136,8 @@ def named(config: str | Path | None, method: object = None, given: Collection[st
     """The settings that a name stands for, on top of which single keys are set.
 
     Args:
-        config: a TOML file, a preset, or a method, which stands for its preset on digits; None for the preset on digits
-            of `method`, or else the default.
+        config: a TOML file, a preset, or a method, which stands for its preset on digits or for that of its family;
+            None for the preset on digits of `method`, or else the default.
         method: the method that is set by hand.
         given: what of a user's own is given beside it (`fedhet.toml.read`).
 
@@ -140,10 +146,12 @@ def named(config: str | Path | None, method: object = None, given: Collection[st
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
         return from_file(Path(config), given, method)
-    known = presets()
-    for name in (f"{config or method}/digits", str(config or DEFAULT_PRESET)):
+    known, wanted = presets(), str(config or method)
+    family = registry.method(wanted).family if ":" in wanted else wanted
+    own = {"method": wanted} if config is not None and ":" in wanted else {}
+    for name in (f"{family}/digits", DEFAULT_PRESET if config is None or own else wanted):
         if name in known:
-            return {"preset": name}
+            return {"preset": name} | own
     raise ConfigError(nearest("method or preset", str(config), [*known, *registry.methods()]))
 
 
@@ -240,7 +248,7 @@ def keys(*, outside: bool = True, method: str | None = None) -> Iterator[tuple[s
         ConfigError: there is no such method.
     """
     if method is not None:
-        names = [registry.method(method).name]
+        names = [registry.method(method).family]
     else:
         names = registry.methods() if outside else registry.own_methods()
         for f in common_fields():

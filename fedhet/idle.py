@@ -38,7 +38,7 @@ def without_idle(config: Config, by_hand: frozenset[str], told: Collection[str],
         idle |= dict.fromkeys(keys, "unseen-clients")
     if not data.augments(config.dataset):
         idle["augment"] = "dataset"
-    flat, own = config.flat(), f"{config.prefix}."
+    flat, own = config.flat(), f"{config.family}."
     defaults = {kebab(f.name): default_of(f) for f in common_fields()}
     defaults |= {own + kebab(f.name): default_of(f) for f in fields(config.parameters)}
     complete = {key for key, value in defaults.items() if value != "" and key not in UNWRITTEN} <= by_hand

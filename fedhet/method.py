@@ -4,7 +4,7 @@ Servers and clients both know it, and each imports its own half only.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fedhet import options
@@ -117,6 +117,7 @@ class Method:
             which trains the network on the client's examples.
         common: the paper's values of keys that all methods share.
         drawings: pictures of its report by the name of their matrices.
+        family: the method under whose name its keys stand: itself, or the one that it is a `variant` of.
     """
 
     name: str
@@ -126,6 +127,24 @@ class Method:
     client: str = TRAINED_ALONE
     common: Mapping[str, Value] = field(default_factory=dict, hash=False)
     drawings: Mapping[str, Drawing] = field(default_factory=dict, hash=False)
+    family: str = ""
+
+    def __post_init__(self) -> None:
+        """Stand by itself unless it is a variant."""
+        if not self.family:
+            object.__setattr__(self, "family", self.name)
+
+    def variant(self, name: str, **changes: Any) -> "Method":
+        """A method that takes the keys of this one and differs in something else, such as a control in a study.
+
+        Args:
+            name: its own name.
+            changes: of the other attributes; `server` and `client` may be classes.
+        """
+        halves = {
+            part: f"{half.__module__}:{half.__qualname__}" for part, half in changes.items() if isinstance(half, type)
+        }
+        return replace(self, name=name, family=self.family, **changes | halves)
 
     @property
     def settles_rounds(self) -> bool:

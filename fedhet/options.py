@@ -193,7 +193,8 @@ class Config:
     out: str = option("", "run directory; empty: a new folder under runs/")
 
     parameters: Any = None  # the method's own keys, an instance of its `Parameters`
-    prefix: str = ""  # the method's own name, under which its keys stand
+    prefix: str = ""  # the method's own name
+    family: str = ""  # the method under whose name its keys stand: itself, or the one that it is a variant of
     chosen: frozenset[str] = frozenset()  # keys that the user set, as against presets and defaults
     idle: tuple[tuple[str, str], ...] = ()  # keys put back to their defaults since they have no effect, and why
 
@@ -207,7 +208,7 @@ class Config:
 
     def flat(self) -> dict[str, Value]:
         """Every key and value, the method's own under its name: what `fedhet.config.resolve` takes."""
-        own = {f"{self.prefix}.{kebab(f.name)}": getattr(self.parameters, f.name) for f in fields(self.parameters)}
+        own = {f"{self.family}.{kebab(f.name)}": getattr(self.parameters, f.name) for f in fields(self.parameters)}
         return {kebab(f.name): getattr(self, f.name) for f in common_fields()} | own
 
     def text(self) -> str:

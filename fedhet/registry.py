@@ -1,7 +1,8 @@
 """Names and what stands behind them.
 
 A method is a `fedhet.method.Method`: one of ours, a module of `fedhet/methods/`; one of an installed package, by an
-entry point of the group `fedhet.methods`; one that was given in this process; or `package.module:name`.
+entry point of the group `fedhet.methods`; one that was given in this process; or `package.module:name`, or
+`FILE.py:NAME`.
 """
 
 import importlib
@@ -10,7 +11,9 @@ import pkgutil
 import sys
 from collections.abc import Mapping
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,8 +89,8 @@ def method(reference: str, *, trusted: bool = True) -> Method:
     """The method that goes by a name.
 
     Args:
-        reference: a name, or `package.module:name`, which is imported (from the working folder too) and is known by
-            its own name from then on.
+        reference: a name; or `package.module:name` or `FILE.py:NAME`, which is imported (from the working folder too)
+            and is known by its own name from then on.
         trusted: whether that may be.
 
     Raises:
@@ -103,8 +106,8 @@ def method(reference: str, *, trusted: bool = True) -> Method:
         give(found)
         return found
     raise ConfigError(
-        f"{nearest('method', reference, methods())}; a method of yours is package.module:name, an entry point of the "
-        f"group {GROUP}, or given to make_client_app and make_server_app"
+        f"{nearest('method', reference, methods())}; a method of yours is package.module:name or FILE.py:NAME, an "
+        f"entry point of the group {GROUP}, or given to make_client_app and make_server_app"
     )
 
 
@@ -193,12 +196,12 @@ def _imported(reference: str) -> Method:
     """A method by where it is written; the working folder counts, as it does for a script that lies there."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
-    module, _, name = reference.partition(":")
+    module, name = _place(reference)
     if not module or not name:
-        raise ConfigError(f"method = {reference!r}: write package.module:name")
+        raise ConfigError(f"method = {reference!r}: write package.module:name or FILE.py:NAME")
     try:
         found = _object(reference)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, OSError, SyntaxError) as error:
         raise ConfigError(f"method = {reference!r}: cannot be imported: {error}") from error
     if not isinstance(found, Method):
         raise ConfigError(f"method = {reference!r}: is a {type(found).__name__}, no fedhet.method.Method")
@@ -206,16 +209,40 @@ def _imported(reference: str) -> Method:
 
 
 def _imported_before(reference: str) -> Method | None:
-    """The method of `package.module:name`, where it is imported and given already."""
-    module, _, name = reference.partition(":")
+    """The method of `package.module:name` or `FILE.py:NAME`, where it is imported and given already."""
+    module, name = _place(reference)
     found = vars(sys.modules[module]).get(name) if module in sys.modules else None
     return found if isinstance(found, Method) and _given.get(found.name) is found else None
 
 
 def _object(reference: str) -> Any:
-    """What `package.module:name` names."""
-    module, _, name = reference.partition(":")
+    """What `package.module:name` or `FILE.py:NAME` names."""
+    module, name = _place(reference)
+    if module.endswith(".py") and module not in sys.modules:
+        _load(Path(module))
     return getattr(importlib.import_module(module), name)
+
+
+def _place(reference: str) -> tuple[str, str]:
+    """The module and the name in it; a file is a module by its whole path, so that all processes know it by one."""
+    module, _, name = reference.rpartition(":")
+    return str(Path(module).resolve()) if module.endswith(".py") else module, name
+
+
+def _load(path: Path) -> None:
+    """Import a file under its path.
+
+    Raises:
+        OSError: it cannot be read; or whatever its code raises.
+    """
+    spec = spec_from_loader(str(path), SourceFileLoader(str(path), str(path)))
+    assert spec is not None
+    module = sys.modules[str(path)] = module_from_spec(spec)
+    try:
+        SourceFileLoader(str(path), str(path)).exec_module(module)
+    except BaseException:
+        del sys.modules[str(path)]
+        raise
 
 
 def _checked(found: object, name: str) -> Method:
@@ -231,7 +258,7 @@ def _half(method: Method, which: str) -> Any:
     what = f"the {which} half of method {method.name!r}, {reference!r},"
     try:
         half = _object(reference)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, OSError) as error:
         raise ConfigError(f"{what} cannot be imported: {error}") from error
     if getattr(half, "role", None) != which:
         kinds = {"server": "fedhet.server.FederatedStrategy", "client": "fedhet.client.ClientHalf"}

@@ -14,12 +14,10 @@ from torch import Tensor
 
 from fedhet.errors import FedhetError
 from fedhet.methods import fedmd
-from fedhet.randomness import numpy_generator, torch_generator
+from fedhet.randomness import numpy_generator
 from fedhet.representations.packing import Factor, check_told_features, pack, unpack
-from fedhet.representations.scores import mean_scores, normalised, sharpened
-from fedhet.representations.spectral import check_posteriors
 from fedhet.server import FederatedStrategy, State
-from fedhet.wire import Arrays, Payload, Reply, WireError, check, to_tensor
+from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
 
 @dataclass
@@ -63,9 +61,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
         the one before.
         """
         state, common = self.state, Payload()
-        if self.parameters.whose == "own" and round > 1:
-            common.arrays["rows"] = {"rows": self.rows(round)}
-        elif state.mean_round:
+        if state.mean_round:
             common.arrays["rows"] = {"rows": self.rows(state.mean_round)}
             common.arrays["mean"] = state.mean
         if self._told_in(round):
@@ -74,31 +70,25 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
 
     def check_reply(self, reply: Reply) -> None:
         """Scores must be there, of the examples that were asked for."""
-        own, classes = self.parameters, self.state.classes
         reply.told.number("distance", 0.0)
         if not self._told_in(self.state.round + 1):
             return
         if "scores" not in reply.arrays:
             raise WireError("its scores are missing")
         try:
-            scores = unpack(reply.arrays["scores"], own.scores_dtype).values
+            scores = unpack(reply.arrays["scores"], fedmd.SCORES).values
             check_told_features(scores, "scores")
-            if own.scores == "probabilities":
-                check_posteriors(scores)
         except ValueError as error:
             raise WireError(f"its scores cannot be read: {error}") from error
-        expected = (len(self.rows(1)), classes)
+        expected = (len(self.rows(1)), self.state.classes)
         if scores.shape != expected:
             raise WireError(f"its scores have shape {list(scores.shape)}, expected {list(expected)}")
-        if own.classes == "handled":
-            check(reply.arrays.get("handled", {}), {"classes": ((classes,), "uint8")}, "its handled classes")
-            if reply.arrays["handled"]["classes"].max(initial=0) > 1:
-                raise WireError("its handled classes are not each 0 or 1")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """The mean of what was told in this round, to be learnt in the next."""
         if self._told_in(round):
-            self.state.mean, self.state.mean_round = self._mean(round + 1, replies), round + 1
+            told = {client: unpack(reply.arrays["scores"]).values for client, reply in replies.items()}
+            self.state.mean, self.state.mean_round = pack(Factor(self._mean(told)), fedmd.SCORES), round + 1
         distances = [r.payload.values["distance"] for r in replies.values() if "distance" in r.payload.values]
         return {"distance": float(np.mean(distances))} if distances else {}
 
@@ -109,33 +99,15 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
 
     def _told_in(self, round: int) -> bool:
         """Whether clients tell their scores in a round; in the last one nobody would learn them."""
-        return self.parameters.whose != "own" and round != self.last_round
+        return round != self.last_round
 
-    def _mean(self, round: int, replies: Mapping[str, Reply]) -> Arrays:
-        """The mean scores on X(t), as they travel."""
-        own, handled = self.parameters, None
-        if own.classes == "handled":
-            handled = [to_tensor(reply.arrays["handled"]["classes"]).bool() for reply in replies.values()]
-        told = [unpack(reply.arrays["scores"]).values for reply in replies.values()]
-        if not self.rule.plain:
-            told, handled = [self._combined(dict(zip(replies, told, strict=True)), handled)], None
-        mean = mean_scores(told, own.scores, handled)
-        if own.average == "entropy-reduced":
-            mean = sharpened(mean, own.temperature)
-        if own.whose == "shuffled":
-            mean = mean[torch.randperm(len(mean), generator=torch_generator(self.config.seed, "shuffled rows", round))]
-        return pack(Factor(mean), own.scores_dtype)
-
-    def _combined(self, told: Mapping[str, Tensor], handled: Sequence[Tensor] | None) -> Tensor:
-        """The scores (n, C) by the key `aggregation`, class by class of those who handle it."""
-        counts = torch.ones(len(told), self.state.classes, dtype=torch.bool)
-        if handled is not None:
-            counts = torch.stack(list(handled))
-            counts |= ~counts.any(0)
+    def _mean(self, told: Mapping[str, Tensor]) -> Tensor:
+        """The mean of the clients' scores, (n, C); or what the key `aggregation` makes of them, class by class."""
+        if self.rule.plain:
+            return torch.stack(list(told.values())).double().mean(0).float()
         columns = {
-            client: {str(number): scores[:, number].numpy() for number in own.nonzero().flatten().tolist()}
-            for (client, scores), own in zip(told.items(), counts, strict=True)
+            client: {str(number): column.numpy() for number, column in enumerate(scores.unbind(1))}
+            for client, scores in told.items()
         }
         found = self.average_told(columns)
-        scores = torch.stack([to_tensor(found[str(number)]) for number in range(self.state.classes)], 1)
-        return normalised(scores) if self.parameters.scores == "probabilities" else scores
+        return torch.stack([to_tensor(found[str(number)]) for number in range(self.state.classes)], 1)

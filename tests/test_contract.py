@@ -16,7 +16,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     },
     "fedhenn": {"fedhenn.eta0": 1.0},
     "fedma": {"fedma.sweeps": 1},
-    "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 2, "fedmd.private-epochs": 0, "fedmd.pool-batch": 32},
+    "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 2, "fedmd.private-epochs": 0, "fedmd.public-batch": 32},
     "fedproto": {"fedproto.width": 32},
     "fedrep": {"local-epochs": 3},
     "flha-distillation": {"architectures": "cnn-1-1,mlp"},

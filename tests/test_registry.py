@@ -81,7 +81,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_the_ways_to_have_one_k
     with pytest.raises(ConfigError) as caught:
         registry.method("fedavgg")
     assert "unknown method 'fedavgg'; did you mean 'fedavg'?" in str(caught.value)
-    assert "package.module:name, an entry point of the group fedhet.methods" in str(caught.value)
+    assert "package.module:name or FILE.py:NAME, an entry point of the group fedhet.methods" in str(caught.value)
 
 
 class TestInstalled:
@@ -154,6 +154,60 @@ class TestWorkingFolder:
         with pytest.raises(ConfigError, match="unknown method 'of_mine:method'"):
             configuration.resolve({"method": "fedavg", "of_mine:method.weight": 1})
         assert "of_mine" not in sys.modules
+
+
+class TestFiles:
+    CONTROLS = """
+from fedhet.methods.fedprox import method
+from fedhet.strategies.fedprox import FedProx
+
+class Mine(FedProx):
+    pass
+
+mine = method.variant("fedprox-mine", server=Mine, common={"rounds": 7})
+"""
+
+    def test_a_method_of_a_file_is_known_by_its_own_name_and_takes_the_keys_of_its_family(self, module, monkeypatch):
+        Path("some").mkdir()
+        file = Path("some/con-trols.py")
+        file.write_text(self.CONTROLS)
+        config = configuration.resolve({"method": f"{file}:mine", "fedprox.mu": 0.7})
+        assert (config.prefix, config.family, config.rounds, config.parameters.mu) == (
+            "fedprox-mine",
+            "fedprox",
+            7,
+            0.7,
+        )
+        assert registry.strategy("fedprox-mine").__name__ == "Mine"
+        assert configuration.parse(config.text()).parameters == config.parameters
+        assert json.loads(config.text())["method"] == "fedprox-mine", "clients are told its name"
+        named = configuration.named(f"{file}:mine")
+        assert named == {"preset": "fedprox/digits", "method": f"{file}:mine"}
+        monkeypatch.chdir("some")
+        assert registry.method("con-trols.py:mine") is registry.method("fedprox-mine"), "a file is imported once"
+
+    @pytest.mark.parametrize(
+        ("reference", "message"),
+        [
+            ("nowhere.py:mine", "cannot be imported: .*No such file"),
+            ("bad.py:mine", "cannot be imported: .*syntax"),
+            ("of_mine.py:nothing", "cannot be imported: .*nothing"),
+        ],
+    )
+    def test_what_is_none_says_so(self, module, reference, message):
+        Path("bad.py").write_text("this is no Python")
+        with pytest.raises(ConfigError, match=message):
+            configuration.resolve({"method": reference})
+
+    def test_a_file_that_comes_over_the_wire_or_stands_in_data_is_never_imported(self, module):
+        Path("evil.py").write_text("raise SystemExit('imported')")
+        for reference in ("evil.py:mine", str(Path("evil.py").resolve()) + ":mine"):
+            with pytest.raises(ConfigError, match="unknown method"):
+                configuration.parse(json.dumps({"method": reference}))
+            with pytest.raises(ConfigError, match="unknown method"):
+                registry.client_half(reference)
+            with pytest.raises(ConfigError, match="nothing is imported because it says so"):
+                registry.of_data(reference, Path("runs/somebody/config.toml"))
 
 
 class TestHalves:

@@ -29,7 +29,7 @@ SAME_FOR_ALL = PLACES | {
 EQUAL_MODEL = "cnn"
 """The model of all clients under a method that needs equal architectures, where the settings mix them."""
 
-_NAMED = re.compile(r"(?P<name>[\w.@+-]+)=(?P<method>[\w.:-]+)(?:,(?P<settings>.*))?")
+_NAMED = re.compile(r"(?P<name>[\w.@+-]+)=(?P<method>[^,=]+)(?:,(?P<settings>.*))?")
 _COMMA = re.compile(r",(?=[\w.-]+=)")  # between settings, and not within a value
 
 
@@ -71,7 +71,7 @@ def _variant(text: str) -> Variant:
     settings = configuration.parse_settings(each for each in _COMMA.split(match["settings"] or "") if each)
     if same := sorted(SAME_FOR_ALL & settings.keys()):
         raise ConfigError(f"{name}: {', '.join(same)} must be the same for all variants of a comparison")
-    prefix = registry.method(method).name
+    prefix = registry.method(method).family
     if others := sorted(key for key in settings if "." in key and key.rpartition(".")[0] != prefix):
         raise ConfigError(f"{name}: {', '.join(others)} is no key of {prefix}")
     return Variant(name, method, settings)
@@ -162,7 +162,7 @@ def shared_settings(
     equalised = set()
     for variant in variants:
         config_of = completed[variant.name]
-        settings = {key: value for key, value in config_of.flat().items() if key.startswith(f"{config_of.prefix}.")}
+        settings = {key: value for key, value in config_of.flat().items() if key.startswith(f"{config_of.family}.")}
         settings |= {"method": variant.method, "rounds": rounds[variant.name], **variant.settings}
         configs = [configuration.resolve({**for_all, **settings, "seed": seed}, strict=False) for seed in seeds]
         if given.model is None and any(map(population.must_be_equal, configs)):
@@ -185,7 +185,7 @@ def _method_keys_of_presets(variants: Sequence[Variant], base: Mapping[str, Any]
         return {}
     for_all, known = configuration.read(configuration.preset_path(str(base["preset"]))), configuration.presets()
     own: dict[str, Any] = {}
-    for prefix in {registry.method(variant.method).name for variant in variants}:
+    for prefix in {registry.method(variant.method).family for variant in variants}:
         if (name := f"{prefix}/{str(base['preset']).rpartition('/')[2]}") in known:
             settings = configuration.read(configuration.preset_path(name))
             own |= {key: settings[key] for key in settings.keys() - for_all.keys() if key.startswith(f"{prefix}.")}

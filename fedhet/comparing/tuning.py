@@ -138,7 +138,7 @@ def _check(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]) -> N
         problems.append(f"seeds {both} are tuned with and reported: what is reported must not have been tuned on")
     if shared.for_all["early-stopping"]:
         problems.append("early-stopping: tuned methods are refitted on whole training parts, without validation")
-    prefixes = {shared.settings(variant, 0).prefix for variant in shared.own}
+    prefixes = {shared.settings(variant, 0).family for variant in shared.own}
     for name, values in tuning.grid.items():
         variant, _, key = name.rpartition(":")
         prefix = key.rpartition(".")[0]
@@ -158,7 +158,7 @@ def _check(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]) -> N
 
 def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> list[Choice]:
     """A variant's configurations of keys that it does not set itself, each once."""
-    prefixes = ("", shared.settings(variant, tuning.seeds[0]).prefix)
+    prefixes = ("", shared.settings(variant, tuning.seeds[0]).family)
     split = {name: name.rpartition(":") for name in tuning.grid}
     grid = {key: tuning.grid[name] for name, (whose, _, key) in split.items() if not whose}
     grid |= {key: tuning.grid[name] for name, (whose, _, key) in split.items() if whose == variant}

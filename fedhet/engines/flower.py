@@ -91,7 +91,7 @@ def connections() -> list[str]:
 def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> dict[str, Any]:
     settings = config.flat() | {"preset": "", "out": str(folder), "resume": resume}
     if config.prefix not in registry.own_methods():  # whose keys Flower's table cannot declare
-        own = {key: settings.pop(key) for key in list(settings) if key.startswith(f"{config.prefix}.")}
+        own = {key: settings.pop(key) for key in list(settings) if key.startswith(f"{config.family}.")}
         settings[configuration.EXTRA] = configuration.to_toml(own)
     if simulated:
         settings["state-dir"] = str(Path(config.state_dir).resolve()) if config.state_dir else str(folder / "state")

@@ -48,7 +48,7 @@ class MatchingParameters(Parameters):
         """
         if 0 < self.max_growth < 1:
             raise ConfigError(
-                f"{config.prefix}.max-growth = {self.max_growth:g}: must be at least 1, or 0 for no limit"
+                f"{config.family}.max-growth = {self.max_growth:g}: must be at least 1, or 0 for no limit"
             )
         if self.solver != "scipy" and self.matching == "matched":
             from fedhet.matching.solvers import get_solver
@@ -56,7 +56,7 @@ class MatchingParameters(Parameters):
             try:
                 get_solver(self.solver)
             except ImportError as error:
-                raise ConfigError(f"{config.prefix}.solver: {error}") from error
+                raise ConfigError(f"{config.family}.solver: {error}") from error
 
     def idle(self, config: Config) -> dict[str, str]:
         """Without matching none of its keys counts; estimated variances take the place of given ones."""
@@ -65,7 +65,7 @@ class MatchingParameters(Parameters):
             reasons["matching"] = [f.name for f in fields(MatchingParameters) if f.name != "matching"]
         elif self.variances == "estimated":
             reasons["variances"] = ["sigma2", "sigma0_2"]
-        return self.set_in_vain(config.prefix, reasons)
+        return self.set_in_vain(config.family, reasons)
 
 
 TELLS = {"update": "weights", "classes": "statistics", "groups": STRUCTURE, "lost": STRUCTURE}

@@ -79,7 +79,7 @@ class ServerHalf(Generic[P, S]):
         own = {kebab(f.name) for f in fields(cls.method.Parameters)}
         keys = flower_settings.translated(settings)
         return {"method": cls.method.name} | {
-            f"{cls.method.name}.{key}" if key in own else key: value for key, value in keys.items()
+            f"{cls.method.family}.{key}" if key in own else key: value for key, value in keys.items()
         }
 
     # ---- what a method knows

@@ -38,7 +38,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fd": {"architectures": "mlp-100,cnn-2-2"},
     "lg-fedavg": {"architectures": "mlp-100,mlp-100"},
     "fedmd": {
-        **{"architectures": "mlp-100,cnn-2-2", "optimizer": "sgd", "fedmd.scores-dtype": "float32"},
+        **{"architectures": "mlp-100,cnn-2-2", "optimizer": "sgd"},
         **{"fedmd.public-epochs": 1, "fedmd.private-epochs": 1},
     },
     "fedhenn spectral": {"architectures": "mlp-100,cnn-2-2", "fedhenn.target": "spectral"},

@@ -47,7 +47,7 @@ OF_METHOD = {
     "layer-average": CNNS,
     "fedproto": CNNS | {"fedproto.width": 32},
     "fd": MLPS,
-    "fedmd": MLPS | {"fedmd.public-epochs": 2, "fedmd.private-epochs": 0, "fedmd.scores-dtype": "float32"},
+    "fedmd": MLPS | {"fedmd.public-epochs": 2, "fedmd.private-epochs": 0},
     "fedharm": CNNS
     | {
         "architectures": "cnn-1-1,mlp",

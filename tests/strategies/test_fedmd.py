@@ -8,18 +8,22 @@ from torch import nn
 
 from fedhet import config as configuration
 from fedhet import population, registry
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import FedhetError
+from fedhet.methods import fedmd
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
-from fedhet.representations.packing import Factor, pack, unpack
+from fedhet.representations.packing import Factor, pack
 from fedhet.wire import Payload, Reply, WireError
 
-EXACT = {"fedmd.scores-dtype": "float32"}
 SMALL = {
     **{"optimizer": "sgd", "public_samples": 48, "fedmd.public-epochs": 1, "fedmd.private-epochs": 3},
-    "fedmd.pool-batch": 20,
+    "fedmd.public-batch": 20,
 }
 UNLABELLED = {**SMALL, "fedmd.public-epochs": 0}
-DS_FL = {"fedmd.scores": "probabilities", "fedmd.match": "kl-divergence", "fedmd.average": "entropy-reduced"}
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    monkeypatch.setattr(fedmd, "SCORES", "float32")
 
 
 def rows_of(arrays):
@@ -33,7 +37,7 @@ def plain_rounds(done, rounds):
     networks, mean, last = {}, None, None
     for round in range(1, rounds + 1):
         rows = rows_of(done.received[round, "0"]["next-rows"]) if round < rounds else None
-        told, handled = [], []
+        told = []
         for name in "012":
             train = population.data_of(done.info(name)).train
             fresh = name not in networks
@@ -51,41 +55,31 @@ def plain_rounds(done, rounds):
                         optimizer.step()
 
             def match(outputs, wanted):
-                if own.match == "kl-divergence":
-                    return (wanted * (wanted.log() - outputs.log_softmax(1))).sum(1).mean()
                 return (outputs - wanted).abs().mean()
 
             if fresh and own.public_epochs:
-                fit(pool.inputs, pool.labels, own.public_epochs, own.pool_batch, F.cross_entropy)
+                fit(pool.inputs, pool.labels, own.public_epochs, own.public_batch, F.cross_entropy)
             if mean is not None:
-                fit(pool.inputs[last], mean, own.digest_epochs, own.pool_batch, match)
+                fit(pool.inputs[last], mean, own.digest_epochs, own.public_batch, match)
             epochs = own.private_epochs if fresh else config.local_epochs
             fit(train.inputs, train.labels, epochs, config.batch_size, F.cross_entropy)
             if rows is not None:
                 with torch.no_grad():
                     told.append(network(transform(pool.inputs[rows])))
-                known = set(train.labels.tolist()) | (set(pool.labels.tolist()) if own.public_epochs else set())
-                handled.append(torch.tensor([label in known for label in range(10)]))
         if rows is not None:
-            told = [scores.softmax(1) if own.scores == "probabilities" else scores for scores in told]
             mean, last = sum(told) / 3, rows
-            if own.classes == "handled":
-                for label in range(10):
-                    who = [scores[:, label] for scores, knows in zip(told, handled, strict=True) if knows[label]]
-                    mean[:, label] = sum(who) / len(who) if who else mean[:, label]
-            if own.average == "entropy-reduced":
-                mean = (mean / own.temperature).softmax(1)
     return networks
 
 
 @pytest.mark.parametrize(
     "settings",
-    [SMALL, UNLABELLED, {**UNLABELLED, **DS_FL}, {**UNLABELLED, "fedmd.classes": "handled", "fedmd.subset": 30}],
-    ids=["labelled", "unlabelled", "DS-FL", "handled"],
+    [SMALL, UNLABELLED, {**UNLABELLED, "fedmd.subset": 30}],
+    ids=["labelled", "unlabelled", "subset"],
 )
+@pytest.mark.usefixtures("exact")
 def test_three_rounds_are_those_of_a_plain_loop(federate, settings):
     few = {"partition": "classes", "classes_per_client": 4, "rounds": 3}
-    done = federate("fedmd", **few, **settings, **EXACT)
+    done = federate("fedmd", **few, **settings)
     assert done.failures == []
     for name, network in plain_rounds(done, 3).items():
         for key, tensor in network.state_dict().items():
@@ -118,24 +112,6 @@ def test_every_round_has_another_subset_of_the_pool(federate):
     assert len({tuple(sorted(rows.tolist())) for rows in drawn}) == 3
 
 
-def test_shuffled_is_the_peers_mean_with_its_rows_permuted(federate):
-    right, wrong = (
-        federate("fedmd", whose, rounds=2, **SMALL, **EXACT, **{"fedmd.whose": whose})
-        for whose in ("peers", "shuffled")
-    )
-    there, here = (unpack(done.received[2, "1"]["mean"]).values for done in (right, wrong))
-    assert not torch.equal(there, here)
-    assert sorted(map(tuple, there.tolist())) == sorted(map(tuple, here.tolist()))
-    assert wrong.rows[2]["metrics"]["distance"] > right.rows[2]["metrics"]["distance"]
-
-
-def test_of_ones_own_scores_nothing_travels(federate):
-    done = federate("fedmd", rounds=3, learning_rate=1e-12, **SMALL, **{"fedmd.whose": "own"})
-    assert [set(done.received[round, "0"]) for round in (1, 2, 3)] == [set(), {"rows"}, {"rows"}]
-    assert not any(arrays for arrays in done.sent.values())
-    assert done.rows[2]["metrics"]["distance"] == pytest.approx(0, abs=1e-5)  # a frozen network agrees with itself
-
-
 def test_a_client_begins_when_it_comes(federate, phases):
     done = federate("fedmd", rounds=3, since={2: 3}, **SMALL)
     assert done.failures == []
@@ -161,19 +137,12 @@ def test_a_mean_that_nobody_renewed_is_learnt_again_on_its_own_rows():
     [
         ({}, "its scores are missing"),
         ({"scores": {}}, "its scores cannot be read"),
-        ({"scores": pack(Factor(torch.full((48, 4), 0.5)))}, "its scores cannot be read: posteriors must"),
         ({"scores": pack(Factor(torch.full((48, 5), 0.2)))}, r"shape \[48, 5\], expected \[48, 4\]"),
         ({"scores": pack(Factor(torch.full((47, 4), 0.25)))}, r"shape \[47, 4\], expected \[48, 4\]"),
-        ({"scores": pack(Factor(torch.full((48, 4), 0.25)))}, "its handled classes: missing"),
-        (
-            {"scores": pack(Factor(torch.full((48, 4), 0.25))), "handled": {"classes": np.ones(3, np.uint8)}},
-            r"its handled classes: classes is uint8\[3\], expected uint8\[4\]",
-        ),
     ],
 )
 def test_scores_that_cannot_be_are_refused(arrays, message):
-    own = {"fedmd.scores": "probabilities", "fedmd.classes": "handled"}
-    strategy = registry.strategy("fedmd")(configuration.resolve({"method": "fedmd", **own}))
+    strategy = registry.strategy("fedmd")(configuration.resolve({"method": "fedmd"}))
     strategy.state.pool_size, strategy.state.classes = 48, 4
     with pytest.raises(WireError, match=message):
         strategy.check_reply(Reply("0", 1, Payload(arrays)))
@@ -193,20 +162,6 @@ def test_clients_of_other_classes_are_refused_in_words(federate):
 def test_a_client_without_the_labelled_pool_is_told_so(federate):
     with pytest.raises(FedhetError, match="there is no labelled pool to align on"):
         federate("fedmd", rounds=1, **{**SMALL, "public_samples": 0})
-
-
-@pytest.mark.parametrize(
-    ("chosen", "message"),
-    [
-        ({"average": "entropy-reduced"}, "needs fedmd.scores = 'probabilities'"),
-        ({"temperature": 0.5, "average": "mean"}, "fedmd.temperature has no effect with fedmd.average = mean"),
-        ({"whose": "own", "classes": "handled"}, "fedmd.classes has no effect with fedmd.whose = own"),
-        ({"whose": "own", "scores-dtype": "float32"}, "fedmd.scores-dtype has no effect with fedmd.whose = own"),
-    ],
-)
-def test_keys_that_do_not_go_together_are_refused(chosen, message):
-    with pytest.raises(ConfigError, match=message):
-        configuration.resolve({"method": "fedmd", **{f"fedmd.{key}": value for key, value in chosen.items()}})
 
 
 def test_all_its_steps_are_counted(federate):

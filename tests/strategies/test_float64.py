@@ -22,7 +22,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "fedharm": HARM,
     "fedhenn": {"fedhenn.eta0": 1.0, "fedhenn.target": "kernel", "fedhenn.rad-batch": 32},
     "fedma": {"fedma.sweeps": 1, "rounds": 0},
-    "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 1, "fedmd.private-epochs": 0, "fedmd.pool-batch": 32},
+    "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 1, "fedmd.private-epochs": 0, "fedmd.public-batch": 32},
     "fedproto": {"fedproto.width": 32},
     "fedrep": {"rounds": 5},
     "flha-distillation": {"learning-rate": 0.1, "rounds": 6},
