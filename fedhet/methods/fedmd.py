@@ -1,11 +1,12 @@
 """FedMD (Li and Wang, 2019): clients learn each other's mean class scores on a shared pool."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from fedhet.method import METRICS, STRUCTURE, Method, Traits
 from fedhet.options import Parameters, option
 
-SCORES = "float16"
+SCORES: Literal["float16", "float32"] = "float16"
 """Dtype of scores on the wire."""
 
 
