@@ -1,12 +1,12 @@
-"""Who watches a run, and what is told of it."""
+"""Observers of a run, and the values that they are given."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 from fedhet.method import Traits
 from fedhet.rows import ClientRow
+from fedhet.state import State
 
 
 @dataclass
@@ -22,75 +22,40 @@ class RoundReport:
     clients: list[ClientRow]
 
 
-class Saved(Protocol):
-    """The part of a strategy's state that observers look at."""
+@dataclass(frozen=True)
+class RunInfo:
+    """What observers are told of a run.
 
-    @property
-    def round(self) -> int:
-        """The last round that is complete."""
+    Attributes:
+        method: the method's name.
+        traits: the method's answers to the six questions.
+        state: all that outlives a round, as it is now.
+        metric: name of the task's metric.
+        own_data: whether clients have data that are not the configured data set's.
+        devices: where the clients compute, in words, each once.
+        matrices: named matrices for the report, as JSON values; empty before the run is finished.
+    """
 
-    @property
-    def run(self) -> str:
-        """The run's own name, where clients keep their state in folders that serve several runs."""
-
-    @property
-    def pool_size(self) -> int:
-        """Examples in the shared pool, 0 without one."""
-
-    @property
-    def stopped(self) -> int:
-        """The round after which early stopping ended training, 0 if it did not."""
-
-    @property
-    def clients(self) -> Mapping[str, Any]:
-        """What is known of each client, by name."""
-
-    @property
-    def model(self) -> Mapping[str, Any]:
-        """What is shared, by shared key."""
-
-    def save(self, path: Path) -> None:
-        """Write the state to a file, whole or not at all."""
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read what `save` wrote."""
-
-
-class Watched(Protocol):
-    """A strategy, as observers see it."""
-
-    metric: str
-    own_data: bool
-    devices: list[str]
-
-    @property
-    def name(self) -> str:
-        """The method's name."""
-
-    @property
-    def traits(self) -> Traits:
-        """The method's answers to the contract's questions."""
-
-    @property
-    def state(self) -> Saved:
-        """All that outlives a round."""
-
-    def matrices(self) -> dict[str, Any]:
-        """Named matrices for the report."""
+    method: str
+    traits: Traits
+    state: State
+    metric: str = "accuracy"
+    own_data: bool = False
+    devices: tuple[str, ...] = ()
+    matrices: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Observer:
     """Watches a run: writes its files, shows its progress. Subclasses override what they need."""
 
-    def started(self, strategy: Watched, first: int, last: int) -> None:
+    def started(self, run: RunInfo, first: int, last: int) -> None:
         """The rounds from `first` to `last` are about to run."""
 
-    def round(self, strategy: Watched, report: RoundReport) -> None:
-        """A round is complete and in the strategy's state."""
+    def round(self, run: RunInfo, report: RoundReport) -> None:
+        """A round is complete and in the state."""
 
-    def finished(self, strategy: Watched) -> None:
+    def finished(self, run: RunInfo) -> None:
         """All rounds and the evaluation at the end are complete."""
 
-    def failed(self, strategy: Watched, error: BaseException) -> None:
+    def failed(self, run: RunInfo, error: BaseException) -> None:
         """The run ended before its end."""

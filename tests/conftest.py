@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from fedhet import registry
 from fedhet.client.app import make_client_app
 from fedhet.machine import cores
-from fedhet.observing import Observer, RoundReport
+from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.population import ClientInfo
 from fedhet.rows import ClientRow
 
@@ -60,17 +60,17 @@ class Watch(Observer):
         self.begun: tuple[int, int] | None = None
         self.ended: str | BaseException | None = None
 
-    def started(self, strategy: object, first: int, last: int) -> None:
+    def started(self, run: RunInfo, first: int, last: int) -> None:
         self.begun = (first, last)
 
-    def round(self, strategy: object, report: RoundReport) -> None:
+    def round(self, run: RunInfo, report: RoundReport) -> None:
         self.rows.append(report.row)
         self.clients += report.clients
 
-    def finished(self, strategy: object) -> None:
+    def finished(self, run: RunInfo) -> None:
         self.ended = "finished"
 
-    def failed(self, strategy: object, error: BaseException) -> None:
+    def failed(self, run: RunInfo, error: BaseException) -> None:
         self.ended = error
 
     @property

@@ -24,7 +24,7 @@ import fedhet
 from fedhet import cli, registry
 from fedhet import config as configuration
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.observing import Observer
+from fedhet.observing import Observer, RunInfo
 
 SETTINGS = {"method": "fedhenn", "clients": 3, "rounds": 2, "local-epochs": 1, "architectures": "mlp", "workers": 1}
 EVIL = 'from pathlib import Path\nPath("marker").touch()\n'
@@ -39,7 +39,7 @@ method = Method("mine", drawings={"cka": Drawing("fedhet.results.drawings:cka_fi
 
 
 class Stop(Observer):
-    def round(self, strategy: Any, report: Any) -> None:
+    def round(self, run: RunInfo, report: Any) -> None:
         if report.row["round"] == 1:
             raise KeyboardInterrupt
 

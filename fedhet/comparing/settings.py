@@ -15,7 +15,6 @@ from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError
 from fedhet.given import Given
 from fedhet.machine import process_restored
-from fedhet.observing import Observer, Watched
 
 PLACES = frozenset({"out", "state-dir", "engine", "resume", "workers", "report"})
 """Where and how a run is carried out, which the comparison decides and which changes nothing of what is computed."""
@@ -217,18 +216,6 @@ def _why(variant: Variant, completed: Mapping[str, Config]) -> str:
     return f"as many as {next(name for name, each in completed.items() if not each.rounds)} needs"
 
 
-class _GreetedError(Exception):
-    """Clients were greeted, and the rounds are known."""
-
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-
-
-class _Greeted(Observer):
-    def started(self, strategy: Watched, first: int, last: int) -> None:
-        raise _GreetedError(last)
-
-
 def settled_rounds(config: Config, given: Given = Given()) -> int:  # noqa: B008 - it is frozen
     """Ask a method that settles it by itself how many rounds it needs: its clients are greeted, nothing is trained.
 
@@ -241,13 +228,9 @@ def settled_rounds(config: Config, given: Given = Given()) -> int:  # noqa: B008
             config,
             shared=population.shared_pool(config) if given.data is None else None,
             model=given.model,
-            observers=[_Greeted()],
         )
-        try:
-            strategy.start(LocalGrid(make_client_app(given.model, given.data, task=given.task), config.clients))
-        except _GreetedError as greeted:
-            return greeted.rounds - bool(config.closing_epochs)
-    raise AssertionError("a run tells its observers that it starts")
+        strategy.go(LocalGrid(make_client_app(given.model, given.data, task=given.task), config.clients), 0)
+        return strategy.config.rounds
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:

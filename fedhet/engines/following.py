@@ -13,10 +13,11 @@ from typing import Any
 from fedhet import registry
 from fedhet.engines.processes import command, end, tail
 from fedhet.errors import FedhetError
-from fedhet.observing import Observer, RoundReport
+from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.options import Config
 from fedhet.results.history import read_clients, read_history
 from fedhet.rows import client_order
+from fedhet.state import State
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -113,7 +114,8 @@ class _Watch:
     def __init__(self, config: Config, folder: Path, observers: Sequence[Observer]) -> None:
         self._folder, self._observers = folder, observers
         self._last = config.rounds + bool(config.closing_epochs)
-        self._strategy = registry.strategy(config.prefix)(config)
+        traits = registry.method(config.prefix).traits_of(config.parameters)
+        self._run = RunInfo(config.prefix, traits, State())
         self._size, self._seen, self._started = -1, 0, False
         history = folder / "history.jsonl"
         self._earlier = history.stat() if history.is_file() else None
@@ -134,20 +136,20 @@ class _Watch:
             self._started, self._seen = True, len(rows) if self._earlier else 0
             first = max((row["round"] for row in rows[: self._seen]), default=0) + 1
             for observer in self._observers:
-                observer.started(self._strategy, first, self._last)
+                observer.started(self._run, first, self._last)
         for row in rows[self._seen :]:
             clients = [each for each in read_clients(self._folder) if each.round == row["round"]]
             report = RoundReport(row, sorted(clients, key=lambda each: client_order(each.client)))
             for observer in self._observers:
-                observer.round(self._strategy, report)
+                observer.round(self._run, report)
         self._seen = len(rows)
 
     def finished(self) -> None:
         """The run is at its end."""
         for observer in self._observers if self._started else ():
-            observer.finished(self._strategy)
+            observer.finished(self._run)
 
     def failed(self, error: BaseException) -> None:
         """The run ended before its end."""
         for observer in self._observers if self._started else ():
-            observer.failed(self._strategy, error)
+            observer.failed(self._run, error)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedhet.errors import ConfigError
 from fedhet.files import locked
-from fedhet.observing import Observer, RoundReport, Watched
+from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.options import Config, listed
 from fedhet.results.history import flat
 
@@ -23,16 +23,16 @@ class TensorBoard(Observer):
 
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
 
-    def round(self, strategy: Watched, report: RoundReport) -> None:
+    def round(self, run: RunInfo, report: RoundReport) -> None:
         """Add the round's numbers."""
         for name, value in flat(report.row).items():
             self._writer.add_scalar(name, value, report.row["round"])
 
-    def finished(self, strategy: Watched) -> None:
+    def finished(self, run: RunInfo) -> None:
         """Close the files."""
         self._writer.close()
 
-    def failed(self, strategy: Watched, error: BaseException) -> None:
+    def failed(self, run: RunInfo, error: BaseException) -> None:
         """Close the files."""
         self._writer.close()
 
@@ -48,15 +48,15 @@ class WeightsAndBiases(Observer):
         settings = {"project": "fedhet", "name": folder.name, "dir": str(folder), "config": config.flat()}
         self._run: Any = wandb.init(**settings, mode=os.environ.get("WANDB_MODE", "offline"))
 
-    def round(self, strategy: Watched, report: RoundReport) -> None:
+    def round(self, run: RunInfo, report: RoundReport) -> None:
         """Add the round's numbers."""
         self._run.log(flat(report.row), step=report.row["round"])
 
-    def finished(self, strategy: Watched) -> None:
+    def finished(self, run: RunInfo) -> None:
         """End the run."""
         self._run.finish()
 
-    def failed(self, strategy: Watched, error: BaseException) -> None:
+    def failed(self, run: RunInfo, error: BaseException) -> None:
         """End the run as failed."""
         self._run.finish(exit_code=1)
 
@@ -77,16 +77,16 @@ class MLflow(Observer):
         self._mlflow.start_run(run_name=folder.name)
         self._mlflow.log_params({key: value for key, value in config.flat().items() if value != ""})
 
-    def round(self, strategy: Watched, report: RoundReport) -> None:
+    def round(self, run: RunInfo, report: RoundReport) -> None:
         """Add the round's numbers."""
         named = {name.replace("/", "."): value for name, value in flat(report.row).items()}
         self._mlflow.log_metrics(named, step=report.row["round"])
 
-    def finished(self, strategy: Watched) -> None:
+    def finished(self, run: RunInfo) -> None:
         """End the run."""
         self._mlflow.end_run()
 
-    def failed(self, strategy: Watched, error: BaseException) -> None:
+    def failed(self, run: RunInfo, error: BaseException) -> None:
         """End the run as failed."""
         self._mlflow.end_run("FAILED")
 

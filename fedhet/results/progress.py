@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedhet.observing import Observer, RoundReport, Watched
+from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.results.history import scored_curve
 from fedhet.results.tables import format_bytes
 from fedhet.text import printable
@@ -30,22 +30,22 @@ class ProgressLine(Observer):
         if self._console.is_terminal:
             self._open(name, None, 0, doing)
 
-    def started(self, strategy: Watched, first: int, last: int) -> None:
+    def started(self, run: RunInfo, first: int, last: int) -> None:
         """Open the line."""
         self._first, self._last, self._started = first, last, time.monotonic()
         self._curve.clear()
         if self._console.is_terminal:
-            self._open(strategy.name, last, first - 1, "")
+            self._open(run.method, last, first - 1, "")
 
-    def round(self, strategy: Watched, report: RoundReport) -> None:
+    def round(self, run: RunInfo, report: RoundReport) -> None:
         """Renew the line, or print one."""
         row = report.row
         self._bytes += row["bytes_up"] + row["bytes_down"]
-        accuracy = next((value for _, value in scored_curve([row], strategy.traits.scored)), None)
+        accuracy = next((value for _, value in scored_curve([row], run.traits.scored)), None)
         if accuracy is not None:
             self._curve.append(accuracy)
         parts = [f"{len(row['participants'])} clients"] if row["participants"] else []
-        parts += [f"{strategy.metric} {accuracy:.3f}"] if accuracy is not None else []
+        parts += [f"{run.metric} {accuracy:.3f}"] if accuracy is not None else []
         parts += [f"{len(row['failures'])} failures"] if row["failures"] else []
         news = self._news = ", ".join([*parts, format_bytes(self._bytes)])
         self._last = max(self._last, row["round"] - bool(row.get("final")))  # not known of every run beforehand
@@ -56,18 +56,18 @@ class ProgressLine(Observer):
             left = (time.monotonic() - self._started) / done * (self._last - row["round"])
             self._say(f"round {row['round']}/{self._last}: {news}, {left:.0f} s left")
 
-    def failed(self, strategy: Watched, error: BaseException) -> None:
+    def failed(self, run: RunInfo, error: BaseException) -> None:
         """Take the line away."""
         self.close()
 
-    def finished(self, strategy: Watched) -> None:
+    def finished(self, run: RunInfo) -> None:
         """Leave a last line, with the curve of the run."""
         self.close()
         seconds = time.monotonic() - self._started
-        last = f"{strategy.name}: {self._last} rounds in {seconds:.0f} s, {self._news}"
+        last = f"{run.method}: {self._last} rounds in {seconds:.0f} s, {self._news}"
         if len(self._curve) > 1:
             low, high = min(self._curve), max(self._curve)
-            last += f"; {strategy.metric} by round {sparkline(self._curve)} ({low:.3f} to {high:.3f})"
+            last += f"; {run.metric} by round {sparkline(self._curve)} ({low:.3f} to {high:.3f})"
         self._say(last)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from fedhet.config import Config
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import check_place, csv_lines, locked, read_arrays, state_home, write_arrays, write_text
 from fedhet.machine import host
-from fedhet.observing import Observer, RoundReport, Saved, Watched
+from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.results.accounts import account, validation
 from fedhet.results.appended import Appended
 from fedhet.results.history import (
@@ -36,10 +36,11 @@ from fedhet.results.history import (
 from fedhet.results.loggers import loggers
 from fedhet.results.report import write_report
 from fedhet.rows import STATISTICS, ClientRow, client_order, never_took_part
+from fedhet.state import State
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
-S = TypeVar("S", bound=Saved)
+S = TypeVar("S", bound=State)
 
 COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
 CHECKPOINTS = "checkpoint"
@@ -97,11 +98,11 @@ class RunDirectory(Observer):
             raise FedhetError(f"{last} is damaged: it is the checkpoint of round {state.round}")
         return state
 
-    def started(self, strategy: Watched, first: int, last: int) -> None:
+    def started(self, run: RunInfo, first: int, last: int) -> None:
         """Write who has which classes, where the clients and the configured data set are on this machine."""
-        known = strategy.state.clients
-        parts = {client: known[client].partition for client in sorted(known, key=client_order)}
-        if self.simulated and not strategy.own_data and parts and all(parts.values()):
+        known = run.state.clients
+        parts = {name: place for name in sorted(known, key=client_order) if (place := known[name].partition)}
+        if self.simulated and not run.own_data and parts and len(parts) == len(known):
             try:  # of what clients told of themselves, for a picture
                 counts = population.class_counts(self.config, parts)
             except Exception as error:
@@ -110,7 +111,7 @@ class RunDirectory(Observer):
             if counts is not None:
                 self._write("partition.json", counts)
 
-    def round(self, strategy: Watched, report: RoundReport) -> None:
+    def round(self, run: RunInfo, report: RoundReport) -> None:
         """Append the round, then save the state: a crash in between is undone when the run is resumed.
 
         The history's row goes last, so that who follows the files and sees it finds the round's clients too.
@@ -122,27 +123,27 @@ class RunDirectory(Observer):
             earlier = self._checkpoints()
             path = self.folder / CHECKPOINTS / f"{report.row['round']}.safetensors"
             # A new name, then the old one away: replacing a file makes the disk's journal wait for the data.
-            strategy.state.save(path)
+            run.state.save(path)
             for old in earlier:
                 if old != path:
                     old.unlink()
 
-    def finished(self, strategy: Watched) -> None:
+    def finished(self, run: RunInfo) -> None:
         """Write models, matrices, summary and report."""
         models = self.folder / "models"
         # Clients leave their models in their state folder; on a disk of another machine they stay there.
-        run = strategy.state.run
-        places = [Path(self.config.state_dir or self.folder / "state"), *([state_home()] if run else [])]
+        own = run.state.run
+        places = [Path(self.config.state_dir or self.folder / "state"), *([state_home()] if own else [])]
         for place in places:
-            for path in sorted((place / run / "models").glob("*.safetensors")):
+            for path in sorted((place / own / "models").glob("*.safetensors")):
                 models.mkdir(exist_ok=True)
                 shutil.move(path, models / path.name)
-        if strategy.traits.whole and strategy.state.model:
-            write_arrays(models / "global.safetensors", strategy.state.model)
-        self._write("summary.json", self.summary("completed", strategy))
+        if run.traits.whole and run.state.model:
+            write_arrays(models / "global.safetensors", run.state.model)
+        self._write("summary.json", self.summary("completed", run))
         try:  # pictures are no part of the result
-            if matrices := strategy.matrices():
-                self._write("matrices.json", matrices)
+            if run.matrices:
+                self._write("matrices.json", run.matrices)
             if self.config.report:
                 write_report(self.folder)
         except OSError:
@@ -151,20 +152,20 @@ class RunDirectory(Observer):
             log.warning("the report was not written: %s: %s", type(error).__name__, error, exc_info=error)
         log.info("results are in %s", self.folder)
 
-    def failed(self, strategy: Watched, error: BaseException) -> None:
+    def failed(self, run: RunInfo, error: BaseException) -> None:
         """Write the summary of a run that ended before its end, and a report of what there is."""
         reason = str(error) if isinstance(error, FedhetError) else f"{type(error).__name__}: {error}"
-        self._write("summary.json", self.summary("failed", strategy) | {"error": reason})
+        self._write("summary.json", self.summary("failed", run) | {"error": reason})
         try:
             if self.config.report:
                 write_report(self.folder)
         except Exception as broken:  # the reason of the failure is what must be seen
             log.warning("the report was not written: %s: %s", type(broken).__name__, broken)
 
-    def summary(self, status: str, strategy: Watched) -> dict[str, Any]:
+    def summary(self, status: str, run: RunInfo) -> dict[str, Any]:
         """What `summary.json` holds, from the history."""
         rows = read_history(self.folder)
-        scored, has_global = strategy.traits.scored, strategy.traits.whole
+        scored, has_global = run.traits.scored, run.traits.whole
         on: TestSet = "common" if self.config.test_on == "global" else "own"
 
         def last(which: Which, *statistics: str) -> dict[str, float] | None:
@@ -173,14 +174,14 @@ class RunDirectory(Observer):
 
         summary: dict[str, Any] = {
             "method": self.config.prefix,
-            "dataset": "own" if strategy.own_data else self.config.dataset,
-            "clients": len(strategy.state.clients),
+            "dataset": "own" if run.own_data else self.config.dataset,
+            "clients": len(run.state.clients),
             "rounds": max((row["round"] for row in rows if not row.get("final")), default=0),
             "seed": self.config.seed,
             "engine": self.engine,
-            "devices": strategy.devices,
+            "devices": run.devices,
             "personal": scored,
-            "metric": strategy.metric,
+            "metric": run.metric,
             "personal_accuracy": last(scored, *STATISTICS),
             "received_accuracy": last("received", *STATISTICS),
             "trained_accuracy": last("trained", *STATISTICS),
@@ -189,14 +190,14 @@ class RunDirectory(Observer):
             "bytes_up": sum(row["bytes_up"] for row in rows),
             "bytes_down": sum(row["bytes_down"] for row in rows),
             "failures": sum(len(row["failures"]) for row in rows),
-            **account(rows, strategy),
+            **account(rows, run),
             "seconds": round(self.earlier_seconds + time.perf_counter() - self.started_at, 3),
             "status": status,
         }
         if absent := never_took_part(rows):
             summary["never_took_part"] = absent
         if self.config.validation:
-            summary |= validation(rows, strategy)
+            summary |= validation(rows, run)
         if self.config.test_on != "local":
             final = next((row for row in reversed(rows) if row.get("common")), None)
             summary["common"] = final["common"] if final else None

@@ -3,8 +3,8 @@
 from fedhet.server.aggregation import RunningMean, average_shared, check_class_counts, class_means, weighted_average
 from fedhet.server.half import ServerHalf
 from fedhet.server.robust import Rule
-from fedhet.server.state import ArraysBy, ClientRecord, State
 from fedhet.server.strategy import EvaluateFunction, FederatedStrategy
+from fedhet.state import ArraysBy, ClientRecord, State
 
 __all__ = [
     "ArraysBy",

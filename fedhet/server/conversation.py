@@ -19,8 +19,8 @@ from fedhet.server.aggregation import given
 from fedhet.server.half import P, S, ServerHalf
 from fedhet.server.robust import Rule, put_together
 from fedhet.server.roster import agree_on_pool, most_alike_first
-from fedhet.server.state import ClientRecord
 from fedhet.server.unseen import comes_last
+from fedhet.state import ClientRecord
 from fedhet.wire import Arrays, Payload, Reply, Request, Spec, check_finite
 from fedhet.wire.protocol import FIRST, GREET, JOIN, with_pool
 

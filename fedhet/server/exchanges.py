@@ -19,7 +19,7 @@ from fedhet.options import Config
 from fedhet.rows import client_order
 from fedhet.server.roster import Roster
 from fedhet.server.round import Round
-from fedhet.server.state import State
+from fedhet.state import State
 from fedhet.wire import LostReply, Payload, Reply, Request, WireError, check, check_finite, narrowed
 
 log = logging.getLogger("flwr").getChild("fedhet")

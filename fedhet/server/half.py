@@ -19,8 +19,8 @@ from fedhet.server.networks import check_like, network_like
 from fedhet.server.robust import Rule, cut_to_bound, put_together
 from fedhet.server.roster import Roster
 from fedhet.server.round import Round, draw, in_order
-from fedhet.server.state import State
 from fedhet.sharing import NOTHING
+from fedhet.state import State
 from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, load_into, without_widths
 from fedhet.wire import cast as cast_arrays
 

@@ -13,7 +13,7 @@ from fedhet.data import Pool
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.options import Config
 from fedhet.rows import client_order
-from fedhet.server.state import State
+from fedhet.state import State
 from fedhet.wire import Reply, Spec, WireError, difference, without_widths
 
 GRACE = 10.0

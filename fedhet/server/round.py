@@ -13,7 +13,7 @@ from flwr.app import Message, MetricRecord
 from fedhet.observing import RoundReport
 from fedhet.randomness import numpy_generator
 from fedhet.rows import ClientRow, Work, client_order, summarise
-from fedhet.server.state import ClientRecord, State
+from fedhet.state import ClientRecord, State
 from fedhet.task import Metric
 from fedhet.wire import Reply
 

@@ -20,7 +20,7 @@ from fedhet.errors import FedhetError
 from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.flower.insides import simulated, wrapper_of
 from fedhet.flower.wrappers import check_payloads, check_wrapped
-from fedhet.observing import Observer
+from fedhet.observing import Observer, RunInfo
 from fedhet.server import unseen
 from fedhet.server.conversation import Conversation
 from fedhet.server.half import P, S
@@ -103,20 +103,21 @@ class FederatedStrategy(Conversation[P, S], Strategy):
                 result = self._run(grid, evaluate_fn)
             except BaseException as error:  # told and raised again, Ctrl-C included
                 for observer in self.observers:
-                    observer.failed(self, error)
+                    observer.failed(self._info(), error)
                 raise
             finally:
                 self._own_loop = False
             self._warn()
+            done = self._info(matrices=self._matrices())
             for observer in self.observers:
-                observer.finished(self)
+                observer.finished(done)
             return result
 
     def _run(self, grid: Grid, evaluate_fn: EvaluateFunction | None) -> Result:
         result = Result()
         self.go(grid, 0)
         for observer in self.observers:
-            observer.started(self, self.state.round + 1, self.last_round)
+            observer.started(self._info(), self.state.round + 1, self.last_round)
         self._evaluate_globally(self.state.round, evaluate_fn, result)
         while (round := self.state.round + 1) <= self.last_round:
             result.train_metrics_clientapp[round] = self.go(grid, round)
@@ -310,6 +311,18 @@ class FederatedStrategy(Conversation[P, S], Strategy):
 
     # ---- results
 
+    def _info(self, **more: Any) -> RunInfo:
+        return RunInfo(self.name, self.traits, self.state, self.metric, self.own_data, tuple(self.devices), **more)
+
+    def _matrices(self) -> dict[str, Any]:
+        try:
+            return self.matrices()
+        except Exception as error:  # pictures are no part of the result
+            log.warning(
+                "the report lacks what %s draws: %s: %s", self.name, type(error).__name__, error, exc_info=error
+            )
+            return {}
+
     def _complete(
         self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
     ) -> MetricRecord:
@@ -326,5 +339,5 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         if 0 < self._round.number < self.training_rounds:
             watch_validation(self.state, report.row, self.traits.scored, self.config.early_stopping)
         for observer in self.observers:
-            observer.round(self, report)
+            observer.round(self._info(), report)
         return metric_record(report.row)

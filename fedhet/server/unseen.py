@@ -5,7 +5,7 @@ from typing import Any
 
 from fedhet.errors import FedhetError
 from fedhet.server.round import over_clients
-from fedhet.server.state import ClientRecord
+from fedhet.state import ClientRecord
 from fedhet.wire import Reply, Report
 from fedhet.wire.protocol import STARTS
 

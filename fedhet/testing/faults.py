@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from fedhet.client.app import make_client_app
 from fedhet.engines.grid import LocalGrid
 from fedhet.flower import decode_arrays, encode_arrays
-from fedhet.observing import Observer, RoundReport, Watched
+from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.wire import Arrays
 
 Before = Callable[[Message, str], None]
@@ -161,7 +161,7 @@ class Stop(Observer):
     def __init__(self, after: int) -> None:
         self.after = after
 
-    def round(self, strategy: Watched, report: RoundReport) -> None:
+    def round(self, run: RunInfo, report: RoundReport) -> None:
         """Stop, if it was that round."""
         if report.row["round"] == self.after:
             raise KeyboardInterrupt
@@ -191,6 +191,6 @@ class Nodes(LocalGrid, Observer):
             if first <= self.complete + 1 <= last:
                 yield node
 
-    def round(self, strategy: Watched, report: RoundReport) -> None:
+    def round(self, run: RunInfo, report: RoundReport) -> None:
         """A round is complete."""
         self.complete = report.row["round"]

@@ -18,7 +18,7 @@ from fedhet import population, registry
 from fedhet.client.app import make_client_app
 from fedhet.engines.local import run_locally
 from fedhet.method import Method, Traits
-from fedhet.observing import Observer, RoundReport, Watched
+from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.options import Config, Value
 from fedhet.server import FederatedStrategy, ServerHalf
 from fedhet.serving import serve
@@ -213,10 +213,10 @@ class Remembering(Observer):
 
     state: Any = None
 
-    def round(self, strategy: Watched, report: RoundReport) -> None:
+    def round(self, run: RunInfo, report: RoundReport) -> None:
         """Copy the state that is saved now."""
         if not report.row.get("final"):
-            self.state = copy.deepcopy(strategy.state)
+            self.state = copy.deepcopy(run.state)
 
 
 @dataclass

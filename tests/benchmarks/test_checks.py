@@ -12,7 +12,7 @@ import torch
 from fedhet import config as configuration
 from fedhet import registry
 from fedhet.engines.local import run_locally
-from fedhet.observing import Observer, RoundReport
+from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.server import exchanges
 
 pytestmark = pytest.mark.benchmark
@@ -35,7 +35,7 @@ class Spent(Observer):
 
         return timed
 
-    def round(self, strategy: object, report: RoundReport) -> None:
+    def round(self, run: RunInfo, report: RoundReport) -> None:
         now = time.perf_counter()
         if report.row["round"] and not report.row.get("final"):
             self.shares.append(self.checking / (now - self.last))

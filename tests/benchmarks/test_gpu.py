@@ -15,7 +15,7 @@ from fedhet import config as configuration
 from fedhet.engines.local import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.machine import cores
-from fedhet.observing import Observer, RoundReport
+from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.options import Config
 
 pytestmark = [
@@ -46,7 +46,7 @@ class Clock(Observer):
     def __init__(self) -> None:
         self.last, self.seconds = time.perf_counter(), list[float]()
 
-    def round(self, strategy: object, report: RoundReport) -> None:
+    def round(self, run: RunInfo, report: RoundReport) -> None:
         now = time.perf_counter()
         if report.row["round"] and not report.row.get("final"):
             self.seconds.append(now - self.last)

@@ -20,7 +20,7 @@ from fedhet import models, population
 from fedhet.data import ClientData, load
 from fedhet.engines.local import run_locally
 from fedhet.engines.workers import WorkerGrid
-from fedhet.observing import Observer, RoundReport
+from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.representations import Alignment
 from fedhet.representations.spectral import cluster_rows, posteriors
 
@@ -181,7 +181,7 @@ class Interleaved(Observer):
         self.bare, self.resumed = bare, 0.0
         self.ours, self.theirs = list[float](), list[float]()
 
-    def round(self, strategy: object, report: RoundReport) -> None:
+    def round(self, run: RunInfo, report: RoundReport) -> None:
         now = time.perf_counter()
         if report.row["round"] and not report.row.get("final"):
             self.ours.append(now - self.resumed)
@@ -244,7 +244,7 @@ class Clock(Observer):
     def __init__(self) -> None:
         self.last, self.seconds = 0.0, list[float]()
 
-    def round(self, strategy: object, report: RoundReport) -> None:
+    def round(self, run: RunInfo, report: RoundReport) -> None:
         now = time.perf_counter()
         if report.row["round"] and not report.row.get("final"):
             self.seconds.append(now - self.last)
@@ -307,8 +307,8 @@ class Scale(Clock):
         super().__init__()
         self.memory = 0
 
-    def round(self, strategy: object, report: RoundReport) -> None:
-        super().round(strategy, report)
+    def round(self, run: RunInfo, report: RoundReport) -> None:
+        super().round(run, report)
         family = [psutil.Process(), *psutil.Process().children(recursive=True)]
         self.memory = max(self.memory, sum(each.memory_full_info().pss for each in family))
 

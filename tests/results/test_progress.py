@@ -1,25 +1,26 @@
 """What a run shows while it is under way."""
 
 import io
-from types import SimpleNamespace
 
 from rich.console import Console
 
-from fedhet.observing import RoundReport
+from fedhet.method import Traits
+from fedhet.observing import RoundReport, RunInfo
 from fedhet.results.progress import ProgressLine, sparkline
+from fedhet.state import State
 
 
 def told(terminal: bool) -> str:
     out = io.StringIO()
     line = ProgressLine(Console(file=out, force_terminal=terminal, width=160))
-    strategy = SimpleNamespace(name="fedavg", metric="accuracy", traits=SimpleNamespace(scored="received"))
+    run = RunInfo("fedavg", Traits(), State())
     line.prepare("run", "reading data")
-    line.started(strategy, 1, 2)
+    line.started(run, 1, 2)
     for round, accuracy in ((1, 0.25), (2, 0.5), (3, 0.75)):
         row = {"round": round, "participants": ["0", "1"], "failures": [], "bytes_up": 500, "bytes_down": 500}
         row |= {"received": {"accuracy": {"weighted": accuracy}}, "final": round == 3}
-        line.round(strategy, RoundReport(row, []))
-    line.finished(strategy)
+        line.round(run, RoundReport(row, []))
+    line.finished(run)
     return out.getvalue()
 
 

@@ -13,7 +13,7 @@ from fedhet.engines.local import LocalGrid
 from fedhet.errors import FedhetError
 from fedhet.files import read_tensors, write_tensors
 from fedhet.method import Traits
-from fedhet.observing import RoundReport
+from fedhet.observing import RoundReport, RunInfo
 from fedhet.results.history import read_clients, read_history
 from fedhet.results.recorder import RunDirectory, check_folder
 from fedhet.results.report import write_report
@@ -28,15 +28,13 @@ pytestmark = pytest.mark.usefixtures("no_report")
 CONFIG = configuration.resolve({"method": "fedavg", "rounds": 3, "learning-rate": 0.05})
 
 
-def strategy_of(round=0):
+def run_of(round=0):
     clients = {"0": ClientRecord(5, "mlp", round), "1": ClientRecord(7, "mlp", round)}
-    return SimpleNamespace(
-        state=State(round, clients, model={"w": np.full(2, float(round), np.float32)}),
-        traits=Traits(networks="equal", shares=EVERYTHING),
-        metric="accuracy",
-        own_data=False,
-        devices=["cpu"],
-        matrices=lambda: {},
+    return RunInfo(
+        "fedavg",
+        Traits(networks="equal", shares=EVERYTHING),
+        State(round, clients, model={"w": np.full(2, float(round), np.float32)}),
+        devices=("cpu",),
     )
 
 
@@ -48,7 +46,7 @@ def report(number, value=0.5, **more):
 
 def record(directory, *numbers):
     for number in numbers:
-        directory.round(strategy_of(number), report(number, number / 10))
+        directory.round(run_of(number), report(number, number / 10))
 
 
 def test_who_sees_a_round_in_the_history_finds_its_clients(tmp_path, monkeypatch):
@@ -67,10 +65,10 @@ def test_who_sees_a_round_in_the_history_finds_its_clients(tmp_path, monkeypatch
 def test_a_run_directory_holds_what_the_design_says(tmp_path):
     directory = RunDirectory(tmp_path / "run", CONFIG, "local")
     record(directory, 0, 1, 2, 3)
-    strategy = strategy_of(3)
-    directory.round(strategy, report(4, 0.75, final=True))
+    run = run_of(3)
+    directory.round(run, report(4, 0.75, final=True))
     write_tensors(tmp_path / "run" / "state" / "models" / "1.safetensors", {"w": to_tensor(np.ones(2))})
-    directory.finished(strategy)
+    directory.finished(run)
     folder = tmp_path / "run"
     assert [row["round"] for row in read_history(folder)] == [0, 1, 2, 3, 4]
     assert read_history(folder)[1] == report(1, 0.1).row
@@ -118,16 +116,16 @@ def test_the_configuration_in_it_is_complete_and_can_be_run_again(tmp_path):
 def test_the_last_round_counts_never_the_best(tmp_path):
     directory = RunDirectory(tmp_path, CONFIG, "local")
     for number, value in ((1, 0.9), (2, 0.3)):
-        directory.round(strategy_of(number), report(number, value))
-    assert directory.summary("completed", strategy_of(2))["personal_accuracy"]["weighted"] == 0.3
+        directory.round(run_of(number), report(number, value))
+    assert directory.summary("completed", run_of(2))["personal_accuracy"]["weighted"] == 0.3
 
 
 def test_what_was_received_last_stands_beside_what_was_trained_last(tmp_path):
     directory = RunDirectory(tmp_path, CONFIG, "local")
-    directory.round(strategy_of(1), report(1, 0.2, trained=0.6))
-    directory.round(strategy_of(2), report(2, 0.5, trained=0.7))
-    directory.round(strategy_of(2), report(3, 0.55, final=True))
-    summary = directory.summary("completed", strategy_of(2))
+    directory.round(run_of(1), report(1, 0.2, trained=0.6))
+    directory.round(run_of(2), report(2, 0.5, trained=0.7))
+    directory.round(run_of(2), report(3, 0.55, final=True))
+    summary = directory.summary("completed", run_of(2))
     assert [summary[f"{which}_accuracy"]["weighted"] for which in ("personal", "received", "trained")] == [
         0.55,
         0.55,
@@ -150,7 +148,7 @@ def test_a_failed_run_says_so_and_why(tmp_path):
     directory = RunDirectory(tmp_path, CONFIG, "local")
     record(directory, 0)
     for error, reason in ((FedhetError("no client"), "no client"), (KeyError("a"), "KeyError: 'a'")):
-        directory.failed(strategy_of(), error)
+        directory.failed(run_of(), error)
         summary = json.loads((tmp_path / "summary.json").read_text())
         assert (summary["status"], summary["error"]) == ("failed", reason)
 
@@ -170,7 +168,7 @@ def test_resuming_goes_back_to_the_last_complete_round(tmp_path):
         path.write_text(
             path.read_text() + lines[-1].replace('"round": 2', '"round": 3').replace("2,", "3,", 1) + "\n3,0,m"
         )
-    directory.finished(strategy_of(2))
+    directory.finished(run_of(2))
     resumed = RunDirectory(folder, CONFIG, "local", resume=True)
     assert resumed.state(State).round == 2
     assert files(folder) == files(tmp_path / "whole")
@@ -201,7 +199,7 @@ def test_personal_models_are_fetched_from_wherever_the_state_is(tmp_path):
     write_tensors(tmp_path / "state-of-clients" / "models" / "0.safetensors", {"w": to_tensor(np.ones(2))})
     directory = RunDirectory(tmp_path / "run", config, "local")
     record(directory, 0)
-    directory.finished(strategy_of(0))
+    directory.finished(run_of(0))
     assert (tmp_path / "run" / "models" / "0.safetensors").is_file()
 
 
@@ -254,7 +252,7 @@ def test_clients_csv_is_text_to_a_spreadsheet_and_comes_back(tmp_path, name):
     directory, said = RunDirectory(tmp_path, CONFIG, "local"), report(1)
     row = said.clients[0]
     said.clients[:] = [replace(row, client=name, architecture=name)]
-    directory.round(strategy_of(1), said)
+    directory.round(run_of(1), said)
     text = (tmp_path / "clients.csv").read_text()
     assert all(char.isprintable() or char == "\n" for char in text)
     line = text.splitlines()[1].split(",")[1]

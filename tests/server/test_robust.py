@@ -13,7 +13,7 @@ from fedhet.files import read_tensors
 from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.options import AGGREGATIONS
 from fedhet.server.robust import Rule, combined, cut_to_bound, put_together
-from fedhet.server.state import ClientRecord
+from fedhet.state import ClientRecord
 from fedhet.testing import Case, Tampering, run
 from fedhet.wire import Payload, Reply
 

@@ -10,7 +10,7 @@ from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError
 from fedhet.results.history import read_history
 from fedhet.server.round import watch_validation
-from fedhet.server.state import State
+from fedhet.state import State
 
 pytestmark = pytest.mark.usefixtures("no_report")
 

@@ -44,7 +44,6 @@ class Done:
     Attributes:
         config: its configuration.
         folder: its run directory.
-        strategy: its server half.
         received: the arrays that each client was sent to train on, by round and client.
         sent: the arrays that each client sent after training, likewise.
         examples: the number of training examples that each client told.
@@ -52,7 +51,6 @@ class Done:
 
     config: Any
     folder: Path
-    strategy: Any = None
     received: dict[tuple[int, str], Any] = field(default_factory=dict)
     sent: dict[tuple[int, str], Any] = field(default_factory=dict)
     examples: dict[str, int] = field(default_factory=dict)
@@ -79,6 +77,18 @@ class Done:
         return state.load(next((self.folder / "checkpoint").iterdir()))
 
     @property
+    def global_model(self):
+        """The global model of the strategy's state."""
+        strategy = registry.strategy(self.config.prefix)(self.config)
+        strategy.state = self.state
+        return strategy.global_model()
+
+    @property
+    def matrices(self):
+        """The matrices of the report."""
+        return json.loads((self.folder / "matrices.json").read_text())
+
+    @property
     def failures(self):
         """Round, client and reason of every failure."""
         return [(row["round"], each["client"], each["reason"]) for row in self.rows for each in row["failures"]]
@@ -99,7 +109,7 @@ class Done:
 
 
 class Nodes(LocalGrid):
-    """A grid whose nodes may come late, and an observer that keeps the strategy."""
+    """A grid whose nodes may come late, and an observer that tells it of rounds."""
 
     def __init__(self, app, clients, since):
         super().__init__(app, clients)
@@ -110,15 +120,14 @@ class Nodes(LocalGrid):
         places = {node: context.node_config["partition-id"] for node, context in self._contexts.items()}
         return [node for node, place in places.items() if self._since.get(place, 0) <= self._complete + 1]
 
-    def started(self, strategy, first, last):
-        self.strategy = strategy
+    def started(self, run, first, last): ...
 
-    def round(self, strategy, report):
+    def round(self, run, report):
         self._complete = report.row["round"]
 
-    def finished(self, strategy): ...
+    def finished(self, run): ...
 
-    def failed(self, strategy, error): ...
+    def failed(self, run, error): ...
 
 
 @pytest.fixture
@@ -150,7 +159,6 @@ def federate(tmp_path):
         shared = population.shared_pool(config) if pool is None else pool
         with torch.random.fork_rng(devices=[]):
             serve(config, grid, folder, engine="local", shared=shared, observers=[grid])
-        done.strategy = grid.strategy
         return done
 
     return federate

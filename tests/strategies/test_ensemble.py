@@ -23,7 +23,7 @@ def test_the_mean_prediction_of_unlike_clients(federate):
         learning_rate=0.05,
         momentum=0.9,
     )
-    rows, network, digits = done.rows, done.strategy.global_model(), population.dataset_of(done.config)
+    rows, network, digits = done.rows, done.global_model, population.dataset_of(done.config)
     assert [type(member).__name__ for member in network.members] == ["MLP", "ConvNet"] * 2
     network.eval()
     with torch.no_grad():
@@ -46,7 +46,7 @@ def test_members_are_the_clients_own_networks_although_one_was_missing_at_first(
     clients = ["1", "2"] if since == 99 else ["0", "1", "2"]
     assert done.rows[1]["participants"] == ["1", "2"]
     assert done.failures == [] or since == 99
-    network = done.strategy.global_model()
+    network = done.global_model
     for client, member in zip(clients, network.members, strict=True):
         own = done.network(client)
         assert type(member) is type(own)

@@ -35,7 +35,7 @@ def test_a_global_model_without_statistics_is_evaluated_by_the_clients_with_thei
     own = {"architectures": "resnet8", "local_epochs": 1, "test_on": "global", "batch_norm": statistics}
     done = federate("fedavg", rounds=1, samples_per_client=16, **own)
     common = done.rows[-1]["common"]["received"]
-    assert (done.strategy.global_model() is not None) == (statistics == "aggregate")
+    assert (done.global_model is not None) == (statistics == "aggregate")
     assert common.get("clients") == (3 if statistics == "local" else None)
 
 

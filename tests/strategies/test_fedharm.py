@@ -122,7 +122,7 @@ def test_the_history_tells_the_same_image_from_different_ones(federate: Federate
         metrics = row["metrics"]
         assert metrics["cosine-gap"] == pytest.approx(metrics["cosine-same"] - metrics["cosine-other"])
     assert [row["round"] for row in done.state.cosines] == [1, 2, 3]
-    matrices = done.strategy.matrices()
+    matrices = done.matrices
     assert len(cosines_figure(matrices["cosines"]).axes) == 3
     assert matrices["grad-cam"]["architectures"] == ["cnn-1-1"]  # an mlp has no maps
     assert len(heat_maps_figure(matrices["grad-cam"]).axes) == 3
@@ -285,7 +285,7 @@ def test_every_client_finds_its_aligned_blocks_by_itself_and_the_report_has_the_
     aligned = {"fedharm.blocks": "aligned", "fedharm.slots": "32,32,32,24", "architectures": ",".join(names)}
     done = harm(federate, clients=2, local_epochs=1, closing_epochs=1, **aligned)
     assert done.failures == []
-    found = done.strategy.matrices()["block-alignment"]["architectures"]
+    found = done.matrices["block-alignment"]["architectures"]
     assert list(found) == list(names)
     assert [found[names[0]]["blocks"][place] for place in found[names[0]]["chosen"]][:3] == [
         f"stages.{number}" for number in range(3)

@@ -29,15 +29,15 @@ class Watch:
             self.asked.append((request["round"], request["epochs"], config.rounds, request["evaluate"]))
         return self.app(message, context)
 
-    def started(self, strategy, first, last):
+    def started(self, run, first, last):
         self.last = last
 
-    def round(self, strategy, report):
+    def round(self, run, report):
         self.rows[report.row["round"]] = report.row
 
-    def finished(self, strategy): ...
+    def finished(self, run): ...
 
-    def failed(self, strategy, error): ...
+    def failed(self, run, error): ...
 
 
 @pytest.fixture
