@@ -52,12 +52,19 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 def to_arrays(tensors: Mapping[str, torch.Tensor], dtype: str = "") -> Arrays:
     """Tensors as arrays, on the CPU and without a copy where that can be; floating ones cast to `dtype` if given."""
-    return cast({name: _numpy(tensor.detach().cpu()) for name, tensor in tensors.items()}, dtype)
+    arrays = {}
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu()
+        arrays[name] = (own.float() if own.dtype == torch.bfloat16 else own).numpy()  # NumPy has no bfloat16
+    return cast(arrays, dtype)
 
 
 def cast(arrays: Arrays, dtype: str) -> Arrays:
     """The same arrays, floating ones as `dtype` if that is given; without a copy where they are so already."""
-    return {name: _cast(array, dtype) for name, array in arrays.items()}
+    return {
+        name: array.astype(dtype) if dtype and array.dtype.kind == "f" and dtype_name(array.dtype) != dtype else array
+        for name, array in arrays.items()
+    }
 
 
 def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -111,13 +118,3 @@ def check_finite(arrays: Arrays, what: str) -> None:
                     raise WireError(
                         f"{what}: {name} has values up to {largest:.1e}, beyond {LARGEST:.0e}: has training diverged?"
                     )
-
-
-def _numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A tensor's array; bfloat16, which NumPy has not, as float32."""
-    own: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return own
-
-
-def _cast(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    return array.astype(dtype) if dtype and array.dtype.kind == "f" and dtype_name(array.dtype) != dtype else array

@@ -18,7 +18,7 @@ from fedhet.task import LARGEST, Metric
 from fedhet.toml import from_json
 from fedhet.wire.arrays import Arrays, Payload, WireError, to_arrays, to_tensor
 from fedhet.wire.report import Report
-from fedhet.wire.told import LONGEST, Told, shortened
+from fedhet.wire.told import LONGEST, Name, Told, kebab, shortened
 
 GREET, FIRST, JOIN = "greet", "first", "join"
 """Questions that every client is asked: who it is, the weights from which all start, and, of one that comes after the
@@ -57,8 +57,8 @@ class Request:
     evaluate: bool = False
     final: bool = False
     question: str = ""
-    run: str = ""
-    pool: str = ""
+    run: Name = ""
+    pool: Name = ""
     flower: bool = False
     here: str = ""
 
@@ -67,31 +67,14 @@ class Request:
         return json.dumps(vars(self))
 
     @classmethod
+    @lru_cache(maxsize=64)  # most of a round's clients in one process are asked the same
     def from_json(cls, text: str) -> "Request":
         """The request that a text holds.
 
         Raises:
             WireError: a field is not what it must be, or what would become a path is no plain name.
         """
-        return _request(text)
-
-
-@lru_cache(maxsize=64)  # most of a round's clients in one process are asked the same
-def _request(text: str) -> Request:
-    said = Told(from_json(text, "the request"), "the request")
-    return Request(
-        round=said.count("round", 0),
-        expected=said.count("expected", -1),
-        epochs=said.count("epochs", 0),
-        closing=said.flag("closing", False),
-        evaluate=said.flag("evaluate", False),
-        final=said.flag("final", False),
-        question=said.text("question", ""),
-        run=said.name("run", ""),
-        pool=said.name("pool", ""),
-        here=said.text("here", ""),
-        flower=said.flag("flower", False),
-    )
+        return cls(**Told(from_json(text, "the request"), "the request").plain(fields(cls)))
 
 
 @dataclass
@@ -151,7 +134,7 @@ class Reply:
         if self.validation_examples:
             metrics["validation-examples"] = self.validation_examples
         if self.work.steps:
-            metrics |= {_kebab(name): count for name, count in vars(self.work).items()}
+            metrics |= {kebab(name): count for name, count in vars(self.work).items()}
         return metrics
 
     @classmethod
@@ -171,12 +154,8 @@ class Reply:
             train_loss=said.number("train-loss") if "train-loss" in said else None,
             measured=_measured(metrics),
             validation_examples=said.count("validation-examples", 0),
-            work=Work(**{each.name: said.count(_kebab(each.name), 0) for each in fields(Work)}),
+            work=Work(**said.plain(fields(Work))),
         )
-
-
-def _kebab(name: str) -> str:
-    return name.replace("_", "-")
 
 
 def _measured(metrics: Mapping[str, Any]) -> dict[str, Measured]:

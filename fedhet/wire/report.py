@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fedhet.machine import memory
 from fedhet.wire.arrays import DTYPES, WireError
 from fedhet.wire.specs import Spec
-from fedhet.wire.told import LONGEST, Told, shortened
+from fedhet.wire.told import LONGEST, Name, Told, kebab, shortened
 
 ROOM = 4
 """A server has room for so many times what one client shares: a greeting that names more than that part of this
@@ -39,38 +39,26 @@ class Report:
         outputs: how many outputs a prediction of its network has; 0 where it does not say.
     """
 
-    client: str
+    client: Name
     lost_state: int = -1
     metric: str = ""
-    labels: int = 1
+    labels: int = field(default=1, metadata={"at_least": 1, "at_most": 2**16})
     architecture: str = ""
     partition: tuple[int, int] | None = None
     own_data: bool = False
     spec: Spec = field(default_factory=dict)
-    pool: str = ""
+    pool: Name = ""
     pool_size: int = 0
     device: str = ""
     note: str = ""
-    outputs: int = 0
+    outputs: int = field(default=0, metadata={"at_most": 2**31})
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields as they travel; empty ones are left out."""
-        said: dict[str, Any] = {"client": self.client}
-        if self.lost_state >= 0:
-            said["lost-state"] = self.lost_state
-        if self.metric:
-            said |= {"metric": self.metric, "labels": self.labels, "own-data": self.own_data}
-        if self.architecture:
-            said["architecture"] = self.architecture
-        if self.partition:
-            said["partition"] = list(self.partition)
-        if self.pool:
-            said |= {"pool": self.pool, "pool-size": self.pool_size}
-        further = {"device": self.device, "note": self.note[:LONGEST], "outputs": self.outputs}
-        said |= {key: value for key, value in further.items() if value}
-        for name, (shape, dtype) in self.spec.items():
-            said[f"spec.{name}"] = ",".join([dtype, *map(str, shape)])
-        return said
+        """Return the fields as they travel; those that are as by default are left out."""
+        own = vars(self) | {"partition": list(self.partition or ()), "note": self.note[:LONGEST]}
+        specified = {f"spec.{name}": ",".join([dtype, *map(str, shape)]) for name, (shape, dtype) in self.spec.items()}
+        plain = [each for each in fields(self) if each.name != "spec" and own[each.name] not in (each.default, [])]
+        return {kebab(each.name): own[each.name] for each in plain} | specified
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Report":
@@ -86,21 +74,8 @@ class Report:
                 f"its reply is damaged: partition is {partition[:3]}, must be an id and a larger number up to "
                 f"{MOST_PARTITIONS}"
             )
-        return cls(
-            client=said.name("client"),
-            lost_state=said.count("lost-state", -1),
-            metric=said.line("metric", ""),
-            labels=said.count("labels", 1, at_least=1, at_most=2**16),
-            architecture=said.line("architecture", ""),
-            partition=(partition[0], partition[1]) if partition else None,
-            own_data=said.flag("own-data", False),
-            spec=_spec(record),
-            pool=said.name("pool", ""),
-            pool_size=said.count("pool-size", 0),
-            device=said.line("device", ""),
-            note=said.line("note", ""),
-            outputs=said.count("outputs", 0, at_most=2**31),
-        )
+        pair = (partition[0], partition[1]) if partition else None
+        return cls(**said.plain(fields(cls)), partition=pair, spec=_spec(record))
 
 
 def _spec(record: Mapping[str, Any]) -> Spec:

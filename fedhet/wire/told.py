@@ -1,11 +1,15 @@
 """Checked access to the fields of a received record: the one place that checks types, ranges and lengths."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field
+from typing import Annotated, Any
 
 from fedhet.files import LONGEST_NAME, TAKEN_NAMES, plain_name
 from fedhet.task import LARGEST
 from fedhet.wire.arrays import WireError
+
+Name = Annotated[str, "can be the name of a file"]
+"""The type of a dataclass's field that `Told.name` reads."""
 
 LONGEST = 200
 """Characters of a name that came."""
@@ -32,91 +36,94 @@ class Told:
         """Whether there is such a field."""
         return key in self._fields
 
+    def plain(self, fields: Iterable[Field[Any]]) -> dict[str, Any]:
+        """The fields of a dataclass that are lines, names, counts and flags; their metadata hold limits of counts."""
+        readers: dict[Any, Any] = {str: self.line, Name: self.name, int: self.count, bool: self.flag}
+        return {
+            each.name: readers[each.type](
+                kebab(each.name), None if each.default is MISSING else each.default, **each.metadata
+            )
+            for each in fields
+            if each.type in readers
+        }
+
     def text(self, key: str, default: str | None = None, *, longest: int = LONGEST) -> str:
         """Text of a bounded length; must be there unless there is a default."""
-        value = self._get(key, default)
-        if not isinstance(value, str) or len(value) > longest:
-            raise self._wrong(key, value, f"text of at most {longest} characters")
-        return value
+        right = f"text of at most {longest} characters"
+        return str(self._read(key, default, lambda value: isinstance(value, str) and len(value) <= longest, right))
 
     def line(self, key: str, default: str | None = None) -> str:
         """Printable text of one line."""
-        value = self.text(key, default)
-        if not value.isprintable():
-            raise self._wrong(key, value, "printable text of one line")
-        return value
+        self.text(key, default)
+        return str(self._read(key, default, str.isprintable, "printable text of one line"))
 
     def name(self, key: str, default: str | None = None) -> str:
         """Text that can be a file's name, or the default."""
-        value = self.text(key, default)
-        if value != default and not plain_name(value):
-            raise self._wrong(
-                key,
-                value,
-                f"a name that can be that of a file: printable, of at most {LONGEST_NAME} bytes, without slashes, not "
-                f"hidden, and not one of {', '.join(sorted(TAKEN_NAMES))}",
-            )
-        return value
+        self.text(key, default)
+        right = (
+            f"a name that can be that of a file: printable, of at most {LONGEST_NAME} bytes, without slashes, not "
+            f"hidden, and not one of {', '.join(sorted(TAKEN_NAMES))}"
+        )
+        return str(self._read(key, default, lambda value: value == default or plain_name(value), right))
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """True or false."""
-        value = self._get(key, default)
-        if not isinstance(value, bool):
-            raise self._wrong(key, value, "true or false")
-        return value
+        return bool(self._read(key, default, lambda value: isinstance(value, bool), "true or false"))
 
     def count(self, key: str, default: int | None = None, *, at_least: int = 0, at_most: int = 2**53) -> int:
-        """A whole number in a range."""
-        value = self._get(key, default)
-        if not _is_count(value) or not (at_least <= value <= at_most or value == default):
-            raise self._wrong(key, value, f"a whole number from {at_least} to {at_most}")
-        return int(value)
-
-    def counts(self, key: str, *, at_most: int = 2**53) -> list[int]:
-        """A list of whole numbers from 0."""
-        value = self._list(key)
-        if not all(_is_count(each) and 0 <= each <= at_most for each in value):
-            raise self._wrong(key, value, f"a list of whole numbers from 0 to {at_most}")
-        return list(value)
+        """A whole number in a range, or the default."""
+        least, right = (
+            at_least if default is None else min(at_least, default),
+            f"a whole number from {at_least} to {at_most}",
+        )
+        return int(self._read(key, default, lambda value: _is_count(value, least, at_most), right))
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number of a size that training which has not diverged comes to."""
-        value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
-            raise self._wrong(key, value, f"a number up to {LARGEST:.0e}: has training diverged?")
-        return float(value)
+        right = f"a number up to {LARGEST:.0e}: has training diverged?"
+        return float(self._read(key, default, _is_number, right))
 
-    def texts(self, key: str, *, longest: int = LONGEST) -> list[str]:
+    def counts(self, key: str, *, at_most: int = 2**53) -> list[int]:
+        """A list of whole numbers from 0."""
+        return self._list(key, lambda each: _is_count(each, 0, at_most), f"whole numbers from 0 to {at_most}")
+
+    def texts(self, key: str) -> list[str]:
         """A list of printable texts, each of a bounded length."""
-        value = self._list(key)
-        if not all(isinstance(each, str) and len(each) <= longest and each.isprintable() for each in value):
-            raise self._wrong(key, value, f"a list of printable texts of at most {longest} characters")
-        return list(value)
 
-    def _list(self, key: str) -> list[Any]:
-        value = self._get(key, None)
-        if not isinstance(value, list) or len(value) > MOST_IN_A_LIST:
-            raise self._wrong(key, value, f"a list of at most {MOST_IN_A_LIST}")
-        return value
+        def good(each: Any) -> bool:
+            return isinstance(each, str) and len(each) <= LONGEST and each.isprintable()
 
-    def _get(self, key: str, default: Any) -> Any:
+        return self._list(key, good, f"printable texts of at most {LONGEST} characters")
+
+    def _list(self, key: str, good: Callable[[Any], bool], right: str) -> list[Any]:
+        def all_good(value: Any) -> bool:
+            return isinstance(value, list) and len(value) <= MOST_IN_A_LIST and all(map(good, value))
+
+        return list(self._read(key, None, all_good, f"a list of at most {MOST_IN_A_LIST} {right}"))
+
+    def _read(self, key: str, default: Any, good: Callable[[Any], bool], right: str) -> Any:
         if key not in self._fields and default is None:
             raise WireError(f"{self._where} is damaged: {key} is missing")
-        return self._fields.get(key, default)
+        value = self._fields.get(key, default)
+        if not good(value):
+            raise WireError(f"{self._where} is damaged: {key} is {shortened(value)}, must be {right}")
+        return value
 
-    def _wrong(self, key: str, value: object, right: str) -> WireError:
-        return WireError(f"{self._where} is damaged: {key} is {shortened(value)}, must be {right}")
+
+def kebab(name: str) -> str:
+    """The key under which a dataclass's field travels."""
+    return name.replace("_", "-")
 
 
 def shortened(value: object) -> str:
     """A value that came, to be shown in an error: its first hundred characters, found without writing all of it."""
-    if isinstance(value, str | bytes | list):
-        more, value = len(value) > 100, value[:100]
-    else:
-        more = False
-    shown = repr(value)
-    return shown if len(shown) <= 100 and not more else shown[:100] + "..."
+    shown = repr(value[:100] if isinstance(value, str | bytes | list) else value)
+    return shown if len(shown) <= 100 else shown[:100] + "..."
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_count(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
