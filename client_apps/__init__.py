@@ -1,1 +1,1 @@
-"""The client halves of the methods, one file each."""
+"""The client sides of the methods, one file each."""

@@ -1,4 +1,4 @@
-"""What FedProto's and FD's client halves share: vectors by class, made and looked up."""
+"""What FedProto's and FD's client sides share: vectors by class, made and looked up."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from fedhet.client import Client, ClientHalf
-from fedhet.client.half import P
+from fedhet.client import Client, ClientSide
+from fedhet.client.side import P
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError
 from fedhet.learning import read
@@ -17,7 +17,7 @@ from fedhet.wire import Payload, to_arrays, to_tensor
 log = logging.getLogger("flwr").getChild("fedhet")
 
 
-class ByClass(ClientHalf[P], ABC):
+class ByClass(ClientSide[P], ABC):
     """Sends its own mean vector of each class, and receives the mean over clients.
 
     Attributes:
@@ -34,7 +34,7 @@ class ByClass(ClientHalf[P], ABC):
     def until(self) -> Representation | None:
         """Whether the vectors (n, width) of n inputs are Phi; else they are the network's outputs."""
 
-    def greet(self, payload: Payload) -> Payload:
+    def handshake(self, payload: Payload) -> Payload:
         """The width of the vectors.
 
         Raises:

@@ -1,9 +1,9 @@
-"""What FedMA's and PFNM's client halves share."""
+"""What FedMA's and PFNM's client sides share."""
 
 from functools import cached_property
 from typing import TypeVar
 
-from fedhet.client import Client, ClientHalf
+from fedhet.client import Client, ClientSide
 from fedhet.graphs import PermutationGroups, architecture_graph, permutation_groups, resize
 from fedhet.matching.groups import describe
 from fedhet.methods._matching import MatchingParameters
@@ -14,8 +14,8 @@ from ._counts import class_counts  # noqa: TID251 - this folder is fedhet.client
 M = TypeVar("M", bound=MatchingParameters)
 
 
-class Matched(ClientHalf[M]):
-    """A client half whose network is matched: it knows what moves together, and works in other widths."""
+class Matched(ClientSide[M]):
+    """A client side whose network is matched: it knows what moves together, and works in other widths."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
@@ -27,7 +27,7 @@ class Matched(ClientHalf[M]):
         client = self.client
         return permutation_groups(architecture_graph(self._configured, client.transform(client.data.train.inputs[:2])))
 
-    def greet(self, payload: Payload) -> Payload:
+    def handshake(self, payload: Payload) -> Payload:
         """Tell the server what moves together, and whether the outputs are classes."""
         classes = self.client.task.name == "classification"
         return Payload(values={"groups": describe(self.groups), "classes": classes})

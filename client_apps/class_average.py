@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fedhet.client import ClientHalf
+from fedhet.client import ClientSide
 from fedhet.errors import DataError
 from fedhet.learning import Phase
 from fedhet.methods.class_average import ClassAverageParameters
@@ -12,10 +12,10 @@ from fedhet.wire import Payload
 from ._counts import class_counts  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class ClassAverage(ClientHalf[ClassAverageParameters]):
+class ClassAverage(ClientSide[ClassAverageParameters]):
     """One phase of training; the last round's rate may be another."""
 
-    def greet(self, payload: Payload) -> Payload:
+    def handshake(self, payload: Payload) -> Payload:
         """How many examples of each class there are, and which layer's rows they are.
 
         Raises:

@@ -1,8 +1,8 @@
-"""Ensemble, client half: train a network of one's own and send it."""
+"""Ensemble, client side: train a network of one's own and send it."""
 
-from fedhet.client import ClientHalf
+from fedhet.client import ClientSide
 from fedhet.options import Parameters
 
 
-class Ensemble(ClientHalf[Parameters]):
+class Ensemble(ClientSide[Parameters]):
     """One phase; the whole network goes up, nothing comes down."""

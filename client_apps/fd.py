@@ -1,4 +1,4 @@
-"""FD, client half: distillation from the peers' mean logits of an example's class (Jeong et al., 2018, algorithm 1)."""
+"""FD, client side: distillation from the peers' mean logits of an example's class (Jeong et al., 2018, algorithm 1)."""
 
 import torch.nn.functional as F
 from torch import Tensor

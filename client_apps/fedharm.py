@@ -1,4 +1,4 @@
-"""FedHARM, client half: images that all clients share come to look alike to them (Kastellos et al., 2024, algorithm 1).
+"""FedHARM, client side: images that all clients share come to look alike to them (Kastellos et al., 2024, algorithm 1).
 
 A message begins with the shared phase that closes the round before, towards the target that came with it, and goes on
 with the private phase of its own; what the next target is made of goes up with the reply.
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhet import models, population
-from fedhet.client import ClientHalf, LostState
+from fedhet.client import ClientSide, LostState
 from fedhet.data import Examples, Pool
 from fedhet.errors import DataError, ModelError
 from fedhet.graphs import BlockAlignment, UnsupportedArchitecture, align_blocks, blocks
@@ -30,7 +30,7 @@ from fedhet.wire import Payload, to_arrays
 from ._received import check_rows, reading_request  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class FedHARM(ClientHalf[FedHARMParameters]):
+class FedHARM(ClientSide[FedHARMParameters]):
     """Private phase: CE; shared phase: alpha CE + (1 - alpha) L_cos, the distance from the global descriptors."""
 
     @cached_property
@@ -54,7 +54,7 @@ class FedHARM(ClientHalf[FedHARMParameters]):
         client = self.client
         return _aligned(client.config, client.network.architecture, client.find_pool(client.request.pool))
 
-    def greet(self, payload: Payload) -> Payload:
+    def handshake(self, payload: Payload) -> Payload:
         """How many of the slots each of its blocks fills, and how its blocks were found, if they were aligned.
 
         Raises:

@@ -1,4 +1,4 @@
-"""FedHeNN, client half: the task's loss plus eta(t) times a distance of representations (Makhija et al., ICML 2022).
+"""FedHeNN, client side: the task's loss plus eta(t) times a distance of representations (Makhija et al., ICML 2022).
 
 The distance is 1 - CKA to a target kernel on X(t), the round's RAD. `fedhet.representations.spectral` has the
 target that is not the paper's.
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedhet.client import ClientHalf, LostState
+from fedhet.client import ClientSide, LostState
 from fedhet.errors import DataError, ModelError
 from fedhet.learning import FurtherBatch, Step, Term, read
 from fedhet.methods.fedhenn import AUGMENTATION, SHUFFLE, FedHeNNParameters
@@ -25,10 +25,10 @@ from fedhet.wire import Arrays, Payload
 from ._received import check_rows, reading_request, rows_in  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class FedHeNN(ClientHalf[FedHeNNParameters]):
+class FedHeNN(ClientSide[FedHeNNParameters]):
     """Local training of equation 5 (homogeneous) or 6 (heterogeneous)."""
 
-    def greet(self, payload: Payload) -> Payload:
+    def handshake(self, payload: Payload) -> Payload:
         """What some of the pool looks like before training.
 
         Raises:

@@ -1,4 +1,4 @@
-"""FedMA, client half: train what is not settled yet behind what is (Wang et al., ICLR 2020, algorithm 1).
+"""FedMA, client side: train what is not settled yet behind what is (Wang et al., ICLR 2020, algorithm 1).
 
 Between the rounds of a pass a client keeps its network: settled groups as they are globally, in the global order, then
 its own layers, whose inputs from settled groups are in that order too, zeros where it has no such unit.

@@ -1,4 +1,4 @@
-"""FedMD, client half: fit the public set, then the private one; digest mean scores, revisit (Li and Wang, 2019)."""
+"""FedMD, client side: fit the public set, then the private one; digest mean scores, revisit (Li and Wang, 2019)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import l1_loss
 
-from fedhet.client import ClientHalf
+from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import DataError, ModelError
 from fedhet.learning import Phase, Step, read
@@ -20,12 +20,12 @@ from fedhet.wire import Arrays, Payload
 from ._received import check_rows, reading_request, rows_in  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class FedMD(ClientHalf[fedmd.FedMDParameters]):
+class FedMD(ClientSide[fedmd.FedMDParameters]):
     """Transfer learning in a client's first round; digest and revisit in all in which there are mean scores."""
 
     remembers = True  # that it has begun
 
-    def greet(self, payload: Payload) -> Payload:
+    def handshake(self, payload: Payload) -> Payload:
         """How many classes it scores.
 
         Raises:

@@ -1,4 +1,4 @@
-"""FedProto, client half: prototypes of classes in the space of the representation (Tan et al., AAAI 2022)."""
+"""FedProto, client side: prototypes of classes in the space of the representation (Tan et al., AAAI 2022)."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

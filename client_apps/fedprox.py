@@ -1,15 +1,15 @@
-"""FedProx, client half: FedAvg with a proximal term (Li et al., MLSys 2020, equation 2)."""
+"""FedProx, client side: FedAvg with a proximal term (Li et al., MLSys 2020, equation 2)."""
 
 import torch
 from torch import Tensor
 
-from fedhet.client import ClientHalf
+from fedhet.client import ClientSide
 from fedhet.learning import Loss, Step
 from fedhet.methods.fedprox import FedProxParameters
 from fedhet.wire import Payload
 
 
-class FedProx(ClientHalf[FedProxParameters]):
+class FedProx(ClientSide[FedProxParameters]):
     """Adds mu/2 ||W - W(t-1)||^2 to the task's loss, W(t-1) being what the server sent."""
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:

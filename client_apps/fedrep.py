@@ -1,14 +1,14 @@
-"""FedRep, client half: the head is the client's own, the body is shared (Collins et al., ICML 2021, algorithm 1)."""
+"""FedRep, client side: the head is the client's own, the body is shared (Collins et al., ICML 2021, algorithm 1)."""
 
 from collections.abc import Sequence
 
-from fedhet.client import ClientHalf
+from fedhet.client import ClientSide
 from fedhet.learning import Phase
 from fedhet.methods.fedrep import FedRepParameters
 from fedhet.wire import Payload
 
 
-class FedRep(ClientHalf[FedRepParameters]):
+class FedRep(ClientSide[FedRepParameters]):
     """Trains the head on the received body, then the body under that head; in the closing round the head only."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:

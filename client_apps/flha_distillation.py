@@ -1,4 +1,4 @@
-"""FLHA-distillation, client half: train the shared teacher; then train one's own network towards it.
+"""FLHA-distillation, client side: train the shared teacher; then train one's own network towards it.
 
 A student's loss is (1 - alpha) CE + alpha 2 T^2 KL on the client's own examples (FLHA-GHN, appendix E). The usual
 factor is T^2; the 2 is the paper's.
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet import models
-from fedhet.client import Client, ClientHalf
+from fedhet.client import Client, ClientSide
 from fedhet.learning import Loss, Optimisation, Phase, Step, reestimate
 from fedhet.learning.distillation import soft_divergence
 from fedhet.methods.flha_distillation import FLHADistillationParameters
@@ -21,7 +21,7 @@ from fedhet.sharing import is_statistic
 from fedhet.wire import Payload
 
 
-class FLHADistillation(ClientHalf[FLHADistillationParameters]):
+class FLHADistillation(ClientSide[FLHADistillationParameters]):
     """Shares the teacher; keeps the client's network, and the final teacher beside it."""
 
     remembers = True

@@ -1,4 +1,4 @@
-"""FLHA-GHN, client half: trains the hypernetwork that writes the client's network.
+"""FLHA-GHN, client side: trains the hypernetwork that writes the client's network.
 
 What the server sees of a client: with `share = all` all clients hold, receive and send the same arrays, so names and
 bytes tell nothing of an architecture; but a head that a client does not use comes back as it was, so a server that
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedhet import models, population
-from fedhet.client import Client, ClientHalf
+from fedhet.client import Client, ClientSide
 from fedhet.errors import ModelError
 from fedhet.graphs import LayerGraph, layer_graph
 from fedhet.hypernets import Catalogue, catalogue
@@ -28,7 +28,7 @@ from fedhet.wire import Payload
 log = logging.getLogger("flwr").getChild("fedhet")
 
 
-class FLHAGHN(ClientHalf[FLHAGHNParameters]):
+class FLHAGHN(ClientSide[FLHAGHNParameters]):
     """The network is written anew from what came; statistics, and layers that nothing is written for, are its own."""
 
     def __init__(self, client: Client) -> None:
@@ -50,7 +50,7 @@ class FLHAGHN(ClientHalf[FLHAGHNParameters]):
         """The arrays of the network that are written; they come from all of the hypernetwork, here by its first key."""
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
 
-    def greet(self, payload: Payload) -> Payload:
+    def handshake(self, payload: Payload) -> Payload:
         """The network's graph, where the client tells its architecture.
 
         Raises:

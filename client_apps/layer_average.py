@@ -1,13 +1,13 @@
-"""Layer-average, client half: train the network, send its layers."""
+"""Layer-average, client side: train the network, send its layers."""
 
 from itertools import islice
 
-from fedhet.client import ClientHalf
+from fedhet.client import ClientSide
 from fedhet.methods.layer_average import LayerAverageParameters
 from fedhet.wire import Payload
 
 
-class LayerAverage(ClientHalf[LayerAverageParameters]):
+class LayerAverage(ClientSide[LayerAverageParameters]):
     """One phase trains the whole network; by prefix only those first layers go up that all networks have."""
 
     def end(self, payload: Payload) -> Payload:

@@ -1,18 +1,18 @@
-"""Local training, client half: a model of its own, on its own data."""
+"""Local training, client side: a model of its own, on its own data."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 
-from fedhet.client import ClientHalf
+from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.learning import Phase
 from fedhet.methods.local import LocalParameters
 from fedhet.wire import Payload
 
 
-class Local(ClientHalf[LocalParameters]):
+class Local(ClientSide[LocalParameters]):
     """One phase; nothing travels."""
 
     def phases(self, payload: Payload) -> Iterable[Phase]:

@@ -1,11 +1,11 @@
-"""pFedHN, client half: train the weights that came, send their change (Shamsian et al., ICML 2021, algorithm 1)."""
+"""pFedHN, client side: train the weights that came, send their change (Shamsian et al., ICML 2021, algorithm 1)."""
 
-from fedhet.client import ClientHalf
+from fedhet.client import ClientSide
 from fedhet.methods.pfedhn import PFedHNParameters
 from fedhet.wire import Payload, to_arrays
 
 
-class PFedHN(ClientHalf[PFedHNParameters]):
+class PFedHN(ClientSide[PFedHNParameters]):
     """One phase; what was received is the client's network, and its change goes up."""
 
     def begin(self, payload: Payload) -> None:

@@ -1,4 +1,4 @@
-"""PFNM, client half: train a network and send it (Yurochkin et al., ICML 2019)."""
+"""PFNM, client side: train a network and send it (Yurochkin et al., ICML 2019)."""
 
 from collections.abc import Iterable
 

@@ -1,6 +1,6 @@
 """What a method is, as one value: its name, its keys, the answers to six questions, and its two halves by name.
 
-Servers and clients both know it, and each imports its own half only.
+Servers and clients both know it, and each imports its own side only.
 """
 
 from collections.abc import Callable, Mapping
@@ -100,7 +100,7 @@ class Traits:
 
 
 AVERAGED_ALONE = "fedhet.server:FederatedStrategy"
-TRAINED_ALONE = "fedhet.client:ClientHalf"
+TRAINED_ALONE = "fedhet.client:ClientSide"
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ class Method:
         name: in configurations, and before its own keys.
         traits: the answers to the six questions, or a function of the parameters that gives them.
         Parameters: frozen dataclass of its own keys, with the paper's values.
-        server: `"package.module:Class"` of its server half, a `fedhet.server.FederatedStrategy`; by default that class
+        server: `"package.module:Class"` of its server side, a `fedhet.server.FederatedStrategy`; by default that class
             itself, which averages what is shared.
-        client: `"package.module:Class"` of its client half, a `fedhet.client.ClientHalf`; by default that class itself,
+        client: `"package.module:Class"` of its client side, a `fedhet.client.ClientSide`; by default that class itself,
             which trains the network on the client's examples.
         common: the paper's values of keys that all methods share.
         drawings: pictures of its report by the name of their matrices.

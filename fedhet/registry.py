@@ -21,7 +21,7 @@ from fedhet.errors import ConfigError, nearest
 from fedhet.method import Drawing, Method
 
 if TYPE_CHECKING:
-    from fedhet.client import ClientHalf
+    from fedhet.client import ClientSide
     from fedhet.server import FederatedStrategy
 
 _log = logging.getLogger("flwr").getChild("fedhet")
@@ -131,22 +131,22 @@ def of_data(reference: str, place: Path) -> Method:
 
 
 def strategy(name: str) -> "type[FederatedStrategy[Any, Any]]":
-    """The server half of a method.
+    """The server side of a method.
 
     Raises:
-        ConfigError: there is no such method, or it names no server half.
+        ConfigError: there is no such method, or it names no server side.
     """
-    found: type[FederatedStrategy[Any, Any]] = _half(method(name), "server")
+    found: type[FederatedStrategy[Any, Any]] = _side(method(name), "server")
     return found
 
 
-def client_half(name: str) -> "type[ClientHalf[Any]]":
-    """The client half of a method; a name that needs to be imported is refused, since it comes over the wire.
+def client_side(name: str) -> "type[ClientSide[Any]]":
+    """The client side of a method; a name that needs to be imported is refused, since it comes over the wire.
 
     Raises:
-        ConfigError: there is no such method here, or it names no client half.
+        ConfigError: there is no such method here, or it names no client side.
     """
-    found: type[ClientHalf[Any]] = _half(method(name, trusted=False), "client")
+    found: type[ClientSide[Any]] = _side(method(name, trusted=False), "client")
     return found
 
 
@@ -253,14 +253,14 @@ def _checked(found: object, name: str) -> Method:
     return found
 
 
-def _half(method: Method, which: str) -> Any:
+def _side(method: Method, which: str) -> Any:
     reference = getattr(method, which)
-    what = f"the {which} half of method {method.name!r}, {reference!r},"
+    what = f"the {which} side of method {method.name!r}, {reference!r},"
     try:
-        half = _object(reference)
+        side = _object(reference)
     except (ImportError, AttributeError, ValueError, OSError) as error:
         raise ConfigError(f"{what} cannot be imported: {error}") from error
-    if getattr(half, "role", None) != which:
-        kinds = {"server": "fedhet.server.FederatedStrategy", "client": "fedhet.client.ClientHalf"}
+    if getattr(side, "role", None) != which:
+        kinds = {"server": "fedhet.server.FederatedStrategy", "client": "fedhet.client.ClientSide"}
         raise ConfigError(f"{what} is no {kinds[which]}")
-    return half
+    return side

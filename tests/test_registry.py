@@ -10,7 +10,7 @@ import pytest
 
 from fedhet import config as configuration
 from fedhet import registry
-from fedhet.client import ClientHalf
+from fedhet.client import ClientSide
 from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.method import Method, Traits
@@ -74,7 +74,7 @@ def test_our_methods_go_by_the_names_of_their_modules():
         method = registry.method(name)
         assert method.name == name
         assert issubclass(registry.strategy(name), FederatedStrategy)
-        assert issubclass(registry.client_half(name), ClientHalf)
+        assert issubclass(registry.client_side(name), ClientSide)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_the_ways_to_have_one_known():
@@ -145,7 +145,7 @@ class TestWorkingFolder:
         with pytest.raises(ConfigError, match="unknown method 'evil:method'"):
             configuration.parse(json.dumps({"method": "fedavg", "evil:method.weight": 1}))
         with pytest.raises(ConfigError, match="unknown method 'evil:method'"):
-            registry.client_half("evil:method")
+            registry.client_side("evil:method")
         with pytest.raises(ConfigError, match="unknown method"):
             configuration.parse(json.dumps({"method": "of_mine:method"}))
         assert not {"evil", "of_mine"} & sys.modules.keys()
@@ -214,22 +214,22 @@ class TestHalves:
     def test_by_default_they_are_the_bases_themselves(self):
         registry.give(Method("plain"))
         assert registry.strategy("plain") is FederatedStrategy
-        assert registry.client_half("plain") is ClientHalf
+        assert registry.client_side("plain") is ClientSide
 
     @pytest.mark.parametrize("half", ["nowhere:Half", "fedhet.server:Nothing", "fedhet.server", ""])
     def test_one_that_is_missing_is_named(self, half):
         registry.give(Method("broken", server=half, client=half))
-        for which, find in (("server", registry.strategy), ("client", registry.client_half)):
-            with pytest.raises(ConfigError, match=f"the {which} half of method 'broken', '{half}', cannot be imported"):
+        for which, find in (("server", registry.strategy), ("client", registry.client_side)):
+            with pytest.raises(ConfigError, match=f"the {which} side of method 'broken', '{half}', cannot be imported"):
                 find("broken")
 
     def test_one_that_is_no_half_is_named(self):
-        server, client = "fedhet.server:FederatedStrategy", "fedhet.client:ClientHalf"
+        server, client = "fedhet.server:FederatedStrategy", "fedhet.client:ClientSide"
         registry.give(Method("crossed", server=client, client=server))
-        with pytest.raises(ConfigError, match=f"server half of method 'crossed', '{client}', is no fedhet.server"):
+        with pytest.raises(ConfigError, match=f"server side of method 'crossed', '{client}', is no fedhet.server"):
             registry.strategy("crossed")
-        with pytest.raises(ConfigError, match=f"client half of method 'crossed', '{server}', is no fedhet.client"):
-            registry.client_half("crossed")
+        with pytest.raises(ConfigError, match=f"client side of method 'crossed', '{server}', is no fedhet.client"):
+            registry.client_side("crossed")
         registry.give(Method("value", server="fedhet.server.half:P"))
         with pytest.raises(ConfigError, match="is no fedhet.server"):
             registry.strategy("value")

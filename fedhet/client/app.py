@@ -1,4 +1,4 @@
-"""The client side's runtime: one ClientApp for every method, around the method's client half."""
+"""The client side's runtime: one ClientApp for every method, around the method's client side."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a ClientApp does with messages, whichever method they are of, around the method's client half."""
+"""What a ClientApp does with messages, whichever method they are of, around the method's client side."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from torch import nn
 
 from fedhet import given, population, registry
 from fedhet.client import jobs, node
-from fedhet.client.half import Client, LostState
 from fedhet.client.jobs import Job
 from fedhet.client.networks import Network, Networks
 from fedhet.client.policy import Policy
+from fedhet.client.side import Client, LostState
 from fedhet.client.state import Keeping, Pools
 from fedhet.client.trying import Tried, own_data, own_network, take_weights, try_out
 from fedhet.data import ClientData, Examples, Pool, resident, with_validation
@@ -67,21 +67,21 @@ class Application:
         return self._handle(message, context, self._evaluate)
 
     def _answer(self, job: Job) -> Payload:
-        half, question = job.half, job.client.request.question
+        side, question = job.side, job.client.request.question
         if question == FIRST:
             self._initialise(job, "all")
-            return half.first()
+            return side.first()
         if question == JOIN:
             initial = partial(self._initialise, job, job.client.name)
             return jobs.join(job, scratch=initial, received=partial(self._restore, job))
         self._restore(job)
         if question != GREET:
-            return half.answer(question, job.payload)
+            return side.answer(question, job.payload)
         if self._clipped:
-            mods.check_clipped(half.client.config.prefix, half.traits, half.shared())
+            mods.check_clipped(side.client.config.prefix, side.traits, side.shared())
         job.keeping.make_room()
         self._take_pool(job)
-        return half.greet(job.payload)
+        return side.handshake(job.payload)
 
     def _train(self, job: Job) -> Payload:
         self._restore(job)
@@ -90,10 +90,10 @@ class Application:
         return jobs.end(job)
 
     def _evaluate(self, job: Job) -> Payload:
-        half, client = job.half, job.client
+        side, client = job.side, job.client
         self._restore(job)
         # What a client received is its own model until it has trained one.
-        personal = half.traits.keeps == "model"
+        personal = side.traits.keeps == "model"
         trained = personal and client.request.expected >= 0 and not job.keeping.lost
         own = {name: tensor.clone() for name, tensor in client.tensors.items()} if trained else {}
         jobs.take_in(job)
@@ -103,9 +103,9 @@ class Application:
                 client.model.load_state_dict(own)
             jobs.measure(job, "trained")
         # What is shared may be a part only: then each client's network is its own, whatever it keeps.
-        if client.request.final and (personal or not half.traits.whole):
+        if client.request.final and (personal or not side.traits.whole):
             job.keeping.write_model(client.tensors)
-        return half.finish(job.payload) if client.request.final else Payload()
+        return side.finish(job.payload) if client.request.final else Payload()
 
     def _handle(self, message: Message, context: Context, work: Callable[[Job], Payload]) -> Message:
         name, policy = node.name_of(context), Policy()
@@ -116,7 +116,7 @@ class Application:
                 nothing_downloaded(policy.deployed),
                 self._job(info, request, policy, message) as job,
             ):
-                payload = policy.outgoing(work(job), job.half)
+                payload = policy.outgoing(work(job), job.side)
                 client, trained = job.client, job.client.trained
                 loss = trained.mean_loss if policy.tells_metrics else None
                 reply = Reply(
@@ -195,9 +195,9 @@ class Application:
                 own_data=self._data is not None,
                 least=policy.least,
             )
-            half = registry.client_half(config.prefix)(client)
-            policy.check_shared(half)
-            yield Job(info, half, decode(message.content), keeping, policy)
+            side = registry.client_side(config.prefix)(client)
+            policy.check_shared(side)
+            yield Job(info, side, decode(message.content), keeping, policy)
 
     def _report(self, job: Job, context: Context) -> Report:
         """What a client says of itself, beside the method's reply."""
@@ -217,8 +217,8 @@ class Application:
                 report.note = ""
             if not job.policy.tells_metrics:
                 report.note = "its node lets out no metrics (allow), so its accuracy is not known"
-            report.spec = spec_of(job.half.shared())
-            labelled, pool = job.half.traits.pool == "labelled", client.data.shared
+            report.spec = spec_of(job.side.shared())
+            labelled, pool = job.side.traits.pool == "labelled", client.data.shared
             if pool is not None and not (labelled and pool.labels is None):
                 pool = pool if labelled else pool.unlabelled
                 report.pool, report.pool_size = pool.digest, len(pool)
@@ -238,14 +238,14 @@ class Application:
         try:
             model = self._build(info)
             name = type(model).__name__ if self._model else population.architecture_of(info)
-            head = registry.client_half(info.config.prefix).head_of(info.config)
+            head = registry.client_side(info.config.prefix).head_of(info.config)
             return Network(model, head, name)
         except ValueError as error:
             raise ModelError(f"client {info.name}: {error}") from error
 
     def _build(self, info: ClientInfo) -> nn.Module:
         model = own_network(self._model, info) if self._model else population.model_of(info)
-        return registry.client_half(info.config.prefix).adapt(model, info.config)
+        return registry.client_side(info.config.prefix).adapt(model, info.config)
 
     def _data_of(self, info: ClientInfo, device: torch.device) -> ClientData:
         if self._data is None and device.type == "cpu":
@@ -280,13 +280,13 @@ class Application:
 
     def _restore(self, job: Job) -> None:
         """Put the model and the method's memory into the state that the server expects."""
-        client, half = job.client, job.half
-        saved, own = job.keeping.restored(half), client.tensors
+        client, side = job.client, job.side
+        saved, own = job.keeping.restored(side), client.tensors
         sent = job.payload.arrays.get("model", {})
-        known = {name for name, key in half.shared_names().items() if key in sent}
+        known = {name for name, key in side.shared_names().items() if key in sent}
         known |= {name.removeprefix("model/") for name in saved}
         if not own.keys() <= known:
-            together = client.config.shared_init and half.traits.together
+            together = client.config.shared_init and side.traits.together
             self._initialise(job, "all" if together else client.name)
         with torch.no_grad():
             for name, tensor in saved.items():
@@ -307,7 +307,7 @@ class Application:
         if pool is not None:
             self._pools.keep(pool, job.keeping.pools)
         elif pool := job.client.data.shared:
-            pool = pool if job.half.traits.pool == "labelled" else pool.unlabelled
+            pool = pool if job.side.traits.pool == "labelled" else pool.unlabelled
         if pool is not None:
             job.client.request = replace(job.client.request, pool=pool.digest)
 

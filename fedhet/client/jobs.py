@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedhet import learning, population
-from fedhet.client.half import AnyHalf, Client
 from fedhet.client.policy import Policy
+from fedhet.client.side import AnySide, Client
 from fedhet.client.state import Keeping
 from fedhet.data import Examples, resident
 from fedhet.errors import ModelError
@@ -35,7 +35,7 @@ class Job:
 
     Attributes:
         info: who the client is.
-        half: the method's.
+        side: the method's.
         payload: what the server sent.
         keeping: the client's lasting things.
         policy: the rules of its node.
@@ -45,7 +45,7 @@ class Job:
     """
 
     info: ClientInfo
-    half: AnyHalf
+    side: AnySide
     payload: Payload
     keeping: Keeping
     policy: Policy = field(default_factory=Policy)
@@ -60,21 +60,21 @@ class Job:
     @property
     def client(self) -> Client:
         """The client."""
-        return self.half.client
+        return self.side.client
 
 
 def begin(job: Job) -> None:
     """Take in what came, evaluate it if that was asked for, and settle what is trained."""
-    half, client = job.half, job.client
+    side, client = job.side, job.client
     take_in(job)
     if client.request.evaluate:
         measure(job, "received")
-    job.phases = half.phases(job.payload)
+    job.phases = side.phases(job.payload)
 
 
 def take_in(job: Job) -> None:
     """Take in what came; BatchNorm's statistics are taken anew if that is configured and weights came."""
-    job.half.begin(job.payload)
+    job.side.begin(job.payload)
     if job.client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
         job.client.reestimate()
 
@@ -87,10 +87,10 @@ def train(job: Job) -> None:
 
 def end(job: Job) -> Payload:
     """What is sent back; what lasts is saved."""
-    reply = job.half.end(job.payload)
+    reply = job.side.end(job.payload)
     if job.client.request.evaluate:
         measure(job, "trained")
-    job.keeping.save(job.half)
+    job.keeping.save(job.side)
     return reply
 
 
@@ -115,7 +115,7 @@ def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None])
             scratch()
         else:
             received()
-            job.half.begin(job.payload)
+            job.side.begin(job.payload)
         client.reestimate()
         job.batches = torch_generator(config.seed, "newcomer", client.name)
         seed_everything(derive_seed(config.seed, "newcomer dropout", client.name))
@@ -131,10 +131,10 @@ def measure(job: Job, when: str) -> None:
 
     With `validation`, on the validation part as well.
     """
-    outputs = job.half.evaluate(when) if job.policy.tells_metrics else None
+    outputs = job.side.evaluate(when) if job.policy.tells_metrics else None
     if outputs is None:
         return
-    with _undone(job, phases := tuple(job.half.refine(when))):
+    with _undone(job, phases := tuple(job.side.refine(when))):
         if phases:
             job.batches = job.client.generator("refinement", when)
             seed_everything(job.client.seed("refinement dropout", when))
@@ -178,11 +178,11 @@ def _common(job: Job, when: str) -> Examples | None:
 
     Unless it lacks BatchNorm's statistics, which then are the clients'.
     """
-    client, traits = job.client, job.half.traits
+    client, traits = job.client, job.side.traits
     between = when not in ("received", "trained")
     if client.own_data:
         return client.data.common if when == traits.scored or between else None
-    whole = traits.whole and job.half.shared_names().keys() == client.tensors.keys()
+    whole = traits.whole and job.side.shared_names().keys() == client.tensors.keys()
     if (when != traits.scored and not between) or (when == "received" and whole):
         return None
     return resident(population.common_test(client.config), client.device)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedhet import registry
-from fedhet.client.half import AnyHalf, LostState
+from fedhet.client.side import AnySide, LostState
 from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.method import METRICS, STRUCTURE
 from fedhet.options import Config, listed
@@ -102,14 +102,14 @@ class Policy:
 
     # ---- before anything is computed
 
-    def check_shared(self, half: AnyHalf) -> None:
+    def check_shared(self, side: AnySide) -> None:
         """Check the kinds of what is shared of a network, BatchNorm's statistics among them.
 
         Raises:
             Refused: one may not leave.
         """
         if self.allowed is not None:
-            self._check(half.client.config, {_kind_of("model", name, half) for name in half.shared()})
+            self._check(side.client.config, {_kind_of("model", name, side) for name in side.shared()})
 
     def check_examples(self, count: int) -> None:
         """Check that a client trains on enough examples.
@@ -125,19 +125,19 @@ class Policy:
 
     # ---- before anything leaves
 
-    def outgoing(self, payload: Payload, half: AnyHalf) -> Payload:
+    def outgoing(self, payload: Payload, side: AnySide) -> Payload:
         """The payload as it may leave: values that are metrics are rounded, or left out.
 
         Raises:
             Refused: an array or a value is of a kind that may not leave, or of none.
         """
         if self.allowed is not None:
-            kinds = {_kind_of(group, name, half) for group, arrays in payload.arrays.items() for name in arrays}
-            kinds |= {half.traits.tells.get(name, _untold(name)) for name in payload.values}
-            self._check(half.client.config, kinds)
+            kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
+            kinds |= {side.traits.tells.get(name, _untold(name)) for name in payload.values}
+            self._check(side.client.config, kinds)
         values = {}
         for name, value in payload.values.items():
-            if half.traits.tells.get(name) != METRICS:
+            if side.traits.tells.get(name) != METRICS:
                 values[name] = value
             elif self.tells_metrics:
                 values[name] = self.rounded(value)
@@ -179,8 +179,8 @@ class Policy:
             )
 
 
-def _kind_of(group: str, name: str, half: AnyHalf) -> str:
-    kind = half.traits.tells.get(group, "weights" if group == "model" else _untold(group))
+def _kind_of(group: str, name: str, side: AnySide) -> str:
+    kind = side.traits.tells.get(group, "weights" if group == "model" else _untold(group))
     return "statistics" if kind == "weights" and is_statistic(name) else kind
 
 

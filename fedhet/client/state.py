@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from fedhet.client.half import AnyHalf, LostState
+from fedhet.client.side import AnySide, LostState
 from fedhet.data import Pool
 from fedhet.errors import FedhetError
 from fedhet.files import read_tensors, state_home, write_tensors
@@ -142,30 +142,30 @@ class Keeping:
         if self._run:  # else the server collects it
             _log.info("client %s: its personal model is %s", self._client, path)
 
-    def restored(self, half: AnyHalf) -> dict[str, torch.Tensor]:
+    def restored(self, side: AnySide) -> dict[str, torch.Tensor]:
         """The state that the server expects, by `model/NAME` and `memory/NAME`; nothing where there is none yet."""
-        expected = half.client.request.expected
-        if expected < 0 or not (half.remembers or _lasting(half)):
+        expected = side.client.request.expected
+        if expected < 0 or not (side.remembers or _lasting(side)):
             return {}
         found = self.store.load(expected)
         self.lost = found is None
         if self.lost:
-            _log.warning("client %s lost its state of round %d and starts afresh", half.client.name, expected)
+            _log.warning("client %s lost its state of round %d and starts afresh", side.client.name, expected)
         return found or {}
 
-    def save(self, half: AnyHalf) -> None:
+    def save(self, side: AnySide) -> None:
         """Save what is to last: of the network what the method keeps, and its memory."""
-        kept = {f"model/{name}": tensor for name, tensor in _lasting(half).items()}
-        kept |= {f"memory/{name}": tensor for name, tensor in half.client.memory.items()}
+        kept = {f"model/{name}": tensor for name, tensor in _lasting(side).items()}
+        kept |= {f"memory/{name}": tensor for name, tensor in side.client.memory.items()}
         if kept:
-            self.store.save(half.client.request.round, kept, after=half.client.request.expected)
+            self.store.save(side.client.request.round, kept, after=side.client.request.expected)
 
 
-def _lasting(half: AnyHalf) -> dict[str, torch.Tensor]:
-    keeps, tensors = half.traits.keeps, half.client.tensors
+def _lasting(side: AnySide) -> dict[str, torch.Tensor]:
+    keeps, tensors = side.traits.keeps, side.client.tensors
     if keeps == "nothing":
         return {}
-    shared = half.shared_names() if keeps == "rest" else {}
+    shared = side.shared_names() if keeps == "rest" else {}
     return {name: tensor for name, tensor in tensors.items() if name not in shared}
 
 

@@ -109,8 +109,8 @@ class Ordinary:
             assert tensors is not None
             number = int(path.stem) if path.stem.isdigit() else 0
             model = population.model_of(ClientInfo(path.stem, number, config.clients, config))
-            half = registry.client_half(case.method.name)
-            head = head_name(half.adapt(model, config), half.head_of(config))
+            side = registry.client_side(case.method.name)
+            head = head_name(side.adapt(model, config), side.head_of(config))
             assert tensors[f"{head}.weight"].shape[0] == 10
             assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
 

@@ -5,7 +5,7 @@ import torch
 
 from fedhet import config as configuration
 from fedhet import registry
-from fedhet.client import ClientHalf, LostState
+from fedhet.client import ClientSide, LostState
 from fedhet.client.state import Pools
 from fedhet.data import Pool
 from fedhet.engines.grid import LocalGrid
@@ -17,7 +17,7 @@ POOL = Pool(torch.arange(40.0).view(10, 4), torch.arange(10) % 3)
 SEEN = []
 
 
-class Seeing(ClientHalf):
+class Seeing(ClientSide):
     """Notes the pool that it is given."""
 
     def begin(self, payload):
@@ -29,7 +29,7 @@ class Seeing(ClientHalf):
 def _methods(monkeypatch, home):
     """Two methods that need a pool, and what their clients saw of it; state goes to a home of the test's own."""
     monkeypatch.setattr(registry, "_given", {})
-    monkeypatch.setattr(registry, "client_half", lambda name: Seeing)
+    monkeypatch.setattr(registry, "client_side", lambda name: Seeing)
     for need in ("inputs", "labelled"):
         registry.give(Method(need, Traits(pool=need)))
     SEEN.clear()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedhet.client.half import LostState
+from fedhet.client.side import LostState
 from fedhet.client.state import ClientStore, Pools, Written
 from fedhet.data import Pool
 from fedhet.errors import FedhetError

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.client import ClientHalf
+from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.learning import Phase, Step
 from fedhet.method import Method, Traits
@@ -67,7 +67,7 @@ class Server(FederatedStrategy[Weights, Descriptors]):
         return {}
 
 
-class Client(ClientHalf[Weights]):
+class Client(ClientSide[Weights]):
     """Which positions were the important ones is known to the client alone."""
 
     remembers = True

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedhet.client import Client, ClientHalf
+from fedhet.client import Client, ClientSide
 from fedhet.learning import Phase
 from fedhet.method import Method, Traits
 from fedhet.options import Parameters
@@ -82,7 +82,7 @@ class Hypernetwork(nn.Module):
         return outputs
 
 
-class Client(ClientHalf[Parameters]):
+class Client(ClientSide[Parameters]):
     """Trains the hypernetwork; a network that it wrote is refined for an epoch before it is evaluated."""
 
     def __init__(self, client: Client) -> None:

@@ -69,8 +69,8 @@ def test_prototypes_that_cannot_be_are_refused(classes, counts, means):
         strategy.check_reply(reply)
 
 
-def half_with(prototypes, labels, **own):
-    """A client half that has received global prototypes and holds examples of these labels."""
+def side_with(prototypes, labels, **own):
+    """A client side that has received global prototypes and holds examples of these labels."""
     parameters = SimpleNamespace(**{"weight": 1.0, "width": 0, "predict": "prototype", "classes": "own", **own})
     client = SimpleNamespace(
         device=torch.device("cpu"),
@@ -78,9 +78,9 @@ def half_with(prototypes, labels, **own):
         config=SimpleNamespace(parameters=parameters, prefix="fedproto"),
         representation=None,
     )
-    half = FedProto(client)
-    half.begin(Payload({"prototypes": prototypes}))
-    return half
+    side = FedProto(client)
+    side.begin(Payload({"prototypes": prototypes}))
+    return side
 
 
 @pytest.mark.parametrize("labels", [[1, 4, 4, 6], [0, 1, 4, 3, 6, 2], [0, 2, 7]], ids=["all", "some", "none"])
@@ -88,8 +88,8 @@ def test_the_term_is_the_mean_squared_error_of_the_examples_whose_class_has_a_pr
     generator = torch.Generator().manual_seed(0)
     labels, known = torch.tensor(labels), [1, 4, 6]
     means = torch.randn(3, 5, generator=generator)
-    half = half_with({"classes": np.array(known), "means": means.numpy()}, labels, weight=0.7)
-    (term,) = half.terms(Payload())
+    side = side_with({"classes": np.array(known), "means": means.numpy()}, labels, weight=0.7)
+    (term,) = side.terms(Payload())
     phi = torch.randn(len(labels), 5, generator=generator).requires_grad_()
     none = torch.empty(0)
     value = term(Step(0, None, {}, none, labels, none, none, captured={"phi": phi}))
@@ -107,8 +107,8 @@ def test_the_term_is_the_mean_squared_error_of_the_examples_whose_class_has_a_pr
 
 
 def test_there_is_no_term_before_there_are_prototypes():
-    half = half_with({"classes": np.empty(0, np.int64), "means": np.empty((0, 5), np.float32)}, torch.tensor([1, 2]))
-    assert half.terms(Payload()) == ()
+    side = side_with({"classes": np.empty(0, np.int64), "means": np.empty((0, 5), np.float32)}, torch.tensor([1, 2]))
+    assert side.terms(Payload()) == ()
 
 
 def test_clients_send_the_mean_representation_of_each_class_and_predict_by_the_nearest(federate):
@@ -183,7 +183,7 @@ class Nested(nn.Module):
 )
 def test_the_head_of_any_network_stands_on_the_projection(make, head, name):
     config = configuration.resolve({"method": "fedproto", "fedproto.width": 5, "head": head})
-    half = registry.client_half("fedproto")
+    side = registry.client_side("fedproto")
     torch.manual_seed(3)
     model = make()
     old = model.get_submodule(name)
@@ -191,9 +191,9 @@ def test_the_head_of_any_network_stands_on_the_projection(make, head, name):
     before = Representation(make(), name)
     before.model.load_state_dict(model.state_dict())
     torch.manual_seed(3)
-    adapted = half.adapt(make(), config)
+    adapted = side.adapt(make(), config)
     inputs = torch.randn(4, 64)
-    phi = Representation(adapted, half.head_of(config))(inputs)
+    phi = Representation(adapted, side.head_of(config))(inputs)
     torch.testing.assert_close(phi, projection(before(inputs)))
     torch.testing.assert_close(adapted(inputs), narrower(phi))
     F.cross_entropy(adapted(inputs), torch.arange(4)).backward()
@@ -206,15 +206,15 @@ def test_a_head_that_is_no_linear_layer_is_refused_by_name():
     config = configuration.resolve({"method": "fedproto", "fedproto.width": 5, "head": "1"})
     model = nn.Sequential(nn.Linear(4, 4), nn.Conv1d(4, 4, 1))
     with pytest.raises(ModelError, match=r"fedproto.width needs an nn.Linear as head, not a Conv1d"):
-        registry.client_half("fedproto").adapt(model, config)
+        registry.client_side("fedproto").adapt(model, config)
 
 
 @pytest.mark.parametrize(("classes", "expected"), [("own", [4, 2]), ("all", [3, 2])])
 def test_prediction_is_among_the_clients_own_classes_or_all(classes, expected):
     means = np.array([[9.0, 9.0], [0.0, 0.0], [1.0, 0.0], [5.0, 5.0]], np.float32)
-    half = half_with({"classes": np.array([2, 3, 4, 8]), "means": means}, torch.tensor([4, 2, 2, 0]), classes=classes)
-    half.client.data.test = SimpleNamespace(labels=torch.tensor([4, 9]))
-    scores = half.evaluate("trained").then(torch.tensor([[0.1, 0.0], [8.0, 8.0]]))
+    side = side_with({"classes": np.array([2, 3, 4, 8]), "means": means}, torch.tensor([4, 2, 2, 0]), classes=classes)
+    side.client.data.test = SimpleNamespace(labels=torch.tensor([4, 9]))
+    scores = side.evaluate("trained").then(torch.tensor([[0.1, 0.0], [8.0, 8.0]]))
     assert scores.shape[1] == 10 if classes == "all" else scores.shape[1] >= 10
     assert scores.argmax(1).tolist() == expected
     known = {"own": [2, 4], "all": [2, 3, 4, 8]}[classes]
@@ -223,9 +223,9 @@ def test_prediction_is_among_the_clients_own_classes_or_all(classes, expected):
 
 
 def test_without_a_prototype_of_its_own_classes_a_client_predicts_by_its_head():
-    half = half_with({"classes": np.array([2]), "means": np.zeros((1, 3), np.float32)}, torch.tensor([4, 5]))
-    half.client.model = nn.Identity()
-    assert half.evaluate("received") is half.client.model
+    side = side_with({"classes": np.array([2]), "means": np.zeros((1, 3), np.float32)}, torch.tensor([4, 5]))
+    side.client.model = nn.Identity()
+    assert side.evaluate("received") is side.client.model
 
 
 def test_a_head_predicts_among_all_classes_anyway():

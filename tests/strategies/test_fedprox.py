@@ -42,7 +42,7 @@ def test_the_gradient_is_that_of_the_formula():
     model, mu = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double(), 0.3
     client = SimpleNamespace(model=model, config=SimpleNamespace(parameters=SimpleNamespace(mu=mu)))
     start = [parameter.detach().clone() for parameter in model.parameters()]
-    (term,) = registry.client_half("fedprox")(client).terms(Payload())
+    (term,) = registry.client_side("fedprox")(client).terms(Payload())
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += torch.randn_like(parameter)

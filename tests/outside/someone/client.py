@@ -1,9 +1,9 @@
-"""The client half."""
+"""The client side."""
 
-from fedhet.client import ClientHalf
+from fedhet.client import ClientSide
 
 from . import SlowParameters
 
 
-class Slow(ClientHalf[SlowParameters]):
+class Slow(ClientSide[SlowParameters]):
     """Trains as all do."""

@@ -1,4 +1,4 @@
-"""The server half: takes replies in one by one."""
+"""The server side: takes replies in one by one."""
 
 from dataclasses import dataclass, field
 

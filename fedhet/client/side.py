@@ -1,6 +1,6 @@
-"""What a method's client half is, and what it works with: the contract.
+"""What a method's client side is, and what it works with: the contract.
 
-A `ClientHalf` takes in what came (`begin`), says what is trained (`phases`, `terms`) and what is sent back (`end`).
+A `ClientSide` takes in what came (`begin`), says what is trained (`phases`, `terms`) and what is sent back (`end`).
 Model, data, optimiser, device, random streams and lasting state come from a `Client`, made anew for every message.
 """
 
@@ -57,7 +57,7 @@ class Client:
         find_pool: the shared pool with a given digest; raises `LostState` where it is not (any more).
         own_data: whether its data are not the configured data set's.
         least: examples that must be behind every number that leaves it; means of fewer stay here.
-        memory: named tensors that the method wants kept from one round to the next (see `ClientHalf.remembers`).
+        memory: named tensors that the method wants kept from one round to the next (see `ClientSide.remembers`).
         trained: what came of the phases so far.
     """
 
@@ -156,7 +156,7 @@ class _Cycle:
         return one_cycle(self.learning_rate, (self.before + done * self.share) / self.rounds)
 
 
-class ClientHalf(Generic[P]):
+class ClientSide(Generic[P]):
     """What a method does at a client, made anew for every message. Subclasses override what they need.
 
     By default the network is trained on the client's examples, and what is shared travels.
@@ -213,7 +213,7 @@ class ClientHalf(Generic[P]):
         shared = self.shared()
         return Payload({"model": to_arrays(shared, self.client.config.wire_dtype)} if shared else {})
 
-    def greet(self, payload: Payload) -> Payload:
+    def handshake(self, payload: Payload) -> Payload:
         """Answer the server's greeting with whatever the method wants to know first."""
         return Payload()
 
@@ -259,4 +259,4 @@ class ClientHalf(Generic[P]):
         return Payload()
 
 
-AnyHalf = ClientHalf[Any]
+AnySide = ClientSide[Any]

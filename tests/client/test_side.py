@@ -1,4 +1,4 @@
-"""What a client half works with."""
+"""What a client side works with."""
 
 from types import SimpleNamespace
 
