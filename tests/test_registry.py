@@ -205,7 +205,7 @@ mine = method.variant("fedprox-mine", server=Mine, common={"rounds": 7})
             with pytest.raises(ConfigError, match="unknown method"):
                 configuration.parse(json.dumps({"method": reference}))
             with pytest.raises(ConfigError, match="unknown method"):
-                registry.client_half(reference)
+                registry.client_side(reference)
             with pytest.raises(ConfigError, match="nothing is imported because it says so"):
                 registry.of_data(reference, Path("runs/somebody/config.toml"))
 
