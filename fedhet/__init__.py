@@ -9,7 +9,8 @@ from fedhet.text import PrintableLog
 if TYPE_CHECKING:
     from fedhet.client.app import make_client_app
     from fedhet.comparing import compare
-    from fedhet.running import RunResult, run
+    from fedhet.results.run_result import RunResult
+    from fedhet.running import run
     from fedhet.serving import make_server_app
 
 __version__ = "0.1.0"
@@ -27,7 +28,7 @@ _LAZY = {
     "make_server_app": "fedhet.serving",
     "compare": "fedhet.comparing",
     "run": "fedhet.running",
-    "RunResult": "fedhet.running",
+    "RunResult": "fedhet.results.run_result",
 }
 
 __all__ = ["RunResult", "__version__", "compare", "make_client_app", "make_server_app", "run"]

@@ -208,8 +208,7 @@ def report(
     """Write a run's report.html, and its main figures as PNG; or one page on several runs."""
     with _errors(everything_is_input=True):
         from fedhet import registry
-        from fedhet.results.report import write_report
-        from fedhet.results.together import compare_folders
+        from fedhet.results.report import compare_folders, write_report
 
         if method is not None:
             registry.method(method)  # from now on it is known, whatever folder names it

@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedhet import config as configuration
 from fedhet import population, registry, text
@@ -13,14 +12,9 @@ from fedhet.given import Given
 from fedhet.machine import device_of
 from fedhet.observing import Observer
 from fedhet.options import Config
-from fedhet.results import frames
-from fedhet.results.history import Row, read_history
 from fedhet.results.recorder import check_folder
+from fedhet.results.run_result import RunResult
 from fedhet.serving import new_folder
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
 
 RESUMABLE = (
     "rounds",
@@ -37,43 +31,6 @@ RESUMABLE = (
     "report",
 )
 """Keys that may change when a run is resumed: how long and where it runs, not what it computes."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run.
-
-    Attributes:
-        folder: the run directory.
-        summary: what `summary.json` holds; empty where the server wrote it to a disk that is not seen from here.
-    """
-
-    folder: Path
-    summary: dict[str, Any]
-
-    def frame(self) -> "pandas.DataFrame":
-        """The history as a table of pandas, a line a round.
-
-        Raises:
-            FedhetError: pandas is not installed.
-        """
-        return frames.rounds_of(self.folder)
-
-    def clients(self) -> "pandas.DataFrame":
-        """`clients.csv` as a table of pandas, a line a client and round; raises as `frame`."""
-        return frames.clients_of(self.folder)
-
-    def plot(self) -> "Figure":
-        """The accuracy by round."""
-        return frames.figure_of(self.folder)
-
-    def _repr_html_(self) -> str:
-        return frames.html_of(self.folder)
-
-    @property
-    def history(self) -> list[Row]:
-        """The rows of `history.jsonl`."""
-        return read_history(self.folder)
 
 
 def run(

@@ -16,7 +16,7 @@ from fedhet import cli, registry
 from fedhet import config as configuration
 from fedhet.engines.grid import LocalGrid, server_context
 from fedhet.errors import ConfigError
-from fedhet.running import RunResult
+from fedhet.results.run_result import RunResult
 from fedhet.testing import MethodContract
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -151,7 +151,7 @@ def test_every_command_is_understood(command: str, app: Path, monkeypatch: pytes
     monkeypatch.setattr("fedhet.comparing.runs.Execution.__call__", begin)
     monkeypatch.setattr("fedhet.running.run", lambda config, **settings: RunResult(app, {}))
     monkeypatch.setattr("fedhet.results.report.write_report", Path)
-    monkeypatch.setattr("fedhet.results.together.compare_folders", lambda folders, out: out)
+    monkeypatch.setattr("fedhet.results.report.compare_folders", lambda folders, out: out)
     monkeypatch.chdir(ROOT)
     result = CliRunner().invoke(cli.app, shlex.split(command)[1:], prog_name="fedhet")
     assert result.exit_code == 0 or isinstance(result.exception, Planned), result.output

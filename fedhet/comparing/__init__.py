@@ -20,11 +20,11 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import check_place, write_csv, write_text
 from fedhet.given import Given
 from fedhet.machine import device_of, runs_at_once
-from fedhet.results import frames
-from fedhet.results.figures import lay_out, save_png
 from fedhet.results.page import html_table
+from fedhet.results.plotting import lay_out, save_png
+from fedhet.results.report import write_together
 from fedhet.results.run_files import read_run
-from fedhet.results.together import write_together
+from fedhet.results.run_result import data_frame
 
 if TYPE_CHECKING:
     import pandas
@@ -75,7 +75,7 @@ class Comparison:
             FedhetError: pandas is not installed.
         """
         heading, *rows = number_rows(self.results, self.baseline)
-        return frames.table([dict(zip(map(str, heading), row, strict=True)) for row in rows])
+        return data_frame(dict(zip(map(str, heading), row, strict=True)) for row in rows)
 
     def plot(self) -> "Figure":
         """Draw accuracy by round and after the last one."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedhet.comparing.measures import VariantResult
-from fedhet.results.figures import BLUE, INK, ORANGE, PALETTE, legend_beside, new_figure, whole_numbers
+from fedhet.results.plotting import BLUE, INK, ORANGE, PALETTE, draw_line, label_axes, legend_beside, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,32 +17,28 @@ def comparison_figure(results: Sequence[VariantResult]) -> "Figure":
     results = [result for result in results if result.outcomes]
     metric = results[0].outcomes[0].metric
     figure, (curves, bars) = new_figure(10.5, 3.9, panels=2)
-    _draw_curves(curves, results)
-    curves.set_ylabel(f"personal {metric}")
-    _draw_bars(bars, results)
-    bars.set_xlabel(metric)
+    _draw_curves(curves, results, metric)
+    _draw_bars(bars, results, metric)
     return figure
 
 
-def _draw_curves(axes: "Axes", results: Sequence[VariantResult]) -> None:
+def _draw_curves(axes: "Axes", results: Sequence[VariantResult], metric: str) -> None:
     for position, result in enumerate(results):
         colour = PALETTE[position % len(PALETTE)]
         rounds = sorted(set.intersection(*(set(each.curve) for each in result.outcomes)))
         columns = [[each.curve[number] for each in result.outcomes] for number in rounds]
         means = [statistics.fmean(column) for column in columns]
         spreads = [statistics.stdev(column) if len(column) > 1 else 0.0 for column in columns]
-        marker = "o" if len(rounds) < 25 else None
-        axes.plot(rounds, means, color=colour, label=result.variant, marker=marker, markersize=3)
+        draw_line(axes, list(zip(rounds, means, strict=True)), color=colour, label=result.variant)
         low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
         high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
         axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_xlabel("round")
+    label_axes(axes, "round", f"personal {metric}")
     axes.set_title("by round (band: spread over seeds)", fontsize=10, color=INK)
-    whole_numbers(axes)
     legend_beside(axes)
 
 
-def _draw_bars(axes: "Axes", results: Sequence[VariantResult]) -> None:
+def _draw_bars(axes: "Axes", results: Sequence[VariantResult], metric: str) -> None:
     for offset, measure, colour in ((-0.19, "personal_accuracy", BLUE), (0.19, "global_accuracy", ORANGE)):
         bars = [
             (place + offset, mean, result.spread(measure))
@@ -60,6 +56,7 @@ def _draw_bars(axes: "Axes", results: Sequence[VariantResult]) -> None:
     axes.set_ylim(len(results) - 0.5, -0.5)
     axes.set_xlim(0, 1.2 * axes.dataLim.x1)
     axes.grid(visible=False, axis="y")
+    axes.set_xlabel(metric)
     title = "after the last round" + (" (* equal models)" * any(result.equalised for result in results))
     axes.set_title(title, fontsize=10, color=INK)
     legend_beside(axes)

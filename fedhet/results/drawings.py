@@ -6,7 +6,7 @@ from itertools import accumulate, groupby, pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedhet.results.figures import BLUE, GRID, INK, ORANGE, faded, new_figure
+from fedhet.results.plotting import BLUE, GRID, INK, ORANGE, colour_bar, faded, new_figure
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.rows import client_order
 
@@ -53,10 +53,7 @@ def cka_figure(matrices: Mapping[str, Any]) -> "Figure":
         middles = [start + (size - 1) / 2 for start, (_, size) in zip(ends, groups, strict=False)]
         panels[0].set_yticks(middles, [name or UNDISCLOSED for name, _ in groups], fontsize=8)
     if image is not None:
-        bar = figure.colorbar(image, ax=panels, fraction=0.025, pad=0.02)
-        bar.set_label("CKA", color=INK)
-        bar.ax.tick_params(color=GRID, labelcolor=INK)
-        bar.outline.set_visible(False)
+        colour_bar(image, panels, "CKA", fraction=0.025)
     return figure
 
 
@@ -167,10 +164,7 @@ def block_alignment_figure(matrices: Mapping[str, Any]) -> "Figure":
             axes.set_xticks(range(len(each["blocks"])), each["blocks"] if row else [], fontsize=7, rotation=90)
             if not row:
                 axes.set_title(name, fontsize=9, color=INK)
-        bar = figure.colorbar(image, ax=panels[row * len(found) : (row + 1) * len(found)], fraction=0.04, pad=0.02)
-        bar.set_label(words, color=INK)
-        bar.ax.tick_params(color=GRID, labelcolor=INK)
-        bar.outline.set_visible(False)
+        colour_bar(image, panels[row * len(found) : (row + 1) * len(found)], words, fraction=0.04)
     return figure
 
 

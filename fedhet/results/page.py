@@ -90,7 +90,7 @@ configured data set.</p>
 {% endif %}
 <section><h2>Clients by architecture</h2>
 {% if architectures %}
-{{ table(headings, architectures, "numbers total") }}
+{{ table(architectures[0], architectures[1:], "numbers total") }}
 <p class="quiet">Plain means over clients, each at its last evaluation.</p>
 {% else %}
 <p class="quiet">No client was evaluated.</p>

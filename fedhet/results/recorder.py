@@ -22,20 +22,12 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import check_place, csv_lines, locked, read_arrays, state_home, write_arrays, write_text
 from fedhet.machine import host
 from fedhet.observing import Observer, RoundReport, RunInfo
-from fedhet.results.accounts import account, validation
 from fedhet.results.appended import Appended
-from fedhet.results.history import (
-    TestSet,
-    Which,
-    accuracy_curve,
-    last10,
-    read_clients,
-    read_history,
-    unseen_lines,
-)
+from fedhet.results.history import read_clients, read_history
 from fedhet.results.loggers import loggers
 from fedhet.results.report import write_report
-from fedhet.rows import STATISTICS, ClientRow, client_order, never_took_part
+from fedhet.results.summary import summarised
+from fedhet.rows import ClientRow, client_order
 from fedhet.state import State
 
 log = logging.getLogger("flwr").getChild("fedhet")
@@ -140,7 +132,7 @@ class RunDirectory(Observer):
                 shutil.move(path, models / path.name)
         if run.traits.whole and run.state.model:
             write_arrays(models / "global.safetensors", run.state.model)
-        self._write("summary.json", self.summary("completed", run))
+        self._write("summary.json", self._summary("completed", run))
         try:  # pictures are no part of the result
             if run.matrices:
                 self._write("matrices.json", run.matrices)
@@ -155,57 +147,17 @@ class RunDirectory(Observer):
     def failed(self, run: RunInfo, error: BaseException) -> None:
         """Write the summary of a run that ended before its end, and a report of what there is."""
         reason = str(error) if isinstance(error, FedhetError) else f"{type(error).__name__}: {error}"
-        self._write("summary.json", self.summary("failed", run) | {"error": reason})
+        self._write("summary.json", self._summary("failed", run) | {"error": reason})
         try:
             if self.config.report:
                 write_report(self.folder)
         except Exception as broken:  # the reason of the failure is what must be seen
             log.warning("the report was not written: %s: %s", type(broken).__name__, broken)
 
-    def summary(self, status: str, run: RunInfo) -> dict[str, Any]:
-        """What `summary.json` holds, from the history."""
-        rows = read_history(self.folder)
-        scored, has_global = run.traits.scored, run.traits.whole
-        on: TestSet = "common" if self.config.test_on == "global" else "own"
-
-        def last(which: Which, *statistics: str) -> dict[str, float] | None:
-            curves = {name: accuracy_curve(rows, which, name, on) for name in statistics}
-            return {name: curve[-1][1] for name, curve in curves.items()} if all(curves.values()) else None
-
-        summary: dict[str, Any] = {
-            "method": self.config.prefix,
-            "dataset": "own" if run.own_data else self.config.dataset,
-            "clients": len(run.state.clients),
-            "rounds": max((row["round"] for row in rows if not row.get("final")), default=0),
-            "seed": self.config.seed,
-            "engine": self.engine,
-            "devices": run.devices,
-            "personal": scored,
-            "metric": run.metric,
-            "personal_accuracy": last(scored, *STATISTICS),
-            "received_accuracy": last("received", *STATISTICS),
-            "trained_accuracy": last("trained", *STATISTICS),
-            "global_accuracy": last("received", *STATISTICS[:2]) if has_global else None,
-            "last10": last10(rows, scored, has_global=has_global, test=on),
-            "bytes_up": sum(row["bytes_up"] for row in rows),
-            "bytes_down": sum(row["bytes_down"] for row in rows),
-            "failures": sum(len(row["failures"]) for row in rows),
-            **account(rows, run),
-            "seconds": round(self.earlier_seconds + time.perf_counter() - self.started_at, 3),
-            "status": status,
-        }
-        if absent := never_took_part(rows):
-            summary["never_took_part"] = absent
-        if self.config.validation:
-            summary |= validation(rows, run)
-        if self.config.test_on != "local":
-            final = next((row for row in reversed(rows) if row.get("common")), None)
-            summary["common"] = final["common"] if final else None
-        if lines := unseen_lines(rows):
-            summary["unseen_clients"] = {
-                f"{start}_accuracy": values for (test, start), values in lines.items() if test == on
-            }
-        return summary
+    def _summary(self, status: str, run: RunInfo) -> dict[str, Any]:
+        seconds = round(self.earlier_seconds + time.perf_counter() - self.started_at, 3)
+        summary = summarised(read_history(self.folder), run, self.config)
+        return {**summary, "engine": self.engine, "seconds": seconds, "status": status}
 
     def _rewind(self) -> None:
         """Cut the files back to the last complete round, and forget the end of an earlier run.

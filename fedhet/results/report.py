@@ -1,21 +1,23 @@
-"""The report of a run: one HTML file that needs nothing beside it, and its main figures as PNG."""
+"""Reports on a run and on several: an HTML file that needs nothing beside it, and a run's main figures as PNG."""
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from fedhet import config as configuration
 from fedhet import registry
+from fedhet.errors import FedhetError
 from fedhet.files import write_text
 from fedhet.method import Drawing
-from fedhet.results.courses import clients_by_round_figure, cost_figure, loss_figure, partition_figure
-from fedhet.results.figures import lay_out, run_figures, save_png, to_svg
-from fedhet.results.page import PAGE, SHARED
+from fedhet.results.figures import cost_figure, further_figures, main_figures, overlay_figure
+from fedhet.results.page import PAGE, SHARED, TOGETHER
+from fedhet.results.plotting import lay_out, save_png, to_svg
 from fedhet.results.run_files import RunFiles, read_run, showing
 from fedhet.results.tables import (
-    architecture_cells,
-    architecture_headings,
     beside,
     by_architecture,
     format_bytes,
@@ -23,6 +25,7 @@ from fedhet.results.tables import (
     format_value,
 )
 from fedhet.rows import STATISTICS, client_order
+from fedhet.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +39,12 @@ _CAPTIONS = {
     "clients": "The clients' accuracies at their last evaluation, by architecture.",
     "unseen_clients": "Clients that came after the last round, by epoch of training alone: with what they received, "
     "and from their own initial weights, in the same batches.",
-    "bytes": "Payload bytes of all clients together, the greeting included.",
+    "bytes": "Payload bytes of all clients together, the handshake included.",
+}
+_CAPTIONS_TOGETHER = {
+    "comparison": "Personal accuracy by round, and after the last one.",
+    "overlay": "Accuracy by round, each run by what its method is scored by.",
+    "cost": "Accuracy by what was sent until then; a method that sends nothing is not in it.",
 }
 
 
@@ -61,53 +69,42 @@ def _drawings(run: RunFiles) -> Mapping[str, Drawing]:
 
 
 def _written(run: RunFiles, drawings: Mapping[str, Drawing]) -> Path:
-    captions = _CAPTIONS | {name: drawing.caption for name, drawing in drawings.items()}
-    pictures = []
-    main = run_figures(run, drawings)
-    for name, figure in {**main, **_courses(run)}.items():
+    main = main_figures(run, drawings)
+    for name, figure in main.items():
         lay_out(figure)
-        if name in main:
-            save_png(figure, run.folder / "figures" / f"{name}.png")
-        pictures.append({"name": name, "svg": to_svg(figure, name), "caption": captions[name]})
-    path = run.folder / "report.html"
+        save_png(figure, run.folder / "figures" / f"{name}.png")
+    captions = _CAPTIONS | {name: drawing.caption for name, drawing in drawings.items()}
     chosen, defaults = _settings(run)
-    write_text(
-        path,
-        rendered(
-            PAGE,
-            run=run,
-            title=f"{run.settings.get('method', '?')} on {run.settings.get('dataset', '?')}",
-            about=_about(run),
-            facts=_facts(run),
-            pictures=pictures,
-            classes_unknown=run.partition is None and run.summary is not None and run.metric == "accuracy",
-            undrawn=sorted(run.matrices.keys() - drawings.keys()),
-            headings=architecture_headings(run.metric),
-            architectures=[architecture_cells(row) for row in by_architecture(run.clients)],
-            failures=_failures(run),
-            settings=chosen,
-            defaults=defaults,
-        ),
+    return _page(
+        run.folder / "report.html",
+        PAGE,
+        run=run,
+        title=f"{run.settings.get('method', '?')} on {run.settings.get('dataset', '?')}",
+        about=_about(run),
+        facts=_facts(run),
+        pictures=_pictures({**main, **further_figures(run)}, captions),
+        classes_unknown=run.partition is None and run.summary is not None and run.metric == "accuracy",
+        undrawn=sorted(run.matrices.keys() - drawings.keys()),
+        architectures=by_architecture(run),
+        failures=_failures(run),
+        settings=chosen,
+        defaults=defaults,
     )
-    return path
 
 
-def rendered(template: str, **values: Any) -> str:
-    """A page of a template, whose style is the same for all."""
+def _pictures(figures: "Mapping[str, Figure]", captions: Mapping[str, str]) -> list[dict[str, str]]:
+    for figure in figures.values():
+        lay_out(figure)
+    return [{"name": name, "svg": to_svg(each, name), "caption": captions[name]} for name, each in figures.items()]
+
+
+def _page(path: Path, template: str, **values: Any) -> Path:
+    """Write a page of a template, whose style is the same for all."""
     from jinja2 import Environment
 
     page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return page.from_string(SHARED + template).render(**values)
-
-
-def _courses(run: RunFiles) -> "dict[str, Figure]":
-    drawn = {
-        "partition": partition_figure(run.partition) if run.partition else None,
-        "losses": loss_figure(run),
-        "courses": clients_by_round_figure(run),
-        "cost": cost_figure({str(run.settings.get("method", "run")): run}),
-    }
-    return {name: figure for name, figure in drawn.items() if figure is not None}
+    write_text(path, page.from_string(SHARED + template).render(**values))
+    return path
 
 
 def _settings(run: RunFiles) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -182,3 +179,72 @@ def _few(names: Iterable[str], most: int = 12) -> str:
     listed = list(names)
     more = len(listed) - most
     return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def compare_folders(folders: Sequence[Path | str], path: Path) -> Path:
+    """Write a page on several runs.
+
+    Args:
+        folders: run directories.
+        path: of the page.
+
+    Raises:
+        FedhetError: a folder is not the directory of a run, or two have one name.
+    """
+    runs = {printable(Path(folder).resolve().name): read_run(folder) for folder in folders}
+    if len(runs) < len(folders):
+        raise FedhetError(f"{' '.join(map(str, folders))}: runs on one page need folders of different names")
+    headings = ["run", "method", "personal", "global", "bytes", "time", "seed"]
+    with showing(" ".join(map(str, folders))):
+        return write_together(path, "Runs together", runs, [[headings, *starmap(_line, runs.items())]])
+
+
+def write_together(
+    path: Path,
+    title: str,
+    runs: Mapping[str, RunFiles],
+    tables: Sequence[Sequence[Sequence[str]]],
+    *,
+    notes: Sequence[str] = (),
+    first: "Figure | None" = None,
+    shown: Mapping[str, RunFiles] | None = None,
+) -> Path:
+    """Write a page on several runs.
+
+    Args:
+        path: of the page.
+        title: its title.
+        runs: all of them, by name.
+        tables: each its headings, and then its rows.
+        notes: below them.
+        first: a figure that stands before the others.
+        shown: the runs that the figures are of; all by default.
+    """
+    shown = shown or runs
+    drawn = {"comparison": first, "overlay": None if first else overlay_figure(shown), "cost": cost_figure(shown)}
+    of = "" if shown is runs else " Of each method's first seed."
+    captions = {name: text + of * (name != "comparison") for name, text in _CAPTIONS_TOGETHER.items()}
+    pictures = _pictures({name: figure for name, figure in drawn.items() if figure is not None}, captions)
+    links = [(name, _link(run.folder / "report.html", path.parent)) for name, run in runs.items()]
+    return _page(path, TOGETHER, title=title, pictures=pictures, tables=tables, notes=notes, runs=links)
+
+
+def _link(report: Path, here: Path) -> str:
+    return quote(Path(os.path.relpath(report, here)).as_posix()) if report.is_file() else ""
+
+
+def _line(name: str, run: RunFiles) -> list[str]:
+    summary = run.summary or {}
+
+    def accuracy(kind: str) -> str:
+        return format_value((summary.get(f"{kind}_accuracy") or {}).get("weighted"))
+
+    return [
+        name,
+        str(run.settings.get("method", "?")),
+        accuracy("personal"),
+        accuracy("global"),
+        format_bytes(summary.get("bytes_up", 0) + summary.get("bytes_down", 0)),
+        format_seconds(summary.get("seconds")),
+        str(run.settings.get("seed", "?")),
+    ]

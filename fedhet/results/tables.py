@@ -1,33 +1,19 @@
 """Tables for a terminal, and how numbers are written in every table, report and figure."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedhet.results.history import final_clients
 from fedhet.results.run_files import RunFiles, read_run
-from fedhet.rows import STATISTICS, ClientRow
+from fedhet.rows import STATISTICS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 UNDISCLOSED = "undisclosed"
-
-
-@dataclass(frozen=True)
-class ArchitectureRow:
-    """The clients of one architecture (or all): plain means over clients of their last evaluation."""
-
-    architecture: str
-    clients: int
-    examples: int
-    accuracy: float
-    minimum: float
-    maximum: float
-    loss: float | None
 
 
 def format_bytes(number: float) -> str:
@@ -55,15 +41,21 @@ def format_seconds(seconds: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def by_architecture(rows: Iterable[ClientRow]) -> list[ArchitectureRow]:
-    """The clients' last evaluation by architecture, in order of its name, and the total in the last row.
+def by_architecture(run: RunFiles) -> list[list[str]]:
+    """The clients' last evaluation by architecture, as headings, a row for each in order of its name, and the total.
 
-    Empty where no client was evaluated.
+    Numbers are plain means over clients, the least and the greatest. Empty where no client was evaluated.
     """
-    final = final_clients(rows)
+    final = final_clients(run.clients)
     names = sorted({row.architecture for row in final})
-    table = [_architecture_row(name or UNDISCLOSED, [r for r in final if r.architecture == name]) for name in names]
-    return [*table, _architecture_row("all", final)] if final else []
+    groups = [(name or UNDISCLOSED, [row for row in final if row.architecture == name]) for name in names]
+    lines = [["architecture", "clients", "examples", f"mean {run.metric}", "min", "max", "mean loss"]]
+    for name, rows in [*groups, ("all", final)] if final else []:
+        accuracies = [row.accuracy for row in rows if row.accuracy is not None]
+        losses = [row.loss for row in rows if row.loss is not None]
+        numbers = (fmean(accuracies), min(accuracies), max(accuracies), fmean(losses) if losses else None)
+        lines.append([name, str(len(rows)), str(sum(row.examples for row in rows)), *map(format_value, numbers)])
+    return lines if final else []
 
 
 def headline(run: RunFiles) -> str:
@@ -130,42 +122,17 @@ def closing_table(folder: Path | str) -> "Table | str":
     from rich.table import Table
 
     run = read_run(folder)
-    rows = by_architecture(run.clients)
-    if not rows:
+    lines = by_architecture(run)
+    if not lines:
         return headline(run)
     where = f"{run.settings.get('method', 'run')} on {run.settings.get('dataset', 'data')}"
     table = Table(title=where, caption=headline(run), title_justify="left", caption_justify="left")
-    first, *numbers = architecture_headings(run.metric)
+    (first, *numbers), *rows, total = lines
     table.add_column(first, no_wrap=True)
     for heading in numbers:
         table.add_column(heading, justify="right")
     for row in rows:
-        if row is rows[-1]:
-            table.add_section()
-        table.add_row(*architecture_cells(row), style="bold" if row is rows[-1] else None)
+        table.add_row(*row)
+    table.add_section()
+    table.add_row(*total, style="bold")
     return table
-
-
-def architecture_headings(metric: str) -> list[str]:
-    """What stands over `architecture_cells`."""
-    return ["architecture", "clients", "examples", f"mean {metric}", "min", "max", "mean loss"]
-
-
-def architecture_cells(row: ArchitectureRow) -> list[str]:
-    """The cells of a row by architecture: name, clients, examples, mean, least and greatest accuracy, mean loss."""
-    numbers: Sequence[Any] = (row.accuracy, row.minimum, row.maximum, row.loss)
-    return [row.architecture, str(row.clients), str(row.examples), *map(format_value, numbers)]
-
-
-def _architecture_row(name: str, rows: Sequence[ClientRow]) -> ArchitectureRow:
-    accuracies = [row.accuracy for row in rows if row.accuracy is not None]
-    losses = [row.loss for row in rows if row.loss is not None]
-    return ArchitectureRow(
-        architecture=name,
-        clients=len(rows),
-        examples=sum(row.examples for row in rows),
-        accuracy=fmean(accuracies),
-        minimum=min(accuracies),
-        maximum=max(accuracies),
-        loss=fmean(losses) if losses else None,
-    )

@@ -29,7 +29,7 @@ from fedhet.engines.bundle import app_table, make_app
 from fedhet.engines.processes import command, environment_of_commands, superlink
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.history import read_history
-from fedhet.running import RunResult
+from fedhet.results.run_result import RunResult
 
 ROOT = Path(fedhet.__file__).resolve().parent.parent
 

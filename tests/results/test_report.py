@@ -14,14 +14,13 @@ from matplotlib.text import Text
 
 from fedhet import registry
 from fedhet.errors import FedhetError
-from fedhet.results import frames
-from fedhet.results.courses import MOST_NAMED, clients_by_round_figure
 from fedhet.results.drawings import cka_figure
-from fedhet.results.figures import accuracy_figure, lay_out
-from fedhet.results.report import write_report
+from fedhet.results.figures import MOST_NAMED, accuracy_figure, clients_by_round_figure
+from fedhet.results.plotting import lay_out
+from fedhet.results.report import compare_folders, write_report
 from fedhet.results.run_files import read_run
+from fedhet.results.run_result import RunResult
 from fedhet.results.tables import closing_table
-from fedhet.results.together import compare_folders
 from fedhet.rows import ClientRow
 from fedhet.text import console
 
@@ -307,7 +306,7 @@ class Attributes(Page):
 
 def test_text_of_a_folder_reaches_pages_figures_and_terminals_as_text(odd_run, tmp_path):
     page, both = write_report(odd_run), compare_folders([odd_run], tmp_path / "both.html")
-    notebook = f"<!DOCTYPE html>{frames.html_of(odd_run)}"
+    notebook = f"<!DOCTYPE html>{RunResult(odd_run, {})._repr_html_()}"
     for text in (page.read_text(encoding="utf-8"), both.read_text(encoding="utf-8"), notebook):
         assert all(char.isprintable() or char == "\n" for char in text)
         found = Attributes(text)
@@ -327,7 +326,7 @@ def test_text_of_a_folder_reaches_pages_figures_and_terminals_as_text(odd_run, t
 
 def test_a_folders_name_becomes_no_part_of_a_page(make_run, tmp_path):
     folder = make_run('x" onload="alert(1)')
-    found = Attributes(frames.html_of(folder))
+    found = Attributes(RunResult(folder, {})._repr_html_())
     assert "onload" not in found.attributes
     (folder / "report.html").touch()
     compare_folders([folder], tmp_path / "both.html")

@@ -1,0 +1,146 @@
+"""How all figures look, and how they are written: PNG files, and SVG for pages.
+
+Matplotlib is imported when a figure is drawn, and without pyplot: nothing here opens a display or leaves state behind.
+"""
+
+import io
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedhet.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+
+# The colours of text and of lines behind the data; in an SVG they become the CSS variables of the page around it, so a
+# figure follows the page into dark mode. The others read on light and dark, and to the colour-blind.
+INK, GRID = "#23272f", "#d5d9e0"
+BLUE, ORANGE, GREEN = "#0f7fc4", "#e08214", "#009e73"
+PALETTE = (BLUE, ORANGE, GREEN, "#cc79a7", "#8c6bb1", "#56b4e9", "#b8860b", "#d55e00")
+
+
+def new_figure(width: float, height: float, panels: int = 1, rows: int = 1) -> "tuple[Figure, list[Axes]]":
+    """An empty figure, its size in inches, and its panels, in the plain look of all figures here.
+
+    Panels stand side by side; of several rows those of the first come first.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = _figure_class()(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    all_axes = list(figure.subplots(rows, panels, squeeze=False).flat)
+    for axes in all_axes:
+        axes.set_facecolor("none")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(GRID)
+        axes.tick_params(color=GRID, labelcolor=INK, labelsize=9)
+        axes.xaxis.label.set_color(INK)
+        axes.yaxis.label.set_color(INK)
+        axes.grid(visible=True, color=GRID, linewidth=0.6)
+        axes.set_axisbelow(True)
+    return figure, all_axes
+
+
+def faded(colour: str) -> "Colormap":
+    """A colormap from nothing to a colour, so that zeros are the page, light or dark."""
+    from matplotlib.colors import LinearSegmentedColormap, to_rgba
+
+    return LinearSegmentedColormap.from_list("faded", [to_rgba(colour, 0.0), to_rgba(colour, 0.7)])
+
+
+@cache
+def _figure_class() -> "type[Figure]":
+    """A figure that a notebook shows, whether pyplot is loaded there or not."""
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        def draw(self, renderer: Any) -> None:
+            _as_written(self)
+            super().draw(renderer)
+
+        def _repr_svg_(self) -> str:
+            return to_svg(self, "figure", on_page=False)
+
+    return Shown
+
+
+def _as_written(figure: "Figure") -> None:
+    """Have all text of a figure drawn as it is written: `$` in a client's name begins no formula."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+
+
+def lay_out(figure: "Figure") -> None:
+    """Settle where everything in a finished figure stands, which is else done for each file, and twice the drawing."""
+    if isinstance(figure, _figure_class()):  # others' figures may hold formulas
+        _as_written(figure)
+    if engine := figure.get_layout_engine():
+        engine.execute(figure)
+        figure.set_layout_engine(None)
+
+
+def save_png(figure: "Figure", path: Path) -> None:
+    """Write a figure as PNG on white, making the folder if it is missing."""
+    white: dict[str, Any] = {"format": "png", "dpi": 150, "facecolor": "white", "metadata": {"Software": None}}
+    write_whole(path, lambda temporary: figure.savefig(temporary, **white))
+
+
+def to_svg(figure: "Figure", name: str, *, on_page: bool = True) -> str:
+    """A figure as an SVG element to put into a page: transparent, text as text, colours of text from the page.
+
+    Args:
+        figure: the figure.
+        name: goes before every id, so that the figures of one page do not share ids; the same figure and name give the
+            same text.
+        on_page: whether colours of text and of lines are those of the page around it.
+    """
+    from matplotlib import rc_context
+
+    name = re.sub(r"[^\w-]", "_", name)
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", transparent=True)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", svg)
+    return svg.replace(INK, "var(--ink)").replace(GRID, "var(--line)") if on_page else svg
+
+
+def draw_line(axes: "Axes", points: Sequence[tuple[float, float]], style: str = "-", **options: Any) -> None:
+    """Draw points as a line, with a marker at each where they are few."""
+    axes.plot(*zip(*points, strict=True), style, marker="o" if len(points) < 40 else None, markersize=3, **options)
+
+
+def label_axes(axes: "Axes", x: str, y: str, *, whole: bool = True) -> None:
+    """Name the axes, and have ticks of the x axis at whole numbers only, such as rounds."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if whole:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+
+
+def colour_bar(image: Any, panels: "Sequence[Axes]", label: str = "", **place: float) -> None:
+    """Draw the scale of an image's colours beside the panels."""
+    bar = image.figure.colorbar(image, ax=panels, **{"pad": 0.02, **place})
+    bar.set_label(label, color=INK)
+    bar.ax.tick_params(color=GRID, labelcolor=INK, labelsize=8)
+    bar.outline.set_visible(False)
+
+
+def legend_beside(axes: "Axes") -> None:
+    """A legend to the right of the axes, where it hides no data; each label once."""
+    handles = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    axes.legend(
+        handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, labelcolor=INK
+    )

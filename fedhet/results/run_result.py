@@ -1,0 +1,90 @@
+"""A finished run, for Python and notebooks."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedhet.errors import FedhetError
+from fedhet.results.history import Row, flat, read_clients, read_history
+from fedhet.results.run_files import read_run, showing
+from fedhet.results.tables import headline
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run.
+
+    Attributes:
+        folder: the run directory.
+        summary: `summary.json`; empty where the server wrote it to a disk that is not seen from here.
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+
+    @property
+    def history(self) -> list[Row]:
+        """The rows of `history.jsonl`."""
+        return read_history(self.folder)
+
+    def frame(self) -> "pandas.DataFrame":
+        """Return the history as a table of pandas, a line a round.
+
+        Its columns are the round, accuracies and losses such as `trained/accuracy/mean`, bytes, failures and seconds.
+
+        Raises:
+            FedhetError: pandas is not installed.
+        """
+        return data_frame(
+            {
+                **{"round": row["round"], "final": bool(row.get("final")), **flat(row)},
+                **{"failures": len(row["failures"]), "seconds": row["timing"]["seconds"]},
+            }
+            for row in self.history
+        )
+
+    def clients(self) -> "pandas.DataFrame":
+        """Return `clients.csv` as a table of pandas, a line a client and round; raises as `frame`."""
+        return data_frame(map(vars, read_clients(self.folder)))
+
+    def plot(self) -> "Figure":
+        """Draw the accuracy by round.
+
+        Raises:
+            FedhetError: no client was evaluated.
+        """
+        from fedhet.results.figures import accuracy_figure
+
+        figure = accuracy_figure(read_run(self.folder))
+        if figure is None:
+            raise FedhetError(f"{self.folder}: no client was evaluated, so there is nothing to draw")
+        return figure
+
+    def _repr_html_(self) -> str:
+        from fedhet.results.figures import accuracy_figure
+        from fedhet.results.plotting import to_svg
+
+        run = read_run(self.folder)
+        with showing(self.folder):
+            figure = accuracy_figure(run)
+            svg = "" if figure is None else to_svg(figure, self.folder.name, on_page=False)
+        return f"<p><b>{escape(headline(run))}</b><br><code>{escape(str(self.folder))}</code></p>{svg}"
+
+
+def data_frame(rows: Iterable[Mapping[str, Any]]) -> "pandas.DataFrame":
+    """Return rows as a table of pandas.
+
+    Raises:
+        FedhetError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise FedhetError("tables need pandas: pip install pandas") from error
+    return pandas.DataFrame(list(rows))
