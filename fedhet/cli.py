@@ -164,7 +164,8 @@ def compare(
     tune_runs: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Configurations to try for each method, drawn from its grid; the smallest grid's if left out."
+            min=1,
+            help="Configurations to try for each method, drawn from its grid; the largest grid's if left out.",
         ),
     ] = None,
     tune_seeds: Annotated[str, typer.Option(help="Comma-separated; for tuning only.")] = "1000,1001,1002",

@@ -14,7 +14,7 @@ from fedhet.comparing.measures import VariantResult, measure
 from fedhet.comparing.runs import Execution, check
 from fedhet.comparing.settings import PlannedRun, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import accuracies, costs, markdown, notes_below, number_rows, terminal_table, whole_table
-from fedhet.comparing.tuning import Tuning, tune
+from fedhet.comparing.tuning import Tuning, tune, validation_note
 from fedhet.engines import children
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import check_place, write_csv, write_text
@@ -187,15 +187,17 @@ def run_comparison(
     shared = shared_settings(variants, seeds=all_seeds, config=config, given=given)
     for note in shared.notes:
         execute.tell(note)
-    tuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else {}
+    tuned, untuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else ({}, {})
     choices = {name: {**dict(each.best.choice), "validation": 0.0} for name, each in tuned.items()}
     runs = [shared.plan(name, seed, out / f"{name}-seed{seed}", choices.get(name)) for name in names for seed in seeds]
     check(runs, given)
-    failed = execute(runs)
+    failed = {run.name: untuned[run.variant] for run in runs if run.variant in untuned}
+    failed |= execute([run for run in runs if run.variant not in untuned])
 
     results = measure(runs, failed)
     done = Comparison(out, results, results[names.index(baseline) if baseline else 0], failed)
-    notes = notes_below(results, done.baseline, shared.notes, tuning, list(tuned.values()))
+    of_settings = [*shared.notes, *filter(None, [validation_note(shared) if tuning else ""])]
+    notes = notes_below(results, done.baseline, of_settings, tuning, list(tuned.values()))
     _write(done, runs, notes, "own data" if given.data is not None else runs[0].settings.dataset)
     execute.console.print(terminal_table(accuracies(results, done.baseline)))
     execute.console.print(terminal_table(costs(results), notes))

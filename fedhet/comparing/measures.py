@@ -54,6 +54,20 @@ class Difference:
     seeds: int
 
 
+def paired_difference(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
+    """`mine` minus `theirs` over common seeds, with Student's t interval (`CONFIDENCE`); None without any."""
+    differences = [value - theirs[seed] for seed, value in mine.items() if seed in theirs]
+    if not differences:
+        return None
+    seeds, margin = len(differences), None
+    if seeds > 1:
+        from scipy import stats
+
+        quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, seeds - 1))
+        margin = quantile * statistics.stdev(differences) / math.sqrt(seeds)
+    return Difference(statistics.fmean(differences), margin, seeds)
+
+
 @dataclass(frozen=True)
 class VariantResult:
     """A variant over its completed seeds."""
@@ -75,12 +89,12 @@ class VariantResult:
 
     def mean(self, measure: str) -> float | None:
         """The mean over seeds; None where no run has the measure."""
-        values = self._values(measure)
+        values = self._by_seed(measure).values()
         return statistics.fmean(values) if values else None
 
     def spread(self, measure: str) -> float | None:
         """The sample standard deviation over seeds; None for fewer than two."""
-        values = self._values(measure)
+        values = self._by_seed(measure).values()
         return statistics.stdev(values) if len(values) > 1 else None
 
     def difference(self, other: "VariantResult", measure: str) -> Difference | None:
@@ -88,21 +102,10 @@ class VariantResult:
 
         None where they have no seed in common.
         """
-        others = {each.run.seed: each.values[measure] for each in other.outcomes}
-        pairs = [(each.values[measure], others.get(each.run.seed)) for each in self.outcomes]
-        differences = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
-        if not differences:
-            return None
-        seeds, margin = len(differences), None
-        if seeds > 1:
-            from scipy import stats
+        return paired_difference(self._by_seed(measure), other._by_seed(measure))
 
-            quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, seeds - 1))
-            margin = quantile * statistics.stdev(differences) / math.sqrt(seeds)
-        return Difference(statistics.fmean(differences), margin, seeds)
-
-    def _values(self, measure: str) -> list[float]:
-        return [value for each in self.outcomes if (value := each.values[measure]) is not None]
+    def _by_seed(self, measure: str) -> dict[int, float]:
+        return {each.run.seed: value for each in self.outcomes if (value := each.values[measure]) is not None}
 
 
 def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantResult]:

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fedhet.comparing.measures import ACCURACIES, CONFIDENCE, MEASURES, VariantResult
+from fedhet.comparing.search import Search
 from fedhet.comparing.settings import EQUAL_MODEL
-from fedhet.comparing.tuning import Tuned, Tuning
+from fedhet.comparing.tuning import Tuning
 from fedhet.results.tables import format_bytes, format_seconds, format_value
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def notes_below(
     baseline: VariantResult,
     settings: Sequence[str] = (),
     tuning: Tuning | None = None,
-    tuned: Sequence[Tuned] = (),
+    tuned: Sequence[Search] = (),
 ) -> list[str]:
     """Return what a reader of the table must know, in order.
 

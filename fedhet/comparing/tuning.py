@@ -1,17 +1,22 @@
 """Tuning: every variant's settings are chosen on validation parts, with seeds of which nothing is reported.
 
+All configurations run with the tuning seeds. A best value at the edge of its list widens the list, at most `WIDENED`
+times. Then the configurations that are not clearly worse than the best go on with further seeds, half of them each time
+(successive halving; Jamieson and Talwalkar, AISTATS 2016), until one is left, the best is clear of all others, or
+`HALVINGS` are done. The highest mean is chosen; configurations from which it is not clear are listed as ties.
+
 Test parts are evaluated in tuning runs as in all others, and nothing reads their results.
 """
 
 import itertools
 import json
-import statistics
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedhet.comparing.runs import Execution, check
+from fedhet.comparing.search import Choice, Search, Tried, record, rows
 from fedhet.comparing.settings import SAME_FOR_ALL, PlannedRun, SharedSettings, distinct
 from fedhet.config import Value
 from fedhet.errors import ConfigError, FedhetError
@@ -23,10 +28,10 @@ SEEDS = (1000, 1001, 1002)
 SHARE = 0.2
 """Of the training examples: validation, in tuning runs with no other share set."""
 
-_NOT_TUNED = SAME_FOR_ALL | {"architectures", "assign"}
+WIDENED, HALVINGS = 2, 2
+RATE = "learning-rate"
 
-Choice = tuple[tuple[str, Value], ...]
-"""Keys and values that are tried together."""
+_NOT_TUNED = SAME_FOR_ALL | {"architectures", "assign"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,8 @@ class Tuning:
         grid: values by key, of keys that all methods share or that are a method's own (`fedhenn.eta0`); under
             `NAME:KEY` those that one variant tries instead of the others'.
         seeds: each configuration runs once with each.
-        runs: configurations that a variant may try; None: as many for each as the smallest grid with a choice has.
+        runs: configurations that a variant tries; None: as many for each as the largest grid has. A variant whose grid
+            is smaller tries further learning rates between and beyond its own, if it tunes the rate.
     """
 
     grid: Mapping[str, Sequence[Value]]
@@ -46,43 +52,83 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A configuration that was tried: its validation accuracy by seed, pooled over clients, or why there is none."""
+class _Tuner:
+    """One tuning: its settings, and how its runs are carried out."""
 
-    choice: Choice
-    by_seed: Mapping[int, float]
-    failed: Mapping[int, str]
+    tuning: Tuning
+    shared: SharedSettings
+    share: float
+    folder: Path
+    execute: Execution
 
-    @property
-    def accuracy(self) -> float | None:
-        """The mean over tuning seeds; None unless all of them have one."""
-        return None if self.failed else statistics.fmean(self.by_seed.values())
+    def run(self, asked: Sequence[tuple[Search, Tried]], seeds: Sequence[int]) -> None:
+        """Run configurations with further seeds, and note their accuracies."""
+        planned = {
+            (search.variant, tried.choice, seed): self._plan(search.variant, tried.choice, seed)
+            for search, tried in asked
+            for seed in seeds
+        }
+        check(planned.values())
+        failed = self.execute(list(planned.values()))
+        for search, tried in asked:
+            for seed in seeds:
+                _note(tried, seed, planned[search.variant, tried.choice, seed], failed)
 
+    def _plan(self, variant: str, choice: Choice, seed: int) -> PlannedRun:
+        words = [f"{key}={value}".replace("/", "_") for key, value in choice]
+        place = self.folder / ",".join([variant, *words, f"seed={seed}"])
+        return self.shared.plan(variant, seed, place, {**dict(choice), "validation": self.share, "report": False})
 
-@dataclass(frozen=True)
-class Tuned:
-    """The outcome of a variant's tuning: how many configurations its grid holds, those tried, and the best of these."""
+    def widen(self, searches: Sequence[Search]) -> None:
+        """Try values beyond the edges at which the best configurations lie; note the edges that remain."""
+        for attempt in range(WIDENED + 1):
+            beyond = {search.variant: list(self._beyond(search)) for search in searches}
+            for search in searches:
+                search.edges = [key for key, _ in beyond[search.variant]]
+            asked = [(search, Tried(choice)) for search in searches for _, choice in beyond[search.variant]]
+            if attempt == WIDENED or not asked:
+                return
+            self.execute.tell("the best value is the last of its list: trying further ones")
+            for search, tried in asked:
+                search.tried.append(tried)
+            self.run(asked, self.tuning.seeds)
 
-    variant: str
-    grid: int
-    tried: Sequence[Tried]
+    def _beyond(self, search: Search) -> Iterator[tuple[str, Choice]]:
+        """Each key whose best value is the lowest or highest tried, and the best choice with a value beyond it."""
+        for key, value in search.best.choice:
+            values = sorted({dict(each.choice)[key] for each in search.tried if _is_number(dict(each.choice)[key])})
+            if len(values) < 2 or value == 0 or value not in (values[0], values[-1]):
+                continue
+            further = _further(*(values[1::-1] if value == values[0] else values[-2:]))
+            choice = tuple((k, further if k == key else v) for k, v in search.best.choice)
+            try:
+                self.shared.settings(search.variant, self.tuning.seeds[0], dict(choice))
+            except ConfigError:  # the key's own range ends here
+                continue
+            if all(each.choice != choice for each in search.tried):
+                yield key, choice
 
-    @property
-    def best(self) -> Tried:
-        """The first of those with the highest accuracy."""
-        return max((each for each in self.tried if each.accuracy is not None), key=lambda each: each.accuracy or 0.0)
-
-    @property
-    def text(self) -> str:
-        """The choice in words."""
-        chosen = ", ".join(f"{key} = {value}" for key, value in self.best.choice) or "nothing to choose"
-        tried = f"{len(self.tried)} of {self.grid} tried"
-        return f"{self.variant}: {chosen} (validation {self.best.accuracy:.3f}, {tried})"
+    def halve(self, searches: Sequence[Search], reported: Sequence[int]) -> None:
+        """Give the better half of the configurations that are not clearly worse than the best further seeds."""
+        used = [*self.tuning.seeds, *reported]
+        for _ in range(HALVINGS):
+            seeds = [max(used) + 1 + number for number in range(len(self.tuning.seeds))]
+            asked = []
+            for search in searches:
+                level = [each for each in search.ties if len(each.by_seed) == len(search.best.by_seed)]
+                if level:
+                    rivals = [search.best, *level]
+                    asked += [(search, each) for each in rivals[: max(2, math.ceil(len(rivals) / 2))]]
+            if not asked:
+                return
+            self.execute.tell(f"{len(asked)} configurations are not clear of each other: seeds {seeds[0]} and on")
+            self.run(asked, seeds)
+            used += seeds
 
 
 def tune(
     tuning: Tuning, shared: SharedSettings, *, reported: Sequence[int], out: Path, execute: Execution
-) -> dict[str, Tuned]:
+) -> tuple[dict[str, Search], dict[str, str]]:
     """Run every variant's configurations in `out/tuning`, and write `tuning.json` and `tuning.csv` into `out`.
 
     Args:
@@ -93,41 +139,53 @@ def tune(
         execute: carries runs out.
 
     Returns:
-        The outcome by variant.
+        The outcome by variant; and of variants without a configuration that completed with all seeds, why.
 
     Raises:
         ConfigError: settings that cannot be tuned so; nothing was started.
-        FedhetError: no configuration of a variant completed with all seeds; the same command tries again.
+        FedhetError: no configuration of any variant completed; the same command tries again.
     """
     _check(tuning, shared, reported)
     share = float(shared.for_all["validation"]) or SHARE
     grids = {variant: _grid(tuning, shared, variant) for variant in shared.own}
-    number = tuning.runs or min((len(grid) for grid in grids.values() if len(grid) > 1), default=1)
-    drawn = {variant: _drawn(grid, number, tuning.seeds[0], variant) for variant, grid in grids.items()}
-    planned = {
-        (variant, choice): [_plan(shared, variant, choice, share, seed, out / "tuning") for seed in tuning.seeds]
-        for variant, choices in drawn.items()
-        for choice in choices
-    }
-    runs = list(itertools.chain(*planned.values()))
-    check(runs)
-    counts = ", ".join(f"{len(drawn[variant])} of {len(grid)} for {variant}" for variant, grid in grids.items())
+    largest = max(map(len, grids.values()))
+    number = min(tuning.runs or largest, largest)
+    searches = []
+    for variant, grid in grids.items():
+        choices = _filled(_drawn(grid, number, tuning.seeds[0], variant), number)
+        searches.append(Search(variant, len(grid), [Tried(choice) for choice in choices]))
+    counts = ", ".join(f"{len(each.tried)} for {each.variant}" for each in searches)
     execute.tell(f"tuning with seeds {', '.join(map(str, tuning.seeds))}: configurations {counts}")
-    failed = execute(runs)
-    results = {
-        variant: Tuned(variant, len(grids[variant]), [_tried(c, planned[variant, c], failed) for c in choices])
-        for variant, choices in drawn.items()
+    tuner = _Tuner(tuning, shared, share, out / "tuning", execute)
+    tuner.run([(search, tried) for search in searches for tried in search.tried], tuning.seeds)
+    without = {each.variant: each.reasons for each in searches if not each.completed}
+    if len(without) == len(searches):
+        raise FedhetError("\n".join(without.values()))
+    searches = [each for each in searches if each.completed]
+    tuner.widen(searches)
+    tuner.halve(searches, reported)
+    outcome = {
+        "note": validation_note(shared),
+        "seeds": list(tuning.seeds),
+        "validation": share,
+        "methods": {each.variant: record(each) for each in searches},
+        "failed": without,
     }
-    without = [variant for variant, each in results.items() if all(tried.accuracy is None for tried in each.tried)]
-    if without:
-        reasons = "\n".join(f"  {name}: {reason}" for name, reason in failed.items())
-        raise FedhetError(f"no configuration of {', '.join(without)} completed with all tuning seeds:\n{reasons}")
-    record = {"seeds": list(tuning.seeds), "validation": share, "methods": {n: _record(e) for n, e in results.items()}}
-    write_text(out / "tuning.json", json.dumps(record, indent=2) + "\n")
-    write_csv(out / "tuning.csv", _rows(tuning, results))
-    for each in results.values():
+    write_text(out / "tuning.json", json.dumps(outcome, indent=2) + "\n")
+    write_csv(out / "tuning.csv", rows(searches))
+    for each in searches:
         execute.tell(f"chosen for {each.text}")
-    return results
+    return {each.variant: each for each in searches}, without
+
+
+def validation_note(shared: SharedSettings) -> str:
+    """Say that validation parts have other labels than the test set that the table reports; empty if they do not."""
+    if shared.for_all["test-on"] != "global" or shared.for_all["partition"] == "iid":
+        return ""
+    return (
+        "Tuning measured each client's own labels, on validation parts of its own examples; the table reports the "
+        "common test set (test-on = global), on which other settings may be better."
+    )
 
 
 def _check(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]) -> None:
@@ -176,49 +234,50 @@ def _drawn(grid: Sequence[Choice], number: int, seed: int, variant: str) -> list
     return [grid[index] for index in sorted(order)]
 
 
-def _plan(shared: SharedSettings, variant: str, choice: Choice, share: float, seed: int, folder: Path) -> PlannedRun:
-    words = [f"{key}={value}".replace("/", "_") for key, value in choice]
-    place = folder / ",".join([variant, *words, f"seed={seed}"])
-    return shared.plan(variant, seed, place, {**dict(choice), "validation": share, "report": False})
+def _filled(choices: list[Choice], number: int) -> list[Choice]:
+    """The choices, and further learning rates with each of their other settings until they are `number`.
+
+    So a method with fewer keys, `local` above all, has as many tries as the others.
+    """
+    rates = sorted({float(dict(each)[RATE]) for each in choices if RATE in dict(each)})
+    filled = list(choices)
+    for rate in _refined(rates) if rates and rates[0] > 0 else ():
+        for choice in choices:
+            new = tuple((key, float(f"{rate:.3g}") if key == RATE else value) for key, value in choice)
+            if len(filled) >= number:
+                return filled
+            if new not in filled:
+                filled.append(new)
+    return filled
 
 
-def _tried(choice: Choice, runs: Sequence[PlannedRun], failed: Mapping[str, str]) -> Tried:
-    by_seed, reasons = {}, {}
-    for run in runs:
-        if run.name in failed:
-            reasons[run.seed] = failed[run.name]
-            continue
-        accuracy = ((read_run(run.folder).summary or {}).get("validation_accuracy") or {}).get("weighted")
-        if accuracy is None:
-            reasons[run.seed] = "there is no validation accuracy"
-        else:
-            by_seed[run.seed] = float(accuracy)
-    return Tried(choice, by_seed, reasons)
+def _refined(rates: list[float]) -> Iterator[float]:
+    """Further values without end: halfway between neighbours by ratio, one beyond each end, and so on."""
+    while True:
+        between = [math.sqrt(low * high) for low, high in itertools.pairwise(rates)]
+        ratio = rates[1] / rates[0] if len(rates) > 1 else 3.0
+        further = [*between, rates[0] / ratio, rates[-1] * ratio]
+        yield from further
+        rates = sorted([*rates, *further])
 
 
-def _record(tuned: Tuned) -> dict[str, Any]:
-    return {
-        "grid": tuned.grid,
-        "chosen": dict(tuned.best.choice),
-        "validation_accuracy": tuned.best.accuracy,
-        "tried": [
-            {
-                "settings": dict(tried.choice),
-                "validation_accuracy": tried.accuracy,
-                "by_seed": dict(tried.by_seed),
-                "failed": dict(tried.failed),
-            }
-            for tried in tuned.tried
-        ],
-    }
+def _is_number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _rows(tuning: Tuning, results: Mapping[str, Tuned]) -> Iterator[Sequence[object]]:
-    """A heading, and a row for each configuration of each variant."""
-    keys = distinct(name.rpartition(":")[2] for name in tuning.grid)
-    yield ["method", *keys, *(f"seed {seed}" for seed in tuning.seeds), "validation_accuracy", "chosen"]
-    for each in results.values():
-        for tried in each.tried:
-            values = [dict(tried.choice).get(key) for key in keys]
-            accuracies = [tried.by_seed.get(seed) for seed in tuning.seeds]
-            yield [each.variant, *values, *accuracies, tried.accuracy, tried is each.best]
+def _further(inner: Value, edge: Value) -> Value:
+    """A number as far beyond the edge of a list as its neighbour lies before it: by ratio, by difference from 0."""
+    low, high = float(inner), float(edge)
+    beyond = high * high / low if low > 0 and high > 0 else 2 * high - low
+    return round(beyond) if isinstance(inner, int) and isinstance(edge, int) else float(f"{beyond:.3g}")
+
+
+def _note(tried: Tried, seed: int, run: PlannedRun, failed: Mapping[str, str]) -> None:
+    """Note the validation accuracy and the gradient steps of a run, or why there is none."""
+    summary = {} if run.name in failed else read_run(run.folder).summary or {}
+    accuracy = (summary.get("validation_accuracy") or {}).get("weighted")
+    if accuracy is None:
+        tried.failed[seed] = failed.get(run.name, "there is no validation accuracy")
+        return
+    tried.by_seed[seed] = float(accuracy)
+    tried.steps += int((summary.get("work") or {}).get("steps") or 0)

@@ -1,0 +1,120 @@
+"""A variant's search for its settings: the configurations tried, the best one, and those that are not clear of it."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedhet.comparing.measures import paired_difference
+from fedhet.comparing.settings import distinct
+from fedhet.config import Value
+
+Choice = tuple[tuple[str, Value], ...]
+"""Keys and values that are tried together."""
+
+
+@dataclass
+class Tried:
+    """A configuration that was tried.
+
+    Attributes:
+        choice: its keys and values.
+        by_seed: its validation accuracy by seed, pooled over clients.
+        failed: why there is none, by seed.
+        steps: gradient steps of all its runs.
+    """
+
+    choice: Choice
+    by_seed: dict[int, float] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    steps: int = 0
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over its seeds; None unless all of them have one."""
+        return None if self.failed or not self.by_seed else statistics.fmean(self.by_seed.values())
+
+    @property
+    def words(self) -> str:
+        """Its keys and values in words."""
+        return ", ".join(f"{key} = {value}" for key, value in self.choice) or "nothing to choose"
+
+    def clearly_below(self, other: "Tried") -> bool:
+        """Whether the interval of the paired difference over common seeds lies below 0."""
+        difference = paired_difference(self.by_seed, other.by_seed)
+        return difference is not None and difference.margin is not None and difference.mean + difference.margin < 0
+
+
+@dataclass
+class Search:
+    """The tuning of one variant: its configurations, how many its grid holds, and what was found at its edges."""
+
+    variant: str
+    grid: int
+    tried: list[Tried]
+    edges: list[str] = field(default_factory=list)
+
+    @property
+    def completed(self) -> list[Tried]:
+        """The configurations that completed with all their seeds, best first; those with the most seeds come first."""
+        done = [each for each in self.tried if each.accuracy is not None]
+        return sorted(done, key=lambda each: (-len(each.by_seed), -(each.accuracy or 0.0)))
+
+    @property
+    def best(self) -> Tried:
+        """The one with the highest mean, of those with the most seeds; the first tried of several that are equal."""
+        return self.completed[0]
+
+    @property
+    def ties(self) -> list[Tried]:
+        """The others that are not clearly below the best, best first."""
+        return [each for each in self.completed[1:] if not each.clearly_below(self.best)]
+
+    @property
+    def reasons(self) -> str:
+        """Why none completed, if none did."""
+        reasons = dict.fromkeys(reason for tried in self.tried for reason in tried.failed.values())
+        return f"no configuration of {self.variant} completed with all tuning seeds: {'; '.join(reasons)}"
+
+    @property
+    def text(self) -> str:
+        """The choice in words, with its nearest tie and the edges at which it lies."""
+        more = len(self.tried) - min(self.grid, len(self.tried))
+        tried = f"{len(self.tried)} tried" + (f", {more} beyond its grid" if more else f" of {self.grid}")
+        words = [f"{self.variant}: {self.best.words} (validation {self.best.accuracy:.3f}, {tried})"]
+        if self.ties:
+            first, others = self.ties[0], len(self.ties) - 1
+            rest = f" and {others} other{'s' * (others > 1)}" if others else ""
+            words.append(f"not clear of {first.words} ({first.accuracy:.3f}){rest}")
+        words += [f"{key} at the edge of the values tried" for key in self.edges]
+        return "; ".join(words)
+
+
+def record(search: Search) -> dict[str, Any]:
+    """Return a search as JSON values."""
+
+    def result(tried: Tried) -> dict[str, Any]:
+        return {"settings": dict(tried.choice), "validation_accuracy": tried.accuracy}
+
+    return {
+        "grid": search.grid,
+        "chosen": dict(search.best.choice),
+        "validation_accuracy": search.best.accuracy,
+        "ties": [result(each) for each in search.ties],
+        "edges": search.edges,
+        "steps": sum(each.steps for each in search.tried),
+        "tried": [result(t) | {"by_seed": t.by_seed, "failed": t.failed, "steps": t.steps} for t in search.tried],
+    }
+
+
+def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
+    """Yield a heading, and a row for each configuration of each variant."""
+    keys = distinct(key for each in searches for tried in each.tried for key, _ in tried.choice)
+    seeds = sorted({seed for each in searches for tried in each.tried for seed in tried.by_seed})
+    yield ["method", *keys, *(f"seed {seed}" for seed in seeds), "validation_accuracy", "result", "steps"]
+    for search in searches:
+        results = {tried.choice: "tie" for tried in search.ties} | {search.best.choice: "chosen"}
+        for tried in search.tried:
+            values = [dict(tried.choice).get(key) for key in keys]
+            accuracies = [tried.by_seed.get(seed) for seed in seeds]
+            yield [search.variant, *values, *accuracies, tried.accuracy, results.get(tried.choice, ""), tried.steps]
