@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.text import PrintableLog
+from fedhet.version import __version__
 
 if TYPE_CHECKING:
     from fedhet.client.app import make_client_app
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
     from fedhet.results.run_result import RunResult
     from fedhet.running import run
     from fedhet.serving import make_server_app
-
-__version__ = "0.1.0"
 
 logging.getLogger("flwr").getChild("fedhet").addFilter(PrintableLog())
 

@@ -68,7 +68,7 @@ def main() -> None:
 @app.callback(invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
     if version:
-        from fedhet import __version__
+        from fedhet.version import __version__
 
         typer.echo(f"fedhet {__version__}")
         raise typer.Exit

@@ -15,14 +15,10 @@ from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedhet.errors import ConfigError, nearest
 from fedhet.method import Drawing, Method
-
-if TYPE_CHECKING:
-    from fedhet.client import ClientSide
-    from fedhet.server import FederatedStrategy
 
 _log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -130,24 +126,24 @@ def of_data(reference: str, place: Path) -> Method:
     )
 
 
-def strategy(name: str) -> "type[FederatedStrategy[Any, Any]]":
-    """The server side of a method.
+def strategy(name: str) -> type[Any]:
+    """The server side of a method, a `fedhet.server.FederatedStrategy`.
 
     Raises:
         ConfigError: there is no such method, or it names no server side.
     """
-    found: type[FederatedStrategy[Any, Any]] = _side(method(name), "server")
-    return found
+    return _side(method(name), "server")
 
 
-def client_side(name: str) -> "type[ClientSide[Any]]":
-    """The client side of a method; a name that needs to be imported is refused, since it comes over the wire.
+def client_side(name: str) -> type[Any]:
+    """The client side of a method, a `fedhet.client.ClientSide`.
+
+    A name that needs to be imported is refused, since it comes over the wire.
 
     Raises:
         ConfigError: there is no such method here, or it names no client side.
     """
-    found: type[ClientSide[Any]] = _side(method(name, trusted=False), "client")
-    return found
+    return _side(method(name, trusted=False), "client")
 
 
 def drawings(name: str) -> Mapping[str, Drawing]:
@@ -253,11 +249,11 @@ def _checked(found: object, name: str) -> Method:
     return found
 
 
-def _side(method: Method, which: str) -> Any:
+def _side(method: Method, which: str) -> type[Any]:
     reference = getattr(method, which)
     what = f"the {which} side of method {method.name!r}, {reference!r},"
     try:
-        side = _object(reference)
+        side: type[Any] = _object(reference)
     except (ImportError, AttributeError, ValueError, OSError) as error:
         raise ConfigError(f"{what} cannot be imported: {error}") from error
     if getattr(side, "role", None) != which:

@@ -57,7 +57,8 @@ def serve(
     Raises:
         FedhetError: as the strategy's `start`.
     """
-    make, here = registry.strategy(config.prefix), engine == "local" or simulated(grid)
+    make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.prefix)
+    here = engine == "local" or simulated(grid)
     with recorded(folder, config, engine, resume=resume, own=own.words, simulated=here) as recording:
         strategy = make(config, shared=shared, model=model or own.model, observers=[*recording, *observers])
         strategy.state = recording[0].state(strategy.state_class) or strategy.state

@@ -15,6 +15,7 @@ from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError
 from fedhet.given import Given
 from fedhet.machine import process_restored
+from fedhet.server import FederatedStrategy
 
 PLACES = frozenset({"out", "state-dir", "engine", "resume", "workers", "report"})
 """Where and how a run is carried out, which the comparison decides and which changes nothing of what is computed."""
@@ -224,7 +225,7 @@ def settled_rounds(config: Config, given: Given = Given()) -> int:  # noqa: B008
     """
     with tempfile.TemporaryDirectory() as folder, process_restored():
         config = config.but(state_dir=folder, out="")
-        strategy = registry.strategy(config.prefix)(
+        strategy: FederatedStrategy[Any, Any] = registry.strategy(config.prefix)(
             config,
             shared=population.shared_pool(config) if given.data is None else None,
             model=given.model,

@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-import fedhet
 from fedhet import config as configuration
+from fedhet.version import __version__
 
 _BESIDE = ("strategies", "client_apps", "run_configs")
 _PROJECT = """[project]
@@ -34,11 +34,11 @@ def app_table() -> str:
 
 def make_app(app: Path) -> Path:
     """A Flower app of the code that runs here."""
-    package = Path(fedhet.__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package, app / "fedhet", ignore=ignored)
     for name in _BESIDE:
         if not (package / name).is_dir():
             shutil.copytree(package.parent / name, app / name, ignore=ignored)
-    (app / "pyproject.toml").write_text(_PROJECT.format(version=fedhet.__version__) + app_table(), encoding="utf-8")
+    (app / "pyproject.toml").write_text(_PROJECT.format(version=__version__) + app_table(), encoding="utf-8")
     return app

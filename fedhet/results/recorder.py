@@ -29,6 +29,7 @@ from fedhet.results.report import write_report
 from fedhet.results.summary import summarised
 from fedhet.rows import ClientRow, client_order
 from fedhet.state import State
+from fedhet.version import __version__
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -264,6 +265,4 @@ def _config_text(config: Config, folder: Path, engine: str, own: Mapping[str, st
 
 @cache
 def _version(package: str) -> str:
-    import fedhet
-
-    return fedhet.__version__ if package == "fedhet" else version(package)
+    return __version__ if package == "fedhet" else version(package)

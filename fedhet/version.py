@@ -1,0 +1,3 @@
+"""The version of fedhet."""
+
+__version__ = "0.1.0"
