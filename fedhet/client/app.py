@@ -7,6 +7,7 @@ from flwr.clientapp import ClientApp
 
 from fedhet import given, registry
 from fedhet.client.application import Application
+from fedhet.client.clients import Clients
 from fedhet.flower.mods import clips, in_flowers_format
 from fedhet.method import Method
 from fedhet.task import get_task
@@ -44,13 +45,8 @@ def make_client_app(
         registry.give(method)
     clipping = [mod for mod in mods or () if clips(mod)]
     app = ClientApp(mods=[in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None)
-    application = Application(
-        given.model_function(model),
-        given.data_function(data),
-        get_task(task) if task else None,
-        mods=bool(mods),
-        clipped=bool(clipping),
-    )
+    clients = Clients(given.model_function(model), given.data_function(data), get_task(task) if task else None)
+    application = Application(clients, mods=bool(mods), clipped=bool(clipping))
     app.query()(application.query)
     app.train(mods=clipping)(application.train)
     app.evaluate()(application.evaluate)

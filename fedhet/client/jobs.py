@@ -1,7 +1,7 @@
-"""A job: one client's part of a round, from what came to what is sent back.
+"""What a client does for a message: it trains, is evaluated, or comes after the last round.
 
-`begin`, `train`, `end`: a job owns its network and its streams of batches and dropout as long as it lasts, so several
-may be under way at once, and their passes be one (`fedhet.learning.batching`).
+A job owns its network and its streams of batches and dropout as long as it lasts, so several may be under way at once,
+and their passes be one (`fedhet.learning.batching`).
 """
 
 import logging
@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet import learning, population
 from fedhet.client.policy import Policy
 from fedhet.client.side import AnySide, Client
 from fedhet.client.state import Keeping
+from fedhet.client.trying import Tried
 from fedhet.data import Examples, resident
 from fedhet.errors import ModelError
 from fedhet.learning import Phase
@@ -35,12 +36,13 @@ class Job:
 
     Attributes:
         info: who the client is.
-        side: the method's.
+        side: the method's client side.
         payload: what the server sent.
         keeping: the client's lasting things.
+        redraw: gives a network fresh weights, drawn from torch's global generator.
         policy: the rules of its node.
+        tried: what is known of a user's network and data.
         measured: its evaluations so far.
-        phases: what is to be trained, one after the other.
         batches: the stream that draws the order of examples.
     """
 
@@ -48,9 +50,10 @@ class Job:
     side: AnySide
     payload: Payload
     keeping: Keeping
+    redraw: Callable[[nn.Module], None]
     policy: Policy = field(default_factory=Policy)
+    tried: Tried | None = None
     measured: dict[str, Measured] = field(default_factory=dict)
-    phases: Iterable[Phase] = ()
     batches: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,48 +66,49 @@ class Job:
         return self.side.client
 
 
-def begin(job: Job) -> None:
-    """Take in what came, evaluate it if that was asked for, and settle what is trained."""
+def train(job: Job) -> Payload:
+    """Take in what came, train the method's phases, and return what is sent back; what lasts is saved."""
     side, client = job.side, job.client
+    restore(job)
     take_in(job)
     if client.request.evaluate:
         measure(job, "received")
-    job.phases = side.phases(job.payload)
-
-
-def take_in(job: Job) -> None:
-    """Take in what came; BatchNorm's statistics are taken anew if that is configured and weights came."""
-    job.side.begin(job.payload)
-    if job.client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
-        job.client.reestimate()
-
-
-def train(job: Job) -> None:
-    """Train the phases; what is to be measured between phases is."""
-    seed_everything(job.client.seed("dropout"))
-    _run(job, job.phases)
-
-
-def end(job: Job) -> Payload:
-    """What is sent back; what lasts is saved."""
-    reply = job.side.end(job.payload)
-    if job.client.request.evaluate:
+    phases = side.phases(job.payload)
+    seed_everything(client.seed("dropout"))
+    _run(job, phases)
+    reply = side.end(job.payload)
+    if client.request.evaluate:
         measure(job, "trained")
-    job.keeping.save(job.side)
+    job.keeping.save(side)
     return reply
 
 
-def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None]) -> Payload:
-    """What a client that comes after the last round achieves alone, with what it receives and without.
+def evaluate(job: Job) -> Payload:
+    """Measure the received model and, where clients keep models, the client's own; at the end of a run, save that."""
+    side, client = job.side, job.client
+    restore(job)
+    # What a client received is its own model until it has trained one.
+    personal = side.traits.keeps == "model"
+    trained = personal and client.request.expected >= 0 and not job.keeping.lost
+    own = {name: tensor.clone() for name, tensor in client.tensors.items()} if trained else {}
+    take_in(job)
+    measure(job, "received")
+    if personal:
+        if trained:
+            client.model.load_state_dict(own)
+        measure(job, "trained")
+    # What is shared may be a part only: then each client's network is its own, whatever it keeps.
+    if client.request.final and (personal or not side.traits.whole):
+        job.keeping.write_model(client.tensors)
+    return side.finish(job.payload) if client.request.final else Payload()
+
+
+def join(job: Job) -> Payload:
+    """Measure what a client that comes after the last round achieves by itself, with what it receives and without.
 
     Its own network is trained for `unseen-epochs` on its own examples, by the task's loss alone, from both starts
     with the same batches, each at a rate of its own; BatchNorm's statistics are taken from its own images first. It is
     evaluated before the first epoch and after each.
-
-    Args:
-        job: the client's.
-        scratch: gives the network its initial weights,
-        received: and those that it has where nothing came.
     """
     client, config = job.client, job.client.config
     rates = {"received": config.unseen_learning_rate or config.learning_rate}
@@ -112,9 +116,9 @@ def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None])
     for start in reversed(STARTS):  # what came may be a network of other widths
         optimisation = replace(client.optimisation(), learning_rate=rates[start], schedule=None)
         if start == "scratch":
-            scratch()
+            initialise(job, client.name)
         else:
-            received()
+            restore(job)
             job.side.begin(job.payload)
         client.reestimate()
         job.batches = torch_generator(config.seed, "newcomer", client.name)
@@ -124,6 +128,38 @@ def join(job: Job, *, scratch: Callable[[], None], received: Callable[[], None])
             _run(job, [Phase(1, optimisation, continues=epoch > 1)])
             _score(job, f"{start}-{epoch}", client.model)
     return Payload()
+
+
+def restore(job: Job) -> None:
+    """Put the model and the method's memory into the state that the server expects."""
+    client, side = job.client, job.side
+    saved, own = job.keeping.restored(side), client.tensors
+    sent = job.payload.arrays.get("model", {})
+    known = {name for name, key in side.shared_names().items() if key in sent}
+    known |= {name.removeprefix("model/") for name in saved}
+    if not own.keys() <= known:
+        together = client.config.shared_init and side.traits.together
+        initialise(job, "all" if together else client.name)
+    with torch.no_grad():
+        for name, tensor in saved.items():
+            group, _, key = name.partition("/")
+            if group == "model":
+                own[key].copy_(tensor)
+            else:
+                client.memory[key] = tensor.to(client.device, copy=True)
+
+
+def initialise(job: Job, name: str) -> None:
+    """Fresh weights: those of a client, by its name, or with `all` those from which all clients of a run start."""
+    seed_everything(derive_seed(job.client.config.seed, "initial weights", name))
+    job.redraw(job.client.model)
+
+
+def take_in(job: Job) -> None:
+    """Take in what came; BatchNorm's statistics are taken anew if that is configured and weights came."""
+    job.side.begin(job.payload)
+    if job.client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
+        job.client.reestimate()
 
 
 def measure(job: Job, when: str) -> None:

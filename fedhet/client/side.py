@@ -203,15 +203,12 @@ class ClientSide(Generic[P]):
         tensors = self.client.tensors
         return {key: tensors[name] for name, key in self.shared_names().items()}
 
-    # ---- questions
-
-    def first(self) -> Payload:
-        """What is shared before the first round, of a network that was just initialised for all."""
-        return self._of_shared()
-
-    def _of_shared(self) -> Payload:
+    def share(self) -> Payload:
+        """Return what is shared, as it travels."""
         shared = self.shared()
         return Payload({"model": to_arrays(shared, self.client.config.wire_dtype)} if shared else {})
+
+    # ---- questions
 
     def handshake(self, payload: Payload) -> Payload:
         """Answer the server's greeting with whatever the method wants to know first."""
@@ -238,7 +235,7 @@ class ClientSide(Generic[P]):
 
     def end(self, payload: Payload) -> Payload:
         """What is sent back after training; `client.trained` has what the terms recorded."""
-        return self._of_shared()
+        return self.share()
 
     # ---- evaluation
 
