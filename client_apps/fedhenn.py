@@ -12,20 +12,19 @@ from torch import Tensor
 from fedhet.client import ClientSide, LostState
 from fedhet.errors import DataError, ModelError
 from fedhet.learning import FurtherBatch, Step, Term, read
-from fedhet.methods.fedhenn import AUGMENTATION, SHUFFLE, FedHeNNParameters
+from fedhet.methods import fedhenn
 from fedhet.randomness import numpy_generator, torch_generator
 from fedhet.representations import Alignment, RandomStream, Rows
 from fedhet.representations.features import ROWS_AT_ONCE
 from fedhet.representations.packing import Factor, pack, unpack, unpack_blocks
 from fedhet.representations.scores import scores_of
-from fedhet.representations.spectral import cluster_rows
 from fedhet.representations.targets import compress, mean_rbf_blocks
 from fedhet.wire import Arrays, Payload
 
 from ._received import check_rows, reading_request, rows_in  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class FedHeNN(ClientSide[FedHeNNParameters]):
+class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
     """Local training of equation 5 (homogeneous) or 6 (heterogeneous)."""
 
     def handshake(self, payload: Payload) -> Payload:
@@ -47,10 +46,6 @@ class FedHeNN(ClientSide[FedHeNNParameters]):
         """What it looks like after training."""
         return self._probe()
 
-    def answer(self, question: str, payload: Payload) -> Payload:
-        """The representation of the rows asked for, X(t), or the posteriors."""
-        return Payload({question: self._telling(payload, self.client.request.round)})
-
     def terms(self, payload: Payload) -> tuple[Term, ...]:
         """eta(t) d(Phi_i(X(t)), target) on rows of the RAD; none in the first round, or where there is no target yet.
 
@@ -60,13 +55,8 @@ class FedHeNN(ClientSide[FedHeNNParameters]):
         if not eta:
             return ()
         rad = self._rad(payload.arrays["rad"], client.request.round)
-        alignment = Alignment(
-            own.kernel,
-            self._target(payload, rad),
-            batch=own.rad_batch,
-            generator=client.generator("rad rows"),
-            threshold=own.rbf_threshold,
-        )
+        target, rows = self.target(payload, rad), client.generator("rad rows")
+        alignment = Alignment(own.kernel, target, batch=own.rad_batch, generator=rows)
 
         def draw(step: int) -> tuple[Rows, Tensor] | None:
             if step % own.rad_every:
@@ -87,8 +77,8 @@ class FedHeNN(ClientSide[FedHeNNParameters]):
         """What travels of the model, what it makes of X(t+1), and how far from the target it was."""
         reply = super().end(payload)
         if "next-rad" in payload.arrays:
-            told = "posteriors" if self.parameters.target == "spectral" else "features"
-            reply.arrays[told] = self._telling(payload, self.client.request.round + 1)
+            rad = self._rad(payload.arrays["next-rad"], self.client.request.round + 1)
+            reply.arrays[self.parameters.told] = self._telling(rad)
         if "distance" in self.client.trained.recorded:
             reply.values["distance"] = self.client.trained.means["distance"]
         return reply
@@ -98,44 +88,31 @@ class FedHeNN(ClientSide[FedHeNNParameters]):
         client, seed = self.client, self.client.config.seed
         inputs = rows_in(arrays, client.pool.inputs, "rows of the RAD")
         if client.augment and self.parameters.augments(client.config):
-            return client.augment(inputs, torch_generator(seed, AUGMENTATION, round))
+            return client.augment(inputs, torch_generator(seed, fedhenn.AUGMENTATION, round))
         return inputs
 
-    def _target(self, payload: Payload, rad: Tensor) -> Tensor | Sequence[Tensor]:
+    def target(self, payload: Payload, rad: Tensor) -> Tensor | Sequence[Tensor]:
         """What came, or what the client makes by itself; its network is as it was before this round's training."""
-        own, client = self.parameters, self.client
-        if "target" in payload.arrays:
-            sent = payload.arrays["target"]
-            with reading_request("target"):
-                if own.kernel == "rbf":
-                    blocks = unpack_blocks(sent, own.target_dtype)
-                    check_rows(torch.cat([block[:, 0] for block in blocks]), len(rad))
-                    return [client.network.beside(block) for block in blocks]
-                values = unpack(sent, own.target_dtype).values
-                check_rows(values, len(rad))
-                return client.network.beside(values)
-        if own.target == "inputs":
-            return client.transform(rad).flatten(1)
-        if own.target == "spectral":
-            generator = client.generator("parallel analysis")
-            posteriors = self._reading(rad, posteriors=True)
-            return client.network.beside(cluster_rows([posteriors], [1.0], clusters=own.clusters, generator=generator))
-        features = self._features(rad)  # homogeneous: of the global model W(t-1), which is what was just received
-        if own.whose == "shuffled":
-            shuffle = torch_generator(client.config.seed, SHUFFLE, client.request.round)
-            features = features[torch.randperm(len(features), generator=shuffle)]
-        if own.kernel != "rbf":
-            return features
-        return mean_rbf_blocks([features], [1.0], own.rad_batch, threshold=own.rbf_threshold)
+        own, beside = self.parameters, self.client.network.beside
+        if "target" not in payload.arrays:  # homogeneous: of the global model W(t-1), which is what was just received
+            features = self.represent(rad)
+            return mean_rbf_blocks([features], [1.0], own.rad_batch) if own.kernel == "rbf" else features
+        with reading_request("target"):
+            if own.kernel == "rbf":
+                blocks = unpack_blocks(payload.arrays["target"], fedhenn.DTYPE)
+                check_rows(torch.cat([block[:, 0] for block in blocks]), len(rad))
+                return [beside(block) for block in blocks]
+            values = unpack(payload.arrays["target"], fedhenn.DTYPE).values
+            check_rows(values, len(rad))
+            return beside(values)
 
-    def _telling(self, payload: Payload, round: int) -> Arrays:
-        """What the peers' target is made of, on the rows asked for."""
-        own, rad = self.parameters, self._rad(payload.arrays["next-rad"], round)
-        spectral = own.target == "spectral"
-        told = self._reading(rad, posteriors=spectral)
+    def _telling(self, rad: Tensor) -> Arrays:
+        """What the peers' target is made of, on these rows."""
+        spectral = self.parameters.told == "posteriors"
+        told = self.represent(rad, posteriors=spectral)
         if not told.isfinite().all():
             raise ModelError("what it makes of the RAD has values that are not finite: has training diverged?")
-        return pack(Factor(told) if spectral else compress(told, error=own.target_error), own.target_dtype)
+        return pack(Factor(told) if spectral else compress(told, error=fedhenn.ERROR), fedhenn.DTYPE)
 
     def _probe(self) -> Payload:
         if not self.parameters.probe or not self.parameters.eta0:
@@ -145,13 +122,10 @@ class FedHeNN(ClientSide[FedHeNNParameters]):
         except LostState:  # the greeting and the evaluation count without it
             return Payload()
         order = numpy_generator(self.client.config.seed, "probe").permutation(len(pool))[: self.parameters.probe]
-        features = self._features(pool[torch.from_numpy(order)].to(self.client.device))
+        features = self.represent(pool[torch.from_numpy(order)].to(self.client.device))
         return Payload({"probe": pack(compress(features))} if features.isfinite().all() else {})
 
-    def _features(self, inputs: Tensor) -> Tensor:
-        return self._reading(inputs)
-
-    def _reading(self, inputs: Tensor, *, posteriors: bool = False) -> Tensor:
+    def represent(self, inputs: Tensor, *, posteriors: bool = False) -> Tensor:
         """Phi of raw inputs, (n, d), in evaluation mode; or class posteriors (n, C).
 
         Raises:

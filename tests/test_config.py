@@ -165,7 +165,7 @@ def test_whole_numbers_serve_as_numbers_and_numbers_as_text():
         ('dataset="digits"', ("dataset", "digits")),
         ("out=runs/a=b", ("out", "runs/a=b")),
         ("out=2026-01-31", ("out", "2026-01-31")),
-        ("fedhenn.peer-weights=[1]", ("fedhenn.peer-weights", "[1]")),
+        ("fedhenn.schedule=[1]", ("fedhenn.schedule", "[1]")),
         ("rounds=", ("rounds", "")),
         ("augment=True", ("augment", "True")),
     ],
@@ -276,7 +276,7 @@ def test_only_keys_that_were_chosen_by_hand_are_refused():
         ({"byzantine": 0.2}, "byzantine", "aggregation = mean"),
         ({"byzantine": 0.2, "aggregation": "median"}, "byzantine", "aggregation = median"),
         ({"unseen-epochs": 10}, "unseen-epochs", "unseen-clients = 0"),
-        ({"method": "fedhenn", "fedhenn.rbf-threshold": 0.5}, "fedhenn.rbf-threshold", "fedhenn.target = spectral"),
+        ({"method": "fedhenn", "fedhenn.kernel": "linear"}, "fedhenn.kernel", "fedhenn.target = spectral"),
     ],
 )
 def test_a_default_that_somebody_set_by_hand_is_refused_as_any_value_without_effect(settings, key, reason):
@@ -299,7 +299,7 @@ def test_what_has_an_effect_is_not_idle():
         {"method": "fedavg", "optimizer": "sgd", "momentum": 0.9},
         {"method": "fedavg", "dataset": "cifar10", "augment": True},
         {"method": "fedavg", "closing-epochs": 3},
-        {"method": "fedhenn", "fedhenn.peers": "all"},
+        {"method": "fedhenn", "fedhenn.rad-every": 2},
     ):
         assert resolve(settings).idle == ()
         assert resolve(settings).flat().items() >= settings.items()

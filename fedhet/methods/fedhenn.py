@@ -1,19 +1,24 @@
 """FedHeNN (Makhija et al., ICML 2022)."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from fedhet.errors import ConfigError
 from fedhet.method import METRICS, Drawing, Method, Traits
 from fedhet.options import Config, Parameters, option
-from fedhet.sharing import EVERYTHING, NOTHING, SENT
+from fedhet.sharing import EVERYTHING, NOTHING
 
 LEAST_ROWS = 8
 """Rows on which similarity can be estimated: RBF blocks of at most as many have at least the four that HSIC_1 needs."""
 
-AUGMENTATION, SHUFFLE = "rad augmentation", "shuffled rows"
-"""What both halves draw in a round, the same for all clients: purposes of random streams."""
+ERROR = 0.002
+"""Of the alignment's gradient, which compressed features aim at; 0: they travel whole."""
+
+DTYPE: Literal["float16", "float32"] = "float16"
+"""Of kernels and posteriors on the wire."""
+
+AUGMENTATION = "rad augmentation"
+"""Purpose of a random stream of a round that server and clients draw alike."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,12 @@ class FedHeNNParameters(Parameters):
         "heterogeneous: personal models, kernels are shared; homogeneous: weights are averaged as well",
         choices=("heterogeneous", "homogeneous"),
     )
+    target: Literal["kernel", "spectral"] = option(
+        "spectral",
+        "what clients are aligned with: how the class posteriors of all cluster the pool (fedhet's own), or the mean "
+        "kernel of the peers' representations (the paper's)",
+        choices=("kernel", "spectral"),
+    )
     eta0: float = option(
         -1.0,
         "weight of the proximal term, eta(t) = eta0 f(t); negative: 3 for the spectral target, else the paper's 0.001",
@@ -37,55 +48,19 @@ class FedHeNNParameters(Parameters):
         "f(t), t = 0 in the first round; auto: constant for the spectral target, else the paper's sqrt",
         choices=("auto", "sqrt", "linear", "constant"),
     )
-    rad_size: int = option(5000, "rows of the pool in a round's RAD (at most the pool's)", at_least=LEAST_ROWS)
-    rad_source: str = option(
-        "held-out",
-        "pool that the RAD is drawn from: held out of all training data, or the union of the clients' (the paper's)",
-        choices=("held-out", "train-union"),
-    )
-    target: Literal["kernel", "spectral", "inputs"] = option(
-        "spectral",
-        "what clients are aligned with: how the class posteriors of all cluster the pool (fedhet's own), a kernel of "
-        "representations (the paper's), or a linear kernel of the raw inputs (a control)",
-        choices=("kernel", "spectral", "inputs"),
-    )
-    whose: Literal["peers", "own", "shuffled"] = option(
-        "peers",
-        "whose target: the peers', or as controls the client's own one of the last round, or the peers' of other rows",
-        choices=("peers", "own", "shuffled"),
-    )
-    clusters: int = option(
-        0,
-        "columns of the spectral target; 0: as many as a client has classes, or more if clients agree on more",
-        at_least=0,
-    )
-    rad_batch: int = option(128, "rows of the RAD in a training step (8 or more); 0: all, as in the paper", at_least=0)
-    rad_every: int = option(1, "take the term every so many steps, that much heavier", at_least=1)
     kernel: Literal["linear", "rbf", "procrustes"] = option(
         "linear",
         "kernel of CKA; procrustes: orthogonal Procrustes distance instead (homogeneous only)",
         choices=("linear", "rbf", "procrustes"),
     )
-    rbf_threshold: float = option(0.5, "bandwidth of the RBF kernel in median distances", above=0)
-    kernel_norm: Literal["raw", "frobenius"] = option(
-        "raw", "scale of each peer's kernel in the mean: raw, or divided by its norm", choices=("raw", "frobenius")
+    rad_source: str = option(
+        "held-out",
+        "pool that the RAD is drawn from: held out of all training data, or the union of the clients' (the paper's)",
+        choices=("held-out", "train-union"),
     )
-    peers: str = option(
-        "selected", "whose kernels are averaged: the last round's clients, or all", choices=("selected", "all")
-    )
-    peer_weights: str = option("uniform", "w_j: uniform, examples, or a comma-separated number for each client")
-    representations: str = option(
-        "clients",
-        "who computes the peers' representations: clients send theirs and keep their models, or the server does from "
-        "models that they send (the paper)",
-        choices=("clients", "server"),
-    )
-    target_error: float = option(
-        0.002, "error of the alignment's gradient that compression aims at; 0: features travel whole", at_least=0
-    )
-    target_dtype: Literal["float16", "float32"] = option(
-        "float16", "dtype of kernels and posteriors on the wire", choices=("float16", "float32")
-    )
+    rad_size: int = option(5000, "rows of the pool in a round's RAD (at most the pool's)", at_least=LEAST_ROWS)
+    rad_batch: int = option(128, "rows of the RAD in a training step (8 or more); 0: all, as in the paper", at_least=0)
+    rad_every: int = option(1, "take the term every so many steps, that much heavier", at_least=1)
     probe: int = option(256, "pool rows for the report's CKA between clients before and after; 0: none", at_least=0)
 
     def __post_init__(self) -> None:
@@ -106,22 +81,22 @@ class FedHeNNParameters(Parameters):
             )
         if 0 < self.rad_batch < LEAST_ROWS:
             raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: must be 0 (all rows) or at least {LEAST_ROWS}")
-        if self.peer_weights not in ("uniform", "examples"):
-            listed_weights(self.peer_weights)
 
     def eta(self, round: int) -> float:
         """The weight of the term in a round (from 1): eta0 f(t) with t = round - 1."""
         return self.eta0 * {"sqrt": (round - 1) ** 0.5, "linear": round - 1, "constant": 1.0}[self.schedule]
 
     @property
-    def alone(self) -> bool:
-        """Whether a client makes its target by itself: of the inputs, of its own network, or of the global model."""
-        return self.target == "inputs" or self.whose == "own" or (self.homogeneous and self.target == "kernel")
-
-    @property
     def homogeneous(self) -> bool:
         """Whether weights are averaged as well."""
         return self.setting == "homogeneous"
+
+    @property
+    def told(self) -> str:
+        """What clients tell of the RAD; nothing of one global model's kernel, which each client computes."""
+        if not self.eta0 or (self.homogeneous and self.target == "kernel"):
+            return ""
+        return "posteriors" if self.target == "spectral" else "features"
 
     @property
     def makes_pool(self) -> bool:
@@ -133,66 +108,31 @@ class FedHeNNParameters(Parameters):
         return config.augment and self.rad_source == "train-union"
 
     def idle(self, config: Config) -> dict[str, str]:
-        """What another kind of target, or another maker of it, has no use for.
-
-        Homogeneous clients have one model: its kernel is everybody's own one, and they compute it themselves.
-        """
-        travels = ["peers", "peer_weights", "representations", "target_error", "target_dtype", "kernel_norm"]
-        kernels = ["kernel", "rbf_threshold", "kernel_norm", "target_error"]
-        reasons: dict[str, list[str]] = {}
-        if self.homogeneous:
-            own = ["whose"] if self.whose == "own" else []
-            reasons["setting"] = [*own, *travels] if self.target == "kernel" else ["representations"]
-        if self.kernel != "rbf":
-            reasons["kernel"] = ["rbf_threshold"]
-        if self.kernel == "procrustes":
-            reasons["kernel"] += ["rad_batch"]
-        if self.whose == "own" and not (self.homogeneous and self.target == "kernel"):
-            reasons["whose"] = travels
-        if self.target != "kernel":
-            reasons.pop("kernel", None)  # it is put back itself
-            reasons["target"] = kernels if self.target == "spectral" else [*kernels, *travels, "whose"]
-        if self.target != "spectral":
-            reasons["target"] = [*reasons.get("target", []), "clusters"]
-        return self.set_in_vain("fedhenn", reasons)
+        """Posteriors have no kernel of representations, and the Procrustes distance takes all rows."""
+        reasons = {"kernel": ["rad_batch"]} if self.kernel == "procrustes" else {}
+        return self.set_in_vain("fedhenn", {"target": ["kernel"]} if self.target == "spectral" else reasons)
 
 
-def listed_weights(text: str) -> list[float]:
-    """`fedhenn.peer-weights` as numbers, one a client in order of name.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    try:
-        weights = [float(part) for part in text.split(",")]
-    except ValueError:
-        weights = [-1.0]
-    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
-        raise ConfigError(
-            f"fedhenn.peer-weights = {text!r}: must be uniform, examples, or numbers separated by commas, none negative"
-        )
-    return weights
-
-
-def _traits(parameters: FedHeNNParameters) -> Traits:
-    pool: Literal["inputs", "none"] = "inputs" if parameters.eta0 else "none"
+def traits(parameters: FedHeNNParameters) -> Traits:
+    """The answers to the six questions."""
     tells = {"distance": METRICS} | ({"probe": "features"} if parameters.eta0 and parameters.probe else {})
-    if parameters.homogeneous:
-        return Traits("equal", EVERYTHING, "model", "trained", together=True, pool=pool, tells=tells)
-    # The server cannot represent anything without BatchNorm's statistics, which nobody averages here.
-    shares = SENT if parameters.representations == "server" else NOTHING
-    if parameters.eta0 and not parameters.alone and parameters.representations != "server":
-        told = "posteriors" if parameters.target == "spectral" else "features"
-        tells[told] = told
-    # Posteriors, RBF kernels and kernels that are divided by their norm are of one size whoever tells them.
-    sized = parameters.target == "kernel" and (parameters.kernel, parameters.kernel_norm) == ("linear", "raw")
-    combined: Literal["whole", ""] = "whole" if parameters.eta0 and not parameters.alone and sized else ""
-    return Traits(shares=shares, keeps="model", scored="trained", pool=pool, combined=combined, tells=tells)
+    # Posteriors and RBF kernels are of one size whoever tells them.
+    sized = parameters.told == "features" and parameters.kernel == "linear"
+    return Traits(
+        networks="equal" if parameters.homogeneous else "any",
+        shares=EVERYTHING if parameters.homogeneous else NOTHING,
+        keeps="model",
+        scored="trained",
+        together=parameters.homogeneous,
+        pool="inputs" if parameters.eta0 else "none",
+        combined="whole" if sized else "",
+        tells=tells | ({parameters.told: parameters.told} if parameters.told else {}),
+    )
 
 
 method = Method(
     "fedhenn",
-    traits=_traits,
+    traits=traits,
     Parameters=FedHeNNParameters,
     server="fedhet.strategies.fedhenn:FedHeNN",
     client="fedhet.client_apps.fedhenn:FedHeNN",

@@ -44,6 +44,9 @@ RENAMED = {
 }
 """Keys of earlier commits, and what they are called now."""
 
+GONE = ('peers = "selected"',)
+"""Lines of earlier presets that say what is always so now."""
+
 # The report's figures take longer than many of these runs, and are not compared.
 LAUNCHER = """
 import sys
@@ -208,7 +211,7 @@ def in_present_words(preset: str) -> str:
     """A preset of an earlier commit with the keys of this one."""
     for before, now in RENAMED.items():
         preset = re.sub(rf"(?m)^{before} =", f"{now} =", preset)
-    return preset
+    return "".join(line for line in preset.splitlines(keepends=True) if line.strip() not in GONE)
 
 
 def difference(old: Path, new: Path, ignore: list[str]) -> Difference:

@@ -59,8 +59,7 @@ OF_METHOD = {
     "fedma": MLPS | {"rounds": 3, "local-epochs": 10, "shared-init": False},
     "pfnm": MLPS | {"rounds": 1, "local-epochs": 20, "shared-init": False},
     "fedhenn": MLPS | {"fedhenn.eta0": 1.0, "fedhenn.target": "spectral"},
-    "fedhenn-kernel": MLPS
-    | {"method": "fedhenn", "fedhenn.eta0": 0.1, "fedhenn.target": "kernel", "fedhenn.target-dtype": "float32"},
+    "fedhenn-kernel": MLPS | {"method": "fedhenn", "fedhenn.eta0": 0.1, "fedhenn.target": "kernel"},
 }
 
 

@@ -36,7 +36,6 @@ COMMON = {
 }
 PEERS = {
     "fedhenn.rad-size": CLIENTS * OWN + OTHERS,
-    "fedhenn.target-dtype": "float32",
     "fedhenn.rad-batch": 128,
     "fedhenn.probe": 0,
 }

@@ -127,15 +127,6 @@ def test_what_groups_of_units_there_are_is_what_most_say_whoever_comes_first(tmp
     assert done.row(1)["participants"] == ["1", "2"]
 
 
-def test_one_client_whose_place_has_no_weight_is_refused_where_weights_are_listed(tmp_path):
-    own = {"fedhenn.eta0": 1.0, "fedhenn.peer-weights": "1,1,1"}
-    config = Case.of("fedhenn", own).config(rounds=1)
-    run_locally(config, tmp_path / "run", app=saying("1", client="99", partition=[99, 100]))
-    done = Run(tmp_path / "run")
-    assert done.failures == [(0, "99")]
-    assert done.rows[0]["failures"][0]["reason"] == "fedhenn.peer-weights has 3 numbers for 100 clients"
-
-
 def test_what_cannot_be_made_for_one_client_alone_is_that_clients_failure(around):
     """Whatever a method raises for what one client told, which no check had in mind."""
 

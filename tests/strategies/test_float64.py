@@ -33,7 +33,6 @@ OF_METHOD: dict[str, dict[str, Any]] = {
 CASES = {name: OF_METHOD.get(name, {}) for name in registry.own_methods()} | {
     "fedhenn rbf": {"fedhenn.eta0": 1.0, "fedhenn.kernel": "rbf", "fedhenn.rad-batch": 32},
     "fedhenn spectral": {"fedhenn.eta0": 1.0, "fedhenn.target": "spectral"},
-    "fedhenn own": {"fedhenn.eta0": 1.0, "fedhenn.whose": "own"},
     "fedharm cka": HARM | {"fedharm.align": "cka", "fedharm.labels": False},
     "fedharm spectral": HARM | {"fedharm.align": "spectral", "fedharm.labels": False},
     "fedharm own": HARM | {"fedharm.align": "cka", "fedharm.labels": False, "fedharm.whose": "own"},

@@ -1,0 +1,78 @@
+"""FedHeNN with something else in the place of the peers' target: whatever these give is no gain from peers.
+
+Each is a method that takes FedHeNN's keys, named on the command line by file and name:
+
+    fedhet compare fedhenn own=run_configs/fedhenn/controls.py:own shuffled=run_configs/fedhenn/controls.py:shuffled
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from fedhet.client_apps.fedhenn import FedHeNN as FedHeNNClient
+from fedhet.strategies.fedhenn import FedHeNN as FedHeNNServer
+from torch import Tensor
+
+from fedhet.method import Traits
+from fedhet.methods import fedhenn
+from fedhet.randomness import torch_generator
+from fedhet.representations.packing import pack
+from fedhet.representations.spectral import cluster_rows
+from fedhet.representations.targets import mean_target
+from fedhet.wire import Arrays, Payload
+
+
+class OwnTarget(FedHeNNClient):
+    """The target is of the client's own network as it was before the round."""
+
+    def target(self, payload: Payload, rad: Tensor) -> Tensor | Sequence[Tensor]:
+        """Its own posteriors' clusters, or its own kernel."""
+        if self.parameters.target == "kernel":
+            return super().target(payload, rad)
+        generator, posteriors = self.client.generator("parallel analysis"), self.represent(rad, posteriors=True)
+        return self.client.network.beside(cluster_rows([posteriors], [1.0], generator=generator))
+
+
+class InputsTarget(FedHeNNClient):
+    """The target is a linear kernel of the raw inputs."""
+
+    def target(self, payload: Payload, rad: Tensor) -> Tensor:
+        """The inputs as rows, (L, d)."""
+        return self.client.transform(rad).flatten(1)
+
+
+class ShuffledTarget(FedHeNNServer):
+    """The target is the peers' one of other rows."""
+
+    def target_of(self, told: Mapping[str, Tensor], round: int) -> Arrays:
+        """The same with the rows of all peers permuted alike."""
+        rows = len(next(iter(told.values())))
+        order = torch.randperm(rows, generator=torch_generator(self.config.seed, "shuffled rows", round))
+        return super().target_of({client: values[order] for client, values in told.items()}, round)
+
+
+class FrobeniusTarget(FedHeNNServer):
+    """The target is the mean of linear kernels that are divided by their norms, so that none dominates."""
+
+    def target_of(self, told: Mapping[str, Tensor], round: int) -> Arrays:
+        """A factor of the mean kernel."""
+        peers, weights = list(told.values()), [1 / len(told)] * len(told)
+        return pack(mean_target(peers, weights, normalise="frobenius", error=fedhenn.ERROR), fedhenn.DTYPE)
+
+
+def _without_peers(parameters: fedhenn.FedHeNNParameters) -> Traits:
+    """FedHeNN's answers, but clients tell nothing of the RAD."""
+    traits = fedhenn.traits(parameters)
+    tells = {name: kind for name, kind in traits.tells.items() if name not in ("features", "posteriors")}
+    return replace(traits, combined="", tells=tells)
+
+
+def _of_one_size(parameters: fedhenn.FedHeNNParameters) -> Traits:
+    """FedHeNN's answers, but no kernel's size counts."""
+    return replace(fedhenn.traits(parameters), combined="")
+
+
+own = fedhenn.method.variant("fedhenn-own", client=OwnTarget, traits=_without_peers)
+inputs = fedhenn.method.variant("fedhenn-inputs", client=InputsTarget, traits=_without_peers)
+shuffled = fedhenn.method.variant("fedhenn-shuffled", server=ShuffledTarget)
+frobenius = fedhenn.method.variant("fedhenn-frobenius", server=FrobeniusTarget, traits=_of_one_size)

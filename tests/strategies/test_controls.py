@@ -1,0 +1,98 @@
+"""The controls of the studies in run_configs: each is run, and controls what its name says."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedhet import comparing, population
+from fedhet import config as configuration
+from fedhet.learning import read
+from fedhet.representations import Representation, debiased_linear_cka, linear_cka
+from fedhet.representations.packing import unpack
+
+FROZEN = 1e-12
+"""A learning rate at which nobody learns, so that a network stays at no distance from itself."""
+
+
+def control(method: str, name: str) -> str:
+    return f"{configuration.run_configs() / method / 'controls.py'}:{name}"
+
+
+def test_compare_takes_a_control_by_its_file_and_gives_it_the_keys_of_its_family(tmp_path: Any, no_report: Any) -> None:
+    small = {"clients": 2, "rounds": 1, "samples-per-client": 20, "public-samples": 40, "local-epochs": 1}
+    config = {"preset": "fedhenn/digits", **small, "closing-epochs": 0, "fedhenn.eta0": 0.25}
+    variants = ["fedhenn", f"own={control('fedhenn', 'own')},fedhenn.rad-batch=20"]
+    found = comparing.compare(variants, seeds=[0], config=config, out=tmp_path / "out", jobs=1)
+    assert not found.failed
+    ran = [configuration.read(tmp_path / "out" / f"{name}-seed0" / "config.toml") for name in ("fedhenn", "own")]
+    assert [settings["fedhenn.eta0"] for settings in ran] == [0.25, 0.25]
+    assert [settings["fedhenn.rad-batch"] for settings in ran] == [128, 20]
+
+
+# ---- FedHeNN
+
+KERNEL = {"fedhenn.target": "kernel", "fedhenn.eta0": 0.3, "fedhenn.probe": 0, "fedhenn.schedule": "constant"}
+SPECTRAL = {**KERNEL, "fedhenn.target": "spectral"}
+
+
+def rad_of(done: Any, round: int, client: str = "0") -> Tensor:
+    pool = population.shared_pool(done.config)
+    assert pool is not None
+    rows = torch.from_numpy(np.array(done.received[round, client]["rad"]["rows"])).long()
+    inputs: Tensor = pool.inputs[rows]
+    return inputs
+
+
+def test_the_kernel_of_the_inputs_takes_no_exchange_and_pulls(federate: Any) -> None:
+    settings = {"public_samples": 96, "rounds": 4, "fedhenn.probe": 0, "fedhenn.eta0": 3.0}
+    done = federate(control("fedhenn", "inputs"), "on", **settings)
+    off = federate("local", "off", rounds=4, public_samples=96)
+    assert set(done.received[2, "0"]) == {"rad"}
+    assert not any(arrays for arrays in done.sent.values())
+    transform, rad = population.dataset_of(done.config).transform, rad_of(done, 4)
+
+    def alike(run: Any) -> float:
+        features = read(run.network("0"), rad, transform, until=Representation(run.network("0")))
+        return float(linear_cka(features, transform(rad).flatten(1)))
+
+    assert alike(done) > alike(off) + 0.02
+    assert done.rows[4]["metrics"]["alignment"] > done.rows[2]["metrics"]["alignment"]
+
+
+@pytest.mark.parametrize("target", [KERNEL, SPECTRAL], ids=["kernel", "spectral"])
+def test_ones_own_target_takes_no_exchange(target: dict[str, Any], federate: Any) -> None:
+    settings = {"public_samples": 96, "rounds": 2, "learning_rate": FROZEN, **target, "fedhenn.rad-batch": 0}
+    done = federate(control("fedhenn", "own"), **settings)
+    assert set(done.received[2, "0"]) == {"rad"}
+    assert not any(arrays for arrays in done.sent.values())
+    alignment = done.rows[2]["metrics"]["alignment"]
+    assert alignment == pytest.approx(1, abs=1e-4) if target is KERNEL else 0 < alignment < 1
+
+
+@pytest.mark.parametrize("target", [KERNEL, SPECTRAL], ids=["kernel", "spectral"])
+def test_shuffled_is_the_peers_target_on_other_rows(target: dict[str, Any], federate: Any) -> None:
+    settings = {"public_samples": 96, "learning_rate": FROZEN, **target, "fedhenn.rad-batch": 0}
+    right = federate("fedhenn", "right", **settings)
+    wrong = federate(control("fedhenn", "shuffled"), "wrong", **settings)
+    there, here = (unpack(done.received[2, "1"]["target"]).values.double() for done in (right, wrong))
+    kernels = [(values @ values.T) for values in (there, here)]
+    if target is KERNEL:
+        spectra = [torch.linalg.eigvalsh(kernel) for kernel in kernels]
+        torch.testing.assert_close(*spectra, rtol=1e-2, atol=1e-2 * float(spectra[0].max()))
+    assert float(debiased_linear_cka(there, here)) < 0.2
+    assert wrong.rows[2]["metrics"]["alignment"] < right.rows[2]["metrics"]["alignment"]
+
+
+def test_kernels_of_one_norm_are_averaged(federate: Any) -> None:
+    settings = {"public_samples": 96, "rounds": 2, **KERNEL, "fedhenn.rad-batch": 0}
+    done = federate(control("fedhenn", "frobenius"), **settings)
+    expected = torch.zeros(96, 96)
+    for client in "012":
+        own = unpack(done.sent[1, client]["features"]).values
+        own = own - own.mean(0)
+        expected += own @ own.T / (own @ own.T).norm() / 3
+    target = unpack(done.received[2, "0"]["target"]).values
+    torch.testing.assert_close(target @ target.T, expected, rtol=0.05, atol=0.02 * float(expected.abs().max()))
