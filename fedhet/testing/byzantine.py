@@ -1,20 +1,19 @@
-"""Byzantine replies: those of a recorded run, changed at random, for a server half that talks with nobody.
+"""Byzantine answers: those of a recorded run, changed at random, for a server half that talks with nobody.
 
 A `Recording` holds what the clients of an ordinary run answered. A server half gets these answers again, one of them
 changed, and goes through greeting, opening, checking and aggregation without anybody training.
 """
 
-import contextlib
 import copy
-import math
+import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -22,9 +21,10 @@ from hypothesis import strategies as st
 from fedhet import population
 from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.errors import FedhetError
-from fedhet.flower import STYPE, decode_arrays, encode_arrays, read_request
-from fedhet.flower.insides import copy_of, fields_of, identify
+from fedhet.flower import read_request
+from fedhet.flower.insides import copy_of, identify
 from fedhet.server import FederatedStrategy, State
+from fedhet.testing.changes import Change, changes, greetings, shared
 from fedhet.testing.faults import where
 from fedhet.testing.ordinary import differing
 from fedhet.testing.runs import PARTIAL, Case, Run
@@ -32,7 +32,6 @@ from fedhet.wire.protocol import FIRST, GREET
 
 Place = tuple[int, str, str, str]
 """Round, kind, question and client of an answer."""
-Change = Callable[[RecordDict], None]
 Strategy = FederatedStrategy[Any, Any]
 
 
@@ -138,137 +137,16 @@ class Recording:
         return found
 
 
-# ---- changes
-
-TEXTS = (
-    *("", "x", "0", "1", "..", "a/b", "../../up", "\0", "true", "{}", "[]", "null", "x" * 10_000),
-    *("nan", "float32,-1", "float32,99999999999999", "complex64,2", '{"groups": 1}'),
-)
-WHOLE = (0, 1, -1, 2, 3, 7, 10**6, 2**31, 2**62, -(2**62))
-REAL = (0.0, -1.0, 0.5, 1.5, 1e30, 1e308, -1e308, math.nan, math.inf, -math.inf)
-LISTS: tuple[list[Any], ...] = (
-    [],
-    [1],
-    [2, 1],
-    [2**62, -1],
-    [0.5],
-    [0.5, 1.5],
-    [math.nan, math.inf],
-    ["x"],
-    ["", "a/b"],
-)
-DTYPES = (
-    *("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool", "complex64", "object"),
-    *(">f4", "<f4", "O", "V8", "U3", "datetime64[s]", "no such", "float32,float32"),
-)
-SHAPES = ((), (0,), (1,), (-1,), (2, 10), (2**20,), (2**40,), (2**63,), (0, 2**40), (2**32, 2**32), (1,) * 40)
-STYPES = (STYPE, "numpy.ndarray", "", "pickle")
-VALUES = (math.nan, math.inf, -math.inf, 0, 1, -1, 12, 100, 1e4, -1e6, 1e8, 1e15, 1e30, 1e38)
-RECORDS = (None, ConfigRecord({"x": 1}), MetricRecord({"x": 1}), ArrayRecord({"x": Array(np.ones(2))}))
+# ---- attacks
 
 
-def _one(record: Any, pick: int) -> str:
-    names = sorted(record)
-    return str(names[pick % len(names)]) if names else "x"
-
-
-def _field(kind: type[Any], value: Any, pick: int, content: RecordDict) -> None:
-    """Set, add or (for None) take away a field of a record of text or numbers."""
-    names = [name for name in sorted(content) if isinstance(content[name], kind)]
-    if names:
-        record: Any = content[names[pick % len(names)]]
-        key = _one(record, pick // 7)
-        if value is None:
-            record.pop(key, None)
-        else:
-            record[key] = value
-
-
-def _record(value: Any, pick: int, content: RecordDict) -> None:
-    """Take a whole record away, or put another kind in its place."""
-    name = _one(content, pick)
-    content.pop(name, None)
-    if value is not None:
-        content[name] = value
-
-
-def _array(change: Callable[[Array, Any], Array], value: Any, pick: int, content: RecordDict) -> None:
-    groups = [name for name in sorted(content) if isinstance(content[name], ArrayRecord)]
-    if groups:
-        group: Any = content[groups[pick % len(groups)]]
-        if key := _one(group, pick // 3):
-            fields_of(group)[key] = change(group[key], value) if key in group else Array(np.zeros(2))
-
-
-def _filled(array: Array, value: float) -> Array:
-    found = decode_arrays(ArrayRecord({"a": array}))["a"].copy()
-    with np.errstate(all="ignore"):
-        found.flat[: max(1, found.size // 2)] = np.array(value).astype(found.dtype)
-    return encode_arrays({"a": found})["a"]
-
-
-def _cast(array: Array, dtype: str) -> Array:
-    with np.errstate(all="ignore"):
-        return encode_arrays({"a": decode_arrays(ArrayRecord({"a": array}))["a"].astype(dtype)})["a"]
-
-
-def _renamed(value: Any, pick: int, content: RecordDict) -> None:
-    groups = [name for name in sorted(content) if isinstance(content[name], ArrayRecord)]
-    if groups:
-        group: Any = content[groups[pick % len(groups)]]
-        taken = group.pop(_one(group, pick // 3), None)
-        if value and taken is not None:
-            group[value] = taken
-
-
-def _shaped(array: Array, shape: tuple[int, ...]) -> Array:
-    return Array(np.resize(decode_arrays(ArrayRecord({"a": array}))["a"], shape))
-
-
-_KINDS: tuple[tuple[Callable[[Any, int, RecordDict], None], tuple[Any, ...]], ...] = (
-    (partial(_field, ConfigRecord), (None, *TEXTS, *WHOLE, *REAL, True, b"x", *LISTS)),
-    (partial(_field, MetricRecord), (None, *WHOLE, *REAL, *LISTS[:7])),
-    (_record, RECORDS),
-    (partial(_array, lambda a, v: Array(v, a.shape, a.stype, a.data)), DTYPES),
-    (partial(_array, _cast), DTYPES[:8]),
-    (partial(_array, lambda a, v: Array(a.dtype, v, a.stype, a.data)), SHAPES),
-    (partial(_array, lambda a, v: Array(a.dtype, v, a.stype, b"")), SHAPES),
-    (partial(_array, lambda a, v: Array(a.dtype, a.shape, v, a.data)), STYPES),
-    (partial(_array, lambda a, v: Array(a.dtype, a.shape, a.stype, a.data[:v])), WHOLE),
-    (partial(_array, _shaped), ((0,), (1,), (2, 3), (64, 10), (1, 64), ())),
-    (partial(_array, _filled), VALUES),
-    (_renamed, (None, *TEXTS)),
-)
-_CHANGES = st.one_of(*(st.sampled_from([partial(kind, value) for value in values]) for kind, values in _KINDS))
-_ONE = st.tuples(_CHANGES, st.integers(0, 999))
-_ONE_OR_TWO = st.tuples(_ONE, st.none() | _ONE)  # a list of them takes hypothesis twice as long
-
-
-def changes() -> st.SearchStrategy[Change]:
-    """One change of an answer, or two; what Flower's own records refuse is left as it is."""
-    return _ONE_OR_TWO.map(lambda chosen: applied([partial(one, pick) for one, pick in filter(None, chosen)]))
-
-
-def applied(chosen: Sequence[Change]) -> Change:
-    """Several changes as one; what Flower's own records refuse is left as it is."""
-
-    def change(content: RecordDict) -> None:
-        for one in chosen:
-            with contextlib.suppress(TypeError, ValueError, OverflowError, FedhetError):
-                one(content)
-
-    return change
-
-
-# ---- the attack
-
-
-def attack(recording: Recording, examples: int, *, repeat: bool = True) -> Counter[str]:
+def attack(recording: Recording, examples: int, folder: Path, *, repeat: bool = True) -> Counter[str]:
     """Change one answer after the other; no change may end the run, and a refusal comes to the same as silence.
 
     Args:
         recording: of a run.
         examples: how many changes are tried.
+        folder: for files.
         repeat: whether they are the same in every call.
 
     Returns:
@@ -286,13 +164,56 @@ def attack(recording: Recording, examples: int, *, repeat: bool = True) -> Count
             found["refused"] += 1
         elif admitted or all(client != place[3] and client in recording.names for client in strategy.failed):
             found["taken"] += 1
-            assert not infinite(strategy.state)
+            assert infinite(strategy.state) == []
         else:
             found["refused"] += 1
             assert differing(recording.without(place), strategy.state) == []
 
     one()
     return found
+
+
+def attack_handshakes(recording: Recording, examples: int, folder: Path, *, repeat: bool = True) -> Counter[str]:
+    """Change one client's greeting after the other; none ends the run, and honest clients are admitted.
+
+    Unlike a reply to training, which is checked against the greeting, a greeting is checked against nothing but itself
+    and those of the others. After each the first round is gone through with the answers that were recorded, and the
+    state is saved as it is after every round. Arguments and result as of `attack`.
+    """
+    found = Counter[str]()
+    places = [place for place in recording.answers if place[:3] == (0, "query", GREET)]
+
+    @reproducible(examples, repeat=repeat)
+    @given(st.sampled_from(places), greetings())
+    def one(place: Place, change: Change) -> None:
+        strategy = recording.after(0, {place: change})
+        _check_admitted(recording, strategy, place[3])
+        found["taken" if place[3] in strategy.roster.nodes else "refused"] += 1
+        try:
+            strategy = recording.after(1, {}, strategy)
+        except FedhetError as error:  # no recorded answer is one to what is asked now
+            if "no client did its part in the first round" not in str(error):
+                raise
+        assert infinite(strategy.state) == []
+        json.dumps(strategy.matrices(), allow_nan=False).encode()
+        strategy.state.save(folder / "state.safetensors")
+
+    one()
+    return found
+
+
+def _check_admitted(recording: Recording, strategy: Strategy, byzantine: str) -> None:
+    """All others are there, but for those of whom nobody can tell whether they or the Byzantine one are right.
+
+    That is one whose name it claims, and those who have an array that no other honest client has.
+    """
+    honest = recording.names - {byzantine}
+    contested = {name for name in strategy.roster.refused.values() if name}
+    keys = {name: shared(recording.answers[0, "query", GREET, name]) for name in honest}
+    owners = Counter(key for names in keys.values() for key in names)
+    unsure = {name for name, names in keys.items() if any(owners[key] == 1 for key in names)}
+    missing = honest - strategy.roster.nodes.keys()
+    assert missing <= contested | unsure, strategy.failed
 
 
 def two_changes(rounds: int) -> Callable[[Callable[[dict[int, Change]], None]], Callable[[], None]]:
@@ -314,17 +235,9 @@ def reproducible(examples: int, *, repeat: bool) -> settings:
     )
 
 
-def infinite(state: State) -> list[str]:
+def infinite(value: Any, place: str = "state") -> list[str]:
     """The places of a state that hold NaN or infinity."""
-    groups = {name: value for name, value in vars(state).items() if isinstance(value, dict)}
-    arrays = {f"{name}/{key}": array for name, group in groups.items() for key, array in flat(group)}
-    return [place for place, array in arrays.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]
-
-
-def flat(group: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """All arrays of nested groups."""
-    for key, value in group.items():
-        if isinstance(value, np.ndarray):
-            yield key, value
-        elif isinstance(value, dict):
-            yield from ((f"{key}/{inner}", array) for inner, array in flat(value))
+    if isinstance(value, np.ndarray):
+        return [] if value.dtype.kind != "f" or np.isfinite(value).all() else [place]
+    inner = vars(value) if isinstance(value, State) else value if isinstance(value, dict) else {}
+    return [at for key, each in inner.items() for at in infinite(each, f"{place}/{key}")]

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, Context, Message, RecordDict
@@ -13,7 +14,6 @@ from fedhet.client.app import make_client_app
 from fedhet.engines.grid import LocalGrid
 from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.observing import Observer, RoundReport, RunInfo
-from fedhet.wire import Arrays
 
 Before = Callable[[Message, str], None]
 After = Callable[[Message, str, Message], None]
@@ -85,30 +85,14 @@ def killing(hit: Hit) -> Before:
 # ---- replies that are spoilt
 
 
-def _tampered(change: Callable[[Arrays], Arrays]) -> Callable[[RecordDict], None]:
-    """A fault that changes every array of a reply."""
+def _each(change: Callable[[str, Any], tuple[str, Any]]) -> Callable[[RecordDict], None]:
+    """A fault that changes the name and the content of every array of a reply."""
 
     def fault(content: RecordDict) -> None:
         for name, group in content.array_records.items():
-            content[name] = encode_arrays(change(dict(decode_arrays(group))))
+            content[name] = encode_arrays(dict(change(key, array) for key, array in decode_arrays(group).items()))
 
     return fault
-
-
-def _nan(arrays: Arrays) -> Arrays:
-    return {k: np.full_like(a, np.nan) if a.dtype.kind == "f" else a for k, a in arrays.items()}
-
-
-def _longer(arrays: Arrays) -> Arrays:
-    return {k: np.concatenate([a, a[:1]]) if a.ndim else a[None] for k, a in arrays.items()}
-
-
-def _renamed(arrays: Arrays) -> Arrays:
-    return {f"{name}-": array for name, array in arrays.items()}
-
-
-def _other_dtype(arrays: Arrays) -> Arrays:
-    return {k: a.astype(np.int32 if a.dtype.kind == "f" else np.float32) for k, a in arrays.items()}
 
 
 def _without(content: RecordDict) -> None:
@@ -123,10 +107,10 @@ def _unreadable(content: RecordDict) -> None:
 
 
 REPLIES: dict[str, Callable[[RecordDict], None]] = {
-    "nan": _tampered(_nan),
-    "shape": _tampered(_longer),
-    "names": _tampered(_renamed),
-    "dtype": _tampered(_other_dtype),
+    "nan": _each(lambda key, array: (key, np.full_like(array, np.nan) if array.dtype.kind == "f" else array)),
+    "shape": _each(lambda key, array: (key, np.concatenate([array, array[:1]]) if array.ndim else array[None])),
+    "names": _each(lambda key, array: (f"{key}-", array)),
+    "dtype": _each(lambda key, array: (key, array.astype(np.int32 if array.dtype.kind == "f" else np.float32))),
     "missing": _without,
     "unreadable": _unreadable,
 }

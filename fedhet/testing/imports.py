@@ -24,11 +24,6 @@ SHARED = (
 """Imported once, before the process forks for each module: what is heavy, and what both halves may have."""
 
 
-def brought(side: str, method: "Method") -> list[str]:
-    """The modules that are there once a method's `server` or `client` half was imported in a fresh process."""
-    return _brought_by(module_of(method, side))
-
-
 def module_of(method: "Method", side: str) -> str:
     """The module of a method's `server` or `client` half."""
     reference: str = getattr(method, side)
@@ -43,7 +38,8 @@ def _program() -> subprocess.Popen[str]:
 
 
 @cache
-def _brought_by(module: str) -> list[str]:
+def brought(module: str) -> list[str]:
+    """The modules that are there once a module was imported in a fresh process."""
     program = _program()
     assert program.stdin is not None
     assert program.stdout is not None

@@ -6,6 +6,7 @@ part in their replies, so those are equal, byte for byte.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedhet import population
@@ -43,26 +44,22 @@ HOSTILE: dict[str, dict[str, Any]] = {
 """Settings that somebody hostile has changed."""
 
 
+def same_data(client: ClientInfo) -> ClientData:
+    """The configured data, as data of a client's own."""
+    own, common = population.data_of(client), population.common_test(client.config)
+    train, test, common = (Examples(part.inputs[:].float() / 16, part.labels) for part in (own.train, own.test, common))
+    return ClientData(train, test, own.shared, common)
+
+
 def other_data(client: ClientInfo) -> ClientData:
     """Data of a client with as many examples as the configured ones, and nothing else in common."""
-    own, generator = population.data_of(client), torch.Generator().manual_seed(1)
+    same, generator = same_data(client), torch.Generator().manual_seed(1)
 
     def other(part: Examples) -> Examples:
         inputs = torch.rand(part.inputs[:].shape, generator=generator)
         return Examples(inputs, torch.randint(10, part.labels.shape, generator=generator))
 
-    return ClientData(other(own.train), other(own.test), own.shared, _floats(population.common_test(client.config)))
-
-
-def same_data(client: ClientInfo) -> ClientData:
-    """The configured data, as data of a client's own."""
-    own = population.data_of(client)
-    common = _floats(population.common_test(client.config))
-    return ClientData(_floats(own.train), _floats(own.test), own.shared, common)
-
-
-def _floats(part: Examples) -> Examples:
-    return Examples(part.inputs[:].float() / 16, part.labels)
+    return replace(same, train=other(same.train), test=other(same.test))
 
 
 class Node:
@@ -98,13 +95,10 @@ def from_elsewhere(
     content: RecordDict, settings: Mapping[str, Any], request: Mapping[str, Any], scale: float = 1.0
 ) -> RecordDict:
     """A message as a server on another machine sends it, with other settings and other weights."""
-    record = RecordDict()
-    for name, group in content.items():
-        record[name] = group
-    for name, group in content.array_records.items():
-        if scale != 1.0:
-            floats = {k: a * a.dtype.type(scale) if a.dtype.kind == "f" else a for k, a in decode_arrays(group).items()}
-            record[name] = encode_arrays(floats)
+    record = RecordDict(dict(content.items()))
+    for name, group in content.array_records.items() if scale != 1.0 else ():
+        arrays = decode_arrays(group).items()
+        record[name] = encode_arrays({k: a * a.dtype.type(scale) if a.dtype.kind == "f" else a for k, a in arrays})
     told = dict(content.config_records["request"])
     told["settings"] = json.dumps(json.loads(str(told["settings"])) | settings)
     told["request"] = json.dumps(json.loads(str(told["request"])) | {"here": "", "run": "elsewhere"} | request)
@@ -115,25 +109,23 @@ def from_elsewhere(
 def leaving(content: RecordDict, tells: Mapping[str, str], without: set[str]) -> dict[str, Any]:
     """All that a reply holds but for what is of some kinds, to be compared."""
     found: dict[str, Any] = {}
-    for group, arrays in content.array_records.items():
-        for name, array in arrays.items():
-            kind = tells.get(group, "weights")
-            kind = "statistics" if kind == "weights" and is_statistic(name) else kind
+    for name, record in content.items():
+        for key, value in record.items():
+            if isinstance(record, MetricRecord):
+                kind = STRUCTURE if key in COUNTS else METRICS
+            elif isinstance(record, ArrayRecord):
+                kind = tells.get(name, "weights")
+                kind = "statistics" if kind == "weights" and is_statistic(key) else kind
+            else:
+                kind = tells.get(key, STRUCTURE) if name == "values" else STRUCTURE
             if kind not in without:
-                found[f"{group}/{name}"] = (array.dtype, tuple(array.shape), array.data)
-    for name, record in content.config_records.items():
-        found |= {
-            f"{name}/{key}": value
-            for key, value in record.items()
-            if name != "values" or tells.get(key, STRUCTURE) not in without
-        }
-    for name, metrics in content.metric_records.items():
-        found |= {f"{name}/{key}": value for key, value in metrics.items() if METRICS not in without or key in COUNTS}
+                found[f"{name}/{key}"] = value
     return found
 
 
-def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    return [key for key in {**one, **other} if one.get(key) != other.get(key)]
+def sent_kinds(case: Case) -> set[str]:
+    """The kinds of what a method sends, but for metrics."""
+    return {*case.traits.tells.values()} - {STRUCTURE, METRICS} | {"weights", "statistics"}
 
 
 class Privacy:
@@ -157,8 +149,7 @@ class Privacy:
         self, attack: str, case: Case, kept: Kept, tmp_path: Path
     ) -> None:
         """Of two nodes with other private data, replies differ in the kinds that are allowed, and in nothing else."""
-        tells = case.traits.tells
-        own = {*tells.values()} - {STRUCTURE, METRICS} | {"weights", "statistics"}
+        tells, own = case.traits.tells, sent_kinds(case)
         scale = 1.0 if attack == "as it was" else -30.0
         request = {} if attack == "as it was" else {"evaluate": True, "expected": -1}
         messages = self.messages(kept, request, settings=HOSTILE[attack], scale=scale)
@@ -168,8 +159,9 @@ class Privacy:
         for number, allow in enumerate(allowed[1:] if attack == "as it was" else allowed[:2]):
             nodes = [Node(data, allow, tmp_path / f"{number}-{data.__name__}") for data in (same_data, other_data)]
             for (type, _), one, other in zip(messages, *(node.answers(messages) for node in nodes), strict=True):
-                seen = [leaving(each, tells, {*allow.split(",")}) for each in (one, other)]
-                assert _differences(*seen) == [], f"{type} with allow = {allow!r}"
+                seen, others = (leaving(each, tells, {*allow.split(",")}) for each in (one, other))
+                differing = [key for key in {**seen, **others} if seen.get(key) != others.get(key)]
+                assert differing == [], f"{type} with allow = {allow!r}"
                 served = "refusal" not in one["report"]
                 assert not served or allow, "nothing is served where nothing may leave"
                 if number == 0 and attack == "as it was":
@@ -177,7 +169,7 @@ class Privacy:
 
     def test_with_the_kinds_that_it_sends_a_method_completes(self, case: Case, kept: Kept, tmp_path: Path) -> None:
         """A node that allows what a method sends, metrics or not, serves every message of a run from elsewhere."""
-        own = {*case.traits.tells.values()} - {STRUCTURE, METRICS} | {"weights", "statistics"}
+        own = sent_kinds(case)
         for allow in (own, own | {METRICS}):
             node = Node(same_data, ",".join(allow), tmp_path / str(len(allow)))
             for reply in node.answers(self.messages(kept, {}, settings={})):
@@ -191,9 +183,8 @@ class Privacy:
         """All nodes allow what the method sends and nothing else; the accuracy of such a run is not known."""
         config = case.config({"rounds": 2, "closing-epochs": 1, "validation": 0.2}, out=str(tmp_path / "run"))
         grid = LocalGrid(make_client_app(), config.clients)
-        own = {*case.traits.tells.values()} - {STRUCTURE, METRICS} | {"weights", "statistics"}
         for context in grid._contexts.values():
-            context.node_config["allow"] = ",".join(own)
+            context.node_config["allow"] = ",".join(sent_kinds(case))
         case.server(config, shared=population.shared_pool(config)).start(grid)
         summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
         assert (summary["status"], summary["failures"]) == ("completed", 0)

@@ -172,6 +172,13 @@ class Run:
         return {key: value for key, value in summary.items() if key != "seconds"}
 
     @property
+    def files(self) -> dict[str, Any]:
+        """The content of all files that must repeat."""
+        table = (self.folder / "clients.csv").read_bytes()
+        own = {"clients.csv": table, "rows": self.rows, "summary": self.summary}
+        return own | {"models": self.models, "checkpoint": self.checkpoint}
+
+    @property
     def failures(self) -> list[tuple[int, str]]:
         """Round and client of each failure."""
         return [(row["round"], failure["client"]) for row in self.rows for failure in row["failures"]]

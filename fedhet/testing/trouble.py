@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +27,13 @@ if TYPE_CHECKING:
 
 LATER = [("after", 2), ("after", 0), ("within", 0), ("within", "the end")]
 """Where a run is stopped in slow tests."""
+
+ATTACKS = [
+    *(("answers", 40, 4), pytest.param("answers", 200, 20, marks=pytest.mark.slow)),
+    *(("greetings", 12, 0), pytest.param("greetings", 100, 0, marks=pytest.mark.slow)),
+    *(pytest.param(*each, marks=pytest.mark.long) for each in [("answers", 5000, 0), ("greetings", 1500, 100)]),
+]
+"""What is changed, how often, and how many must at least be refused, and taken; thousands are others at every call."""
 
 
 class Trouble:
@@ -93,36 +99,20 @@ class Trouble:
         assert "no reply within" in done.row(2)["failures"][0]["reason"]
         _assert_same_but_for_the_fault(done, expected)
 
-    def test_no_answer_of_one_client_ends_a_run(self, case: Case, kept: Kept) -> None:
-        """Any answer, handshake and end included, is refused, which comes to the same as silence, or taken."""
-        found = _attacked(case, kept, 40)
-        assert min(found["refused"], found["taken"]) >= 4, "the attack can tell"
+    @pytest.mark.parametrize(("what", "examples", "least"), ATTACKS)
+    def test_nothing_that_one_client_says_ends_a_run(
+        self, case: Case, what: str, examples: int, least: int, kept: Kept, tmp_path: Path
+    ) -> None:
+        """It is refused, which comes to the same as silence, or taken; honest clients are admitted."""
+        from fedhet.testing.byzantine import attack, attack_handshakes
 
-    @pytest.mark.slow
-    def test_no_answer_of_one_client_ends_a_run_tried_more_often(self, case: Case, kept: Kept) -> None:
-        """The same, of more answers."""
-        found = _attacked(case, kept, 200)
-        assert min(found["refused"], found["taken"]) >= 20, "the attack can tell"
-
-    @pytest.mark.long
-    def test_no_answer_of_one_client_ends_a_run_at_length(self, case: Case, kept: Kept) -> None:
-        """The same, of other answers at every call."""
-        _attacked(case, kept, 5000, repeat=False)
-
-    def test_no_greeting_of_one_client_ends_a_run(self, case: Case, kept: Kept) -> None:
-        """A client is refused or admitted, no matter what it says of itself, and honest ones are admitted."""
-        _attacked(case, kept, 12, greetings=True)
-
-    @pytest.mark.slow
-    def test_no_greeting_of_one_client_ends_a_run_tried_more_often(self, case: Case, kept: Kept) -> None:
-        """The same, of more greetings."""
-        _attacked(case, kept, 100, greetings=True)
-
-    @pytest.mark.long
-    def test_no_greeting_of_one_client_ends_a_run_at_length(self, case: Case, kept: Kept) -> None:
-        """The same, of other greetings at every call."""
-        found = _attacked(case, kept, 1500, greetings=True, repeat=False)
-        assert min(found["refused"], found["admitted"]) >= 100, "the attack can tell"
+        logging.disable(logging.CRITICAL)  # thousands of warnings, of no use to anybody
+        try:
+            attacked = attack if what == "answers" else attack_handshakes
+            found = attacked(_recording(case, kept), examples, tmp_path, repeat=examples < 1000)
+        finally:
+            logging.disable(logging.NOTSET)
+        assert min(found["refused"], found["taken"]) >= least, "the attack can tell"
 
     @pytest.mark.long
     def test_a_byzantine_client_in_a_whole_run_comes_to_the_same_as_a_silent_one(
@@ -271,12 +261,7 @@ class Trouble:
             monkeypatch.setattr(registry, "_given", {})
             named = {"method": case.reference}
         fedhet.run(named, resume=folder)
-        resumed = Run(folder)
-        assert resumed.rows == whole.rows
-        assert (folder / "clients.csv").read_bytes() == (whole.folder / "clients.csv").read_bytes()
-        assert resumed.models == whole.models
-        assert resumed.checkpoint == whole.checkpoint
-        assert resumed.summary == whole.summary
+        assert Run(folder).files == whole.files
 
     @pytest.mark.slow
     def test_a_worker_that_dies_and_a_run_that_stops_change_nothing_else(
@@ -326,18 +311,6 @@ def _recording(case: Case, kept: Kept) -> "Recording":
     from fedhet.testing.byzantine import Recording
 
     return Recording.of(case, kept("ordinary"))
-
-
-def _attacked(case: Case, kept: Kept, examples: int, *, greetings: bool = False, repeat: bool = True) -> Counter[str]:
-    from fedhet.testing.byzantine import attack
-    from fedhet.testing.handshakes import attack_handshakes
-
-    logging.disable(logging.CRITICAL)  # thousands of warnings, of no use to anybody
-    try:
-        way = attack_handshakes if greetings else attack
-        return way(_recording(case, kept), examples, repeat=repeat)
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def _assert_same_but_for_the_fault(done: Run, expected: Run) -> None:

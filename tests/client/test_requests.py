@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.flower import Encoder, read_reply, write_request
-from fedhet.testing.byzantine import changes
+from fedhet.testing.changes import changes
 from fedhet.testing.faults import where
 from fedhet.testing.privacy import Node, from_elsewhere, same_data
 from fedhet.testing.runs import PARTIAL, Case, Tampering, run
