@@ -4,12 +4,11 @@ from .aligned import BlockAlignment, align_blocks
 from .axes import Segment
 from .blocks import blocks, stages, trunk
 from .graph import ArchitectureGraph, Node, UnsupportedArchitecture
-from .groups import PermutationGroup, PermutationGroups, Slot
 from .layers import LayerGraph, LayerNode, layer_graph
-from .permutations import permutation_groups
+from .permutations import PermutationGroup, PermutationGroups, Slot, permutation_groups
 from .reading import architecture_graph
 from .resize import StackedLSTM, resize
-from .states import Columns, bias_columns, columns, cut_out, expand, permute, rows, set_rows, widths, widths_of
+from .states import Columns, columns, cut_out, expand, permute, rows, set_rows, widths, widths_of
 
 __all__ = [
     "ArchitectureGraph",
@@ -26,7 +25,6 @@ __all__ = [
     "UnsupportedArchitecture",
     "align_blocks",
     "architecture_graph",
-    "bias_columns",
     "blocks",
     "columns",
     "cut_out",

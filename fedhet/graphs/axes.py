@@ -1,7 +1,12 @@
-"""Axes of arrays as rows of segments: units that move together, and what never moves."""
+"""Axes of arrays as rows of segments: units that move together, and what never moves.
 
-from collections.abc import Iterator, Sequence
+While a graph is walked the units of a segment are a variable: variables are merged as in union-find, or pinned.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+
+from .graph import ArchitectureGraph, Node
 
 
 @dataclass(frozen=True)
@@ -19,8 +24,6 @@ class Segment:
 
 
 Axis = tuple[Segment, ...]
-
-
 Value = tuple[Axis, ...]  # the axes of one value that flows through a graph
 
 
@@ -34,9 +37,9 @@ def entries(axis: Axis) -> int:
     return sum(segment.size for segment in axis)
 
 
-def moves(axis: Axis) -> bool:
-    """Whether anything of an axis moves."""
-    return any(segment.group is not None for segment in axis)
+def moving(*axes: Axis) -> set[int]:
+    """The groups (or variables) along some axes."""
+    return {segment.group for axis in axes for segment in axis if segment.group is not None}
 
 
 def scaled(axis: Axis, block: int) -> Axis:
@@ -44,20 +47,89 @@ def scaled(axis: Axis, block: int) -> Axis:
     return tuple(replace(segment, block=segment.block * block) for segment in axis)
 
 
-def joined(axes: Sequence[Axis]) -> Axis:
+def joined(*axes: Axis) -> Axis:
     """Axes behind each other; neighbouring fixed runs become one, empty ones vanish."""
     result: list[Segment] = []
     for segment in (segment for axis in axes for segment in axis if segment.size):
-        if result and segment.group is None and result[-1].group is None:
+        if segment.group is not None:
+            result.append(segment)
+        elif result and result[-1].group is None:
             result[-1] = Segment(None, result[-1].size + segment.size)
         else:
-            result.append(segment if segment.group is not None else Segment(None, segment.size))
+            result += fixed(segment.size)
     return tuple(result)
 
 
-def offsets(axis: Axis) -> Iterator[tuple[int, Segment]]:
-    """The segments of an axis, each behind the entry at which it starts."""
-    offset = 0
-    for segment in axis:
-        yield offset, segment
-        offset += segment.size
+class Variables:
+    """The units of a graph's axes; ``Segment.group`` is a variable here, and becomes a group's index at the end.
+
+    Attributes:
+        graph: What is walked.
+        pins: Variables that do not move, each with why the model is refused unless it is fixed anyway (None: merely
+            fixed).
+        bound: (Parameter, axis) -> what that axis consists of; tied parameters by their first name.
+        written: (Parameter, axis), where the axis makes units -> the parameter's role, and its layer's qualified name;
+            in data-flow order.
+        read: Axes along which a layer reads.
+    """
+
+    def __init__(self, graph: ArchitectureGraph) -> None:
+        self.graph = graph
+        self.pins: list[tuple[int, str | None]] = []
+        self.bound: dict[tuple[str, int], Axis] = {}
+        self.written: dict[tuple[str, int], tuple[str, str]] = {}
+        self.read: list[Axis] = []
+        self._parents: list[int] = []
+
+    def new(self, width: int) -> Axis:
+        """An axis of units that nothing is known about yet."""
+        self._parents.append(len(self._parents))
+        return (Segment(len(self._parents) - 1, width),)
+
+    def root(self, variable: int) -> int:
+        """The variable that stands for all those merged with this one: the oldest."""
+        while self._parents[variable] != variable:
+            variable = self._parents[variable]
+        return variable
+
+    def pin(self, axis: Axis, refusal: str | None = None) -> None:
+        """Say that an axis does not move; with a refusal, that the model is refused unless it is fixed anyway."""
+        self.pins += [(segment.group, refusal) for segment in axis if segment.group is not None]
+
+    def unify(self, one: Axis, other: Axis, node: Node) -> Axis:
+        """One axis where two meet; both have the same size."""
+        reason = None
+        if moving(one) and moving(other):
+            if [(s.width, s.block) for s in one] == [(s.width, s.block) for s in other]:
+                for mine, yours in zip(one, other, strict=True):
+                    if mine.group is None or yours.group is None:
+                        self.pin((mine, yours))
+                    else:
+                        older, younger = sorted((self.root(mine.group), self.root(yours.group)))
+                        self._parents[younger] = older
+                return one
+            reason = f"{node} joins two axes that are put together differently (a concatenation on one side only?)"
+        self.pin(one + other, reason)
+        return one
+
+    def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
+        """Say what an axis of a parameter consists of; None: units of its own. Tied uses are unified."""
+        name = node.parameters[role]
+        place = name, axis
+        if (known := self.bound.get(place)) is not None:
+            layout = known if layout is None else self.unify(known, layout, node)
+        elif layout is None:
+            layout = self.new(self.graph.shapes[name][axis])
+        self.bound.setdefault(place, layout)
+        if writes:
+            self.written.setdefault(place, (role, name.rpartition(".")[0] or node.module))
+        else:
+            self.read.append(layout)
+        return layout
+
+    def refuse_moving(self, node: Node, axes: Iterable[Axis]) -> None:
+        """Refuse the model if one of these axes of a node's input moves."""
+        for axis in axes:
+            self.pin(
+                axis, f"{node} works along an axis of hidden units: reordering or adding units would change its result"
+            )

@@ -6,16 +6,95 @@ the variables are the groups. Nothing is guessed: an operator without a rule is 
 axis meets something that would break it (a softmax over units, channels shuffled by a reshape).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from fedhet.sharing import is_statistic
 
-from .axes import Axis, Segment, Value, entries, fixed, joined, offsets
+from .axes import Axis, Segment, Value, Variables, entries, fixed, joined, moving
 from .graph import ArchitectureGraph, Node, UnsupportedArchitecture
-from .groups import PermutationGroup, PermutationGroups, Slot
-from .rules import RULES, Several, Stacked
-from .variables import Use, Variables
+from .rules import RULES, Several
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An axis of a parameter along which its entries make units.
+
+    Attributes:
+        parameter: Its ``state_dict`` name (the first, where weights are tied).
+        role: What it is to its layer (``weight``, ``bias``, ``running_mean``, ``weight_ih_l0``, ...).
+        axis: The parameter's axis.
+    """
+
+    parameter: str
+    role: str
+    axis: int
+
+
+@dataclass(frozen=True)
+class PermutationGroup:
+    """Units whose order may be changed at will, everywhere at once, without changing what the model computes.
+
+    Attributes:
+        index: Its place in data-flow order.
+        name: The module that writes its units first.
+        width: Its number of units in the exported model.
+        rows: Slots of the parameters that describe a unit once all earlier groups are in order: the matrix to match.
+            Weights first, then biases and BatchNorm's scale and bias, in data-flow order.
+        completes: Slots of the other parameters all of whose axes are in order once this group and all earlier ones
+            are, and which can be averaged with it: weights whose other axis belongs to this group or which an earlier
+            group writes (an LSTM's W_hh, a residual block's last layer), b_hh, BatchNorm's statistics.
+    """
+
+    index: int
+    name: str
+    width: int
+    rows: tuple[Slot, ...]
+    completes: tuple[Slot, ...]
+
+
+@dataclass(frozen=True)
+class PermutationGroups:
+    """A model's permutation groups in data-flow order.
+
+    Attributes:
+        groups: The groups.
+        axes: ``state_dict`` name -> the segments of each of its axes, tied names and buffers included.
+        fixed: Parameters none of whose written axes moves: the output layer (and whatever writes to a fixed axis).
+        tied: Name -> the first name of the same parameter.
+    """
+
+    groups: tuple[PermutationGroup, ...]
+    axes: Mapping[str, tuple[Axis, ...]] = field(hash=False)
+    fixed: tuple[str, ...]
+    tied: Mapping[str, str] = field(hash=False)
+
+    def __getitem__(self, index: int) -> PermutationGroup:
+        return self.groups[index]
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[PermutationGroup]:
+        return iter(self.groups)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Units of each group in the exported model."""
+        return tuple(group.width for group in self.groups)
+
+    def with_widths(self, widths: Sequence[int]) -> "PermutationGroups":
+        """The groups of a model of the same architecture whose groups have these widths."""
+
+        def axis_of(segments: Axis) -> Axis:
+            return tuple(s if s.group is None else replace(s, width=widths[s.group]) for s in segments)
+
+        groups = tuple(replace(group, width=widths[group.index]) for group in self.groups)
+        return replace(self, groups=groups, axes={name: tuple(map(axis_of, own)) for name, own in self.axes.items()})
+
+    def shapes(self, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
+        """``state_dict`` name -> shape, in a model of the same architecture whose groups have these widths."""
+        return {name: tuple(map(entries, axes)) for name, axes in self.with_widths(widths).axes.items()}
 
 
 def permutation_groups(graph: ArchitectureGraph) -> PermutationGroups:
@@ -34,37 +113,36 @@ def permutation_groups(graph: ArchitectureGraph) -> PermutationGroups:
             "read; remove them from the model"
         )
     variables = Variables(graph)
-    values: dict[str, Value | Stacked | Several] = {}
+    values: dict[str, Value | Several] = {}
     for node in graph:
         values[node.name] = _visit(variables, node, [values[name] for name in node.inputs])
     return _solved(variables)
 
 
-def _visit(variables: Variables, node: Node, inputs: Sequence[Value | Stacked | Several]) -> Value | Stacked | Several:
+def _visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -> Value | Several:
     """The axes of a node's result."""
     first = inputs[0] if inputs else ()
-    if node.operator == "getitem":
-        # A pooling that also says where its maxima lay says it in the same axes.
-        return first.values[node.options["index"]] if isinstance(first, Several) else first
-    assert not isinstance(first, Several)  # torch.export takes several results apart at once
     if node.operator == "output":
-        for value in first.values if isinstance(first, Stacked) else (first,):
+        for value in first.values if isinstance(first, Several) else (first,):
+            assert not isinstance(value, Several)  # torch.export takes an operator's results apart at once
             for axis in value:
                 variables.pin(axis)
         return ()
-    if node.operator == "select" and isinstance(first, Stacked):
-        if node.options["dim"] != 0:
+    if isinstance(first, Several) and node.operator in ("getitem", "select"):
+        if node.options.get("dim", 0) != 0:
             raise UnsupportedArchitecture(f"{node} cuts an LSTM's final states along another axis than its layers")
         return first.values[node.options["index"]]
+    if node.operator == "getitem":  # a pooling that also says where its maxima lay says it in the same axes
+        return first
     _check(variables.graph, node)
-    if any(isinstance(value, Stacked) for value in inputs):
+    if any(isinstance(value, Several) for value in inputs):
         raise UnsupportedArchitecture(
             f"{node} takes the final states of all layers of an LSTM at once; take one layer's (h_n[-1]) or the "
             "output at the last time step (output[:, -1])"
         )
     result = RULES[node.operator](variables, node, *inputs)
     main = result.values[0] if isinstance(result, Several) else result
-    if tuple(map(entries, main)) != node.shape:
+    if isinstance(main, Several) or tuple(map(entries, main)) != node.shape:
         raise UnsupportedArchitecture(
             f"{node} gives shape {node.shape}, which fedhet's rule for its axes does not expect"
         )
@@ -92,83 +170,60 @@ def _check(graph: ArchitectureGraph, node: Node) -> None:
 
 def _solved(variables: Variables) -> PermutationGroups:
     """Return the groups that remain once the whole graph is walked."""
-    graph, uses = variables.graph, list(dict.fromkeys(variables.uses))
-    held = {variables.root(variable) for variable, refusal in variables.pins if refusal is None}
+    graph, root, written = variables.graph, variables.root, variables.written
+    held = {root(variable) for variable, refusal in variables.pins if refusal is None}
     for variable, refusal in variables.pins:
-        if refusal is not None and variables.root(variable) not in held:
+        if refusal is not None and root(variable) not in held:
             raise UnsupportedArchitecture(refusal)
-    units = {use: variables.along(variables.bound[use.parameter, use.axis]) for use in uses}
     # Units that nobody reads are outputs too (a second head).
-    read = {variable for use, along in units.items() if not use.writes for variable in along}
-    written = dict.fromkeys(variable for use, along in units.items() if use.writes for variable in along)
-    free = [variable for variable in written if variable in read and variable not in held]
-    numbers = {variable: index for index, variable in enumerate(free)}
-    axes = {
-        name: tuple(
-            _numbered(variables, numbers, variables.bound.get((graph.tied.get(name, name), axis), fixed(size)))
-            for axis, size in enumerate(shape)
-        )
-        for name, shape in graph.shapes.items()
-    }
-    groups = tuple(_group(index, uses, axes) for index in range(len(numbers)))
-    moved = {slot.parameter for group in groups for slot in group.writers}
-    trained = [name for name in dict.fromkeys(use.parameter for use in uses if use.writes) if not is_statistic(name)]
-    return PermutationGroups(groups, axes, tuple(name for name in trained if name not in moved), graph.tied)
-
-
-def _numbered(variables: Variables, numbers: Mapping[int, int], axis: Axis) -> Axis:
-    """An axis of variables as one of groups; variables that are no group are fixed."""
+    free = {root(variable) for variable in moving(*variables.read)} - held
+    names: dict[int, str] = {}  # variable -> the layer that writes it first
+    for place, (_, layer) in written.items():
+        along = [root(segment.group) for segment in variables.bound[place] if segment.group is not None]
+        for variable in along:
+            if variable in free:
+                names.setdefault(variable, layer)
+    numbers = {variable: index for index, variable in enumerate(names)}
 
     def numbered(segment: Segment) -> Segment:
-        group = None if segment.group is None else numbers.get(variables.root(segment.group))
+        """A segment of a variable as one of a group; variables that are no group are fixed."""
+        group = None if segment.group is None else numbers.get(root(segment.group))
         return Segment(None, segment.size) if group is None else replace(segment, group=group)
 
-    return joined([tuple(map(numbered, axis))])
-
-
-def _group(index: int, uses: Sequence[Use], axes: Mapping[str, tuple[Axis, ...]]) -> PermutationGroup:
-    rows: list[Slot] = []
-    carried: list[Slot] = []
-    readers: list[Slot] = []
-    written = dict.fromkeys((use.parameter, use.axis) for use in uses if use.writes)
-    seen = set()
-    for use in uses:
-        place = use.parameter, use.axis
-        slots = [
-            Slot(use.parameter, use.role, use.layer, use.axis, offset, segment.block)
-            for offset, segment in offsets(axes[use.parameter][use.axis])
-            if segment.group == index
-        ]
-        if not slots or place in seen or (not use.writes and place in written):
-            continue
-        seen.add(place)
-        others = _moving(segments for axis, segments in enumerate(axes[use.parameter]) if axis != use.axis)
-        if not use.writes:
-            readers += slots
-        elif not _is_matched(use.role) or any(group >= index for group in others):
-            carried += slots
-        else:
-            rows += slots
-    matched = {slot.parameter for slot in rows}
-    completes = [
-        name
-        for name in dict.fromkeys(parameter for parameter, _ in written)
-        if name not in matched
-        and _moving(segments for axis, segments in enumerate(axes[name]) if (name, axis) in written)
-        and max(_moving(axes[name])) == index
-    ]
-    rows.sort(key=lambda slot: len(axes[slot.parameter]) == 1)  # stable: weights first
-    width = next(s.width for slot in rows + carried for s in axes[slot.parameter][slot.axis] if s.group == index)
-    return PermutationGroup(
-        index, (rows + carried)[0].layer, width, tuple(rows), tuple(carried), tuple(readers), tuple(completes)
+    axes = {}
+    for name, shape in graph.shapes.items():
+        first = graph.tied.get(name, name)
+        bound = (variables.bound.get((first, axis), fixed(size)) for axis, size in enumerate(shape))
+        axes[name] = tuple(joined(tuple(map(numbered, axis))) for axis in bound)
+    groups = _groups(
+        list(names.values()), axes, [Slot(name, role, axis) for (name, axis), (role, _) in written.items()]
     )
+    moved = {slot.parameter for group in groups for slot in group.rows + group.completes}
+    still = [name for name, _ in written if name not in moved and not is_statistic(name)]
+    return PermutationGroups(groups, axes, tuple(dict.fromkeys(still)), graph.tied)
 
 
-def _moving(axes: Iterable[Axis]) -> set[int]:
-    """The groups along some axes."""
-    return {segment.group for axis in axes for segment in axis if segment.group is not None}
-
-
-def _is_matched(role: str) -> bool:
-    """Whether a role's entries describe a unit: statistics do not, and b_hh adds to b_ih (as in FedMA's code)."""
-    return not is_statistic(role) and not role.startswith("bias_hh")
+def _groups(
+    names: Sequence[str], axes: Mapping[str, tuple[Axis, ...]], slots: Sequence[Slot]
+) -> tuple[PermutationGroup, ...]:
+    """Each slot belongs to the rows of the groups that it describes a unit of, or completes the last one it has."""
+    widths = {segment.group: segment.width for own in axes.values() for axis in own for segment in axis}
+    rows: list[list[Slot]] = [[] for _ in names]
+    completes: list[list[Slot]] = [[] for _ in names]
+    for slot in slots:
+        own = axes[slot.parameter]
+        along = moving(own[slot.axis])
+        others = moving(*(segments for axis, segments in enumerate(own) if axis != slot.axis))
+        # Statistics describe no unit, and b_hh adds to b_ih (as in FedMA's code).
+        describes = not is_statistic(slot.role) and not slot.role.startswith("bias_hh")
+        matched = [group for group in along if describes and all(other < group for other in others)]
+        for group in matched:
+            rows[group].append(slot)
+        if along and (last := max(along | others)) not in matched:
+            completes[last].append(slot)
+    for own_rows in rows:
+        own_rows.sort(key=lambda slot: len(axes[slot.parameter]) == 1)  # stable: weights first
+    return tuple(
+        PermutationGroup(index, name, widths[index], tuple(rows[index]), tuple(completes[index]))
+        for index, name in enumerate(names)
+    )

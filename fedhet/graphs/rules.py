@@ -8,45 +8,58 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from math import prod
+from typing import TypeVar
 
-from .axes import Axis, Value, entries, fixed, joined, moves, scaled
+from .axes import Axis, Value, Variables, entries, fixed, joined, moving, scaled
 from .graph import Node, UnsupportedArchitecture
-from .variables import Variables
 
 # fmt: off
-_POOLING = frozenset({
+_POOLING = (
     "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
     "adaptive_max_pool1d", "adaptive_max_pool2d", "upsample_nearest1d", "upsample_nearest2d", "upsample_linear1d",
     "upsample_bilinear2d",
-})
-_ACTIVATIONS = frozenset({
+)
+_ACTIVATIONS = (
     "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "sigmoid", "log_sigmoid",
     "tanh", "hardtanh", "hardswish", "hardsigmoid", "clamp", "abs", "square", "threshold",
-})
-_IDENTITIES = frozenset({
+)
+_IDENTITIES = (
     "dropout", "feature_dropout", "alpha_dropout", "contiguous", "clone", "detach", "alias", "to", "lift_fresh_copy",
-})
+)
 # fmt: on
 
 
 @dataclass(frozen=True)
-class Stacked:
-    """An LSTM's final states: axis 0 runs over layers, each of which has its own variables."""
-
-    values: tuple[Value, ...]
-
-
-@dataclass(frozen=True)
 class Several:
-    """The results of an operator that has several, in different axes."""
+    """Values in different axes that one node gives, and of which a later one takes one.
 
-    values: tuple[Value, *tuple[Value | Stacked, ...]]
+    An operator's several results; an LSTM's final states, whose axis 0 runs over layers with variables of their own.
+    """
+
+    values: tuple["Value | Several", ...]
 
 
+RULES: dict[str, Callable[..., Value | Several]] = {}
+
+R = TypeVar("R", bound=Callable[..., Value | Several])
+
+
+def _rule(*operators: str) -> Callable[[R], R]:
+    """Register the rule of these operators."""
+
+    def register(function: R) -> R:
+        RULES.update(dict.fromkeys(operators, function))
+        return function
+
+    return register
+
+
+@_rule("input", "constant", "zeros", "ones", "full", "arange", "zeros_like", "ones_like", "new_zeros", "new_ones")
 def _source(variables: Variables, node: Node, *values: Value) -> Value:
     return tuple(map(fixed, node.shape))
 
 
+@_rule("parameter")
 def _outside(variables: Variables, node: Node) -> Value:
     """A parameter that no layer rule knows: whatever it meets may not move, and hidden units must."""
     refusal = f"parameter {node.parameters['value']} is used outside of a supported layer; fedhet cannot permute it"
@@ -56,8 +69,9 @@ def _outside(variables: Variables, node: Node) -> Value:
     return value
 
 
+@_rule(*_ACTIVATIONS, *_IDENTITIES, "add", "sub", "rsub", "mul", "div")
 def _elementwise(variables: Variables, node: Node, *values: Value) -> Value:
-    if node.operator == "div" and any(map(moves, values[-1])) and len(values) > 1:
+    if node.operator == "div" and moving(*values[-1]) and len(values) > 1:
         raise UnsupportedArchitecture(f"{node} divides by hidden units: units added to a wider model would give 0/0")
     rank = max(map(len, values))
     aligned = [(fixed(1),) * (rank - len(value)) + value for value in values]
@@ -72,21 +86,23 @@ def _broadcast(variables: Variables, node: Node, one: Axis, other: Axis) -> Axis
     return large
 
 
-def _spatial(variables: Variables, node: Node, value: Value) -> Value:
-    rank = int(node.operator[-2])
-    variables.refuse_moving(node, value[len(value) - rank :])
-    return value[: len(value) - rank] + tuple(map(fixed, node.shape[-rank:]))
-
-
-def _reduction(variables: Variables, node: Node, value: Value) -> Value:
-    dims = _options_dims(node, len(value))
-    variables.refuse_moving(node, [value[dim] for dim in dims])
-    if "softmax" in node.operator:
+@_rule(*_POOLING, "mean", "sum", "amax", "softmax", "log_softmax", "flip", "select", "slice")
+def _along(variables: Variables, node: Node, value: Value) -> Value:
+    """What an operator works along must not move; along the other axes it is done for each unit alike."""
+    if node.operator in _POOLING:
+        dims = list(range(len(value) - int(node.operator[-2]), len(value)))
+    else:
+        dims = _dims(node, len(value))
+    if node.operator == "slice" and node.shape == tuple(map(entries, value)):
         return value
-    kept = [fixed(1) if dim in dims else axis for dim, axis in enumerate(value)]
-    return tuple(kept if node.options.get("keepdim") else (axis for d, axis in enumerate(kept) if d not in dims))
+    variables.refuse_moving(node, [value[dim] for dim in dims])
+    if len(node.shape) < len(value):
+        return tuple(axis for dim, axis in enumerate(value) if dim not in dims)
+    sizes = enumerate(zip(value, node.shape, strict=True))
+    return tuple(fixed(size) if dim in dims and entries(axis) != size else axis for dim, (axis, size) in sizes)
 
 
+@_rule("view", "reshape", "_unsafe_view", "flatten", "unflatten")
 def _reshape(variables: Variables, node: Node, value: Value) -> Value:
     """Split both shapes into the smallest runs of equal products; an axis moves only within its run."""
     result: list[Axis] = []
@@ -100,33 +116,28 @@ def _reshape(variables: Variables, node: Node, value: Value) -> Value:
     return tuple(result)
 
 
-def _flatten(variables: Variables, node: Node, value: Value) -> Value:
-    start, end = (node.options[key] % len(value) for key in ("start_dim", "end_dim"))
-    size = prod(map(entries, value[start : end + 1]))
-    return value[:start] + tuple(_regroup(variables, node, value[start : end + 1], (size,))) + value[end + 1 :]
-
-
 def _regroup(variables: Variables, node: Node, old: Value, sizes: Sequence[int]) -> list[Axis]:
     result = list(map(fixed, sizes))
-    moving = [index for index, axis in enumerate(old) if moves(axis)]
-    if not moving:
+    indices = [index for index, axis in enumerate(old) if moving(axis)]
+    if not indices:
         return result
     refusal = f"{node} reshapes an axis of hidden units apart; only (N, C, ...) -> (N, C*...) and back are known"
     places = [index for index, size in enumerate(sizes) if size > 1] or list(range(len(sizes)))[:1]
-    axis = old[moving[0]]
-    if len(moving) == 1 and len(places) == 1:
-        before, after = (prod(map(entries, part)) for part in (old[: moving[0]], old[moving[0] + 1 :]))
+    axis = old[indices[0]]
+    if len(indices) == 1 and len(places) == 1:
+        before, after = (prod(map(entries, part)) for part in (old[: indices[0]], old[indices[0] + 1 :]))
         result[places[0]] = scaled(axis, after) * before
     elif not places:  # one unit whose axis is dropped
         variables.pin(axis)
     elif len(axis) == 1 and prod(sizes) == axis[0].size and sizes[places[0]] % axis[0].width == 0:
         result[places[0]] = (replace(axis[0], block=sizes[places[0]] // axis[0].width),)
     else:
-        for index in moving:
+        for index in indices:
             variables.pin(old[index], refusal)
     return result
 
 
+@_rule("transpose", "permute", "t")
 def _transpose(variables: Variables, node: Node, value: Value) -> Value:
     order = list(range(len(value)))
     if node.operator == "permute":
@@ -137,37 +148,21 @@ def _transpose(variables: Variables, node: Node, value: Value) -> Value:
     return tuple(value[dim] for dim in order)
 
 
+@_rule("squeeze")
 def _squeeze(variables: Variables, node: Node, value: Value) -> Value:
-    dims = [dim for dim in _options_dims(node, len(value)) if entries(value[dim]) == 1]
+    dims = [dim for dim in _dims(node, len(value)) if entries(value[dim]) == 1]
     for dim in dims:
         variables.pin(value[dim])
     return tuple(axis for dim, axis in enumerate(value) if dim not in dims)
 
 
+@_rule("unsqueeze")
 def _unsqueeze(variables: Variables, node: Node, value: Value) -> Value:
     dim = node.options["dim"] % (len(value) + 1)
     return (*value[:dim], fixed(1), *value[dim:])
 
 
-def _flip(variables: Variables, node: Node, value: Value) -> Value:
-    variables.refuse_moving(node, [value[dim] for dim in node.options["dims"]])
-    return value
-
-
-def _select(variables: Variables, node: Node, value: Value) -> Value:
-    dim = node.options["dim"] % len(value)
-    variables.refuse_moving(node, [value[dim]])
-    return value[:dim] + value[dim + 1 :]
-
-
-def _slice(variables: Variables, node: Node, value: Value) -> Value:
-    dim = node.options["dim"] % len(value)
-    if node.shape[dim] == entries(value[dim]):
-        return value
-    variables.refuse_moving(node, [value[dim]])
-    return (*value[:dim], fixed(node.shape[dim]), *value[dim + 1 :])
-
-
+@_rule("expand")
 def _expand(variables: Variables, node: Node, value: Value) -> Value:
     value = (fixed(1),) * (len(node.shape) - len(value)) + value
     grown = [axis for axis, size in zip(value, node.shape, strict=True) if entries(axis) != size]
@@ -176,19 +171,21 @@ def _expand(variables: Variables, node: Node, value: Value) -> Value:
     return tuple(axis if entries(axis) == size else fixed(size) for axis, size in zip(value, node.shape, strict=True))
 
 
+@_rule("pad")
 def _pad(variables: Variables, node: Node, value: Value) -> Value:
     result, pairs = list(value), node.options["pad"]
     for index in range(0, len(pairs), 2):
         dim, (left, right) = len(value) - 1 - index // 2, pairs[index : index + 2]
-        if not moves(value[dim]):
+        if not moving(value[dim]):
             result[dim] = fixed(node.shape[dim])
         elif left or right:
             if node.options.get("mode", "constant") != "constant" or left < 0 or right < 0:
                 variables.refuse_moving(node, [value[dim]])
-            result[dim] = joined((fixed(left), value[dim], fixed(right)))
+            result[dim] = joined(fixed(left), value[dim], fixed(right))
     return tuple(result)
 
 
+@_rule("cat")
 def _cat(variables: Variables, node: Node, *values: Value) -> Value:
     dim = node.options.get("dim", 0) % len(node.shape)
     result = list(values[0])
@@ -196,10 +193,11 @@ def _cat(variables: Variables, node: Node, *values: Value) -> Value:
         result = [
             a if d == dim else variables.unify(a, b, node) for d, (a, b) in enumerate(zip(result, other, strict=True))
         ]
-    result[dim] = joined([value[dim] for value in values])
+    result[dim] = joined(*(value[dim] for value in values))
     return tuple(result)
 
 
+@_rule("linear")
 def _linear(variables: Variables, node: Node, value: Value) -> Value:
     variables.bind(node, "weight", 1, value[-1], writes=False)
     return (*value[:-1], _written(variables, node))
@@ -213,6 +211,7 @@ def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Ax
     return layout
 
 
+@_rule("conv1d", "conv2d")
 def _convolution(variables: Variables, node: Node, value: Value) -> Value:
     weight = variables.graph.shapes[node.parameters["weight"]]
     if len(value) != len(weight):
@@ -232,6 +231,7 @@ def _convolution(variables: Variables, node: Node, value: Value) -> Value:
     return (value[0], written, *map(fixed, node.shape[2:]))
 
 
+@_rule("batch_norm", "prelu")
 def _channelwise(variables: Variables, node: Node, value: Value) -> Value:
     """BatchNorm and PReLU: a number a channel, which belongs to the channel's unit."""
     for role, name in node.parameters.items():
@@ -242,11 +242,13 @@ def _channelwise(variables: Variables, node: Node, value: Value) -> Value:
     return value
 
 
+@_rule("embedding")
 def _embedding(variables: Variables, node: Node, value: Value) -> Value:
     variables.bind(node, "weight", 0, fixed(variables.graph.shapes[node.parameters["weight"]][0]), writes=False)
     return (*value, variables.bind(node, "weight", 1, None, writes=True))
 
 
+@_rule("lstm")
 def _lstm(variables: Variables, node: Node, value: Value, *states: Value) -> Several:
     if "batch_first" not in node.options:
         raise UnsupportedArchitecture(f"{node} runs over packed sequences, which fedhet cannot permute; pad them")
@@ -269,43 +271,15 @@ def _lstm(variables: Variables, node: Node, value: Value, *states: Value) -> Sev
                     variables.bind(node, f"{role}_{name}", 0, units * 4, writes=True)  # the gates i, f, g, o
             directions.append(units)
         hidden += directions
-        axis = joined(directions)
+        axis = joined(*directions)
     batch = value[0] if node.options["batch_first"] else value[1]
     finals = tuple((batch, units) for units in hidden)
-    final: Value | Stacked = Stacked(finals) if len(finals) > 1 else (fixed(1), *finals[0])
+    final = Several(finals) if len(finals) > 1 else (fixed(1), *finals[0])
     return Several(((*value[:-1], axis), final, final))
 
 
-def _options_dims(node: Node, rank: int) -> list[int]:
-    dims = node.options.get("dim")
+def _dims(node: Node, rank: int) -> list[int]:
+    """The axes that an operator's options name; all of them, if they name none."""
+    dims = node.options.get("dim", node.options.get("dims"))
     dims = range(rank) if dims is None else [dims] if isinstance(dims, int) else dims
-    return sorted(dim % rank for dim in dims)
-
-
-RULES: dict[str, Callable[..., Value | Several]] = {
-    **dict.fromkeys(_ACTIVATIONS | _IDENTITIES, _elementwise),
-    **dict.fromkeys(_POOLING, _spatial),
-    **dict.fromkeys(("add", "sub", "rsub", "mul", "div"), _elementwise),
-    **dict.fromkeys(("view", "reshape", "_unsafe_view", "unflatten"), _reshape),
-    **dict.fromkeys(("mean", "sum", "amax", "softmax", "log_softmax"), _reduction),
-    **dict.fromkeys(("transpose", "permute", "t"), _transpose),
-    **dict.fromkeys(("conv1d", "conv2d"), _convolution),
-    **dict.fromkeys(("batch_norm", "prelu"), _channelwise),
-    **dict.fromkeys(
-        ("input", "constant", "zeros", "ones", "full", "arange", "zeros_like", "ones_like", "new_zeros", "new_ones"),
-        _source,
-    ),
-    "parameter": _outside,
-    "flatten": _flatten,
-    "squeeze": _squeeze,
-    "unsqueeze": _unsqueeze,
-    "select": _select,
-    "slice": _slice,
-    "expand": _expand,
-    "flip": _flip,
-    "pad": _pad,
-    "cat": _cat,
-    "linear": _linear,
-    "embedding": _embedding,
-    "lstm": _lstm,
-}
+    return [dim % rank for dim in dims]

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from .axes import Axis
-from .groups import PermutationGroups, Slot
+from .permutations import PermutationGroups, Slot
 
 Array = NDArray[Any]
 State = Mapping[str, Array | Tensor]
@@ -73,8 +73,7 @@ def expand(
     Raises:
         ValueError: An assignment is not one of all local units to different global ones.
     """
-    own = widths(state, groups)
-    changes: dict[int, _Change] = {}
+    own, changes = widths(state, groups), {}
     for index, assignment in assignments.items():
         places = _checked(groups, index, assignment, own[index], sizes[index])
         changes[index] = partial(_scattered, places=places, size=sizes[index])
@@ -87,8 +86,7 @@ def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -
     Raises:
         ValueError: An assignment names a unit twice, or one that the state does not have.
     """
-    own = widths(state, groups)
-    changes: dict[int, _Change] = {}
+    own, changes = widths(state, groups), {}
     for index, assignment in assignments.items():
         places = _checked(groups, index, assignment, None, own[index])
         changes[index] = partial(np.take, indices=places, axis=0)
@@ -119,12 +117,6 @@ def columns(state: State, groups: PermutationGroups, index: int) -> tuple[Column
     )
 
 
-def bias_columns(state: State, groups: PermutationGroups, index: int) -> NDArray[np.bool_]:
-    """Which of the D columns of ``rows`` are biases, BatchNorm's included: a mask (D,)."""
-    runs = columns(state, groups, index)
-    return np.repeat([run.role.startswith("bias") for run in runs], [run.width for run in runs])
-
-
 def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
     """Write a matrix (L', D) back to the parameters that ``rows`` took it from (undoes ``rows``).
 
@@ -134,21 +126,19 @@ def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArra
         ValueError: The matrix has not as many columns as the state says.
     """
     own = widths(state, groups)
-    runs = columns(state, groups, index)
-    if matrix.ndim != 2 or matrix.shape[1] != sum(run.width for run in runs):
-        raise ValueError(
-            f"group {groups[index].name!r} has {sum(run.width for run in runs)} columns, "
-            f"not a matrix of shape {matrix.shape}"
-        )
-    parts = iter(np.split(matrix, np.cumsum([run.width for run in runs])[:-1], axis=1))
+    ends = np.cumsum([run.width for run in columns(state, groups, index)])
+    if matrix.ndim != 2 or matrix.shape[1] != ends[-1]:
+        raise ValueError(f"group {groups[index].name!r} has {ends[-1]} columns, not a matrix of shape {matrix.shape}")
+    parts = iter(np.split(matrix, ends[:-1], axis=1))
+
+    def next_part(piece: Array) -> Array:
+        part: Array = next(parts).reshape(-1, *piece.shape[1:]).astype(piece.dtype)
+        return part
+
     result = _arrays(state)
-    for name, axis in dict.fromkeys((slot.parameter, slot.axis) for slot in groups[index].rows):
-
-        def next_part(piece: Array) -> Array:
-            part: Array = next(parts).reshape(-1, *piece.shape[1:]).astype(piece.dtype)
-            return part
-
-        result[name] = _along(result[name], axis, groups.axes[name][axis], own, {index: next_part})
+    for slot in groups[index].rows:
+        name = slot.parameter
+        result[name] = _along(result[name], slot.axis, groups.axes[name][slot.axis], own, {index: next_part})
     for name, first in groups.tied.items():
         if name in result and first in result:
             result[name] = result[first]
@@ -170,11 +160,7 @@ def _checked(
 ) -> NDArray[np.intp]:
     places = np.asarray(assignment)
     whole = places.ndim == 1 and np.issubdtype(places.dtype, np.integer) and (width is None or len(places) == width)
-    if (
-        not whole
-        or len(np.unique(places)) < len(places)
-        or (len(places) and not 0 <= places.min() <= places.max() < size)
-    ):
+    if not whole or len(np.unique(places)) < len(places) or ((places < 0) | (places >= size)).any():
         wanted = "" if width is None else f"{width} "
         raise ValueError(
             f"assignment of group {groups[index].name!r} must be {wanted}different integers below {size}, "
@@ -224,8 +210,7 @@ def _along(array: Array, axis: int, segments: Axis, own: Sequence[int], changes:
 
 def _row_pieces(state: State, groups: PermutationGroups, index: int) -> Iterator[tuple[Slot, Array]]:
     own = widths(state, groups)
-    # A parameter has as many slots as its axis has segments of the group: one walk for all of them.
-    for slot in {(slot.parameter, slot.axis): slot for slot in groups[index].rows}.values():
+    for slot in groups[index].rows:
         array = _arrays({slot.parameter: state[slot.parameter]})[slot.parameter]
         segments = groups.axes[slot.parameter][slot.axis]
         for segment, piece in zip(segments, _pieces(array, slot.axis, segments, own), strict=True):

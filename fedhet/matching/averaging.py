@@ -10,7 +10,7 @@ from fedhet.graphs import PermutationGroups, expand
 from fedhet.sharing import is_statistic
 
 from .layer import LayerMatch
-from .structure import Array, Assignments, State, parameters_of, rest_of
+from .structure import Array, Assignments, State, rest_of
 
 
 def class_weighted_average(weights: Sequence[npt.ArrayLike], class_counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -65,12 +65,10 @@ def average_carried(
         match: What came of matching the group's rows.
         average: `map` or `mean`.
     """
-    matched = {slot.parameter for slot in groups[index].rows}
     averaged: dict[str, Array] = {}
-    for name in parameters_of(groups, index):
-        if name in matched:
+    for slot in groups[index].completes:
+        if is_statistic(name := slot.parameter):
             continue
-        slot = next(s for group in groups for s in group.carried if s.parameter == name)
         total: Any = 0.0
         moved = None
         for state, own in zip(states, assignments, strict=True):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.graphs import PermutationGroup, PermutationGroups, bias_columns, columns, expand, rows, set_rows
+from fedhet.graphs import PermutationGroup, PermutationGroups, columns, expand, rows, set_rows
 
 from .averaging import average_carried, average_rest
 from .layer import LayerMatch, attach, match_layer, place_layer, places
@@ -270,11 +270,15 @@ def _prior_mean(
         prior = np.zeros(matrices[0].shape[1])
         prior[0] = BIAS_MEAN
         return prior
-    prior = np.where(bias_columns(state, groups, index), BIAS_MEAN, 0.0)
     runs = columns(state, groups, index)
-    scale = np.repeat(
-        [state[run.parameter].ndim == 1 and run.role == "weight" for run in runs], [r.width for r in runs]
+    bias, scale = (
+        np.repeat(mask, [run.width for run in runs])
+        for mask in (
+            [run.role.startswith("bias") for run in runs],
+            [state[run.parameter].ndim == 1 and run.role == "weight" for run in runs],
+        )
     )
+    prior = np.where(bias, BIAS_MEAN, 0.0)
     if scale.any():
         prior[scale] = np.concatenate([matrix[:, scale] for matrix in matrices]).mean(0)
     return prior

@@ -17,9 +17,8 @@ Assignments = Mapping[int, Array]  # group -> where a client's units went in it
 
 def parameters_of(groups: PermutationGroups, index: int) -> tuple[str, ...]:
     """The parameters that are settled with a group: of its rows, then those that it completes; no statistics."""
-    matched = [slot.parameter for slot in groups[index].rows]
-    completed = [name for name in groups[index].completes if not is_statistic(name)]
-    return tuple(dict.fromkeys(matched + completed))
+    slots = groups[index].rows + groups[index].completes
+    return tuple(dict.fromkeys(slot.parameter for slot in slots if not is_statistic(slot.parameter)))
 
 
 def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str, ...]:
@@ -59,5 +58,5 @@ def understand(text: str) -> PermutationGroups:
 
 
 def _group(found: dict[str, Any]) -> PermutationGroup:
-    slots = {key: tuple(Slot(**slot) for slot in found[key]) for key in ("rows", "carried", "readers")}
-    return PermutationGroup(found["index"], found["name"], found["width"], **slots, completes=tuple(found["completes"]))
+    slots = {key: tuple(Slot(**slot) for slot in found[key]) for key in ("rows", "completes")}
+    return PermutationGroup(**{**found, **slots})

@@ -208,10 +208,9 @@ class ResNet8(Classifier):
             ModelError: The input is not an image or too small.
         """
         channels, _, _ = image_shape(input_shape, smallest=4)
-        blocks = [ResidualBlock(16, 16, stride=1), ResidualBlock(16, 32, stride=2), ResidualBlock(32, 64, stride=2)]
-        super().__init__(
-            [*convolution(channels, 16, 3, nn.ReLU), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(1)], 64, classes
-        )
+        layers: list[nn.Module] = [*convolution(channels, 16, 3, nn.ReLU)]
+        layers += [ResidualBlock(16, 16, stride=1), ResidualBlock(16, 32, stride=2), ResidualBlock(32, 64, stride=2)]
+        super().__init__([*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(1)], 64, classes)
 
 
 register_model("resnet8")(ResNet8)

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from fedhet.graphs import (
     PermutationGroup,
     PermutationGroups,
+    Segment,
     StackedLSTM,
     UnsupportedArchitecture,
     architecture_graph,
-    bias_columns,
     columns,
     cut_out,
     expand,
@@ -191,7 +191,16 @@ def groups_of(model: nn.Module, x: Tensor) -> PermutationGroups:
 
 
 def layers_of(group: PermutationGroup) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(slot.layer for slot in group.writers))
+    return tuple(dict.fromkeys(slot.parameter.rpartition(".")[0] for slot in group.rows + group.completes))
+
+
+def groups_along(groups: PermutationGroups, parameter: str, axis: int) -> list[tuple[int | None, int]]:
+    """The group and the block of each run of a parameter's axis."""
+    return [(segment.group, segment.block) for segment in groups.axes[parameter][axis]]
+
+
+def bias_columns(state: dict[str, Tensor], groups: PermutationGroups, index: int) -> list[bool]:
+    return [run.role.startswith("bias") for run in columns(state, groups, index) for _ in range(run.width)]
 
 
 def wider(groups: PermutationGroups, random: Random) -> tuple[dict[int, np.ndarray], dict[int, int]]:
@@ -278,7 +287,7 @@ def test_every_parameter_is_matched_completed_or_fixed_exactly_once(name: str, s
     statistics = {key for key in groups.axes if "running" in key}
     trained = {key for key, _ in model.named_parameters()}
     matched = {slot.parameter for group in groups for slot in group.rows}
-    completed = [key for group in groups for key in group.completes]
+    completed = [slot.parameter for group in groups for slot in group.completes]
     assert len(completed) == len(set(completed))
     assert matched.isdisjoint(completed)
     assert matched | set(completed) | set(groups.fixed) == trained | statistics
@@ -292,13 +301,14 @@ def test_lenet_has_a_group_a_hidden_layer_and_blocks_behind_the_flatten() -> Non
     )  # fmt: skip
     groups = groups_of(model, torch.zeros(2, 1, 28, 28))
     assert [(group.name, group.width) for group in groups] == [("0", 4), ("3", 6), ("7", 10)]
-    (reader,) = groups[1].readers
-    assert (reader.parameter, reader.axis, reader.offset, reader.block) == ("7.weight", 1, 0, 16)
+    places = [(name, axis) for name, own in groups.axes.items() for axis in range(len(own))]
+    assert [place for place in places if groups_along(groups, *place) == [(1, 16)]] == [("7.weight", 1)]
+    assert groups.axes["7.weight"][1] == (Segment(1, 6, 16),)
     assert groups.fixed == ("9.weight", "9.bias")
     state = model.state_dict()
     expected = np.hstack([state["3.weight"].numpy().reshape(6, -1), state["3.bias"].numpy()[:, None]])
     np.testing.assert_array_equal(rows(state, groups, 1), expected)
-    assert bias_columns(state, groups, 1).tolist() == [False] * 100 + [True]
+    assert bias_columns(state, groups, 1) == [False] * 100 + [True]
 
 
 def test_vgg9_has_eight_groups() -> None:
@@ -316,11 +326,11 @@ def test_a_residual_stream_is_one_group_and_what_is_not_in_order_yet_is_carried(
     groups = groups_of(model, x)
     stem, inner, block, stream = groups
     assert layers_of(stem) == ("stem", "stem_norm", "two", "two_norm")
-    assert "two.weight" in {slot.parameter for slot in stem.carried}
+    assert groups_along(groups, "two.weight", 0) == [(stem.index, 1)]
     assert {slot.parameter for slot in stem.rows} == {
         "stem.weight", "stem_norm.weight", "stem_norm.bias", "two.bias", "two_norm.weight", "two_norm.bias",
     }  # fmt: skip
-    assert "two.weight" in inner.completes
+    assert "two.weight" in {slot.parameter for slot in inner.completes}
     assert layers_of(block) == ("three",)
     # Both branches read groups that come before, so both are matched.
     assert {"four.weight", "shortcut.0.weight"} <= {slot.parameter for slot in stream.rows}
@@ -331,8 +341,12 @@ def test_depthwise_filters_are_columns_of_their_channels_unit() -> None:
     groups = groups_of(model, x)
     wide = groups[1]
     assert wide.name == "wide"
-    assert {("depthwise.weight", 1), ("twofold.weight", 2)} <= {(slot.parameter, slot.block) for slot in wide.rows}
-    assert "excite.weight" in {slot.parameter for slot in wide.carried}
+    matched = {slot.parameter for slot in wide.rows}
+    assert {"depthwise.weight", "twofold.weight"} <= matched
+    assert groups_along(groups, "depthwise.weight", 0) == [(wide.index, 1)]
+    assert groups_along(groups, "twofold.weight", 0) == [(wide.index, 2)]
+    assert groups_along(groups, "excite.weight", 0) == [(wide.index, 1)]
+    assert "excite.weight" not in matched
 
 
 def test_lstm_rows_are_four_gates_of_w_ih_and_b_ih() -> None:
@@ -344,8 +358,8 @@ def test_lstm_rows_are_four_gates_of_w_ih_and_b_ih() -> None:
     expected = np.hstack([w_ih[g * units : (g + 1) * units] for g in range(4)] + [b_ih.reshape(4, units).T])
     np.testing.assert_array_equal(rows(state, groups, 1), expected)
     np.testing.assert_array_equal(rows(state, groups, 0), state["embedding.weight"].numpy().T)
-    assert set(groups[1].completes) == {"lstm.weight_hh_l0", "lstm.bias_hh_l0"}
-    assert bias_columns(state, groups, 1).sum() == 4
+    assert {slot.parameter for slot in groups[1].completes} == {"lstm.weight_hh_l0", "lstm.bias_hh_l0"}
+    assert sum(bias_columns(state, groups, 1)) == 4
 
 
 def test_layers_of_an_lstm_that_become_unequal_still_run_and_can_be_read_again() -> None:
