@@ -9,8 +9,6 @@ from torch import Tensor
 from fedhet.client import Client, ClientSide
 from fedhet.client.side import P
 from fedhet.data.reading import LazyInputs
-from fedhet.errors import DataError
-from fedhet.learning import read
 from fedhet.representations import Representation
 from fedhet.wire import Payload, to_arrays, to_tensor
 
@@ -40,10 +38,8 @@ class ByClass(ClientSide[P], ABC):
         Raises:
             DataError: examples have no single class.
         """
-        train = self.client.data.train
-        if train.labels.ndim != 1:
-            raise DataError(f"client {self.client.name}: {self.client.config.prefix} needs examples of one class each")
-        return Payload(values={"width": self._vectors_of(train.inputs[:2]).shape[1]})
+        self.client.check_classes()
+        return Payload(values={"width": self._vectors_of(self.client.data.train.inputs[:2]).shape[1]})
 
     def begin(self, payload: Payload) -> None:
         """The global vectors."""
@@ -77,5 +73,4 @@ class ByClass(ClientSide[P], ABC):
         return Payload({"prototypes": to_arrays({name: of_all[enough] for name, of_all in means.items()})})
 
     def _vectors_of(self, inputs: Tensor | LazyInputs) -> Tensor:
-        vectors = read(self.client.model, inputs, self.client.transform, until=self.until)
-        return vectors.float()
+        return self.client.read(inputs, until=self.until).float()

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from fedhet.client import ClientSide, LostState
 from fedhet.errors import DataError, ModelError
-from fedhet.learning import FurtherBatch, Step, Term, read
+from fedhet.learning import FurtherBatch, Step, Term
 from fedhet.methods import fedhenn
 from fedhet.randomness import numpy_generator, torch_generator
 from fedhet.representations import Alignment, RandomStream, Rows
 from fedhet.representations.features import ROWS_AT_ONCE
 from fedhet.representations.packing import Factor, pack, unpack, unpack_blocks
-from fedhet.representations.scores import scores_of
 from fedhet.representations.targets import compress, mean_rbf_blocks
 from fedhet.wire import Arrays, Payload
 
@@ -79,8 +78,6 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         if "next-rad" in payload.arrays:
             rad = self._rad(payload.arrays["next-rad"], self.client.request.round + 1)
             reply.arrays[self.parameters.told] = self._telling(rad)
-        if "distance" in self.client.trained.recorded:
-            reply.values["distance"] = self.client.trained.means["distance"]
         return reply
 
     def _rad(self, arrays: Arrays, round: int) -> Tensor:
@@ -109,7 +106,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
     def _telling(self, rad: Tensor) -> Arrays:
         """What the peers' target is made of, on these rows."""
         spectral = self.parameters.told == "posteriors"
-        told = self.represent(rad, posteriors=spectral)
+        told = self.client.scores(rad, "probabilities") if spectral else self.represent(rad)
         if not told.isfinite().all():
             raise ModelError("what it makes of the RAD has values that are not finite: has training diverged?")
         return pack(Factor(told) if spectral else compress(told, error=fedhenn.ERROR), fedhenn.DTYPE)
@@ -125,15 +122,6 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         features = self.represent(pool[torch.from_numpy(order)].to(self.client.device))
         return Payload({"probe": pack(compress(features))} if features.isfinite().all() else {})
 
-    def represent(self, inputs: Tensor, *, posteriors: bool = False) -> Tensor:
-        """Phi of raw inputs, (n, d), in evaluation mode; or class posteriors (n, C).
-
-        Raises:
-            ModelError: the head's input is no (n, d), or the outputs are no (n, C).
-        """
-        client, until = self.client, None if posteriors else self.client.representation
-        try:
-            values = read(client.model, inputs, client.transform, until=until, rows=ROWS_AT_ONCE)
-            return scores_of(values, len(inputs), "probabilities") if posteriors else values
-        except ValueError as error:
-            raise ModelError(str(error)) from error
+    def represent(self, inputs: Tensor) -> Tensor:
+        """Phi of raw inputs, (n, d), in evaluation mode."""
+        return self.client.read(inputs, until=self.client.representation, rows=ROWS_AT_ONCE)

@@ -9,12 +9,10 @@ from torch.nn.functional import l1_loss
 
 from fedhet.client import ClientSide
 from fedhet.data import Examples
-from fedhet.errors import DataError, ModelError
-from fedhet.learning import Phase, Step, read
+from fedhet.errors import ModelError
+from fedhet.learning import Phase, Step
 from fedhet.methods import fedmd
-from fedhet.representations.features import ROWS_AT_ONCE
 from fedhet.representations.packing import Factor, pack, unpack
-from fedhet.representations.scores import scores_of
 from fedhet.wire import Arrays, Payload
 
 from ._received import check_rows, reading_request, rows_in  # noqa: TID251 - this folder is fedhet.client_apps
@@ -31,10 +29,8 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
         Raises:
             DataError: examples have no single class.
         """
-        train = self.client.data.train
-        if train.labels.ndim != 1:
-            raise DataError(f"client {self.client.name}: fedmd needs examples of one class each")
-        return Payload(values={"classes": self._scores(train.inputs[:2]).shape[1]})
+        self.client.check_classes()
+        return Payload(values={"classes": self.client.scores(self.client.data.train.inputs[:2], "logits").shape[1]})
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """The pool's labels, if the client begins; the mean scores, if there are any; its own examples."""
@@ -55,12 +51,10 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
         """The scores of the rows asked for, the classes it knows, and how far from the mean it was while it learnt."""
         reply = super().end(payload)
         if "next-rows" in payload.arrays:
-            scores = self._scores(self._inputs(payload.arrays["next-rows"]))
+            scores = self.client.scores(self._inputs(payload.arrays["next-rows"]), "logits")
             if not scores.isfinite().all():
                 raise ModelError("its scores have values that are not finite: has training diverged?")
             reply.arrays["scores"] = pack(Factor(scores), fedmd.SCORES)
-        if "distance" in self.client.trained.recorded:
-            reply.values["distance"] = self.client.trained.means["distance"]
         return reply
 
     def _stepped(self, phase: Phase, part: int, parts: int) -> Phase:
@@ -87,16 +81,3 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
     def _inputs(self, arrays: Arrays) -> Tensor:
         """The pool's examples at these rows, raw."""
         return rows_in(arrays, self.client.pool.inputs, "rows of the pool")
-
-    def _scores(self, inputs: Tensor) -> Tensor:
-        """Class scores of raw inputs, (n, C), in evaluation mode.
-
-        Raises:
-            ModelError: the outputs are no (n, C).
-        """
-        client = self.client
-        try:
-            logits = read(client.model, inputs, client.transform, rows=ROWS_AT_ONCE)
-            return scores_of(logits, len(inputs), "logits")
-        except ValueError as error:
-            raise ModelError(str(error)) from error

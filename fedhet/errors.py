@@ -16,7 +16,7 @@ class DataError(FedhetError):
     """Data that is missing or damaged, or that cannot be shared out as asked."""
 
 
-class ModelError(FedhetError):
+class ModelError(FedhetError, ValueError):
     """A model that does not exist or does not fit its data or method."""
 
 

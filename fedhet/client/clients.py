@@ -16,7 +16,7 @@ from fedhet.client.state import Keeping, Pools
 from fedhet.client.trying import Tried, own_data, own_network, take_weights, try_out
 from fedhet.data import ClientData, Examples, Pool, resident, with_validation
 from fedhet.data.own import as_input
-from fedhet.errors import DataError, ModelError
+from fedhet.errors import DataError
 from fedhet.machine import device_of, keep_freed_memory
 from fedhet.population import ClientInfo, ModelFunction
 from fedhet.task import Task
@@ -125,12 +125,9 @@ class Clients:
         return (*own, info.config.head, info.config.prefix, info.config.parameters)
 
     def _network(self, info: ClientInfo) -> Network:
-        try:
-            model = self._build(info)
-            name = type(model).__name__ if self._model else population.architecture_of(info)
-            return Network(model, registry.client_side(info.config.prefix).head_of(info.config), name)
-        except ValueError as error:
-            raise ModelError(f"client {info.name}: {error}") from error
+        model = self._build(info)
+        name = type(model).__name__ if self._model else population.architecture_of(info)
+        return Network(model, registry.client_side(info.config.prefix).head_of(info.config), name)
 
     def _build(self, info: ClientInfo) -> nn.Module:
         model = own_network(self._model, info) if self._model else population.model_of(info)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from fedhet.errors import ModelError
 from fedhet.representations import Representation
 from fedhet.representations.precision import fitted, in_precision, precision
 from fedhet.sharing import NetworkDescription, Sharing
@@ -21,7 +22,7 @@ class Network:
         precision: the floating dtype that the model computes in; None without parameters.
 
     Raises:
-        ValueError: the model has no such head.
+        ModelError: the model has no such head, or holds complex numbers.
     """
 
     def __init__(self, model: nn.Module, head: str, architecture: str) -> None:
@@ -30,7 +31,7 @@ class Network:
         self.device = torch.device("cpu")
         self._read()
         if odd := next((name for name, tensor in self._tensors.items() if tensor.is_complex()), None):
-            raise ValueError(f"{type(model).__name__}'s {odd} holds complex numbers, which no method shares or saves")
+            raise ModelError(f"{type(model).__name__}'s {odd} holds complex numbers, which no method shares or saves")
 
     @property
     def model(self) -> nn.Module:

@@ -7,7 +7,7 @@ Model, data, optimiser, device, random streams and lasting state come from a `Cl
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +15,17 @@ from torch import Tensor, nn
 from fedhet import registry
 from fedhet.client.networks import Network
 from fedhet.data import ClientData, Pool, resident
-from fedhet.errors import FedhetError
+from fedhet.data.reading import LazyInputs
+from fedhet.errors import DataError, FedhetError
 from fedhet.learning import (
+    BATCH,
     Loss,
     Optimisation,
     Phase,
     Term,
     Trained,
     one_cycle,
+    read,
     reestimate,
     scheduled,
 )
@@ -30,6 +33,8 @@ from fedhet.method import Traits
 from fedhet.options import Config, Parameters
 from fedhet.randomness import derive_seed, torch_generator
 from fedhet.representations import Representation
+from fedhet.representations.features import ROWS_AT_ONCE
+from fedhet.representations.scores import scores_of
 from fedhet.task import Task
 from fedhet.wire import Payload, Request, load_into, to_arrays
 
@@ -138,6 +143,27 @@ class Client:
         """A model's training batch of raw inputs, augmented if that is configured."""
         return self.transform(self.augment(inputs, generator) if self.augment else inputs)
 
+    def read(self, inputs: Tensor | LazyInputs, *, until: Representation | None = None, rows: int = BATCH) -> Tensor:
+        """Return the network's outputs, or Phi, for raw inputs in evaluation mode (see `fedhet.learning.read`)."""
+        return read(self.model, inputs, self.transform, until=until, rows=rows)
+
+    def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"]) -> Tensor:
+        """Return class scores (n, C) of raw inputs in evaluation mode.
+
+        Raises:
+            ModelError: the network's outputs are no (n, C).
+        """
+        return scores_of(self.read(inputs, rows=ROWS_AT_ONCE), len(inputs), kind)
+
+    def check_classes(self) -> None:
+        """Check that each example has one class.
+
+        Raises:
+            DataError: it has not.
+        """
+        if self.data.train.labels.ndim != 1:
+            raise DataError(f"client {self.name}: {self.config.prefix} needs examples of one class each")
+
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
         """Take BatchNorm's statistics anew from the client's training examples (see `fedhet.learning.reestimate`)."""
         reestimate(self.model, self.data.train.inputs, self.transform, chosen)
@@ -234,8 +260,10 @@ class ClientSide(Generic[P]):
         return [Phase(self.client.request.epochs, self.client.optimisation(), terms=self.terms(payload))]
 
     def end(self, payload: Payload) -> Payload:
-        """What is sent back after training; `client.trained` has what the terms recorded."""
-        return self.share()
+        """What is sent back after training: what is shared, and the means of what the terms recorded."""
+        reply = self.share()
+        reply.values |= self.client.trained.means
+        return reply
 
     # ---- evaluation
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedhet.errors import ModelError
 from fedhet.representations.features import Output
 
 Pooling = Literal["average-pool", "max-pool", "attention-map"]
@@ -79,7 +80,7 @@ def describe(
         For each block the values (n, k_b), and their places (n, k_b) int32 in the block's flattened output.
 
     Raises:
-        ValueError: the model does not return logits (n, C) of two classes or more, a block returns no tensor (n, ...),
+        ModelError: the model does not return logits (n, C) of two classes or more, a block returns no tensor (n, ...),
             or gradients are not finite.
     """
     values: list[list[Tensor]] = [[] for _ in blocks]
@@ -90,7 +91,7 @@ def describe(
         for block, (output, gradient) in enumerate(zip(outputs, gradients, strict=True)):
             scores = gradient.flatten(1).abs_()
             if not scores.isfinite().all():
-                raise ValueError(
+                raise ModelError(
                     f"gradients of block {blocks[block]!r} are not finite: training has diverged, and a lower "
                     "learning-rate may help"
                 )
@@ -109,7 +110,7 @@ def _differentiated(
     with _leaves(model, blocks) as found, torch.enable_grad():
         logits = torch.func.functional_call(model, constants, (inputs,))
         if logits.ndim != 2 or logits.shape[1] < 2:
-            raise ValueError(f"descriptors need logits of shape ({len(inputs)}, classes), got {tuple(logits.shape)}")
+            raise ModelError(f"descriptors need logits of shape ({len(inputs)}, classes), got {tuple(logits.shape)}")
         score = log_odds(logits, logits.argmax(1) if labels is None else labels[rows]).sum()
         outputs = [found[name] for name in blocks]
         gradients = torch.autograd.grad(score, outputs)
@@ -155,11 +156,11 @@ def pooled(features: Tensor, slots: int, kind: Pooling) -> Tensor:
         kind: average or maximum, or an attention map.
 
     Raises:
-        ValueError: an attention map of outputs that are not (n, channels, height, width).
+        ModelError: an attention map of outputs that are not (n, channels, height, width).
     """
     if kind == "attention-map":
         if features.ndim != 4:
-            raise ValueError(
+            raise ModelError(
                 f"an attention map needs outputs (n, channels, height, width), got {tuple(features.shape)}"
             )
         return F.adaptive_avg_pool2d(features.square().mean(1), math.isqrt(slots)).flatten(1)

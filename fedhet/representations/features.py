@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fedhet.errors import ModelError
+
 ROWS_AT_ONCE = 512
 
 
@@ -15,18 +17,18 @@ def head_name(model: nn.Module, head: str = "") -> str:
     """The name of a model's head: `head` if given, else the last `nn.Linear` in order of registration.
 
     Raises:
-        ValueError: if the model has no such module; the message says which ones it has.
+        ModelError: if the model has no such module; the message says which ones it has.
     """
     modules: dict[str, nn.Module] = dict(model.named_modules())
     if head:
         if head not in modules:
             present = ", ".join(name for name in modules if name) or "no submodules"
-            raise ValueError(f"{type(model).__name__} has no module {head!r} to take for its head; it has: {present}")
+            raise ModelError(f"{type(model).__name__} has no module {head!r} to take for its head; it has: {present}")
         return head
     linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
     if not linear:
         kinds = sorted({type(module).__name__ for name, module in modules.items() if name})
-        raise ValueError(
+        raise ModelError(
             f"{type(model).__name__} has no nn.Linear to take for its head, only {', '.join(kinds) or 'itself'}; "
             "name the head in the configuration"
         )
@@ -67,7 +69,7 @@ class Output:
         module: the name of its module.
 
     Raises:
-        ValueError: if the model has no such module; the message says which ones it has.
+        ModelError: if the model has no such module; the message says which ones it has.
     """
 
     def __init__(self, model: nn.Module, module: str) -> None:
@@ -81,10 +83,10 @@ class Output:
         """Its last output, part of the graph.
 
         Raises:
-            ValueError: if it has not run, or returned no tensor.
+            ModelError: if it has not run, or returned no tensor.
         """
         if not isinstance(self._value, Tensor):
-            raise ValueError(f"module {self._title} did not run, or returned no tensor")
+            raise ModelError(f"module {self._title} did not run, or returned no tensor")
         return self._value
 
     @contextmanager
@@ -104,7 +106,7 @@ def _named(model: nn.Module, name: str) -> str:
     modules = dict(model.named_modules())
     if name not in modules:
         present = ", ".join(name for name in modules if name) or "no submodules"
-        raise ValueError(f"{type(model).__name__} has no module {name!r}; it has: {present}")
+        raise ModelError(f"{type(model).__name__} has no module {name!r}; it has: {present}")
     return name
 
 
@@ -122,7 +124,7 @@ class Capture:
         """Phi `(n, d)` of the last forward pass, part of its graph.
 
         Raises:
-            ValueError: if no forward pass reached the head, or its input is no `(n, d)` floating tensor.
+            ModelError: if no forward pass reached the head, or its input is no `(n, d)` floating tensor.
         """
         if not self._reached:
             raise self._representation.not_reached()
@@ -147,7 +149,7 @@ class Representation:
         head: the name of its head; the last `nn.Linear` if empty.
 
     Raises:
-        ValueError: if the model has no such module.
+        ModelError: if the model has no such module.
     """
 
     def __init__(self, model: nn.Module, head: str = "") -> None:
@@ -160,7 +162,7 @@ class Representation:
         """Phi `(n, d)` of a batch of n inputs, with its graph; the forward pass ends where the head would start.
 
         Raises:
-            ValueError: if the pass does not reach the head, or the head's input is no `(n, d)` floating tensor.
+            ModelError: if the pass does not reach the head, or the head's input is no `(n, d)` floating tensor.
         """
         handle = self._module.register_forward_pre_hook(_stop, with_kwargs=True)
         try:
@@ -194,7 +196,7 @@ class Representation:
         """Returns `features` if they are a floating `(n, d)` tensor with as many rows as there are examples.
 
         Raises:
-            ValueError: if they are not.
+            ModelError: if they are not.
         """
         if (
             isinstance(features, Tensor)
@@ -209,14 +211,14 @@ class Representation:
             else f"a {type(features).__name__}"
         )
         expected = "(n, d)" if rows is None else f"({rows}, d)"
-        raise ValueError(
+        raise ModelError(
             f"the input of {self._title} must be a floating tensor of shape {expected}, one row an example, got {got}; "
             "name as head a module whose input is"
         )
 
-    def not_reached(self) -> ValueError:
+    def not_reached(self) -> ModelError:
         """The error of a forward pass in which the head was not called."""
-        return ValueError(f"the forward pass did not call {self._title}; name as head a module that it calls")
+        return ModelError(f"the forward pass did not call {self._title}; name as head a module that it calls")
 
     @property
     def _title(self) -> str:

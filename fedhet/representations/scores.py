@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedhet.errors import ModelError
 from fedhet.representations.features import ROWS_AT_ONCE
 
 Kind = Literal["logits", "probabilities"]
@@ -22,7 +23,7 @@ def class_scores(model: nn.Module, inputs: Tensor, transform: Callable[[Tensor],
         kind: what the model returns, or the softmax of it.
 
     Raises:
-        ValueError: the model's outputs are no `(n, C)`.
+        ModelError: the model's outputs are no `(n, C)`.
     """
     model.eval()
     return scores_of(torch.cat([model(transform(part)) for part in inputs.split(ROWS_AT_ONCE)]), len(inputs), kind)
@@ -32,9 +33,9 @@ def scores_of(logits: Tensor, count: int, kind: Kind) -> Tensor:
     """Class scores `(n, C)`, float32, of what a model returned for `count` examples.
 
     Raises:
-        ValueError: that is no `(n, C)`.
+        ModelError: that is no `(n, C)`.
     """
     if logits.ndim != 2 or len(logits) != count:
-        raise ValueError(f"{kind} need outputs of shape ({count}, classes), got {tuple(logits.shape)}")
+        raise ModelError(f"{kind} need outputs of shape ({count}, classes), got {tuple(logits.shape)}")
     logits = logits.float()
     return logits.softmax(1) if kind == "probabilities" else logits

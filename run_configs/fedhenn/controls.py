@@ -29,7 +29,7 @@ class OwnTarget(FedHeNNClient):
         """Its own posteriors' clusters, or its own kernel."""
         if self.parameters.target == "kernel":
             return super().target(payload, rad)
-        generator, posteriors = self.client.generator("parallel analysis"), self.represent(rad, posteriors=True)
+        generator, posteriors = self.client.generator("parallel analysis"), self.client.scores(rad, "probabilities")
         return self.client.network.beside(cluster_rows([posteriors], [1.0], generator=generator))
 
 
