@@ -31,7 +31,7 @@ class ClassAverage(ClientSide[ClassAverageParameters]):
 
     def phases(self, payload: Payload) -> Iterable[Phase]:
         """One phase; at the last rate in the last round, and in the closing one behind it."""
-        phases, factor = super().phases(payload), self.parameters.last_learning_rate
-        if factor == 1 or self.client.request.round < self.client.config.rounds:
+        phases, rate = super().phases(payload), self.parameters.last_learning_rate
+        if self.client.request.round < self.client.config.rounds:
             return phases
-        return [replace(phase, optimisation=phase.optimisation.slowed(factor)) for phase in phases]
+        return [replace(phase, optimisation=phase.optimisation.at(rate)) for phase in phases]

@@ -21,6 +21,9 @@ from fedhet.wire import Arrays, Payload, cast, to_arrays
 
 from ._matched import Matched  # noqa: TID251 - this folder is fedhet.client_apps
 
+LAST_WEIGHT_DECAY = 1e-4
+"""Of the output layer's round, as in the authors' code."""
+
 
 class FedMA(Matched[FedMAParameters]):
     """Local training of all layers in the first round of a pass, then of those behind the settled ones."""
@@ -105,10 +108,10 @@ class FedMA(Matched[FedMAParameters]):
         return [Phase(epochs, self._optimisation(), trains=lambda name: name not in settled)]
 
     def _optimisation(self) -> Optimisation:
-        usual, own = self.client.optimisation(), self.parameters
+        usual = self.client.optimisation()
         if self._done < len(self.groups):
             return replace(usual, weight_decay=0.0)  # the paper, appendix B
-        return replace(usual.slowed(own.last_learning_rate), weight_decay=own.last_weight_decay)
+        return replace(usual.at(self.parameters.last_learning_rate), weight_decay=LAST_WEIGHT_DECAY)
 
     def _cut_out(self) -> None:
         """The client's own units of the global model; the first ones, if it did not take part in the pass before."""

@@ -66,8 +66,7 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
         """One phase, of the teacher or of the client's own network."""
         if self.teaching:
             return [Phase(self.client.request.epochs, self._optimisation(), module=self.teacher)]
-        rate = self.parameters.student_learning_rate
-        own = Phase(self.client.request.epochs, self._optimisation().slowed(rate), terms=self.terms(payload))
+        own = Phase(self.client.request.epochs, self._optimisation(), terms=self.terms(payload))
         return [replace(own, task_weight=1 - self.parameters.alpha) if own.terms else own]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
@@ -99,7 +98,10 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
         teaching = self.parameters.teaching(config)
         first, rounds = (0, teaching) if self.teaching else (teaching, config.rounds - teaching)
         request = replace(client.request, round=client.request.round - first)
-        return replace(client, config=config.but(rounds=rounds), request=request).optimisation()
+        rate = config.learning_rate
+        if not self.teaching:
+            rate = self.parameters.student_learning_rate or 0.1 * rate
+        return replace(client, config=config.but(rounds=rounds, learning_rate=rate), request=request).optimisation()
 
 
 def _in_float32(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

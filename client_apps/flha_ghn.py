@@ -92,7 +92,7 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
         own, head = self.parameters, f"{self.client.head}."
         if own.refine == "none":
             return ()
-        optimisation = replace(self.client.optimisation(), learning_rate=own.refine_rate, schedule=None)
+        optimisation = self.client.optimisation().at(own.refine_rate)
         trains = (lambda name: name.startswith(head)) if own.refine == "head" else None
         return [Phase(own.refine_epochs, optimisation, trains=trains)]
 

@@ -15,6 +15,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fedhet.errors import ConfigError, nearest
@@ -214,9 +215,7 @@ def _imported_before(reference: str) -> Method | None:
 def _object(reference: str) -> Any:
     """What `package.module:name` or `FILE.py:NAME` names."""
     module, name = _place(reference)
-    if module.endswith(".py") and module not in sys.modules:
-        _load(Path(module))
-    return getattr(importlib.import_module(module), name)
+    return getattr(module_of(module), name)
 
 
 def _place(reference: str) -> tuple[str, str]:
@@ -225,20 +224,25 @@ def _place(reference: str) -> tuple[str, str]:
     return str(Path(module).resolve()) if module.endswith(".py") else module, name
 
 
-def _load(path: Path) -> None:
-    """Import a file under its path.
+def module_of(name: str) -> ModuleType:
+    """The module of a name or of the whole path of a file, imported if it is not yet.
 
     Raises:
-        OSError: it cannot be read; or whatever its code raises.
+        ImportError: there is none.
+        OSError: the file cannot be read.
     """
-    spec = spec_from_loader(str(path), SourceFileLoader(str(path), str(path)))
+    if not name.endswith(".py") or name in sys.modules:
+        return importlib.import_module(name)
+    loader = SourceFileLoader(name, name)
+    spec = spec_from_loader(name, loader)
     assert spec is not None
-    module = sys.modules[str(path)] = module_from_spec(spec)
+    module = sys.modules[name] = module_from_spec(spec)
     try:
-        SourceFileLoader(str(path), str(path)).exec_module(module)
+        loader.exec_module(module)
     except BaseException:
-        del sys.modules[str(path)]
+        del sys.modules[name]
         raise
+    return module
 
 
 def _checked(found: object, name: str) -> Method:

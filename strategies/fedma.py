@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from fedhet.graphs import expand
+from fedhet.graphs import expand, rows
 from fedhet.matching import LayerMatch
 from fedhet.matching.groups import (
     GroupMatch,
     assemble,
-    attach_late,
     average_rest,
     match_group,
     parameters_of,
@@ -190,15 +189,8 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         own = self._assignments(client)
         for index in range(held, step):
             settled = self._settled(index)
-            own[index] = attach_late(
-                state,
-                self.groups,
-                index,
-                settled.match,
-                settled.prior_mean,
-                self.matching(),
-                self._seed(index, client),
-            )
+            matrix, random = rows(state, self.groups, index), np.random.RandomState(self._seed(index, client))
+            own[index] = self.matching().attach(matrix, self.groups[index], settled.match, settled.prior_mean, random)
             state = expand(state, self.groups, {index: own[index]}, {index: len(settled.match.counts)})
         self.keep_assignments(client, own)
         return state
@@ -239,8 +231,8 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         """A group of this pass as it was settled."""
         found, settled = self.state.match[str(index)], dict(self.state.group[str(index)])
         assignments = [np.empty(0, np.intp)] * int(found["clients"][0])
-        rows = settled.pop("rows").astype(np.float64)
-        match = LayerMatch(assignments, rows, found["counts"], *map(float, found["variances"]))
+        weights = settled.pop("rows").astype(np.float64)
+        match = LayerMatch(assignments, weights, found["counts"], *map(float, found["variances"]))
         return GroupMatch(match, found["prior-mean"], settled)
 
     def _finish(

@@ -29,6 +29,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 from torch import Tensor, nn
 
+from fedhet import config as configuration
 from fedhet import registry
 from fedhet.client.app import make_client_app
 from fedhet.machine import cores
@@ -254,3 +255,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (others if any(item.get_closest_marker(name) for name in left_out) else chosen).append(item)
     config.hook.pytest_deselected(items=others)
     items[:] = chosen
+
+
+@pytest.fixture
+def controls_of():
+    """The module of a method's controls, `run_configs/METHOD/controls.py`, by the method's name."""
+
+    def controls_of(method):
+        path = configuration.run_configs() / method / "controls.py"
+        return registry.module_of(str(path))
+
+    return controls_of

@@ -96,14 +96,9 @@ class Optimisation:
     schedule: Callable[[float], float] | None = None
     bf16: bool = False
 
-    def slowed(self, factor: float) -> "Optimisation":
-        """The same at a multiple of the learning rate, by step too."""
-        schedule = self.schedule
-        return replace(
-            self,
-            learning_rate=factor * self.learning_rate,
-            schedule=None if schedule is None else lambda done: factor * schedule(done),
-        )
+    def at(self, rate: float) -> "Optimisation":
+        """The same at a constant learning rate; 0: at its own."""
+        return replace(self, learning_rate=rate, schedule=None) if rate else self
 
     def build(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimiser."""

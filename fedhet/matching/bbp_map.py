@@ -16,14 +16,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-
-from .solvers import Solver
+from scipy.optimize import linear_sum_assignment
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
 
 _MOST_POPULAR = 10
 _FIRST_OFFER = 8
+
+
+def assigned(cost: Floats) -> Ints:
+    """The column of each row (rows,) of costs (rows, columns), no more rows than columns, at least cost in all."""
+    return linear_sum_assignment(cost)[1]
 
 
 def scaled(rows: npt.NDArray[np.floating], s: float) -> Floats:
@@ -45,7 +49,6 @@ class GlobalRows:
     s0: float
     prior: npt.NDArray[np.float64]
     gamma: float
-    solve: Solver
     max_rows: int | None
     cap: int | None
 
@@ -138,7 +141,7 @@ class GlobalRows:
         room = max(room, rows - size)
         offered = min(room, max(rows - size, 0) + 2 * self.opened[j] + _FIRST_OFFER)
         while True:
-            columns = self.solve(self.costs(j, offered))
+            columns = assigned(self.costs(j, offered))
             self.opened[j] = int(np.count_nonzero(columns >= size))
             if self.opened[j] < offered or offered == room:
                 return columns

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fedhet.graphs import PermutationGroup, PermutationGroups, columns, expand, rows, set_rows
 
 from .averaging import average_carried, average_rest
-from .layer import LayerMatch, attach, match_layer, place_layer, places
+from .layer import LayerMatch, attach, match_layer
 from .structure import Array, Assignments, State, describe, parameters_of, rest_of, understand
 from .variances import Variances, estimate_variances
 
@@ -23,7 +23,6 @@ __all__ = [
     "GroupMatch",
     "Matching",
     "assemble",
-    "attach_late",
     "average_rest",
     "describe",
     "match_group",
@@ -40,32 +39,64 @@ BIAS_MEAN = 0.1
 
 @dataclass(frozen=True)
 class Matching:
-    """How groups are matched; names and defaults as in `match_layer`.
+    """How the units of a group become one; names and defaults as in `match_layer`.
 
     Attributes:
-        matching: `matched`; or, without matching, `identity` (units of one number are one) or `random` (those that are
-            drawn), where units are averaged plainly and nothing else here counts.
         gamma: Mass of the beta process.
-        sigma2: Variance of local rows around global ones.
-        sigma0_2: Variance of global rows around the prior mean.
         sweeps: How often each client is matched again.
         average: `map` or `mean`; embeddings and LSTMs are always averaged plainly, as in the authors' code.
-        variances: `fixed`, or `estimated` for each group.
+        variances: `fixed`, both 1, or `estimated` for each group.
         max_growth: A group's largest global width, in widths of the widest client; 0: no limit.
-        solver: The assignment solver.
         reference_prior: The bias's prior mean on column 0 after the first group, as in the authors' code.
     """
 
-    matching: str = "matched"
     gamma: float = 7.0
-    sigma2: float = 1.0
-    sigma0_2: float = 1.0
     sweeps: int = 5
     average: str = "map"
     variances: str = "fixed"
     max_growth: float = 0.0
-    solver: str = "scipy"
     reference_prior: bool = False
+
+    def match(
+        self,
+        matrices: Sequence[Array],
+        group: PermutationGroup,
+        prior: npt.NDArray[np.float64],
+        random: np.random.RandomState,
+    ) -> LayerMatch:
+        """Match the rows (L_j, D) of all clients, around a prior mean (D,)."""
+        limit = int(self.max_growth * max(map(len, matrices))) if self.max_growth else None
+        variances = Variances(1.0, 1.0)
+        if self.variances == "estimated":
+            variances = estimate_variances(
+                matrices, gamma=self.gamma, prior_mean=prior, sweeps=self.sweeps, max_rows=limit
+            )
+        return match_layer(
+            matrices,
+            **variances._asdict(),
+            gamma=self.gamma,
+            prior_mean=prior,
+            sweeps=self.sweeps,
+            seed=random,
+            average="mean" if averages_plainly(group) else self.average,
+            max_rows=limit,
+        )
+
+    def attach(
+        self,
+        matrix: Array,
+        group: PermutationGroup,
+        match: LayerMatch,
+        prior: npt.ArrayLike,
+        random: np.random.RandomState,
+    ) -> Array:
+        """Assign the rows (L, D) of a client that came late to the global rows of a match, as `attach` does.
+
+        Raises:
+            ValueError: The client is wider than the group.
+        """
+        average = "mean" if averages_plainly(group) else self.average
+        return attach(matrix, match, prior_mean=prior, average=average)
 
 
 @dataclass(frozen=True)
@@ -101,46 +132,16 @@ def match_group(
         assignments: A client each, of all earlier groups.
         sizes: Global widths of all earlier groups.
         how: The options.
-        seed: Of the order in each sweep, as in `match_layer`; or of the units that are drawn.
+        seed: Of the order in each sweep, as in `match_layer`.
     """
     matrices = [rows(state, groups, index) for state in states]
     prior = _prior_mean(states, matrices, groups, index, reference=how.reference_prior)
     random = seed if isinstance(seed, np.random.RandomState) else np.random.RandomState(seed)
-    if how.matching == "matched":
-        match = _matched(matrices, groups[index], prior, how, random)
-    else:
-        match = place_layer(matrices, random=random if how.matching == "random" else None)
+    match = how.match(matrices, groups[index], prior, random)
     placed = [{**own, index: mine} for own, mine in zip(assignments, match.assignments, strict=True)]
     sizes = [*sizes, len(match.counts)]
-    average = how.average if how.matching == "matched" else "mean"
-    return GroupMatch(match, prior, average_carried(states, groups, index, placed, sizes, match, average=average))
-
-
-def _matched(
-    matrices: Sequence[Array],
-    group: PermutationGroup,
-    prior: npt.NDArray[np.float64],
-    how: Matching,
-    random: np.random.RandomState,
-) -> LayerMatch:
-    widest = max(map(len, matrices))
-    limit = int(how.max_growth * widest) if how.max_growth else None
-    variances = Variances(how.sigma2, how.sigma0_2)
-    if how.variances == "estimated":
-        variances = estimate_variances(
-            matrices, gamma=how.gamma, prior_mean=prior, sweeps=how.sweeps, max_rows=limit, solver=how.solver
-        )
-    return match_layer(
-        matrices,
-        **variances._asdict(),
-        gamma=how.gamma,
-        prior_mean=prior,
-        sweeps=how.sweeps,
-        seed=random,
-        average="mean" if averages_plainly(group) else how.average,
-        max_rows=limit,
-        solver=how.solver,
-    )
+    carried = average_carried(states, groups, index, placed, sizes, match, average=how.average)
+    return GroupMatch(match, prior, carried)
 
 
 def match_networks(
@@ -173,36 +174,6 @@ def match_networks(
             assignments[j][group.index] = assignment
             moved[j] = expand(moved[j], groups, {group.index: assignment}, size)
     return settled, moved
-
-
-def attach_late(
-    state: State,
-    groups: PermutationGroups,
-    index: int,
-    match: LayerMatch,
-    prior_mean: npt.ArrayLike,
-    how: Matching,
-    seed: int = 0,
-) -> Array:
-    """Assign a client that came late to the rows of a group that is settled, as `attach` does, or without matching.
-
-    Args:
-        state: The client's arrays, earlier groups in the global order.
-        groups: Its structure.
-        index: The group.
-        match: The match that the others took part in.
-        prior_mean: As in that match.
-        how: The options.
-        seed: Of the units that are drawn, if they are.
-
-    Raises:
-        ValueError: The client is wider than the group.
-    """
-    if how.matching != "matched":
-        random = np.random.RandomState(seed) if how.matching == "random" else None
-        return places(len(rows(state, groups, index)), len(match.counts), random)
-    average = "mean" if averages_plainly(groups[index]) else how.average
-    return attach(rows(state, groups, index), match, prior_mean=prior_mean, average=average, solver=how.solver)
 
 
 def averages_plainly(group: PermutationGroup) -> bool:

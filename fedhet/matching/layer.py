@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .bbp_map import GlobalRows, Ints, costs_of_late_rows, scaled
-from .solvers import get_solver
+from .bbp_map import GlobalRows, Ints, assigned, costs_of_late_rows, scaled
 
 _REFERENCE_ROWS = 700
 
@@ -45,7 +44,6 @@ def match_layer(
     seed: int | np.random.RandomState = 0,
     average: str = "map",
     max_rows: int | None = None,
-    solver: str = "scipy",
     reference_compatible: bool = False,
 ) -> LayerMatch:
     """Matches the neurons of one layer among clients by BBP-MAP (FedMA, algorithm 1).
@@ -63,7 +61,6 @@ def match_layer(
         seed: Of the `np.random.RandomState` that draws the order of each sweep, or that generator itself.
         average: `map` for posterior means, `mean` for plain means of the rows assigned.
         max_rows: No global row is opened beyond this number (or beyond the widest client, if that is more).
-        solver: The assignment solver, one of `fedhet.matching.SOLVERS`.
         reference_compatible: Open at most max(700 - L, 1) new rows a match, as FedMA's reference code does; though
             never so few that a local row would go without.
 
@@ -72,7 +69,6 @@ def match_layer(
 
     Raises:
         ValueError: Weights or options make no sense; the message names the client.
-        ImportError: The solver is not installed.
     """
     clients = _checked_weights(weights)
     prior = _checked_prior(prior_mean, clients[0].shape[1])
@@ -84,7 +80,6 @@ def match_layer(
         s0=1 / sigma0_2,
         prior=prior,
         gamma=gamma,
-        solve=get_solver(solver),
         max_rows=None if max_rows is None else max(max_rows, widest),
         cap=_REFERENCE_ROWS if reference_compatible else None,
     )
@@ -94,46 +89,12 @@ def match_layer(
     return LayerMatch(assignments, rows, counts, sigma2, sigma0_2)
 
 
-def place_layer(weights: Sequence[npt.ArrayLike], *, random: np.random.RandomState | None = None) -> LayerMatch:
-    """Puts the neurons of one layer together without matching them: the control of `match_layer`.
-
-    Args:
-        weights: One array (L_j, D) per client.
-        random: Draws the global row of each of a client's rows, none twice, client by client; without it row l of every
-            client is in global row l.
-
-    Returns:
-        As many global rows as the widest client has, plain means of the rows that are in them.
-
-    Raises:
-        ValueError: Weights make no sense; the message names the client.
-    """
-    clients = _checked_weights(weights)
-    size = max(map(len, clients))
-    assignments = [places(len(rows), size, random) for rows in clients]
-    counts = np.bincount(np.concatenate(assignments), minlength=size)
-    prior = np.zeros(clients[0].shape[1])
-    return LayerMatch(assignments, _average(clients, assignments, counts, 1.0, 1.0, prior, "mean"), counts)
-
-
-def places(rows: int, size: int, random: np.random.RandomState | None = None) -> Ints:
-    """The global row of each of a client's rows without matching: the same number, or one that is drawn.
-
-    Raises:
-        ValueError: There are more rows than global ones.
-    """
-    if rows > size:
-        raise ValueError(f"the late client has {rows} rows, more than the {size} frozen ones: it must wait")
-    return np.arange(rows) if random is None else random.permutation(size)[:rows]
-
-
 def attach(
     weights: npt.ArrayLike,
     match: LayerMatch,
     *,
     prior_mean: npt.ArrayLike = 0.0,
     average: str = "map",
-    solver: str = "scipy",
 ) -> Ints:
     """Assigns the rows of a client that came late to the frozen global rows of a match.
 
@@ -144,14 +105,12 @@ def attach(
         match: The match that the other clients took part in.
         prior_mean: As in that match.
         average: As in that match.
-        solver: The assignment solver, one of `fedhet.matching.SOLVERS`.
 
     Returns:
         (L,) ints, the global row of each of the client's rows, none twice.
 
     Raises:
         ValueError: The client has more rows than the match, another number of columns, or values that are not finite.
-        ImportError: The solver is not installed.
     """
     (rows,) = _checked_weights([weights])
     size, columns = match.weights.shape
@@ -168,7 +127,7 @@ def attach(
     else:
         g = s0 * prior + s * counts[:, None] * match.weights
     cost = costs_of_late_rows(scaled(rows, s), g, counts, len(match.assignments) + 1, s, s0)
-    return get_solver(solver)(cost)
+    return assigned(cost)
 
 
 def _average(

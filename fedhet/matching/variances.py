@@ -24,7 +24,6 @@ def estimate_variances(
     sweeps: int = 5,
     seed: int = 0,
     max_rows: int | None = None,
-    solver: str = "scipy",
     iterations: int = 5,
 ) -> Variances:
     """Estimates `sigma2` and `sigma0_2` of a layer from what matches in it.
@@ -45,7 +44,6 @@ def estimate_variances(
         sweeps: As in `match_layer`.
         seed: As in `match_layer`.
         max_rows: As in `match_layer`; rows that merge for want of room count as matches.
-        solver: As in `match_layer`.
         iterations: The most matchings to try.
 
     Returns:
@@ -73,7 +71,6 @@ def estimate_variances(
             seed=seed,
             average="mean",
             max_rows=max_rows,
-            solver=solver,
         )
         merged = sum(len(rows) for rows in clients) - len(match.counts)
         if merged == 0:

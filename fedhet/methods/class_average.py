@@ -12,7 +12,7 @@ from fedhet.sharing import EVERYTHING
 class ClassAverageParameters(Parameters):
     """The method's own keys."""
 
-    last_learning_rate: float = option(1.0, "learning rate of the last round, in learning-rate", above=0)
+    last_learning_rate: float = option(0.0, "learning rate of the last round; 0: learning-rate", at_least=0)
 
     def check(self, config: Config) -> None:
         """Check that no other rule is asked for.

@@ -19,9 +19,8 @@ class FedMAParameters(MatchingParameters):
     )
     last_epochs: int = option(3, "epochs of the round of the output layer, in retrain-epochs", at_least=0)
     last_learning_rate: float = option(
-        1.0, "learning rate of that round, in learning-rate (the authors' code: 0.1)", above=0
+        0.0, "learning rate of that round (the authors' code: a tenth of learning-rate); 0: learning-rate", at_least=0
     )
-    last_weight_decay: float = option(1e-4, "weight decay of that round", at_least=0)
 
     def idle(self, config: Config) -> dict[str, str]:
         """Nothing is learnt from a round after the last pass, and nobody keeps what it would train."""

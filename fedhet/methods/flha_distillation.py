@@ -22,7 +22,9 @@ class FLHADistillationParameters(Parameters):
         above=0,
         at_most=1,
     )
-    student_learning_rate: float = option(0.1, "learning rate of the clients' own networks, in learning-rate", above=0)
+    student_learning_rate: float = option(
+        0.0, "learning rate of the clients' own networks; 0: a tenth of learning-rate", at_least=0
+    )
     temperature: float = option(20.0, "T, by which the logits of teacher and student are divided", above=0)
     alpha: float = option(
         0.7, "weight of 2 T^2 KL(teacher || student), beside 1 - alpha of the task's loss", at_least=0, at_most=1

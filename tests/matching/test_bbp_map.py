@@ -177,7 +177,6 @@ def test_attaching_uses_every_frozen_row_once_even_if_foreign():
         ([np.ones((2, 3))], {"max_rows": 0}, "max_rows must be positive"),
         ([np.ones((2, 3))], {"prior_mean": np.zeros(2)}, r"prior_mean must be a scalar or \(3,\)"),
         ([np.ones((2, 3))], {"prior_mean": np.nan}, "prior_mean must be finite"),
-        ([np.ones((2, 3))], {"solver": "magic"}, "unknown assignment solver 'magic': choose one of scipy"),
     ],
 )
 def test_faults_are_named(weights, options, message):

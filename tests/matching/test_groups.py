@@ -6,11 +6,10 @@ import torch
 from torch import nn
 
 from fedhet import models
-from fedhet.graphs import architecture_graph, permutation_groups, permute, resize
+from fedhet.graphs import architecture_graph, permutation_groups, permute, resize, rows
 from fedhet.matching.groups import (
     Matching,
     assemble,
-    attach_late,
     average_rest,
     describe,
     match_networks,
@@ -120,7 +119,8 @@ def test_a_late_copy_is_attached_to_its_units():
     how = Matching(gamma=1e-3)
     settled, _ = match_networks([state, state], groups, how, 0)
     for group, each in zip(groups, settled, strict=True):
-        assignment = attach_late(late, groups, group.index, each.match, each.prior_mean, how)
+        matrix, random = rows(late, groups, group.index), np.random.RandomState(0)
+        assignment = how.attach(matrix, group, each.match, each.prior_mean, random)
         np.testing.assert_array_equal(each.match.assignments[0][np.argsort(orders[group.index])], assignment)
         late = patch(late, groups, group.index, assignment, each.match.weights, each.carried)
 
@@ -159,7 +159,7 @@ def test_outputs_are_averaged_class_by_class():
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "resnet8", "lstm"])
-def test_identity_takes_matching_away(kind):
+def test_identity_takes_matching_away(kind, controls_of):
     """With equal widths every array is the plain mean over clients (BatchNorm's statistics: of all examples)."""
     networks = [build(kind, seed) for seed in range(3)]
     model, example = networks[0]
@@ -171,18 +171,18 @@ def test_identity_takes_matching_away(kind):
             mean = name.replace("var", "mean")
             plain[name] = np.mean([state[name] + state[mean] ** 2 for state in states], axis=0) - plain[mean] ** 2
     expected = resize(model, {name: array.astype(states[0][name].dtype) for name, array in plain.items()})
-    settled, outputs = merged(model, example, states, groups, Matching(matching="identity"))
+    settled, outputs = merged(model, example, states, groups, controls_of("fedma").Identity(average="mean"))
     assert [len(each.match.counts) for each in settled] == list(groups.widths)
     with torch.no_grad():
         np.testing.assert_allclose(outputs, expected.eval()(example).numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])
-def test_random_units_are_drawn_from_the_seed(kind):
+def test_random_units_are_drawn_from_the_seed(kind, controls_of):
     networks = [build(kind, seed) for seed in range(2)]
     model, example = networks[0]
     groups = permutation_groups(architecture_graph(model, example))
-    states, how = [arrays(network) for network, _ in networks], Matching(matching="random")
+    states, how = [arrays(network) for network, _ in networks], controls_of("fedma").Random(average="mean")
 
     def places(seed):
         settled, _ = match_networks(states, groups, how, seed)

@@ -42,14 +42,15 @@ def test_it_needs_one_class_an_example(tiny, watch, home):
 
 
 def test_the_last_round_has_a_rate_of_its_own(federate, phases):
-    own = {"class-average.last-learning-rate": 0.1}
+    own = {"class-average.last-learning-rate": 0.01}
     federate("class-average", "constant", rounds=3, clients=1, closing_epochs=1, **own)
     rates = [phase.optimisation.learning_rate for phase, *_ in phases]
-    assert rates == [0.1, 0.1, pytest.approx(0.01), pytest.approx(0.01)]
+    assert rates == [0.1, 0.1, 0.01, 0.01]
     phases.clear()
     federate("class-average", "cycle", rounds=2, clients=1, lr_schedule="one-cycle", **own)
-    schedules = [phase.optimisation.schedule for phase, *_ in phases]
-    assert schedules[0](1.0) == pytest.approx(10 * schedules[1](0.0))
+    first, last = (phase.optimisation for phase, *_ in phases)
+    assert first.schedule is not None
+    assert (last.learning_rate, last.schedule) == (0.01, None)
 
 
 @pytest.mark.parametrize("other", [{"aggregation": "krum"}, {"clip-norm": 2.0}])

@@ -96,3 +96,16 @@ def test_kernels_of_one_norm_are_averaged(federate: Any) -> None:
         expected += own @ own.T / (own @ own.T).norm() / 3
     target = unpack(done.received[2, "0"]["target"]).values
     torch.testing.assert_close(target @ target.T, expected, rtol=0.05, atol=0.02 * float(expected.abs().max()))
+
+
+# ---- FedMA
+
+
+def test_pfnm_without_matching_is_a_plain_average(federate: Any) -> None:
+    settings = {"rounds": 1, "architectures": "mlp", "local_epochs": 8, "shared_init": False}
+    matched = federate("pfnm", "matched", **settings)
+    for name in ("pfnm_identity", "pfnm_random"):
+        plain = federate(control("fedma", name), name, **settings)
+        assert plain.state.model["head.weight"].shape == (10, 200) != matched.state.model["head.weight"].shape
+        accuracy = [done.summary["personal_accuracy"]["weighted"] for done in (plain, matched)]
+        assert accuracy[0] < accuracy[1]

@@ -13,7 +13,7 @@ from fedhet import models
 from fedhet.config import resolve
 from fedhet.engines.local import run_locally
 from fedhet.graphs import architecture_graph, permutation_groups
-from fedhet.matching.groups import describe
+from fedhet.matching.groups import Matching, describe
 from fedhet.results.history import read_history
 from fedhet.server import ClientRecord
 from fedhet.wire import Payload, Reply, spec_of
@@ -51,7 +51,8 @@ def test_the_references_lenet_through_the_server_half(reference, monkeypatch):
         return array.T if array.ndim == 2 and len(shapes[name]) == 2 else array.reshape(-1, *shapes[name][1:])
 
     replies = {}
-    strategy = pfnm.PFNM(**{"reference_prior": True, "clients": 4})
+    strategy = pfnm.PFNM(clients=4)
+    monkeypatch.setattr(strategy, "matching", lambda: Matching(reference_prior=True))
     strategy.state.groups, strategy.state.classes = describe(groups), True
     for j in CLIENTS:
         network = {name: layout(name, case[f"in{j}_{k}"]).astype(np.float32) for k, name in enumerate(names)}
@@ -110,16 +111,6 @@ def test_a_residual_network_learns(batch_norm, tmp_path):
     settings = {"architectures": "resnet8", "local_epochs": 3, "partition": "iid", "rounds": 2}
     _, summary = run(tmp_path / "run", batch_norm=batch_norm, **settings)
     assert summary["personal_accuracy"]["weighted"] > 0.5
-
-
-@pytest.mark.slow
-def test_matching_can_be_taken_away(tmp_path):
-    _, matched = run(tmp_path / "matched", rounds=1)
-    for matching in ("identity", "random"):
-        _, plain = run(tmp_path / matching, rounds=1, pfnm__matching=matching)
-        model = load_file(tmp_path / matching / "models" / "global.safetensors")
-        assert model["body.3.weight"].shape == (200, 200)
-        assert plain["personal_accuracy"]["weighted"] < matched["personal_accuracy"]["weighted"]
 
 
 @pytest.mark.parametrize("batch_norm", ["local", "re-estimate"])

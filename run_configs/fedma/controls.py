@@ -1,0 +1,96 @@
+"""FedMA and PFNM without matching: whatever these give is no gain from it.
+
+Each is a method that takes FedMA's or PFNM's keys, named on the command line by file and name; no key of
+matching counts:
+
+    fedhet run run_configs/fedma/digits.toml --set method=run_configs/fedma/controls.py:identity
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from fedhet.strategies.fedma import FedMA
+from fedhet.strategies.pfnm import PFNM
+
+from fedhet.matching import LayerMatch
+from fedhet.matching.groups import Matching
+from fedhet.methods import fedma, pfnm
+
+Array = np.ndarray[Any, Any]
+
+
+class Identity(Matching):
+    """Units of one number are one, and averaged plainly."""
+
+    def match(self, matrices: Sequence[Array], group: Any, prior: Any, random: np.random.RandomState) -> LayerMatch:
+        """As many global rows as the widest client has, plain means of the rows that are in them."""
+        size = max(map(len, matrices))
+        assignments = [self.places(len(rows), size, random) for rows in matrices]
+        total, counts = np.zeros((size, matrices[0].shape[1])), np.bincount(np.concatenate(assignments), minlength=size)
+        for rows, assignment in zip(matrices, assignments, strict=True):
+            total[assignment] += rows
+        return LayerMatch(assignments, total / counts[:, None], counts)
+
+    def attach(self, matrix: Array, group: Any, match: LayerMatch, prior: Any, random: np.random.RandomState) -> Array:
+        """The places of a client that came late.
+
+        Raises:
+            ValueError: it is wider than the group.
+        """
+        if len(matrix) > len(match.counts):
+            raise ValueError(
+                f"the late client has {len(matrix)} rows, more than the {len(match.counts)} frozen ones: it must wait"
+            )
+        return self.places(len(matrix), len(match.counts), random)
+
+    def places(self, rows: int, size: int, random: np.random.RandomState) -> Array:
+        """The global row of each of a client's rows, none twice."""
+        return np.arange(rows)
+
+
+class Random(Identity):
+    """Units that are drawn are one."""
+
+    def places(self, rows: int, size: int, random: np.random.RandomState) -> Array:
+        """Drawn from the seed, client by client."""
+        places: Array = random.permutation(size)[:rows]
+        return places
+
+
+class FedMAIdentity(FedMA):
+    """FedMA's schedule."""
+
+    def matching(self) -> Matching:
+        """None."""
+        return Identity(average="mean")
+
+
+class FedMARandom(FedMA):
+    """FedMA's schedule."""
+
+    def matching(self) -> Matching:
+        """None."""
+        return Random(average="mean")
+
+
+class PFNMIdentity(PFNM):
+    """One round."""
+
+    def matching(self) -> Matching:
+        """None."""
+        return Identity(average="mean")
+
+
+class PFNMRandom(PFNM):
+    """One round."""
+
+    def matching(self) -> Matching:
+        """None."""
+        return Random(average="mean")
+
+
+identity = fedma.method.variant("fedma-identity", server=FedMAIdentity)
+random = fedma.method.variant("fedma-random", server=FedMARandom)
+pfnm_identity = pfnm.method.variant("pfnm-identity", server=PFNMIdentity)
+pfnm_random = pfnm.method.variant("pfnm-random", server=PFNMRandom)
