@@ -176,7 +176,7 @@ def compare(
         from fedhet import config as configuration
 
         reported, for_tuning = numbers("--seeds", seeds), numbers("--tune-seeds", tune_seeds)
-        chosen = configuration.named(config) | settings_of(settings, {"data": whole(data)})
+        chosen = {"preset": ""} | configuration.named(config) | settings_of(settings, {"data": whole(data)})
         _quietly()
         from fedhet import comparing
 
@@ -184,7 +184,7 @@ def compare(
         if tuning is None and tune_runs is not None:
             raise ConfigError("--tune-runs: there is nothing to tune; name keys and their values with --tune")
         try:
-            done = comparing.run_comparison(
+            done = comparing.compare(
                 methods,
                 seeds=reported,
                 config=chosen,

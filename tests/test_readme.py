@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from flwr.app import Context, RecordDict
 from typer.testing import CliRunner
 
 import fedhet
 from fedhet import cli, registry
 from fedhet import config as configuration
-from fedhet.engines.grid import LocalGrid, server_context
+from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError
 from fedhet.results.run_result import RunResult
 from fedhet.testing import MethodContract
@@ -48,7 +49,10 @@ def test_own_model_and_data_in_an_existing_flower_app(app: Path, capsys: pytest.
     assert blocks().keys() >= {"client_app", "server_app"}
     client_app = importlib.import_module("client_app").app
     server_app = importlib.import_module("server_app").app
-    server_app(LocalGrid(client_app, clients=3), server_context())
+    server_app(
+        LocalGrid(client_app, clients=3),
+        Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={}),
+    )
     printed = capsys.readouterr().out
     accuracies = [float(number) for number in re.findall(r"accuracy (0\.\d+)", printed)]
     assert accuracies

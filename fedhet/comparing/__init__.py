@@ -1,6 +1,6 @@
 """Comparing methods: the same clients, data, splits, participation and rounds for all, over several seeds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
-__all__ = ["Comparison", "Tuning", "compare", "run_comparison"]
+__all__ = ["Comparison", "Tuning", "compare"]
 
 
 @dataclass(frozen=True)
@@ -98,48 +98,6 @@ def compare(
     jobs: int | None = None,
     baseline: str | None = None,
     tuning: Tuning | None = None,
-) -> Comparison:
-    """Run several methods on the same clients and data, as `fedhet compare` does.
-
-    Args:
-        methods: as in `run_comparison`, like all that is not named here.
-        config: settings for all, as for `fedhet.run`.
-        seeds: every method runs once with each.
-        model: the clients' networks, as for `fedhet.run`.
-        data: the clients' data, as for `fedhet.run`.
-        task: of data of one's own.
-        out: folder of the comparison.
-        jobs: runs at a time.
-        baseline: the variant that differences are to.
-        tuning: the settings to choose from before.
-
-    Raises:
-        FedhetError: as `run_comparison`; not where some runs completed, see `Comparison.failed`.
-    """
-    given = Given(model, data, task)
-    return run_comparison(
-        methods,
-        seeds=seeds,
-        config=configuration.completed(config, given.words.keys()),
-        out=None if out is None else Path(out),
-        jobs=jobs,
-        baseline=baseline,
-        tuning=tuning,
-        given=given,
-    )
-
-
-def run_comparison(
-    methods: Sequence[str],
-    *,
-    seeds: Sequence[int],
-    config: Mapping[str, object],
-    out: Path | None = None,
-    jobs: int | None = None,
-    baseline: str | None = None,
-    tuning: Tuning | None = None,
-    given: Given = Given(),  # noqa: B008 - it is frozen
-    run: Callable[..., object] = running.run,
     console: "Console | None" = None,
 ) -> Comparison:
     """Run every method with every seed; write `comparison.csv`, `.md`, `.png` and `.html` into `out`.
@@ -149,28 +107,32 @@ def run_comparison(
 
     Args:
         methods: in the table's order: names, or `NAME=METHOD,KEY=VALUE,...` for a variant with settings of its own.
-        seeds: each method runs once with each.
-        config: settings for all (kebab-case keys; `method`, `seed`, `out` and `engine` are set here). A method's own
-            keys go to that method alone. What is not set comes from the first method's defaults, for all, and a
+        config: settings for all, as for `fedhet.run` (`method`, `seed`, `out` and `engine` are set here). A method's
+            own keys go to that method alone. What is not set comes from the first method's defaults, for all, and a
             method's own keys from its preset of the same name, as in `fedhet run`; the public examples and closing
             epochs that one method needs are given to all. With `rounds = 0`, which one of the methods must settle by
             itself, one-shot methods get one round and the others as many as that one.
+        seeds: each method runs once with each.
+        model: the clients' networks, as for `fedhet.run`.
+        data: the clients' data, as for `fedhet.run`.
+        task: of data of one's own.
         out: folder of the comparison; one in `runs/` that is named by the methods if left out.
         jobs: runs at a time, each in a process of its own with one thread; None: as many as cores, and on a GPU one for
             each 4 GiB of its memory.
         baseline: the variant that the others' differences are to; None: the first.
         tuning: the settings that are tried for each method before (`fedhet.comparing.tuning`), on validation parts;
             the reported runs train on the whole training parts. None: as `config` says.
-        given: a user's own model and data.
-        run: runs one configuration, as `fedhet.run` does.
         console: where progress and the table go; None: standard output.
 
     Raises:
         ConfigError: settings that cannot be run, or a folder in `out` that holds a run with other settings; nothing was
             started (but for the tuning, where what it chose does not fit the runs that are there).
-        FedhetError: after everything was written, if all runs failed; with the reasons.
+        FedhetError: after everything was written, if all runs failed, with the reasons; where some completed, see
+            `Comparison.failed`.
     """
     children.prepare("matplotlib.backends.backend_agg")  # for reports; meanwhile what is asked for is checked
+    given = Given(model, data, task)
+    config = configuration.completed(config, given.words.keys())
     variants, seeds = variants_of(methods), distinct(seeds)
     names = [variant.name for variant in variants]
     out = Path(out or Path("runs") / f"compare-{'-'.join(names)}")
@@ -179,8 +141,7 @@ def run_comparison(
     if baseline is not None and baseline not in names:
         raise ConfigError(f"baseline {baseline} is not among the variants compared: {', '.join(names)}")
     check_place(out)
-    if given:
-        run = partial(run, model=given.model, data=given.data, task=given.task, progress=False)
+    run = partial(running.run, model=model, data=data, task=task, progress=False) if given else running.run
     jobs = jobs or runs_at_once(device_of(str(config.get("device", "auto"))))
     execute = Execution(run, jobs, console or text.console(soft_wrap=True))
     all_seeds = distinct([*seeds, *(tuning.seeds if tuning else ())])

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from fedhet.flower.insides import RUN_ID, SERVER_ID, be_server, failure, identify, no_handler, record_of
+from fedhet.flower.insides import RUN_ID, be_server, failure, identify, no_handler, record_of
 from fedhet.learning import ClientBatching
 from fedhet.learning.batching import outcome
 
@@ -35,7 +35,7 @@ class LocalGrid(Grid):
 
     def __init__(self, client_app: ClientApp, clients: int, batching: ClientBatching | None = None) -> None:
         be_server()
-        self._batching = batching
+        self._batching, self._side_by_side = batching, batching.size if batching else 1
         self._client_app = client_app
         self._contexts = {
             FIRST_NODE + index: Context(
@@ -81,19 +81,13 @@ class LocalGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies, each once, their messages handled now: one after the other, or a batch of clients at a time."""
         messages = [self._waiting.pop(key) for key in message_ids if key in self._waiting]
-        if not self._batching:
-            return [self._handle(message) for message in messages]
-        size = self._batching.size
+        size = self._side_by_side
         parts = [messages[start : start + size] for start in range(0, len(messages), size)]
         return [reply for part in parts for reply in self._handle_all(part)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Have the messages handled; a call cannot be timed out."""
         return self.pull_messages(self.push_messages(messages))
-
-    def _handle(self, message: Message) -> Message:
-        (reply,) = self._handle_all([message])
-        return reply
 
     def _handle_all(self, messages: Sequence[Message]) -> list[Message]:
         calls = [(message, self._contexts[message.metadata.dst_node_id]) for message in messages]
@@ -135,10 +129,3 @@ def _own(content: RecordDict) -> RecordDict:
     for name, record in content.items():
         own[name] = record_of(record) if isinstance(record, ArrayRecord) else record
     return own
-
-
-def server_context(run_config: dict[str, bool | float | int | str] | None = None) -> Context:
-    """The context that a ServerApp is called with on a `LocalGrid`."""
-    return Context(
-        run_id=RUN_ID, node_id=SERVER_ID, node_config={}, state=RecordDict(), run_config=dict(run_config or {})
-    )

@@ -35,8 +35,7 @@ SHARES = hasattr(os, "memfd_create")
 
 _ALIGNED, _PART = 64, 1 << 20
 _MARK = b"\xf5fedhet\xf6"  # no text
-_HEAD = struct.Struct("<8sI?")  # the mark, the checksum of what is pickled, whether a descriptor comes behind it
-_LENGTH, _LONG = struct.Struct("!i"), struct.Struct("!Q")  # as a `Connection` has them, the second behind a first of -1
+_HEAD = struct.Struct("<8sIQ?")  # the mark, checksum and size of what is pickled, whether a descriptor comes behind it
 
 
 class DamagedError(OSError):
@@ -60,7 +59,7 @@ class SharedMessage:
         try:
             _Pickler(pickled, pickle.HIGHEST_PROTOCOL, buffer_callback=self._stays).dump(content)
             body = pickle.dumps(self._places) + pickled.getbuffer()
-            self._bytes = _HEAD.pack(_MARK, zlib.crc32(body), self._beside is not None) + body
+            self._bytes = _HEAD.pack(_MARK, zlib.crc32(body), len(body), self._beside is not None) + body
             if self._beside:
                 self._beside.flush()
         except BaseException:  # nobody has it to close it, Ctrl-C included
@@ -87,9 +86,9 @@ class SharedMessage:
         Raises:
             OSError: nobody is there.
         """
-        connection.send_bytes(self._bytes)
-        if self._beside:
-            with _socket(connection) as sock:
+        with _socket(connection) as sock:
+            sock.sendall(self._bytes)
+            if self._beside:
                 reduction.sendfds(sock, [self._beside.fileno()])
 
     def close(self) -> None:
@@ -119,11 +118,8 @@ def receive(connection: Connection, *, patience: float | None = None) -> Any:
     """
     until = None if patience is None else time.monotonic() + patience
     with _socket(connection) as sock:
-        (size,) = _LENGTH.unpack(_read(sock, _LENGTH.size, until))
-        if size == -1:
-            (size,) = _LONG.unpack(_read(sock, _LONG.size, until))
-        _, checksum, beside = _HEAD.unpack(_read(sock, _HEAD.size, until, begins=_MARK))
-        sent = _read(sock, size - _HEAD.size, until)
+        _, checksum, size, beside = _HEAD.unpack(_read(sock, _HEAD.size, until, begins=_MARK))
+        sent = _read(sock, size, until)
         if zlib.crc32(sent) != checksum:
             raise DamagedError("what it sent is damaged")
         memory = _memory(sock, until) if beside else memoryview(b"")

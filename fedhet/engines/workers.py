@@ -115,7 +115,7 @@ class WorkerGrid(LocalGrid):
         if not wanted:
             return []
         if not self._takes_over():
-            return self._here(wanted[: self._most()])
+            return self._here(wanted[: self._side_by_side])
         if not any(key in self._done for key in wanted):
             self._hand_out(wanted)
             self._take_in()
@@ -150,7 +150,7 @@ class WorkerGrid(LocalGrid):
             children.prepare()
         if due and self._spent >= self.patience:
             if self._room:
-                self._number = min(self._number, self._room(), math.ceil(len(self._contexts) / self._most()))
+                self._number = min(self._number, self._room(), math.ceil(len(self._contexts) / self._side_by_side))
             if self._number < 2:
                 _log.info("clients go on in one process: they have no room, or no use, for several on the GPU")
                 return False
@@ -185,7 +185,7 @@ class WorkerGrid(LocalGrid):
 
     def _give(self, worker: "Worker", keys: Sequence[str]) -> int:
         """Give a worker the message of these that suits it best, or a batch of them; how many it got."""
-        most = min(self._most(), math.ceil(self._pushed / self._number))
+        most = min(self._side_by_side, math.ceil(self._pushed / self._number))
         best = heapq.nlargest(most, keys, key=lambda key: self._preference(worker, self._waiting[key]))
         best = [key for key in best if key in self._suspects][:1] or best
         messages = {key: self._waiting.pop(key) for key in best}
@@ -193,10 +193,6 @@ class WorkerGrid(LocalGrid):
         self._had_by.update(dict.fromkeys(nodes, worker))
         worker.take(messages, [self._contexts[node] for node in nodes])
         return len(messages)
-
-    def _most(self) -> int:
-        """Clients side by side."""
-        return self._batching.size if self._batching else 1
 
     def _preference(self, worker: "Worker", message: Message) -> tuple[bool, float]:
         node = message.metadata.dst_node_id

@@ -92,7 +92,7 @@ def _records(path: Path, lines: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 def _count(text: str) -> int:
-    shapes.WHOLE("", number := int(text))
+    shapes.check(number := int(text), shapes.WHOLE)
     return number
 
 

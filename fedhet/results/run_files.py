@@ -98,11 +98,11 @@ def showing(folder: object) -> Iterator[None]:
         ) from error
 
 
-def _read_json(path: Path, check: shapes.Check) -> dict[str, Any] | None:
+def _read_json(path: Path, shape: shapes.Shape) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        content: dict[str, Any] = shapes.parsed(path.read_text(encoding="utf-8"), check)
+        content: dict[str, Any] = shapes.parsed(path.read_text(encoding="utf-8"), shape)
     except ValueError as error:
         raise FedhetError(f"{path}: damaged ({error})") from None
     return content

@@ -7,7 +7,7 @@ changed, and goes through greeting, opening, checking and aggregation without an
 import copy
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,10 @@ class Replayed(LocalGrid):
         super().__init__(ClientApp(), clients)
         self._answers, self._changes = answers, changes
 
-    def _handle(self, message: Message) -> Message:
+    def _handle_all(self, messages: Sequence[Message]) -> list[Message]:
+        return [self._replayed(message) for message in messages]
+
+    def _replayed(self, message: Message) -> Message:
         client = str(message.metadata.dst_node_id - FIRST_NODE)
         place = (*where(message), read_request(message.content)[0].question, client)
         try:

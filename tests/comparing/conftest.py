@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "results"))
 
 import stand_in
 
-from fedhet.comparing import run_comparison
+from fedhet import running
+from fedhet.comparing import compare
 
 
 class Comparison:
@@ -38,9 +39,10 @@ class Comparison:
         """Compare, and return what was printed; it is in `printed` after an error, too."""
         console = Console(file=io.StringIO(), width=100, soft_wrap=True)
         try:
-            self.done = run_comparison(
-                methods, seeds=seeds, config=settings, out=self.folder, jobs=4, run=run, console=console, **options
-            )
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(running, "run", run)
+                options |= {"out": self.folder, "jobs": 4, "console": console}
+                self.done = compare(methods, {"preset": "", **settings}, seeds=seeds, **options)
         finally:
             self.printed = console.file.getvalue()
         return self.printed

@@ -10,7 +10,7 @@ from fedhet.files import locked
 
 
 def plan(methods, *, seeds, config, out):
-    """The runs of a comparison, as `run_comparison` plans them."""
+    """The runs of a comparison, as `compare` plans them."""
     shared = shared_settings(variants_of(methods), seeds=seeds, config=config)
     return [shared.plan(method, seed, out / f"{method}-seed{seed}") for method in methods for seed in seeds]
 
