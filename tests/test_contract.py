@@ -21,6 +21,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "fedrep": {"local-epochs": 3},
     "flha-distillation": {"architectures": "cnn-1-1,mlp"},
     "flha-ghn": {"optimizer": "adam", "learning-rate": 0.005, "flha-ghn.steps": 2},
+    "nearest-neighbour": {"nearest-neighbour.neighbours": 3},
     "pfnm": {"pfnm.sweeps": 1},
     "pfedhn": {"architectures": "cnn-1-1,mlp", "rounds": 12, "pfedhn.server-learning-rate": 0.03},
 }
@@ -32,11 +33,10 @@ CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.metho
 }
 
 
+QUICK = {*registry.own_methods()} - {"nearest-neighbour", "logistic-regression"}  # which are like label-spreading
+
+
 class TestContract(MethodContract):
-    @pytest.fixture(
-        params=[
-            pytest.param(name, marks=[] if name in registry.own_methods() else [pytest.mark.slow]) for name in CASES
-        ]
-    )
+    @pytest.fixture(params=[pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES])
     def case(self, request: pytest.FixtureRequest) -> Case:
         return CASES[request.param]

@@ -95,7 +95,8 @@ class TestOnesOwnMethod(MethodContract):
 
 def test_the_table_of_methods_has_all_and_no_others() -> None:
     table = TEXT[ROOT / "run_configs" / "README.md"].split("\n## Methods\n")[1].split("\n## ")[0]
-    assert sorted(re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)) == registry.own_methods()
+    rows = re.findall(r"^\| (`[^|]+`) \|", table, re.MULTILINE)
+    assert sorted(name for row in rows for name in re.findall(r"`([^`]+)`", row)) == registry.own_methods()
 
 
 def test_the_first_page_is_short() -> None:

@@ -119,7 +119,7 @@ class Case:
             **{key.replace("_", "-"): value for key, value in keys.items()},
         }
         complete = configuration.resolve(chosen, strict=False)
-        idle = [key for key, why in complete.idle]
+        idle = {*(key for key, why in complete.idle), *complete.parameters.idle(complete)}
         return {key: value for key, value in chosen.items() if key not in idle}
 
     def config(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> Config:

@@ -124,7 +124,7 @@ class TestApp:
     def test_the_keys_of_a_method_from_outside_travel_in_the_one_key_that_is_declared_for_them(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pyproject: dict[str, Any]
     ) -> None:
-        monkeypatch.setattr(registry, "_given", {"mine": replace(registry.method("fedprox"), name="mine")})
+        monkeypatch.setattr(registry, "_given", {"mine": replace(registry.method("fedprox"), name="mine", family="")})
         config = configuration.resolve({"method": "mine", "mine.mu": 0.75})
         settings = flower._run_config(config, tmp_path, False, True)
         assert settings.keys() <= flat(pyproject["tool"]["flwr"]["app"]["config"]).keys()

@@ -1,0 +1,25 @@
+"""Label spreading from a client's own examples over the public dataset: a control without networks or peers."""
+
+from dataclasses import dataclass
+
+from fedhet.method import Method, Traits
+from fedhet.methods._classical import ClassicalParameters
+from fedhet.options import option
+
+
+@dataclass(frozen=True)
+class LabelSpreadingParameters(ClassicalParameters):
+    """Its keys, with scikit-learn's values."""
+
+    neighbours: int = option(7, "neighbours of each example in the graph", at_least=1)
+    alpha: float = option(0.2, "share of its own label that an example takes from its neighbours", above=0, below=1)
+
+
+method = Method(
+    "label-spreading",
+    traits=Traits(keeps="model", scored="trained", pool="inputs", alone=True),
+    Parameters=LabelSpreadingParameters,
+    server="fedhet.strategies.label_spreading:LabelSpreading",
+    client="fedhet.client_apps.label_spreading:LabelSpreading",
+    common={"rounds": 1},
+)

@@ -1,0 +1,79 @@
+"""Methods of scikit-learn on each client's own examples: the same predictions as scikit-learn's by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.semi_supervised import LabelSpreading
+
+import fedhet
+from fedhet import config as configuration
+from fedhet import population
+from fedhet.errors import ConfigError, FedhetError
+from fedhet.population import ClientInfo
+
+SETTINGS = {
+    "preset": "",
+    "dataset": "digits",
+    "partition": "classes",
+    "classes-per-client": 4,
+    "samples-per-client": 30,
+    "clients": 3,
+    "public-samples": 200,
+    "report": False,
+}
+
+
+def by_hand(method: str, train: np.ndarray, labels: np.ndarray, public: np.ndarray) -> object:
+    if method == "nearest-neighbour":
+        return KNeighborsClassifier(1).fit(train, labels)
+    if method == "logistic-regression":
+        return LogisticRegression(max_iter=1000).fit(train, labels)
+    known = np.concatenate([labels, np.full(len(public), -1)])
+    return LabelSpreading(kernel="knn", n_neighbors=7, max_iter=200).fit(np.concatenate([train, public]), known)
+
+
+@pytest.mark.parametrize("method", ["nearest-neighbour", "logistic-regression", "label-spreading"])
+def test_accuracy_is_that_of_scikit_learn(method: str, tmp_path: Path) -> None:
+    done = fedhet.run(SETTINGS | {"method": method}, out=tmp_path / "run")
+    config = configuration.resolve(SETTINGS | {"method": method})
+    transform = population.dataset_of(config).transform
+    pool = population.shared_pool(config)
+    assert pool is not None
+    right, examples = 0, 0
+    for number in range(3):
+        data = population.data_of(ClientInfo(str(number), number, 3, config))
+        parts = (data.train.inputs, data.test.inputs, pool.inputs)
+        train, test, public = (transform(part[:]).flatten(1).numpy() for part in parts)
+        predicted = by_hand(method, train, data.train.labels.numpy(), public).predict(test)
+        right += int((predicted == data.test.labels.numpy()).sum())
+        examples += len(test)
+    assert done.summary["personal_accuracy"]["weighted"] == pytest.approx(right / examples)
+    assert done.summary["work"]["steps"] == 0
+    assert done.summary["bytes_up"] == 0
+
+
+def test_a_client_of_one_class_says_that_class(tmp_path: Path) -> None:
+    settings = SETTINGS | {"method": "logistic-regression", "classes-per-client": 1}
+    assert fedhet.run(settings, out=tmp_path / "run").summary["personal_accuracy"]["weighted"] == 1.0
+
+
+def test_keys_of_training_have_no_effect(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="learning-rate has no effect with method = nearest-neighbour"):
+        fedhet.run(SETTINGS | {"method": "nearest-neighbour", "learning-rate": 0.1}, out=tmp_path / "run")
+
+
+def test_several_labels_an_example_are_refused(tmp_path: Path) -> None:
+    inputs, labels = torch.rand(40, 8), torch.randint(2, (40, 3)).float()
+    part = (inputs, labels)
+    with pytest.raises(FedhetError, match="logistic-regression needs examples of one class each"):
+        fedhet.run(
+            {"method": "logistic-regression", "clients": 2},
+            model=lambda client: torch.nn.Linear(8, 3),
+            data=lambda client: (part, part),
+            task="multi-label",
+            out=tmp_path / "run",
+        )
