@@ -10,13 +10,15 @@
 - `stand_ins`: a folder with tiny synthetic files of every data set that is not embedded.
 - `reference`: the cases of the reference implementations.
 
+Networks that are built alike are exported once in a session (`_exported_once`).
+
 Use those that only set the scene with `pytestmark = pytest.mark.usefixtures("home", "no_report")`.
 """
 
 import os
 import pickle
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from torch import Tensor, nn
 from fedhet import config as configuration
 from fedhet import registry
 from fedhet.client.app import make_client_app
+from fedhet.graphs import reading
 from fedhet.machine import cores
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.population import ClientInfo
@@ -266,3 +269,40 @@ def controls_of():
         return registry.module_of(str(path))
 
     return controls_of
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _exported_once() -> Iterator[None]:
+    """Networks that are built alike are exported once in a session: an export takes .1 s and more."""
+    export, programs = reading._export, dict[Hashable, torch.export.ExportedProgram]()
+
+    def exported(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+        key = _built(model, example)
+        if key is None:
+            return export(model, example)
+        if key not in programs:
+            programs[key] = export(model, example)
+        return programs[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "_export", exported)
+        yield
+
+
+def _built(model: nn.Module, example: Tensor) -> Hashable | None:
+    """All that an export depends on; None where a network holds more than layers, arrays and plain values."""
+    found: list[Hashable] = [tuple(example.shape), example.dtype]
+    first: dict[Hashable, str] = {}
+    for name, value in [*model.state_dict(keep_vars=True).items(), *model.named_buffers()]:
+        found.append((name, tuple(value.shape), value.dtype, first.setdefault(reading.storage_place(value), name)))
+    for name, module in model.named_modules(remove_duplicate=False):
+        torchs = type(module).__module__.startswith("torch.")  # which keeps lists of its weights beside its options
+        options = {k: v for k, v in vars(module).items() if k not in _OF_ALL_MODULES and not (torchs and k[0] == "_")}
+        plain = all(isinstance(value, int | float | str | tuple | np.integer | None) for value in options.values())
+        if not plain or module._forward_hooks or module._forward_pre_hooks:
+            return None
+        found.append((name, type(module), repr(options)))
+    return tuple(found)
+
+
+_OF_ALL_MODULES = vars(nn.Module()).keys()

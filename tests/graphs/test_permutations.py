@@ -31,6 +31,7 @@ from fedhet.graphs import (
 
 Random = np.random.Generator
 TOKENS = 11
+FEW = 3
 
 
 class Plain(nn.Module):
@@ -208,8 +209,14 @@ def wider(groups: PermutationGroups, random: Random) -> tuple[dict[int, np.ndarr
     return {g.index: random.choice(sizes[g.index], g.width, replace=False) for g in groups}, sizes
 
 
+# Of each kind the same few networks in all quick tests, which are exported once; any in slow ones.
 networks = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name.startswith("text-") else name for name in NETWORKS]
+    ("name", "kinds"),
+    [
+        pytest.param(name, kinds, marks=pytest.mark.slow if kinds > FEW or name.startswith("text-") else [])
+        for name in NETWORKS
+        for kinds in (FEW, 2**31)
+    ],
 )
 seeds = given(seed=st.integers(0, 2**31))
 few = settings(max_examples=3, deadline=None)
@@ -218,8 +225,8 @@ few = settings(max_examples=3, deadline=None)
 @networks
 @few
 @seeds
-def test_permuting_hidden_units_leaves_the_function_unchanged(name: str, seed: int) -> None:
-    model, x, random = build(name, seed)
+def test_permuting_hidden_units_leaves_the_function_unchanged(name: str, kinds: int, seed: int) -> None:
+    model, x, random = build(name, seed % kinds)
     groups = groups_of(model, x)
     permutations = {group.index: random.permutation(group.width) for group in groups}
     permuted = permute(model.state_dict(), groups, permutations)
@@ -229,8 +236,8 @@ def test_permuting_hidden_units_leaves_the_function_unchanged(name: str, seed: i
 @networks
 @few
 @seeds
-def test_a_wider_network_with_zeros_elsewhere_computes_the_same_function(name: str, seed: int) -> None:
-    model, x, random = build(name, seed)
+def test_a_wider_network_with_zeros_elsewhere_computes_the_same_function(name: str, kinds: int, seed: int) -> None:
+    model, x, random = build(name, seed % kinds)
     groups, state = groups_of(model, x), model.state_dict()
     assignments, sizes = wider(groups, random)
     big = expand(state, groups, assignments, sizes)
@@ -244,8 +251,8 @@ def test_a_wider_network_with_zeros_elsewhere_computes_the_same_function(name: s
 @networks
 @few
 @seeds
-def test_a_pass_that_moves_one_group_after_the_other_runs_at_every_step(name: str, seed: int) -> None:
-    model, x, random = build(name, seed)
+def test_a_pass_that_moves_one_group_after_the_other_runs_at_every_step(name: str, kinds: int, seed: int) -> None:
+    model, x, random = build(name, seed % kinds)
     groups, state = groups_of(model, x), model.state_dict()
     assignments, sizes = wider(groups, random)
     for index in assignments:
@@ -259,8 +266,8 @@ def test_a_pass_that_moves_one_group_after_the_other_runs_at_every_step(name: st
 @networks
 @few
 @seeds
-def test_rows_follow_the_permutation_and_set_rows_undoes_rows(name: str, seed: int) -> None:
-    model, x, random = build(name, seed)
+def test_rows_follow_the_permutation_and_set_rows_undoes_rows(name: str, kinds: int, seed: int) -> None:
+    model, x, random = build(name, seed % kinds)
     groups, state = groups_of(model, x), model.state_dict()
     for group in groups:
         matrix = rows(state, groups, group.index)
@@ -281,8 +288,8 @@ def test_rows_follow_the_permutation_and_set_rows_undoes_rows(name: str, seed: i
 @networks
 @few
 @seeds
-def test_every_parameter_is_matched_completed_or_fixed_exactly_once(name: str, seed: int) -> None:
-    model, x, _ = build(name, seed)
+def test_every_parameter_is_matched_completed_or_fixed_exactly_once(name: str, kinds: int, seed: int) -> None:
+    model, x, _ = build(name, seed % kinds)
     groups = groups_of(model, x)
     statistics = {key for key in groups.axes if "running" in key}
     trained = {key for key, _ in model.named_parameters()}
