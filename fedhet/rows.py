@@ -62,6 +62,11 @@ def client_order(client: str) -> tuple[bool, int, str]:
     return (False, int(client), client) if client.isdecimal() else (True, 0, client)
 
 
+def in_order(clients: Iterable[str]) -> list[str]:
+    """Return clients in order of name."""
+    return sorted(clients, key=client_order)
+
+
 def summarise(values: "Mapping[str, tuple[Metric, float, int]]") -> dict[str, Any] | None:
     """Statistics over clients: weighted, mean, population standard deviation, least and greatest.
 

@@ -122,7 +122,7 @@ def _pool(config: Config) -> Pool | None:
 
 def _on_common_test(strategy: FederatedStrategy[Any, Any]) -> EvaluateFunction:
     def evaluate_globally(round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        if strategy.own_data:  # the configured data set is not theirs: they evaluate on what their data call common
+        if strategy.run.own_data:  # the configured data set is not theirs: they evaluate on what their data call common
             return None
         dataset = population.dataset_of(strategy.config)
         network = strategy.global_model()

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedhet.errors import ModelError
 from fedhet.server import FederatedStrategy, State, class_means
-from fedhet.server.half import P
+from fedhet.server.hooks import P
 from fedhet.wire import Arrays, Payload, Reply, WireError, check
 
 MOST_CLASSES = 2**16
@@ -68,7 +68,7 @@ class ByClass(FederatedStrategy[P, C]):
         """C_j = sum_i n_ij C_ij / sum_i n_ij; a class that nobody of this round holds keeps its vector."""
         sent = [reply.arrays["prototypes"] for reply in replies.values()]
         self.state.prototypes = class_means(sent, self.state.prototypes)
-        if not self.rule.plain:
+        if not self.aggregator.rule.plain:
             self._average_otherwise(replies)
         return {}
 
@@ -86,7 +86,7 @@ class ByClass(FederatedStrategy[P, C]):
             client: {str(number): vector for number, vector in zip(own["classes"], own["means"], strict=True)}
             for client, own in sent.items()
         }
-        found = {int(number): vector for number, vector in self.average_told(by_class).items()}
+        found = {int(number): vector for number, vector in self.aggregator.average_arrays(by_class).items()}
         classes = sorted(found)
         width = next(iter(sent.values()))["means"].shape[1]
         means = np.array([found[number] for number in classes], np.float32).reshape(len(classes), width)

@@ -13,7 +13,7 @@ from fedhet.graphs import PermutationGroups, resize, widths_of
 from fedhet.matching import pictures
 from fedhet.matching.groups import Matching, describe, understand
 from fedhet.methods._matching import MatchingParameters
-from fedhet.server import ArraysBy, FederatedStrategy, State, check_class_counts
+from fedhet.server import ArraysBy, FederatedStrategy, State, check_class_counts, in_order
 from fedhet.sharing import is_statistic
 from fedhet.wire import Arrays, Reply, WireError, check, to_tensor
 
@@ -65,12 +65,12 @@ class MatchedStrategy(FederatedStrategy[M, T]):
             return
         if told.with_widths(self.groups.widths) != self.groups or classes != state.classes:
             raise FedhetError(
-                f"{self.name} needs one architecture and task, and this one's layers are connected otherwise, or its "
-                "labels are of another kind"
+                f"{self.method.name} needs one architecture and task, and this one's layers are connected otherwise, "
+                "or its labels are of another kind"
             )
         if self.config.shared_init:
             raise FedhetError(
-                f"{self.name} cannot start clients of other widths than the first one's from one network: set "
+                f"{self.method.name} cannot start clients of other widths than the first one's from one network: set "
                 "shared-init = false"
             )
 
@@ -99,7 +99,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
 
     def widths(self, client: str) -> tuple[int, ...]:
         """How many units of each group a client has."""
-        return widths_of({name: shape for name, (shape, _) in self.specs[client].items()}, self.groups)
+        return widths_of({name: shape for name, (shape, _) in self.federation.specs[client].items()}, self.groups)
 
     def fits(self, client: str) -> bool:
         """Whether a client that has no units of the global model can take its first ones: it is nowhere wider."""
@@ -118,7 +118,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         """
         if not self.state.classes:
             return
-        classes = self.specs[reply.client][self.groups.fixed[-1]][0][0]
+        classes = self.federation.specs[reply.client][self.groups.fixed[-1]][0][0]
         check(reply.arrays.get("classes", {}), {"counts": ((classes,), "int64")}, "its class counts")
         check_class_counts(reply.arrays["classes"]["counts"], reply)
 
@@ -139,7 +139,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         """The global model in its own widths, None before the first pass is complete."""
         if not self.has_global_model:
             return None
-        model = self.network_of(self.in_order(self.state.clients)[0])
+        model = self.networks.like(in_order(self.state.clients)[0])
         return resize(model, {name: to_tensor(array) for name, array in self.state.model.items()})
 
     def keep_filters(self, states: "Mapping[str, Arrays]") -> None:
@@ -150,7 +150,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
 
     def matrices(self) -> dict[str, Any]:
         """Which clients share which global units; for images some first filters side by side (the paper's figure 5)."""
-        own = {client: self.state.assignments.get(client, {}) for client in self.in_order(self.state.clients)}
+        own = {client: self.state.assignments.get(client, {}) for client in in_order(self.state.clients)}
         last = str(len(self.groups) - 1)
         own = {client: assignments for client, assignments in own.items() if last in assignments}
         if not own or not self.state.model:

@@ -48,7 +48,7 @@ class ClassAverage(FederatedStrategy[class_average.ClassAverageParameters, Class
         head = next(iter(self.state.classes[first]))
         counts = np.stack([self.state.classes[client][head] for client in replies])
         held = counts.any(axis=0)
-        for name in _of(self.specs[first], head):
+        for name in _of(self.federation.specs[first], head):
             average = self.state.model[name].copy()
             own = class_weighted_average([reply.arrays["model"][name] for reply in replies.values()], counts)
             average[held] = own[held]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedhet.methods import ensemble
 from fedhet.options import Parameters
 from fedhet.representations.precision import in_precision, precision
-from fedhet.server import ArraysBy, FederatedStrategy, State
+from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 from fedhet.task import Task, get_task
 from fedhet.wire import Reply, load_into
 
@@ -35,7 +35,7 @@ class Ensemble(FederatedStrategy[Parameters, EnsembleState]):
     def admit(self, reply: Reply) -> None:
         """The server must be able to build the network, if it is to evaluate the ensemble."""
         if self.config.test_on != "local" and not reply.report.own_data:
-            self.check_network(reply)
+            self.networks.check(reply)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Keep each client's newest network."""
@@ -50,10 +50,14 @@ class Ensemble(FederatedStrategy[Parameters, EnsembleState]):
     def global_model(self) -> nn.Module | None:
         """A network whose outputs are the log of the mean prediction, None before any client has sent its own."""
         members = []
-        for client in self.in_order(self.state.member):
-            members.append(self.network_of(client))
+        for client in in_order(self.state.member):
+            members.append(self.networks.like(client))
             load_into(members[-1].state_dict(), self.state.member[client])
-        return Mean(members, get_task("multi-label" if self.metric == "auc" else "classification")) if members else None
+        return (
+            Mean(members, get_task("multi-label" if self.run.metric == "auc" else "classification"))
+            if members
+            else None
+        )
 
 
 class Mean(nn.Module):

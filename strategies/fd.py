@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedhet.methods import fd
-from fedhet.server import ArraysBy, class_means
+from fedhet.server import ArraysBy, class_means, in_order
 from fedhet.wire import Payload, Reply
 
 from ._classes import ByClass, ClassState  # noqa: TID251 - this folder is fedhet.strategies
@@ -29,10 +29,10 @@ class FD(ByClass[fd.FDParameters, FDState]):
 
     def payload_for(self, client: str) -> Payload:
         """The mean over the other clients; nothing before there are any."""
-        peers = {peer: self.state.own[peer] for peer in self.in_order(self.state.own) if peer != client}
+        peers = {peer: self.state.own[peer] for peer in in_order(self.state.own) if peer != client}
         if not peers:
             return Payload()
-        if not self.rule.plain:
+        if not self.aggregator.rule.plain:
             return Payload({"prototypes": self._combined(peers)})
         alike = [own | {"counts": np.ones(len(own["classes"]))} for own in peers.values()]
         return Payload({"prototypes": class_means(alike, {})})

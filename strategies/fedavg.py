@@ -22,5 +22,5 @@ class FedAvg(FederatedStrategy[AveragingParameters, State]):
         """W(t), of each array over those who have it."""
         models = {client: reply.arrays["model"] for client, reply in replies.items()}
         examples = {client: float(reply.examples) for client, reply in replies.items()}
-        self.state.model = self.state.model | self.average(models, examples, self.specs)
+        self.state.model = self.state.model | self.aggregator.average(models, examples)
         return {}

@@ -20,7 +20,7 @@ from fedhet.randomness import torch_generator
 from fedhet.representations.descriptors import agreement
 from fedhet.representations.packing import pack_all, unpack_all
 from fedhet.representations.shared_images import check_told, target_of
-from fedhet.server import ArraysBy, FederatedStrategy, State
+from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 from fedhet.task import Metric
 from fedhet.wire import Arrays, Payload, Reply, WireError, check, to_tensor
 
@@ -110,11 +110,11 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
 
     def _tells(self, round: int) -> bool:
         """Whether clients tell with this round's reply what the next target is made of; of the last none is made."""
-        return self.parameters.travels and round != self.last_round
+        return self.parameters.travels and round != self.run.last_round
 
     def _targets(self, round: int, clients: Sequence[str]) -> dict[str, Arrays]:
         """What each client is aligned with, as it travels."""
-        told = {client: self._unpacked(client, self.state.told[client]) for client in self.in_order(self.state.told)}
+        told = {client: self._unpacked(client, self.state.told[client]) for client in in_order(self.state.told)}
         if not self.parameters.leave_out_own:
             return dict.fromkeys(clients, self._target(round, told))
         return {
@@ -128,7 +128,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
             return {}
         own, seed = self.parameters, self.config.seed
         generator = torch_generator(seed, "parallel analysis", round)
-        parts = list(told.values()) if self.rule.plain else [self._combined(told)]
+        parts = list(told.values()) if self.aggregator.rule.plain else [self._combined(told)]
         made = target_of(own.align, parts, clusters=own.clusters, error=own.target_error, generator=generator)
         if own.whose == "shuffled":
             order = torch.randperm(self.state.pool_size, generator=torch_generator(seed, fedharm.SHUFFLE, round))
@@ -148,7 +148,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
             }
             for client, parts in told.items()
         }
-        found = self.average_told(slots)
+        found = self.aggregator.average_arrays(slots)
         widths = [max(part.shape[1] for part in block) for block in zip(*told.values(), strict=True)]
         return [
             torch.stack([to_tensor(found[f"{block}/{slot}"]) for slot in range(width)], 1)
@@ -174,7 +174,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         found: dict[str, float] = {}
         for name in (fedharm.BETWEEN, f"common-{fedharm.BETWEEN}"):
             if measured := [reply.measured[name].metric for reply in replies.values() if name in reply.measured]:
-                found[f"{self.metric}-after-shared"] = Metric.total(measured).value
+                found[f"{self.run.metric}-after-shared"] = Metric.total(measured).value
         distances = [r.payload.values["distance"] for r in replies.values() if "distance" in r.payload.values]
         return found | ({"alignment": 1 - float(np.mean(distances))} if distances else {})
 
@@ -205,10 +205,10 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         found: dict[str, Any] = {"cosines": {"rounds": self.state.cosines}} if self.state.cosines else {}
         if self.state.alignments:
             found["block-alignment"] = {"architectures": self.state.alignments}
-        chosen = {self.state.clients[c].architecture or c: c for c in reversed(self.in_order(self.state.heat))}
+        chosen = {self.state.clients[c].architecture or c: c for c in reversed(in_order(self.state.heat))}
         if chosen:
             pool = self.public_dataset()
-            clients = self.in_order(chosen.values())
+            clients = in_order(chosen.values())
             found["grad-cam"] = {
                 "image": None if pool is None else pool.inputs[0].tolist(),
                 "clients": clients,

@@ -24,7 +24,7 @@ from fedhet.representations import linear_cka
 from fedhet.representations.packing import Factor, check_told_features, pack, pack_blocks, unpack
 from fedhet.representations.spectral import check_posteriors, cluster_rows
 from fedhet.representations.targets import mean_rbf_blocks, mean_target
-from fedhet.server import ArraysBy, FederatedStrategy, State
+from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
 
@@ -132,7 +132,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
 
     def _told_in_replies(self, round: int) -> bool:
         """Whether clients tell with their training reply what the next target is made of; in the last round none is."""
-        return bool(self.told) and round != self.last_round
+        return bool(self.told) and round != self.run.last_round
 
     def target_of(self, told: Mapping[str, Tensor], round: int) -> Arrays:
         """The target on X(t) of what peers told of it, as it travels.
@@ -142,7 +142,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         """
         own, weights = self.parameters, [1 / len(told)] * len(told)
         if self.traits.combined:
-            bounded = self.bounded({client: {"features": values.numpy()} for client, values in told.items()})
+            bounded = self.aggregator.bounded({client: {"features": values.numpy()} for client, values in told.items()})
             told = {client: to_tensor(arrays["features"]) for client, arrays in bounded.items()}
         peers = list(told.values())
         if own.target == "spectral":
@@ -180,7 +180,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     def matrices(self) -> dict[str, Any]:
         """Pairwise CKA between clients on rows of the pool, before and after training."""
         before, after = self.state.before, self.state.after
-        clients = [client for client in self.in_order(after) if client in before]
+        clients = [client for client in in_order(after) if client in before]
         if not clients:
             return {}
         names = [self.state.clients[client].architecture for client in clients]

@@ -139,7 +139,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
             return
         done = len(self._assignments(client))
         widths = [*sizes[:done], *self.widths(client)[done:]]
-        shapes, spec = self.groups.shapes(widths), self.specs[client]
+        shapes, spec = self.groups.shapes(widths), self.federation.specs[client]
         due = {name: (shapes[name], spec[name][1]) for name in self._due(done, step)}
         expected = narrowed(due, self.config.wire_dtype)
         check(reply.arrays.get("update", {}), expected, f"its update for group {step}")
@@ -161,7 +161,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         for client in replies.keys() - there.keys():
             state.places.pop(client, None)
         states, late = {}, {}
-        updates = self.bounded({client: reply.arrays["update"] for client, reply in there.items()})
+        updates = self.aggregator.bounded({client: reply.arrays["update"] for client, reply in there.items()})
         for client, update in updates.items():
             try:
                 held = len(self._assignments(client))
@@ -169,7 +169,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
                 state.places[client] = [state.pass_, held]
                 late[client] = {i: own for i, own in self._assignments(client).items() if i >= held}
             except ValueError as error:
-                self.refuse(client, f"waits for the next pass: {error}")
+                self.federation.refuse(client, f"waits for the next pass: {error}")
         if not states:
             return {}
         if step < len(self.groups):
@@ -248,7 +248,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
             sizes=self.sizes,
             statistics=self.config.batch_norm == "aggregate",
         )
-        dtypes = {name: dtype for name, (_, dtype) in self.specs[next(iter(replies))].items()}
+        dtypes = {name: dtype for name, (_, dtype) in self.federation.specs[next(iter(replies))].items()}
         state.last = cast({name: array.astype(dtypes[name]) for name, array in rest.items()}, self.config.wire_dtype)
         settled = [(s.match.weights, s.carried) for s in map(self._settled, range(len(self.groups)))]
         state.model = assemble(self.groups, dtypes, settled, state.last)

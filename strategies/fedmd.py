@@ -99,15 +99,15 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
 
     def _told_in(self, round: int) -> bool:
         """Whether clients tell their scores in a round; in the last one nobody would learn them."""
-        return round != self.last_round
+        return round != self.run.last_round
 
     def _mean(self, told: Mapping[str, Tensor]) -> Tensor:
         """The mean of the clients' scores, (n, C); or what the key `aggregation` makes of them, class by class."""
-        if self.rule.plain:
+        if self.aggregator.rule.plain:
             return torch.stack(list(told.values())).double().mean(0).float()
         columns = {
             client: {str(number): column.numpy() for number, column in enumerate(scores.unbind(1))}
             for client, scores in told.items()
         }
-        found = self.average_told(columns)
+        found = self.aggregator.average_arrays(columns)
         return torch.stack([to_tensor(found[str(number)]) for number in range(self.state.classes)], 1)

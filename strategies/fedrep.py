@@ -14,9 +14,9 @@ class FedRep(FederatedStrategy[fedrep.FedRepParameters, State]):
 
     def check_reply(self, reply: Reply) -> None:
         """A body must be there, but in the closing round, which trains heads only."""
-        if not self.closing:
+        if not self.run.round.closing:
             super().check_reply(reply)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """The mean of the bodies; the closing round leaves it as it is."""
-        return {} if self.closing else super().aggregate_fit(round, replies)
+        return {} if self.run.round.closing else super().aggregate_fit(round, replies)

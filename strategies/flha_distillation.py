@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedhet.methods import flha_distillation
-from fedhet.server import FederatedStrategy, State
+from fedhet.server import FederatedStrategy, State, in_order
 from fedhet.wire import Payload, Reply
 
 
@@ -46,5 +46,5 @@ class FLHADistillation(FederatedStrategy[flha_distillation.FLHADistillationParam
         if self.teaching:
             return super().aggregate_fit(round, replies)
         holding = {client for client, reply in replies.items() if reply.payload.values.get("taught")}
-        self.state.taught = self.in_order({*self.state.taught} - replies.keys() | holding)
+        self.state.taught = in_order({*self.state.taught} - replies.keys() | holding)
         return {}

@@ -30,7 +30,7 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.takes_in = self.rule.plain  # other rules need all of them at once
+        self.takes_in = self.aggregator.rule.plain  # other rules need all of them at once
 
     def compatibility(self, reply: Reply) -> Hashable:
         """With the same heads for all, the same arrays."""
@@ -79,7 +79,7 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
         sent = reply.arrays.pop("model")
         self._replies += 1
         self._owners.update(sent.keys())
-        self._mean.add(sent, 1.0, self.specs[reply.client])
+        self._mean.add(sent, 1.0, self.federation.specs[reply.client])
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """The mean of all, or of those that have an array; or what another rule makes of them."""
@@ -100,12 +100,12 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
     def _by_rule(self, replies: Mapping[str, Reply]) -> Arrays:
         """The same by a rule that needs all of them at once."""
         models = {client: reply.arrays["model"] for client, reply in replies.items()}
-        specs = {client: self.specs[client] for client in models}
+        specs = {client: self.federation.specs[client] for client in models}
         if self.parameters.average == "uniform":
             keys = {key: each for spec in specs.values() for key, each in spec.items()}
             models = {client: {key: self.state.model[key] for key in keys} | own for client, own in models.items()}
             specs = dict.fromkeys(models, keys)
-        return self.average(models, dict.fromkeys(models, 1.0), specs)
+        return self.aggregator.average(models, dict.fromkeys(models, 1.0), specs)
 
     def matrices(self) -> dict[str, Any]:
         """The graphs."""

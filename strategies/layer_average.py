@@ -25,7 +25,7 @@ class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State
         """By prefix, what is common must be there, and nothing else."""
         if self.parameters.by != "prefix":
             return super().check_reply(reply)
-        spec = {key: of for key, of in self.specs[reply.client].items() if key in self._common}
+        spec = {key: of for key, of in self.federation.specs[reply.client].items() if key in self._common}
         check(reply.arrays.get("common", {}), narrowed(spec, self.config.wire_dtype), "its common layers")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
@@ -38,4 +38,4 @@ class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State
     @property
     def _common(self) -> frozenset[str]:
         """The keys that all clients have."""
-        return frozenset.intersection(*map(frozenset, self.specs.values()))
+        return frozenset.intersection(*map(frozenset, self.federation.specs.values()))

@@ -40,7 +40,7 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
 
     def check_reply(self, reply: Reply) -> None:
         """A change of every weight must be there."""
-        spec = narrowed(self.specs[reply.client], self.config.wire_dtype)
+        spec = narrowed(self.federation.specs[reply.client], self.config.wire_dtype)
         check(reply.arrays.get("delta", {}), spec, "its change of weights")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
@@ -49,7 +49,7 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
         By another rule than the mean, gradients of the hypernetwork's parameters are put together, each of the clients
         whose weights it wrote.
         """
-        hypernetwork, plain = self._hypernetwork(), self.rule.plain
+        hypernetwork, plain = self._hypernetwork(), self.aggregator.rule.plain
         tensors, gradients = hypernetwork.tensors, {}
         with one_thread():
             for client, reply in replies.items():
@@ -61,7 +61,7 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
                     gradients[client] = to_arrays(own)
                     for name in own:
                         tensors[name].grad = None
-            for name, gradient in (self.average_told(gradients) if gradients else {}).items():
+            for name, gradient in (self.aggregator.average_arrays(gradients) if gradients else {}).items():
                 tensors[name].grad = to_tensor(gradient)
             optimizer = self._optimizer(tensors)
             torch.nn.utils.clip_grad_norm_(tensors.values(), self.parameters.clip)
@@ -93,4 +93,4 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
         return optimizer
 
     def _shapes(self, client: str) -> dict[str, tuple[int, ...]]:
-        return {name: shape for name, (shape, _) in self.specs[client].items()}
+        return {name: shape for name, (shape, _) in self.federation.specs[client].items()}

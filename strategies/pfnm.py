@@ -41,10 +41,13 @@ class PFNM(MatchedStrategy[pfnm.PFNMParameters, MatchedState]):
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Match all groups in order, then average the output layer."""
         states = {
-            client: {name: array.astype(self.specs[client][name][1]) for name, array in reply.arrays["model"].items()}
+            client: {
+                name: array.astype(self.federation.specs[client][name][1])
+                for name, array in reply.arrays["model"].items()
+            }
             for client, reply in replies.items()
         }
-        states = dict(self.bounded(states))
+        states = dict(self.aggregator.bounded(states))
         self.keep_filters(states)
         seed = derive_seed(self.config.seed, "matching", round) % 2**32
         settled, moved = match_networks(list(states.values()), self.groups, self.matching(), seed)
@@ -62,7 +65,7 @@ class PFNM(MatchedStrategy[pfnm.PFNMParameters, MatchedState]):
         self.state.assignments.clear()  # those of an earlier global model mean nothing any more
         for client, mine in zip(replies, own, strict=True):
             self.keep_assignments(client, mine)
-        dtypes = {name: dtype for name, (_, dtype) in self.specs[next(iter(replies))].items()}
+        dtypes = {name: dtype for name, (_, dtype) in self.federation.specs[next(iter(replies))].items()}
         self.state.model = assemble(self.groups, dtypes, [(each.match.weights, each.carried) for each in settled], rest)
         local = np.mean([sum(self.widths(client)) for client in replies])
         units = sum(len(match.counts) for match in matches)

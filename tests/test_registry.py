@@ -230,7 +230,7 @@ class TestHalves:
             registry.strategy("crossed")
         with pytest.raises(ConfigError, match=f"client side of method 'crossed', '{server}', is no fedhet.client"):
             registry.client_side("crossed")
-        registry.give(Method("value", server="fedhet.server.half:P"))
+        registry.give(Method("value", server="fedhet.server.hooks:P"))
         with pytest.raises(ConfigError, match="is no fedhet.server"):
             registry.strategy("value")
 
@@ -264,7 +264,7 @@ class TestGiven:
         config = configuration.resolve({"method": "heads", "rounds": 2, "heads.weight": 2})
         strategy = registry.strategy("heads")(config, observers=[watch])
         strategy.start(LocalGrid(app, 3))
-        assert (strategy.name, strategy.parameters.weight) == ("heads", 2.0)
+        assert (strategy.method.name, strategy.parameters.weight) == ("heads", 2.0)
         assert [row["failures"] for row in watch.rows] == [[]] * 4
         assert strategy.state.model.keys() == {"head.weight", "head.bias"}
 

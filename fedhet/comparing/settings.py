@@ -230,7 +230,7 @@ def settled_rounds(config: Config, given: Given = Given()) -> int:  # noqa: B008
             shared=population.shared_pool(config) if given.data is None else None,
             model=given.model,
         )
-        strategy.go(LocalGrid(make_client_app(given.model, given.data, task=given.task), config.clients), 0)
+        strategy.handshake(LocalGrid(make_client_app(given.model, given.data, task=given.task), config.clients))
         return strategy.config.rounds
 
 

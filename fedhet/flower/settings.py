@@ -2,10 +2,12 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
 from fedhet.errors import ConfigError
+from fedhet.method import Method
 from fedhet.options import Config, kebab
 
 log = logging.getLogger("flwr").getChild("fedhet")
@@ -59,6 +61,25 @@ def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[key] = value
     return found
+
+
+def settings_of(strategy: type, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a strategy is made with, the method's own keys under its name.
+
+    Args:
+        strategy: its class, whose attribute `method` is the method.
+        settings: by keyword, with `_` for `-`; Flower's names are understood.
+
+    Raises:
+        ConfigError: it names no method, or a setting of Flower's has no counterpart.
+    """
+    method: Method | None = getattr(strategy, "method", None)
+    if method is None:
+        raise ConfigError(f"{strategy.__name__} names no method: set its class attribute `method` to the Method")
+    own = {kebab(field.name) for field in fields(method.Parameters)}
+    return {"method": method.name} | {
+        f"{method.family}.{key}" if key in own else key: value for key, value in translated(settings).items()
+    }
 
 
 def split(settings: Mapping[str, Any], config: Config) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -6,22 +6,31 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedhet.errors import ConfigError
+from fedhet.flower.insides import wrapper_of
 from fedhet.method import Traits
 from fedhet.options import Config
 from fedhet.wire import Payload, Spec
 
 
-def check_wrapped(
-    wrapper: Strategy, method: str, traits: Traits, specs: Iterable[Spec], arrays: ArrayRecord, config: Config
+def check_hooks(
+    strategy: Strategy,
+    method: str,
+    traits: Traits,
+    specs: Iterable[Spec],
+    arrays: ArrayRecord,
+    config: Config,
+    payloads: Mapping[str, Payload],
 ) -> None:
-    """Find out before anything is trained whether a wrapper can do its work on what a method's clients send.
+    """Check before anything is trained that a wrapper around a strategy, if there is one, can work on what is sent.
 
-    It compares what a client sends with the arrays that it was given itself, one by one: so there must be one shared
-    model, averaged, of floating arrays, and nothing beside it.
+    To be called by a hook of the strategy's. A wrapper compares what a client sends with the arrays that it was given
+    itself, one by one: so there must be one shared model, averaged, of floating arrays, and nothing beside it.
 
     Raises:
         ConfigError: it cannot, why, and what would do.
     """
+    if (wrapper := wrapper_of(strategy)) is None:
+        return
     name, kinds = type(wrapper).__name__, list(specs)
     if not traits.shares.averaged or traits.networks == "widths" or traits.pool != "none" or not all(kinds):
         raise ConfigError(
@@ -41,12 +50,5 @@ def check_wrapped(
             f"order: {', '.join(list(kinds[0])[:2])}, ... ({len(kinds[0])} arrays)"
             + (f"; leave out {further}" if further else "")
         )
-
-
-def check_payloads(wrapper: Strategy, method: str, payloads: Mapping[str, Payload]) -> None:
-    """Find out whether what is sent is the shared model alone; raises as `check_wrapped`."""
-    for payload in payloads.values():
-        if set(payload.arrays) != {"model"} or payload.values:
-            raise ConfigError(
-                f"{type(wrapper).__name__} works on the shared model alone, and {method} sends its clients more"
-            )
+    if any(set(payload.arrays) != {"model"} or payload.values for payload in payloads.values()):
+        raise ConfigError(f"{name} works on the shared model alone, and {method} sends its clients more")

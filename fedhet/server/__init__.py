@@ -1,7 +1,8 @@
-"""The server's side of a run: the contract of a server half, and the strategy that every method is."""
+"""The server's side of a run: the strategy that every method is, and its hooks."""
 
+from fedhet.rows import in_order
 from fedhet.server.aggregation import RunningMean, average_shared, check_class_counts, class_means, weighted_average
-from fedhet.server.half import ServerHalf
+from fedhet.server.hooks import Hooks
 from fedhet.server.robust import Rule
 from fedhet.server.strategy import EvaluateFunction, FederatedStrategy
 from fedhet.state import ArraysBy, ClientRecord, State
@@ -11,12 +12,13 @@ __all__ = [
     "ClientRecord",
     "EvaluateFunction",
     "FederatedStrategy",
+    "Hooks",
     "Rule",
     "RunningMean",
-    "ServerHalf",
     "State",
     "average_shared",
     "check_class_counts",
     "class_means",
+    "in_order",
     "weighted_average",
 ]

@@ -1,15 +1,11 @@
 """Averages of what clients send."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from fedhet.wire import Arrays, Reply, Spec, WireError, as_read
-
-log = logging.getLogger("flwr").getChild("fedhet")
-
 
 Average = Callable[[Sequence[Arrays], Sequence[float], Spec], Arrays]
 
@@ -56,19 +52,6 @@ def average_shared(
     for having, spec in owners.items():
         found |= average([models[c] for c in having], [weights[c] for c in having], spec)
     return found
-
-
-def given(arrays: Arrays, shared: Spec, *, tell: bool) -> Arrays:
-    """What a caller gave for shared keys; what nobody shares is left out.
-
-    Args:
-        arrays: by shared key.
-        shared: the keys that clients have.
-        tell: whether the log names what is left out.
-    """
-    if tell and (unknown := arrays.keys() - shared.keys()):
-        log.warning("arrays were given that no client shares, and are left out: %s", ", ".join(sorted(unknown)[:3]))
-    return {key: array for key, array in arrays.items() if key in shared}
 
 
 class RunningMean:

@@ -1,4 +1,4 @@
-"""Exchanges with clients: what is sent, what comes back and is valid, and whose fault it is if nothing does."""
+"""Exchanges with nodes: messages go out, replies come back in order, and whose fault it is if they cannot be used."""
 
 import copy
 import logging
@@ -6,67 +6,19 @@ import math
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedhet.errors import FedhetError
-from fedhet.flower import Encoder, read_reply, write_request
-from fedhet.options import Config
-from fedhet.rows import client_order
 from fedhet.server.roster import Roster
-from fedhet.server.round import Round
-from fedhet.state import State
-from fedhet.wire import LostReply, Payload, Reply, Request, WireError, check, check_finite, narrowed
+from fedhet.server.run import Round
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
 POLL = 0.1
 """Seconds between looks for a reply, while replies are taken in one by one."""
-
-Checked = Callable[[Reply], None]
-
-
-def messages(
-    kind: str,
-    payloads: Mapping[str, Payload],
-    request: Request,
-    *,
-    config: Config,
-    roster: Roster,
-    state: State,
-    round: Round,
-    further: Mapping[str, Any],
-) -> list[Message]:
-    """A message to each client, noted in the round; an array that goes to several is encoded once."""
-    encoder, made = Encoder(flower=request.flower), []
-    for client, payload in payloads.items():
-        asked = replace(request, expected=state.clients[client].trained)
-        made.append(
-            message(kind, roster.nodes[client], encoder(payload), asked, config=config, round=round, further=further)
-        )
-        round.down[client] += payload.nbytes
-    return made
-
-
-def message(
-    kind: str,
-    node: int,
-    content: RecordDict,
-    request: Request,
-    *,
-    config: Config,
-    round: Round,
-    further: Mapping[str, Any],
-) -> Message:
-    """A message to a node, noted in the round."""
-    write_request(content, request, config.text(), further)
-    made = Message(content, dst_node_id=node, message_type=kind, group_id=str(round.number))
-    round.sent[node] = made
-    return made
 
 
 def send(grid: Grid, made: Iterable[Message], timeout: float, *, one_by_one: bool = False) -> Iterable[Message]:
@@ -125,68 +77,8 @@ def by_node(replies: Iterable[Message], round: Round, roster: Roster, timeout: f
             round.fail(names.get(node, f"at node {node}"), f"no reply within {timeout:g} s")
 
 
-def valid(
-    replies: Iterable[Message],
-    *,
-    config: Config,
-    roster: Roster,
-    round: Round,
-    own: Mapping[str, Checked] | None = None,
-) -> dict[str, Reply]:
-    """The valid replies, in order of client name; whatever is wrong with the others is noted.
-
-    Args:
-        replies: what came.
-        config: the run's.
-        roster: who is there; a client that lost what it was sent leaves it, to be greeted again.
-        round: where failures and bytes are noted.
-        own: clients whose reply holds the method's own arrays, each with what checks them and takes them in.
-    """
-    names = {node: client for client, node in roster.nodes.items()}
-    found: dict[str, Reply] = {}
-    faults = Faults()
-    for node, came in by_node(replies, round, roster, config.timeout):
-        client = names[node]
-        try:
-            reply = read_reply(came)
-            round.up[client] += reply.payload.nbytes
-            _check(client, reply, config, roster, round)
-            if own and client in own:
-                own[client](reply)
-        except LostReply as error:
-            del roster.nodes[client]
-            round.fail(client, f"{error}; it is greeted again")
-            continue
-        except Exception as error:  # whatever one client's reply raises is that client's refusal
-            round.fail(client, faults.reason(client, error))
-            continue
-        if reply.report.lost_state >= 0:
-            log.warning("client %s lost its state of round %s and started afresh", client, reply.report.lost_state)
-            round.lost.append(client)
-        found[client] = reply
-        del came  # what was taken in of it is free before the next one comes
-    if not found:
-        faults.blame_nobody()
-    round.failures.sort(key=lambda failure: client_order(failure["client"]))
-    return {client: found[client] for client in sorted(found, key=client_order)}
-
-
-def _check(client: str, reply: Reply, config: Config, roster: Roster, round: Round) -> None:
-    """What is the same for all methods: who answers, counts and metrics, and that arrays are as they must be."""
-    if reply.client != client:
-        raise WireError(f"answers as client {reply.client}")
-    roster.check_counts(reply)
-    if client not in round.training | round.joining and (reply.train_loss is not None or reply.work.steps):
-        raise WireError("it tells of training, and was not asked to train")
-    for name, group in reply.arrays.items():
-        if name == "model":
-            check(group, narrowed(roster.specs[client], config.wire_dtype), "its model")
-        else:
-            check_finite(group, f"its {name[:100]}")
-
-
 class Faults:
-    """What replies of single clients raised that nobody raises on purpose: they are damaged, or the code is wrong."""
+    """Unexpected exceptions while reading replies of single clients: they are damaged, or the code is wrong."""
 
     def __init__(self) -> None:
         self._raised: dict[str, Exception] = {}

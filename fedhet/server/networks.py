@@ -3,71 +3,82 @@
 from contextlib import nullcontext
 
 import torch
-from torch import nn, random
+from torch import Tensor, nn, random
 
 from fedhet import population
+from fedhet.data.own import as_input
 from fedhet.errors import FedhetError, ModelError
-from fedhet.options import Config
-from fedhet.population import ClientInfo, ModelFunction
-from fedhet.wire import Report, difference, spec_of
+from fedhet.population import ClientInfo
+from fedhet.server.run import Run
+from fedhet.wire import Reply, difference, spec_of
 
 
-def network_like(
-    client: str,
-    architecture: str,
-    place: tuple[int, int] | None,
-    config: Config,
-    model: ModelFunction | None,
-    way_out: str,
-) -> nn.Module:
-    """A network of a client's architecture, built from what the client told; its weights mean nothing.
+class Networks:
+    """Builds networks of the clients' architectures.
 
     Args:
-        client: its name.
-        architecture: as it told, empty where it does not.
-        place: its partition and the number of partitions; None where it has none.
-        config: the run's.
-        model: the user's own model function, if there is one.
-        way_out: what to do where the network cannot be built, for the error.
-
-    Raises:
-        FedhetError: the client says neither which architecture it has nor which partition, or it cannot be built.
+        run: its configuration, what is known of the clients, and the user's own model function, if there is one.
+        strategy: name of the strategy's class, for errors.
     """
-    partition, partitions = place or (None, None)
-    node = {"architecture": architecture} if architecture and not model else {}
-    if partition is None and not node and not model:
-        raise FedhetError(
-            f"client {client} tells neither its architecture (disclose-architecture) nor its partition-id, and the "
-            f"server needs a network like its own"
-        )
-    info = ClientInfo(client, partition, partitions, config, node)
-    with random.fork_rng(devices=[]):
-        if model:
-            return model(info)
+
+    def __init__(self, run: Run, strategy: str) -> None:
+        self.run = run
+        self._way_out = f"give it the clients' models, make_server_app(model=...) or {strategy}(model=...)"
+
+    def like(self, client: str) -> nn.Module:
+        """Return a network of a client's architecture; its weights mean nothing.
+
+        Raises:
+            FedhetError: the client says neither which architecture it has nor which partition, or it cannot be built.
+        """
+        record = self.run.state.clients[client]
+        return self._build(client, record.architecture, record.partition)
+
+    def check(self, reply: Reply) -> None:
+        """Check that `like` gives the network of a client, all of which is shared.
+
+        Args:
+            reply: the client's answer to the handshake.
+
+        Raises:
+            FedhetError: it does not, and the way out.
+        """
+        report = reply.report
+        if not self.run.model:
+            population.dataset_of(self.run.config)  # which is kept, and so is not to be read where there are no values
         try:
-            return population.model_of(info)
-        except ModelError as error:
+            # Without its weights, which nobody has asked for before they are known to be those of the client.
+            with nullcontext() if self.run.model else torch.device("meta"):
+                built = self._build(report.client, report.architecture, report.partition)
+        except (NotImplementedError, RuntimeError):  # it computes while it is built
+            built = self._build(report.client, report.architecture, report.partition)
+        if (spec := spec_of(built.state_dict())) != report.spec:
             raise FedhetError(
-                f"the server cannot build a network like client {client}'s ({error}): {way_out}"
-            ) from error
+                f"its {difference(report.spec, spec)} unlike in the network that the server would build for it: "
+                f"{self._way_out}"
+            )
 
+    def transform(self, inputs: Tensor) -> Tensor:
+        """Return a model's batch of raw inputs of the public dataset."""
+        own = self.run.model or self.run.own_data
+        return as_input(inputs) if own else population.dataset_of(self.run.config).transform(inputs)
 
-def check_like(report: Report, config: Config, model: ModelFunction | None, way_out: str) -> None:
-    """Find out whether `network_like` gives the network of a client, all of which is shared, from what it told.
-
-    Raises:
-        FedhetError: it does not, and the way out.
-    """
-    told = report.client, report.architecture, report.partition, config, model, way_out
-    if not model:
-        population.dataset_of(config)  # which is kept, and so is not to be read where there are no values
-    try:
-        # Without its weights, which nobody has asked for before they are known to be those of the client.
-        with nullcontext() if model else torch.device("meta"):
-            built = network_like(*told)
-    except (NotImplementedError, RuntimeError):  # it computes while it is built
-        built = network_like(*told)
-    if (spec := spec_of(built.state_dict())) != report.spec:
-        raise FedhetError(
-            f"its {difference(report.spec, spec)} unlike in the network that the server would build for it: {way_out}"
-        )
+    def _build(self, client: str, architecture: str, place: tuple[int, int] | None) -> nn.Module:
+        model = self.run.model
+        partition, partitions = place or (None, None)
+        node = {"architecture": architecture} if architecture and not model else {}
+        if partition is None and not node and not model:
+            raise FedhetError(
+                f"client {client} tells neither its architecture (disclose-architecture) nor its partition-id, and the "
+                f"server needs a network like its own"
+            )
+        info = ClientInfo(client, partition, partitions, self.run.config, node)
+        with random.fork_rng(devices=[]):
+            if model:
+                return model(info)
+            try:
+                return population.model_of(info)
+            except ModelError as error:
+                raise FedhetError(
+                    f"the server cannot build a network like client {client}'s ({error}): {self._way_out}"
+                ) from error

@@ -1,5 +1,6 @@
 """Who is there: clients by their own names, whatever nodes they are at, and what each shares."""
 
+import logging
 import math
 import time
 from collections import Counter
@@ -13,8 +14,11 @@ from fedhet.data import Pool
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.options import Config
 from fedhet.rows import client_order
+from fedhet.server.run import named
 from fedhet.state import State
 from fedhet.wire import Reply, Spec, WireError, difference, without_widths
+
+log = logging.getLogger("flwr").getChild("fedhet")
 
 GRACE = 10.0
 """Seconds to wait for nodes that must be there and are only just starting."""
@@ -133,6 +137,22 @@ class Roster:
                     f"{method} averages {key} over clients, and this one's is {spec[1]}{list(spec[0])}, that of client "
                     f"{owner} {known[1]}{list(known[0])}: what is shared must be alike"
                 )
+
+    def check_that_clients_can_be_scored(self, test_on: str) -> None:
+        """Check that clients have test parts, unless they are evaluated on the common test set alone.
+
+        Raises:
+            FedhetError: nobody has a test example.
+        """
+        without = [client for client in self.nodes if not self.greeted[client].test_examples]
+        if test_on == "global" or not without:
+            return
+        if len(without) == len(self.nodes):
+            raise FedhetError(
+                f"no client has a test example, so nothing could be said of what is learnt (test-on = {test_on}): give "
+                "clients test parts, or a common test set with test-on = global"
+            )
+        log.warning("%s: no test examples, so their own models are not scored", named(without))
 
     def check_counts(self, reply: Reply) -> None:
         """Find out whether a reply is of as many examples as its client was greeted with, and its metrics of no more.

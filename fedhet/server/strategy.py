@@ -1,11 +1,11 @@
-"""The base of every strategy: Flower's hooks and the round loop. It does what all methods share.
+"""The base of every strategy: the round, the loop around it, and Flower's hooks.
 
-It greets clients, draws who takes part, sends, waits, checks every reply, keeps order, counts bytes, and tells its
-observers of every round. One round is one exchange: evaluation rides in the training reply.
+One round is one exchange: evaluation rides in the training reply.
 """
 
 import logging
 import math
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -15,18 +15,28 @@ from typing import Any, cast
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor
 
+from fedhet import config as configuration
+from fedhet import given, population, registry
+from fedhet.data import Pool
+from fedhet.data.own import as_pool
 from fedhet.errors import FedhetError
 from fedhet.flower import decode_arrays, encode_arrays
-from fedhet.flower.insides import simulated, wrapper_of
-from fedhet.flower.wrappers import check_payloads, check_wrapped
-from fedhet.observing import Observer, RunInfo
+from fedhet.flower.insides import simulated
+from fedhet.flower.settings import settings_of
+from fedhet.flower.wrappers import check_hooks
+from fedhet.observing import Observer
+from fedhet.options import Config, Value
 from fedhet.server import unseen
-from fedhet.server.conversation import Conversation
-from fedhet.server.half import P, S
+from fedhet.server.aggregator import Aggregator
+from fedhet.server.federation import Federation
+from fedhet.server.handshake import Handshake
+from fedhet.server.hooks import Hooks, P, S
+from fedhet.server.networks import Networks
+from fedhet.server.reporter import Reporter, metric_record, statistics
 from fedhet.server.roster import await_nodes
-from fedhet.server.round import Round, metric_record, named, statistics, watch_validation
-from fedhet.server.verdict import Verdict
+from fedhet.server.run import Round, Run
 from fedhet.wire import Reply
 
 log = logging.getLogger("flwr").getChild("fedhet")
@@ -37,14 +47,14 @@ LAST = 3
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class FederatedStrategy(Conversation[P, S], Strategy):
+class FederatedStrategy(Hooks[P, S], Strategy):
     """Base of all strategies of fedhet; a `flwr.serverapp.strategy.Strategy` that starts on any Grid.
 
     Args:
         config: a complete configuration; or else
         settings: single keys by keyword, with `_` for `-`: the method's own (`eta0=0.01`) and shared ones
             (`learning_rate=0.05`).
-        shared: the pool that all clients share, a `Pool`, or raw inputs (n, ...); sent to each once.
+        shared: the public dataset, a `Pool`, or raw inputs (n, ...); sent to each client once.
         model: the clients' models, where a method needs them at the server and they are not the configured ones.
         observers: told of every round.
 
@@ -52,11 +62,77 @@ class FederatedStrategy(Conversation[P, S], Strategy):
         ConfigError: unknown or wrong settings, all at once.
     """
 
-    def __init__(self, *args: Any, observers: Sequence[Observer] = (), **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.observers = list(observers)
-        self._verdict = Verdict(self.traits.scored)
-        self._on_common_test: MetricRecord | None = None
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        shared: Pool | Tensor | None = None,
+        model: Any = None,
+        observers: Sequence[Observer] = (),
+        **settings: Value,
+    ) -> None:
+        config = config or configuration.resolve(settings_of(type(self), settings))
+        self.method = registry.method(config.prefix)
+        state = self.state_class(run="" if config.state_dir else uuid.uuid4().hex[:12])
+        public = population.pool_for(config, as_pool(shared))
+        self.run = Run(self.method, config, state, public, given.model_function(model))
+        self.federation = Federation(self.run)
+        self.aggregator = Aggregator(self.run, self.federation)
+        self.networks = Networks(self.run, type(self).__name__)
+        self.reporter = Reporter(self.run, observers)
+        self._handshake = Handshake(self)
+
+    # ---- a round
+
+    def run_round(self, round: int) -> MetricRecord:
+        """Run one round and return its numbers; the round after the last one of training is the closing round."""
+        run, federation = self.run, self.federation
+        run.round = Round(round, closing=round > run.training_rounds)
+        self._handshake.admit()  # clients that come late
+        self._handshake.settle()
+
+        chosen = federation.choose(self.state.clients if run.round.closing else self.participants(round))
+        payloads = federation.payloads(chosen, partial(self.configure_fit, round))
+        run.round.training = frozenset(payloads)
+        evaluate = run.round.closing or run.evaluates(round)
+        epochs = self.config.closing_epochs if run.round.closing else self.config.local_epochs
+        messages = federation.messages(MessageType.TRAIN, payloads, epochs=epochs, evaluate=evaluate)
+        if evaluate:
+            others = [client for client in federation.present if client not in payloads]
+            messages += self._evaluation(others, amid_training=not run.round.closing)
+
+        replies = federation.exchange(messages, self._check)
+        metrics = self._learn(replies)
+        return self.reporter.record(replies, metrics)
+
+    def _check(self, reply: Reply) -> None:
+        """Check what a client sent that trained, and take out of it what is large."""
+        if reply.client in self.run.round.training:
+            self.check_reply(reply)
+            if self.takes_in:
+                self.take_in(self.run.round.number, reply)
+
+    def _learn(self, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Aggregate what those sent who trained; a round with too few valid replies does not count."""
+        round, metrics = self.run.round, dict[str, float]()
+        trained = {client: reply for client, reply in replies.items() if client in round.training}
+        if trained and len(trained) >= min(self.config.min_clients, len(round.training)):
+            with self.federation.guarded(f"put together what clients {', '.join(trained)} sent"):
+                metrics = self.aggregate_fit(round.number, trained)
+            for client in trained:
+                self.state.clients[client].trained = round.number
+        elif round.training:
+            log.warning("round %d does not count: it has %d valid replies", round.number, len(trained))
+            if round.number == 1 and not trained:
+                raise FedhetError(f"no client did its part in the first round:\n{round.reasons()}")
+        self.state.round = round.number
+        return metrics
+
+    def _evaluation(self, clients: Sequence[str], *, amid_training: bool = False) -> list[Message]:
+        """Messages to clients that are only evaluated."""
+        make = partial(self.evaluation_payloads, amid_training=amid_training)
+        payloads = self.federation.payloads(clients, make)
+        return self.federation.messages(MessageType.EVALUATE, payloads, evaluate=True)
 
     # ---- the run
 
@@ -92,252 +168,141 @@ class FederatedStrategy(Conversation[P, S], Strategy):
                 with their reasons. Or the method failed.
         """
         overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
-        self._override({key: value for key, value in overrides.items() if value is not None})
-        self._take({**(evaluate_config or {}), **(train_config or {})})
-        self._grid, self._own_loop = grid, True
+        self.run.override({key: value for key, value in overrides.items() if value is not None})
+        self.run.take({**(evaluate_config or {}), **(train_config or {})})
         for _, why in self.config.idle:
             log.warning("%s", why)
-        with self._recording() if self.config.out and not self.observers else nullcontext():
-            self._initial = {} if initial_arrays is None or self.state.round else decode_arrays(initial_arrays)
+        with self._recording(grid) if self.config.out and not self.reporter.observers else nullcontext():
+            self.run.initial = {} if initial_arrays is None or self.state.round else decode_arrays(initial_arrays)
             try:
-                result = self._run(grid, evaluate_fn)
-            except BaseException as error:  # told and raised again, Ctrl-C included
-                for observer in self.observers:
-                    observer.failed(self._info(), error)
-                raise
+                with self.reporter.watching(self.matrices):
+                    return self._all_rounds(grid, evaluate_fn)
             finally:
-                self._own_loop = False
-            self._warn()
-            done = self._info(matrices=self._matrices())
-            for observer in self.observers:
-                observer.finished(done)
-            return result
+                self.run.flower = True
 
-    def _run(self, grid: Grid, evaluate_fn: EvaluateFunction | None) -> Result:
-        result = Result()
-        self.go(grid, 0)
-        for observer in self.observers:
-            observer.started(self._info(), self.state.round + 1, self.last_round)
-        self._evaluate_globally(self.state.round, evaluate_fn, result)
-        while (round := self.state.round + 1) <= self.last_round:
-            result.train_metrics_clientapp[round] = self.go(grid, round)
-            self._evaluate_globally(round, evaluate_fn, result)
+    def _all_rounds(self, grid: Grid, evaluate_fn: EvaluateFunction | None) -> Result:
+        result, run = Result(), self.run
+        self.handshake(grid)
+        self.reporter.started()
+        self._evaluate_globally(evaluate_fn, result)
+        while self.state.round < run.last_round:
+            round = self.state.round + 1
+            result.train_metrics_clientapp[round] = self.run_round(round)
+            self._evaluate_globally(evaluate_fn, result)
         self._check_that_rounds_counted()
-        result.evaluate_metrics_clientapp[self.last_round] = self.go(grid, self.last_round + 1)
+        result.evaluate_metrics_clientapp[run.last_round] = self.evaluate_last()
         result.arrays = encode_arrays(self.state.model, flower=True)
         return result
 
-    def go(self, grid: Grid, round: int) -> MetricRecord:
-        """One round of `start`: from 1 to `last_round` one of training; 0 greets, the one after the last evaluates."""
-        self._grid, self._own_loop = grid, True
-        if not round:
-            return self._gather(grid)
-        if round > self.last_round:
-            return self._evaluate_at_the_end(round, grid)
-        messages = self.configure_train(round, ArrayRecord(), ConfigRecord(), grid)
-        _, metrics = self.aggregate_train(round, self._send(messages))
-        return metrics or MetricRecord()
+    def handshake(self, grid: Grid) -> None:
+        """Wait for clients and admit those that can serve; afterwards `config.rounds` is settled.
+
+        Raises:
+            FedhetError: too few can serve, or none of them can be scored.
+        """
+        await_nodes(grid, self.config)
+        fresh = not self.state.clients
+        self.federation.grid, self.run.flower, self.run.round = grid, False, Round()
+        self.federation.one_by_one = self.takes_in
+        self._handshake.admit()
+        present = self.federation.present
+        if len(present) < self.config.min_clients:
+            raise FedhetError(
+                f"{len(present)} clients can serve, and {self.config.min_clients} are needed (min-clients):\n"
+                f"{self.run.round.reasons('no more nodes came')}"
+            )
+        self.federation.roster.check_that_clients_can_be_scored(self.config.test_on)
+        self._handshake.settle()
+        if fresh:
+            self.reporter.record({}, {})
+
+    def evaluate_last(self) -> MetricRecord:
+        """Evaluate all clients after the last round, and let those join that come then; returns the numbers."""
+        run, federation = self.run, self.federation
+        run.round = Round(run.last_round + 1, final=True)
+        self._handshake.admit()
+        replies = federation.exchange(self._evaluation(federation.present), self.take_last)
+        if not self.config.unseen_clients:
+            return self.reporter.record(replies, {})
+        known = dict(self.state.clients)
+        came = unseen.record(self._handshake.join(), self.state.clients, self.config.unseen_epochs)
+        result = self.reporter.record(replies, {}, unseen_clients=came)
+        self.state.clients = known  # they had no part in what the run trained
+        return result
+
+    def _evaluate_globally(self, function: EvaluateFunction | None, result: Result) -> None:
+        """Evaluate the global model on the common test set: part of the next record, as what clients receive."""
+        round, common = self.state.round, None
+        if function and self.has_global_model and (round == self.run.last_round or self.run.evaluates(round + 1)):
+            common = function(round, encode_arrays(self.state.model, flower=True))
+            if common is not None:
+                result.evaluate_metrics_serverapp[round] = common
+        self.reporter.on_common_test = common
 
     def _check_that_rounds_counted(self) -> None:
-        """A run whose last rounds (`LAST`) all came to nothing is no finished run.
+        """Check that the last rounds (`LAST`) of a run did not all come to nothing.
 
         Raises:
-            FedhetError: it is such a run.
+            FedhetError: they did, so it is no finished run.
         """
-        counted = max((client.trained for client in self.state.clients.values()), default=-1)
-        if self.last_round - max(counted, 0) >= min(LAST, math.ceil(self.last_round / 2)) > 0:
+        last = self.run.last_round
+        counted = max([0, *(client.trained for client in self.state.clients.values())])
+        if last - counted >= min(LAST, math.ceil(last / 2)) > 0:
             raise FedhetError(
-                f"no round counted after round {max(counted, 0)} of {self.last_round}: too few clients gave a valid "
-                f"reply (min-clients = {self.config.min_clients}):\n{self._round.reasons() or '  none was asked'}"
+                f"no round counted after round {counted} of {last}: too few clients gave a valid reply (min-clients = "
+                f"{self.config.min_clients}):\n{self.run.round.reasons('none was asked')}"
             )
-
-    def _check_that_clients_can_be_scored(self) -> None:
-        """Clients are evaluated on their own test parts, unless it is on the common test set alone.
-
-        Raises:
-            FedhetError: nobody has a test example.
-        """
-        if self.config.test_on == "global":
-            return
-        without = [client for client in self.present if not self.roster.greeted[client].test_examples]
-        if without == self.present:
-            raise FedhetError(
-                f"no client has a test example, so nothing could be said of what is learnt (test-on = "
-                f"{self.config.test_on}): give clients test parts, or a common test set with test-on = global"
-            )
-        if without:
-            log.warning("%s: no test examples, so their own models are not scored", named(without))
-
-    def _warn(self) -> None:
-        """Say of a run that completed what is not as it should be."""
-        for line in self._verdict.lines(
-            trained={client: record.trained for client, record in self.state.clients.items()},
-            metric=self.metric,
-            outputs=self.outputs,
-            rounds=self.last_round,
-            rate=self.config.learning_rate,
-        ):
-            log.warning("%s", line)
 
     @contextmanager
-    def _recording(self) -> Iterator[None]:
+    def _recording(self, grid: Grid) -> Iterator[None]:
         from fedhet.results.recorder import recorded
 
-        folder, here = Path(self.config.out).resolve(), simulated(self._grid)
-        with recorded(folder, self.config, "flwr", resume=self.config.resume, simulated=here) as observers:
+        folder = Path(self.config.out).resolve()
+        with recorded(folder, self.config, "flwr", resume=self.config.resume, simulated=simulated(grid)) as observers:
             self.state = cast(S | None, observers[0].state(self.state_class)) or self.state
-            self.observers = [*observers]
+            self.reporter.observers = [*observers]
             yield
 
-    # ---- Flower's hooks
+    # ---- Flower's hooks, for its own loop and its wrappers; there are no closing rounds in it
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Flower's hook: the messages of a round. Within `start`, clients that do not train are evaluated with it."""
-        self._grid = grid
-        if not self._own_loop:
-            self._take(config)
-        closing = self._own_loop and server_round > self.training_rounds and self.config.closing_epochs > 0
-        self._round = Round(server_round, closing=closing)
+        """Flower's hook: the messages of a round."""
+        run, federation = self.run, self.federation
+        run.take(config)
+        federation.grid, federation.one_by_one, run.round = grid, self.takes_in, Round(server_round)
         if arrays:
-            self._initial = decode_arrays(arrays)
-        self._greet(grid)
-        self._ready()
-        drawn = list(self.state.clients) if closing else self.participants(server_round)
-        for client in drawn:
-            if client not in self.roster.nodes:
-                self._round.fail(client, "is not there")
-        asked = [client for client in self.roster.nodes if client in drawn]
-        payloads = self._made_for(asked, partial(self.configure_fit, server_round))
-        # A client may turn out to be lost when it is asked something on the way.
-        payloads = {client: payload for client, payload in payloads.items() if client in self.roster.nodes}
-        if not self._own_loop and (wrapper := wrapper_of(self)) is not None:
-            shared = [self.specs[client] for client in self.present]
-            check_wrapped(wrapper, self.name, self.traits, shared, arrays, self.config)
-            check_payloads(wrapper, self.name, payloads)
-        self._round.training = frozenset(payloads)
-        evaluate = self._own_loop and (closing or self._evaluates(server_round))
-        epochs = self.config.closing_epochs if closing else self.config.local_epochs
-        messages = self._messages(MessageType.TRAIN, payloads, epochs=epochs, evaluate=evaluate)
-        if evaluate:
-            others = [client for client in self.roster.nodes if client not in payloads]
-            beside = self._made_for(others, partial(self.evaluation_payloads, amid_training=not closing))
-            messages += self._messages(MessageType.EVALUATE, beside, evaluate=True)
-        return messages
+            run.initial = decode_arrays(arrays)
+        self._handshake.admit()
+        self._handshake.settle()
+        chosen = federation.choose(self.participants(server_round))
+        payloads = federation.payloads(chosen, partial(self.configure_fit, server_round))
+        specs = [federation.specs[client] for client in federation.present]
+        check_hooks(self, self.method.name, run.traits, specs, arrays, run.config, payloads)
+        run.round.training = frozenset(payloads)
+        return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Flower's hook: checks the replies of a round, learns from them and completes the round."""
-        valid = self._valid(replies, self._round.training)
-        trained = {client: reply for client, reply in valid.items() if client in self._round.training}
-        metrics: dict[str, float] = {}
-        if trained and len(trained) >= min(self.config.min_clients, len(self._round.training)):
-            with self._guarded(server_round, f"put together what clients {', '.join(trained)} sent"):
-                metrics = self.aggregate_fit(server_round, trained)
-            for client in trained:
-                self.state.clients[client].trained = server_round
-        elif self._round.training:
-            log.warning("round %d does not count: it has %d valid replies", server_round, len(trained))
-            if server_round == 1 and not trained:
-                raise FedhetError(f"no client did its part in the first round:\n{self._round.reasons()}")
-        self.state.round = server_round
-        record = self._complete(valid, metrics)
-        return (encode_arrays(self.state.model, flower=True) if self.state.model else None), record
+        valid = self.federation.receive(replies, self._check)
+        metrics = self.reporter.record(valid, self._learn(valid))
+        return (encode_arrays(self.state.model, flower=True) if self.state.model else None), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Flower's hook, for its own loop: an evaluation of all clients, an exchange of its own."""
-        self._take(config)
-        if not self._evaluates(server_round):
-            return []
-        payloads = self._made_for(self.present, partial(self.evaluation_payloads, amid_training=False))
-        return self._messages(MessageType.EVALUATE, payloads, evaluate=True)
+        """Flower's hook: an evaluation of all clients, an exchange of its own."""
+        self.run.take(config)
+        return self._evaluation(self.federation.present) if self.run.evaluates(server_round) else []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Flower's hook, for its own loop."""
-        valid = self._valid(replies)
+        """Flower's hook: what all clients measured."""
+        valid = self.federation.receive(replies)
         return metric_record(statistics(valid, None)) if valid else None
 
     def summary(self) -> None:
         """Log what this strategy is."""
-        log.info("%s: %s", self.name, self.parameters)
-
-    def _gather(self, grid: Grid) -> MetricRecord:
-        """Wait for clients and greet them: round 0."""
-        await_nodes(grid, self.config)
-        fresh = not self.state.clients
-        self._round = Round()
-        self._greet(grid)
-        if len(self.present) < self.config.min_clients:
-            raise FedhetError(
-                f"{len(self.present)} clients can serve, and {self.config.min_clients} are needed (min-clients):\n"
-                f"{self._round.reasons() or '  no more nodes came'}"
-            )
-        self._check_that_clients_can_be_scored()
-        self._ready()
-        return self._complete({}, {}) if fresh else MetricRecord()
-
-    # ---- evaluation
-
-    def _evaluate_at_the_end(self, number: int, grid: Grid) -> MetricRecord:
-        self._round = Round(number, final=True)
-        self._greet(grid)
-        payloads = self._made_for(self.present, partial(self.evaluation_payloads, amid_training=False))
-        sent = self._send(self._messages(MessageType.EVALUATE, payloads, evaluate=True))
-        replies = self._valid(sent, payloads, check=self.take_last)
-        if not self.config.unseen_clients:
-            return self._complete(replies, {})
-        known = dict(self.state.clients)
-        came = self._meet_unseen_clients(grid)
-        result = self._complete(
-            replies, {}, unseen_clients=unseen.record(came, self.state.clients, self.config.unseen_epochs)
-        )
-        self.state.clients = known  # they had no part in what the run trained
-        return result
-
-    def _evaluate_globally(self, round: int, function: EvaluateFunction | None, result: Result) -> None:
-        """The global model after a round, on the common test set: part of the next row, as what clients receive."""
-        self._on_common_test = None
-        if function and self.has_global_model and (round == self.last_round or self._evaluates(round + 1)):
-            self._on_common_test = function(round, encode_arrays(self.state.model, flower=True))
-            if self._on_common_test is not None:
-                result.evaluate_metrics_serverapp[round] = self._on_common_test
-
-    def _evaluates(self, round: int) -> bool:
-        return round % self.config.evaluate_every == 0
-
-    # ---- results
-
-    def _info(self, **more: Any) -> RunInfo:
-        return RunInfo(self.name, self.traits, self.state, self.metric, self.own_data, tuple(self.devices), **more)
-
-    def _matrices(self) -> dict[str, Any]:
-        try:
-            return self.matrices()
-        except Exception as error:  # pictures are no part of the result
-            log.warning(
-                "the report lacks what %s draws: %s: %s", self.name, type(error).__name__, error, exc_info=error
-            )
-            return {}
-
-    def _complete(
-        self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
-    ) -> MetricRecord:
-        """Tell the observers of the round, and what `more` there is in its row."""
-        report = self._round.report(
-            replies,
-            metrics,
-            clients=self.state.clients,
-            scored=self.traits.scored,
-            on_common_test=self._on_common_test,
-        )
-        report.row |= more
-        self._verdict.take(report.row)
-        if 0 < self._round.number < self.training_rounds:
-            watch_validation(self.state, report.row, self.traits.scored, self.config.early_stopping)
-        for observer in self.observers:
-            observer.round(self._info(), report)
-        return metric_record(report.row)
+        log.info("%s: %s", self.method.name, self.parameters)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedhet.errors import FedhetError
-from fedhet.server.round import over_clients
+from fedhet.server.reporter import over_clients
 from fedhet.state import ClientRecord
 from fedhet.wire import Reply, Report
 from fedhet.wire.protocol import STARTS

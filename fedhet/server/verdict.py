@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedhet.rows import never_took_part
-from fedhet.server.round import named
+from fedhet.server.run import named
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -38,9 +38,7 @@ class Verdict:
                 self.evaluated = found
                 break
 
-    def lines(
-        self, *, trained: Mapping[str, int], metric: str, outputs: int, rounds: int, rate: float
-    ) -> Iterator[str]:
+    def lines(self, trained: Mapping[str, int], metric: str, outputs: int, rounds: int, rate: float) -> Iterator[str]:
         """What is to be said, a sentence each.
 
         Args:

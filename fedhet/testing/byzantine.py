@@ -123,13 +123,17 @@ class Recording:
             changes: of answers in it.
             start: the server half before it; as it was recorded, if left out.
         """
-        strategy = copy.copy(start or self.before[round])
-        strategy.state, strategy.roster = strategy.state.aside(), copy.copy(strategy.roster)
-        strategy.state.clients = {name: copy.copy(record) for name, record in strategy.state.clients.items()}
-        for name, value in vars(strategy.roster).items():
-            setattr(strategy.roster, name, copy.copy(value))
-        grid = Replayed(self.answers, self.clients, changes)
-        strategy.go(grid, round)
+        strategy = start or self.before[round]
+        run, grid = strategy.run, Replayed(self.answers, self.clients, changes)
+        kept = (run.method, run.config, run.traits, run.public, strategy.federation.grid)
+        strategy = copy.deepcopy(strategy, {id(each): each for each in kept})
+        strategy.federation.grid = grid
+        if not round:
+            strategy.handshake(grid)
+        elif round > strategy.run.last_round:
+            strategy.evaluate_last()
+        else:
+            strategy.run_round(round)
         return strategy
 
     def without(self, place: Place) -> State:
@@ -163,9 +167,9 @@ def attack(recording: Recording, examples: int, folder: Path, *, repeat: bool = 
         strategy = recording.after(place[0], {place: change})
         strategy.matrices()
         admitted = not place[0] and place[3] in strategy.state.clients  # and perhaps refused later in the same round
-        if any(strategy.roster.refused.values()):  # it goes by the name of another, who is refused with it
+        if any(strategy.federation.roster.refused.values()):  # it goes by the name of another, who is refused with it
             found["refused"] += 1
-        elif admitted or all(client != place[3] and client in recording.names for client in strategy.failed):
+        elif admitted or all(client != place[3] and client in recording.names for client in strategy.federation.failed):
             found["taken"] += 1
             assert infinite(strategy.state) == []
         else:
@@ -191,7 +195,7 @@ def attack_handshakes(recording: Recording, examples: int, folder: Path, *, repe
     def one(place: Place, change: Change) -> None:
         strategy = recording.after(0, {place: change})
         _check_admitted(recording, strategy, place[3])
-        found["taken" if place[3] in strategy.roster.nodes else "refused"] += 1
+        found["taken" if place[3] in strategy.federation.roster.nodes else "refused"] += 1
         try:
             strategy = recording.after(1, {}, strategy)
         except FedhetError as error:  # no recorded answer is one to what is asked now
@@ -211,12 +215,12 @@ def _check_admitted(recording: Recording, strategy: Strategy, byzantine: str) ->
     That is one whose name it claims, and those who have an array that no other honest client has.
     """
     honest = recording.names - {byzantine}
-    contested = {name for name in strategy.roster.refused.values() if name}
+    contested = {name for name in strategy.federation.roster.refused.values() if name}
     keys = {name: shared(recording.answers[0, "query", GREET, name]) for name in honest}
     owners = Counter(key for names in keys.values() for key in names)
     unsure = {name for name, names in keys.items() if any(owners[key] == 1 for key in names)}
-    missing = honest - strategy.roster.nodes.keys()
-    assert missing <= contested | unsure, strategy.failed
+    missing = honest - strategy.federation.roster.nodes.keys()
+    assert missing <= contested | unsure, strategy.federation.failed
 
 
 def two_changes(rounds: int) -> Callable[[Callable[[dict[int, Change]], None]], Callable[[], None]]:

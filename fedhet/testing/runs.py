@@ -20,7 +20,7 @@ from fedhet.engines.local import run_locally
 from fedhet.method import Method, Traits
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.options import Config, Value
-from fedhet.server import FederatedStrategy, ServerHalf
+from fedhet.server import FederatedStrategy, Hooks
 from fedhet.serving import serve
 from fedhet.sharing import NOTHING
 from fedhet.testing.faults import Nodes, Tampering, at, raising
@@ -104,7 +104,7 @@ class Case:
     @property
     def draws_every_round(self) -> bool:
         """Whether clients are drawn round by round; in a method of passes, they are drawn and evaluated once a pass."""
-        return self.server.participants is ServerHalf.participants
+        return self.server.participants is Hooks.participants
 
     def settings(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> dict[str, Value]:
         """The settings of a run: the common ones, the case's own, and changes; without those that have no effect."""

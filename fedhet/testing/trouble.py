@@ -58,7 +58,7 @@ class Trouble:
         for number in range(max(len(places), len(faults)) if places else 0):
             place = places[number % len(places)]
             spoilt = recording.after(place[0], {place: faults[number % len(faults)]})
-            assert list(spoilt.failed) == [place[3]]
+            assert list(spoilt.federation.failed) == [place[3]]
             assert differing(recording.without(place), spoilt.state) == []
 
     @pytest.mark.parametrize(

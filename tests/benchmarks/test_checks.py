@@ -13,7 +13,7 @@ from fedhet import config as configuration
 from fedhet import registry
 from fedhet.engines.local import run_locally
 from fedhet.observing import Observer, RoundReport, RunInfo
-from fedhet.server import exchanges
+from fedhet.server import federation
 
 pytestmark = pytest.mark.benchmark
 
@@ -49,8 +49,8 @@ def test_checks_take_at_most_a_fiftieth_of_a_round(
     """Opening a reply, which reads every field and decodes the arrays, and checking it, also by the method itself."""
     torch.set_num_threads(1)
     spent, config = Spent(), configuration.resolve({"preset": preset, "workers": 1, "rounds": 8}, strict=False)
-    monkeypatch.setattr(exchanges, "read_reply", spent.around(exchanges.read_reply))
-    monkeypatch.setattr(exchanges, "_check", spent.around(exchanges._check))
+    monkeypatch.setattr(federation, "read_reply", spent.around(federation.read_reply))
+    monkeypatch.setattr(federation.Federation, "_check", spent.around(federation.Federation._check))
     strategy = registry.strategy(config.prefix)
     monkeypatch.setattr(strategy, "check_reply", spent.around(strategy.check_reply))
     monkeypatch.setattr("fedhet.results.recorder.write_report", lambda folder: None)

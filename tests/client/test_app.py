@@ -245,7 +245,7 @@ def test_dropout_and_batches_have_streams_of_their_own(federate):
 def test_the_configured_population_is_the_default(watch):
     config = configuration.resolve({"method": "fedavg", "architectures": "mlp", "clients": 2, "samples-per-client": 20})
     strategy = fedhet.FedAvg(config)
-    strategy.observers.append(watch)
+    strategy.reporter.observers.append(watch)
     strategy.start(LocalGrid(make_client_app(), 2), num_rounds=1)
     assert [row.architecture for row in watch.clients if row.round == 1] == ["mlp", "mlp"]
     assert watch.clients[-1].examples == 20

@@ -16,6 +16,7 @@ from fedhet.data import Pool
 from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import state_home
+from fedhet.server.federation import Federation
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -42,7 +43,7 @@ def test_paths_of_a_server_elsewhere_do_not_count(federate, tmp_path, home, monk
     chosen = tmp_path / "chosen by the server"
     federate("Local", state_dir=str(chosen))
     assert {path.name for path in chosen.iterdir()} == {"clients", "models"}, "at home they do"
-    monkeypatch.setattr("fedhet.server.conversation.proof", lambda text: "guessed")
+    monkeypatch.setattr("fedhet.server.federation.proof", lambda text: "guessed")
     federate("Local", state_dir=str(tmp_path / "elsewhere"))
     assert not (tmp_path / "elsewhere").exists()
     (run,) = (home / ".fedhet" / "state").iterdir()
@@ -58,14 +59,14 @@ def test_a_nodes_own_folder_always_counts(federate, tmp_path):
 @pytest.mark.parametrize("field", ["run", "pool"])
 def test_what_becomes_a_path_is_a_plain_name(field, federate, monkeypatch):
     hostile = {"run": "../../up", "pool": "/etc/passwd"}[field]
-    asked = fedhet.Local._request
+    asked = Federation.request
 
     def request(self, **more):
         made = asked(self, **more)
         object.__setattr__(made, field, hostile)
         return made
 
-    monkeypatch.setattr(fedhet.Local, "_request", request)
+    monkeypatch.setattr(Federation, "request", request)
     with pytest.raises(FedhetError, match=f"{field} is .*must be a name that can be that of a file"):
         federate("Local")
 

@@ -29,7 +29,7 @@ SECRET = "patient 4711"
 @pytest.fixture
 def elsewhere(monkeypatch):
     """The server is on another machine."""
-    monkeypatch.setattr("fedhet.server.conversation.proof", lambda text: "guessed")
+    monkeypatch.setattr("fedhet.server.federation.proof", lambda text: "guessed")
 
 
 @pytest.fixture

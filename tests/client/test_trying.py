@@ -70,7 +70,7 @@ def test_regression_on_0_and_1_is_there_for_who_says_so() -> None:
 
     strategy = fedhet.FedAvg(rounds=1, learning_rate=0.01)
     strategy.start(LocalGrid(make_client_app(one_output, numbers, task="regression"), 1))
-    assert strategy.metric == "r2"
+    assert strategy.run.metric == "r2"
 
 
 # ---- numbers that are not finite

@@ -48,7 +48,7 @@ class Server(FederatedStrategy[Parameters, State]):
         return super().configure_fit(round, clients)
 
     def take_in(self, round: int, reply: Reply) -> None:
-        self.mean.add(reply.arrays.pop("model"), 1.0, self.specs[reply.client])
+        self.mean.add(reply.arrays.pop("model"), 1.0, self.federation.specs[reply.client])
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         self.state.model = self.state.model | self.mean.mean()

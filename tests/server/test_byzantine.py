@@ -266,7 +266,7 @@ def test_the_first_weights_are_not_one_clients_word_where_byzantine_ones_are_rec
 
     def first(rule, byzantine):
         strategy = fedhet.FedAvg(rounds=1, aggregation=rule)
-        strategy.go(LocalGrid(around(after=after if byzantine else None), 4), 0)
+        strategy.handshake(LocalGrid(around(after=after if byzantine else None), 4))
         return strategy.state.model
 
     honest = first("mean", byzantine=False)

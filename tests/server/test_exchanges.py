@@ -12,7 +12,7 @@ from fedhet.engines.grid import LocalGrid
 from fedhet.server import exchanges
 from fedhet.server.exchanges import by_node, send
 from fedhet.server.roster import Roster
-from fedhet.server.round import Round
+from fedhet.server.run import Round
 
 
 def asked(*nodes):
@@ -112,10 +112,12 @@ def test_a_method_that_takes_replies_in_holds_one_at_a_time(around, one_by_one, 
             held.append(sum(each() is not None for each in made))
             del reply.arrays["model"]
 
-        def aggregate_fit(self, round, replies):
-            assert list(replies) == [str(client) for client in range(3)]
+        def check_reply(self, reply):
             if not one_by_one:
                 held.append(sum(each() is not None for each in made))
+
+        def aggregate_fit(self, round, replies):
+            assert list(replies) == [str(client) for client in range(3)]
             return {}
 
     def after(where, reply):

@@ -108,7 +108,7 @@ def test_the_step_of_a_hypernetwork_follows_the_rule():
         for number, delta in enumerate(deltas):
             client = str(number)
             strategy.state.clients[client] = ClientRecord(10)
-            strategy.roster.specs[client] = {"w": ((4, 3), "float32")}
+            strategy.federation.roster.specs[client] = {"w": ((4, 3), "float32")}
             replies[client] = Reply(client, 10, Payload({"delta": {"w": np.full((4, 3), delta, np.float32)}}))
         strategy.aggregate_fit(1, replies)
         moments = strategy.state.moments
@@ -125,10 +125,10 @@ def test_the_step_of_a_hypernetwork_follows_the_rule():
 def test_what_is_no_average_is_cut_to_the_bound_and_named():
     strategy = fedhet.PFNM(clip_norm=2.0)
     told = {str(k): {"w": np.full(3, size, np.float32)} for k, size in enumerate((1, 1, 1, 30))}
-    made = strategy.bounded(told)
+    made = strategy.aggregator.bounded(told)
     assert [float(own["w"][0]) for own in made.values()] == [1, 1, 1, 2]
-    strategy.bounded(told)
-    (cut,) = strategy._round.cuts
+    strategy.aggregator.bounded(told)
+    (cut,) = strategy.run.round.cuts
     assert cut == {"client": "3", "norm": 30.0, "to": 2.0}
 
 

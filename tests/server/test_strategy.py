@@ -306,7 +306,7 @@ def test_a_name_that_cannot_be_a_file_is_refused(start, tiny):
 def test_a_client_that_turns_out_to_be_lost_when_it_is_asked_is_left_out_of_the_round(watch, around):
     class Asking(fedhet.FedAvg):
         def configure_fit(self, round, clients):
-            self.ask("ping", dict.fromkeys(clients, Payload()))
+            self.federation.ask("ping", dict.fromkeys(clients, Payload()))
             return super().configure_fit(round, clients)
 
     def after(where, reply):

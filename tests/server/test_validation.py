@@ -9,7 +9,7 @@ from fedhet.client.app import make_client_app
 from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError
 from fedhet.results.history import read_history
-from fedhet.server.round import watch_validation
+from fedhet.server.reporter import watch_validation
 from fedhet.state import State
 
 pytestmark = pytest.mark.usefixtures("no_report")

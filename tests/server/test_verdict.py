@@ -32,7 +32,7 @@ def said(rows: list[dict[str, Any]], metric: str = "accuracy", outputs: int = 10
     for each in rows:
         verdict.take(each)
     trained = {"0": len(rows)} | known
-    return list(verdict.lines(trained=trained, metric=metric, outputs=outputs, rounds=len(rows), rate=20.0))
+    return list(verdict.lines(trained, metric, outputs, len(rows), 20.0))
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_the_closing_round_trains_all_heads_and_leaves_the_averaged_body(federat
 def test_a_body_must_be_there_in_every_other_round():
     strategy = registry.strategy("fedrep")()
     reply = Reply("0", 1, Payload())
-    strategy.roster.specs["0"] = {"body.weight": ((2,), "float32")}
+    strategy.federation.roster.specs["0"] = {"body.weight": ((2,), "float32")}
     with pytest.raises(WireError, match="its model is missing"):
         strategy.check_reply(reply)
 

@@ -60,7 +60,7 @@ def test_the_references_lenet_through_the_server_half(reference, monkeypatch):
         counts = np.rint(case["averaging_weights"][j] * 10**9).astype(np.int64)
         payload = Payload({"model": network, "classes": {"counts": counts}})
         replies[str(j)] = Reply(str(j), int(counts.sum()), payload)
-        strategy.roster.specs[str(j)] = spec_of(model.state_dict())
+        strategy.federation.roster.specs[str(j)] = spec_of(model.state_dict())
         strategy.state.clients[str(j)] = ClientRecord(int(counts.sum()))
         strategy.check_reply(replies[str(j)])
     monkeypatch.setattr(pfnm, "derive_seed", lambda *purpose: 12)

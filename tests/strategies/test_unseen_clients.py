@@ -120,8 +120,8 @@ def test_a_resumed_run_meets_the_same_unseen_clients(tmp_path: Any, monkeypatch:
     settings = {"method": "layer-average", "architectures": "cnn-2-2,cnn-3-2", "assign": "blocks", "clients": 3}
     settings |= {"unseen-clients": 1, "unseen-epochs": 1, "samples-per-client": 32, "rounds": 2, "learning-rate": 0.1}
     whole = fedhet.run(settings, out=tmp_path / "whole")
-    stop = fedhet.FedAvg._evaluate_at_the_end
-    strategy = "fedhet.server.strategy.FederatedStrategy._evaluate_at_the_end"
+    stop = fedhet.FedAvg.evaluate_last
+    strategy = "fedhet.server.strategy.FederatedStrategy.evaluate_last"
 
     def crash(*_: Any) -> None:
         raise RuntimeError("out of order")

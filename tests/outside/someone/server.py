@@ -30,7 +30,7 @@ class Slow(FederatedStrategy[SlowParameters, SlowState]):
         return super().configure_fit(round, clients)
 
     def take_in(self, round, reply):
-        self.mean.add(reply.arrays.pop("model"), float(reply.examples), self.specs[reply.client])
+        self.mean.add(reply.arrays.pop("model"), float(reply.examples), self.federation.specs[reply.client])
 
     def aggregate_fit(self, round, replies):
         before, inertia = self.state.model, np.float32(self.parameters.inertia)

@@ -1,0 +1,242 @@
+"""The clients of a run, as its server talks with them: who is there, what is sent, what comes back, what it costs."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedhet.errors import FedhetError
+from fedhet.flower import Encoder, read_reply, write_request
+from fedhet.machine import proof
+from fedhet.rows import client_order, in_order
+from fedhet.server import exchanges
+from fedhet.server.exchanges import Faults
+from fedhet.server.roster import Roster
+from fedhet.server.run import Run
+from fedhet.wire import LostReply, Payload, Reply, Request, Spec, WireError, check, check_finite, narrowed
+
+log = logging.getLogger("flwr").getChild("fedhet")
+
+
+class Federation:
+    """The clients of a run, by name. Everything that is sent or comes back is counted in the round under way.
+
+    Attributes:
+        run: the run's values.
+        roster: who is there, and what each shares.
+        grid: through which nodes are reached; None before the start.
+        one_by_one: whether replies are large, and so are fetched one by one in order of client name.
+    """
+
+    def __init__(self, run: Run, *, one_by_one: bool = False) -> None:
+        self.run, self.one_by_one = run, one_by_one
+        self.roster = Roster()
+        self.grid: Grid | None = None
+
+    @property
+    def specs(self) -> Mapping[str, Spec]:
+        """Names, shapes and dtypes of what each client shares of its network."""
+        return self.roster.specs
+
+    @property
+    def present(self) -> list[str]:
+        """The clients that are there, in order of name."""
+        return list(self.roster.nodes)
+
+    @property
+    def failed(self) -> list[str]:
+        """The clients, and nodes without a name, that did not do what they were asked in the round under way."""
+        return [failure["client"] for failure in self.run.round.failures]
+
+    # ---- what methods ask of it
+
+    def ask(
+        self, question: str, payloads: Mapping[str, Payload], check: Callable[[Reply], None] | None = None
+    ) -> dict[str, Reply]:
+        """Ask clients a question, an exchange of its own within a round.
+
+        Args:
+            question: which.
+            payloads: of each client that is asked.
+            check: what each answer is given to, which refuses it by what it raises.
+
+        Returns:
+            The valid answers, in order of client name; a client without one counts as failed in this round.
+        """
+        return self.exchange(self.messages(MessageType.QUERY, payloads, question=question), check)
+
+    def refuse(self, client: str, reason: str) -> None:
+        """Leave a valid reply out of this round after all: it is a failure of that client, with the reason."""
+        self.run.round.fail(client, reason)
+
+    # ---- a round
+
+    def choose(self, clients: Iterable[str]) -> list[str]:
+        """Return those of some clients that are there, in order of name; the others have failed."""
+        wanted = list(clients)
+        for client in wanted:
+            if client not in self.roster.nodes:
+                self.run.round.fail(client, "is not there")
+        return [client for client in self.roster.nodes if client in wanted]
+
+    def payloads(
+        self, clients: Sequence[str], make: Callable[[Sequence[str]], dict[str, Payload]]
+    ) -> dict[str, Payload]:
+        """Return what a hook makes for clients, of those that are still there.
+
+        One for whom alone it raises an unexpected exception is left out.
+
+        Raises:
+            FedhetError: the hook raised it, or it raises for each of several or for none alone, which is none's fault.
+        """
+        before = self.run.state.aside()
+        try:
+            made = make(clients)
+        except FedhetError:
+            raise
+        except Exception as error:
+            made = self._for_the_others(clients, make, before, error)
+        # A client may turn out to be lost when it is asked something on the way.
+        return {client: payload for client, payload in made.items() if client in self.roster.nodes}
+
+    def _for_the_others(
+        self, clients: Sequence[str], make: Callable[[Sequence[str]], dict[str, Payload]], before: Any, whole: Exception
+    ) -> dict[str, Payload]:
+        """What a hook makes for those for whom it raises nothing, each tried alone."""
+        run, faults, spoilt = self.run, Faults(), dict[str, str]()
+        for client in clients:
+            run.state = before.aside()
+            try:
+                make([client])
+            except Exception as error:
+                spoilt[client] = faults.reason(client, error, "what it told of itself")
+        run.state = before
+        with self.guarded(f"make what clients {', '.join(clients)} receive"):
+            if not spoilt or 1 < len(spoilt) == len(clients):
+                raise whole
+            for client, reason in spoilt.items():
+                self.refuse(client, reason)
+            return make([client for client in clients if client not in spoilt])
+
+    @contextmanager
+    def guarded(self, doing: str) -> Iterator[None]:
+        """Within it, what a method's hooks raise of valid replies is no client's fault, and ends the run.
+
+        Raises:
+            FedhetError: what failed, and where the run can go on.
+        """
+        try:
+            yield
+        except FedhetError:
+            raise
+        except Exception as error:
+            number = self.run.round.number
+            raise FedhetError(
+                f"round {number}: {self.run.method.name} failed to {doing} ({type(error).__name__}: {error}); the last "
+                f"state that was saved is that after round {number - 1}, the last complete one, from which a resumed "
+                "run goes on"
+            ) from error
+
+    # ---- messages
+
+    def messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
+        """Return a message to each client; an array that goes to several is encoded once.
+
+        Args:
+            kind: Flower's type of message.
+            payloads: of each client, by name.
+            asked: further fields of the `Request`.
+        """
+        request = self.request(**asked)
+        encoder, made = Encoder(flower=request.flower), []
+        for client, payload in payloads.items():
+            own = replace(request, expected=self.run.state.clients[client].trained)
+            made.append(self.message(kind, self.roster.nodes[client], encoder(payload), own))
+            self.run.round.down[client] += payload.nbytes
+        return made
+
+    def message(self, kind: str, node: int, content: RecordDict, request: Request) -> Message:
+        """Return a message to a node, noted in the round."""
+        round = self.run.round
+        write_request(content, request, self.run.config.text(), self.run.further)
+        made = Message(content, dst_node_id=node, message_type=kind, group_id=str(round.number))
+        round.sent[node] = made
+        return made
+
+    def request(self, **asked: Any) -> Request:
+        """Return a request of the round under way."""
+        run, round = self.run, self.run.round
+        return Request(
+            round.number,
+            run=run.state.run,
+            pool=run.state.pool,
+            closing=round.closing,
+            final=round.final,
+            here=proof(run.config.text()),
+            flower=run.flower,
+            **asked,
+        )
+
+    def send(self, messages: Iterable[Message]) -> Iterable[Message]:
+        """Send messages; returns the replies as they come."""
+        assert self.grid is not None, "a strategy talks to its clients only after start or configure_train"
+        return exchanges.send(self.grid, messages, self.run.config.timeout, one_by_one=self.one_by_one)
+
+    def exchange(self, messages: Iterable[Message], check: Callable[[Reply], None] | None = None) -> dict[str, Reply]:
+        """Send messages and receive the replies."""
+        return self.receive(self.send(messages), check)
+
+    def receive(self, replies: Iterable[Message], check: Callable[[Reply], None] | None = None) -> dict[str, Reply]:
+        """Return the valid replies, in order of client name; whatever is wrong with the others is noted.
+
+        Args:
+            replies: what came.
+            check: what each is given to after the checks that are the same for all methods, in order of client name; it
+                refuses the reply by what it raises, and may take from it what is large.
+        """
+        run, round, roster = self.run, self.run.round, self.roster
+        names = {node: client for client, node in roster.nodes.items()}
+        found: dict[str, Reply] = {}
+        faults = Faults()
+        for node, came in exchanges.by_node(replies, round, roster, run.config.timeout):
+            client = names[node]
+            try:
+                reply = read_reply(came)
+                round.up[client] += reply.payload.nbytes
+                self._check(client, reply)
+                if check:
+                    check(reply)
+            except LostReply as error:
+                del roster.nodes[client]
+                round.fail(client, f"{error}; it is greeted again")
+                continue
+            except Exception as error:  # whatever one client's reply raises is that client's refusal
+                round.fail(client, faults.reason(client, error))
+                continue
+            if reply.report.lost_state >= 0:
+                log.warning("client %s lost its state of round %s and started afresh", client, reply.report.lost_state)
+                round.lost.append(client)
+            found[client] = reply
+            del came  # what was taken in of it is free before the next one comes
+        if not found:
+            faults.blame_nobody()
+        round.failures.sort(key=lambda failure: client_order(failure["client"]))
+        return {client: found[client] for client in in_order(found)}
+
+    def _check(self, client: str, reply: Reply) -> None:
+        """What is the same for all methods: who answers, counts and metrics, and that arrays are as they must be."""
+        round = self.run.round
+        if reply.client != client:
+            raise WireError(f"answers as client {reply.client}")
+        self.roster.check_counts(reply)
+        if client not in round.training | round.joining and (reply.train_loss is not None or reply.work.steps):
+            raise WireError("it tells of training, and was not asked to train")
+        for name, group in reply.arrays.items():
+            if name == "model":
+                check(group, narrowed(self.roster.specs[client], self.run.config.wire_dtype), "its model")
+            else:
+                check_finite(group, f"its {name[:100]}")

@@ -1,0 +1,216 @@
+"""The handshake: which clients are admitted, and what all of them must know before a round."""
+
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from flwr.app import MessageType
+
+from fedhet.errors import FedhetError
+from fedhet.flower import Encoder, name_in, read_reply
+from fedhet.server import exchanges
+from fedhet.server.hooks import Hooks
+from fedhet.server.robust import Rule
+from fedhet.server.roster import agree_on_pool, most_alike_first
+from fedhet.server.unseen import comes_last
+from fedhet.sharing import NOTHING
+from fedhet.state import ClientRecord
+from fedhet.wire import Arrays, Payload, Reply, Spec, check_finite
+from fedhet.wire.protocol import FIRST, GREET, JOIN, with_pool
+
+log = logging.getLogger("flwr").getChild("fedhet")
+
+
+class Handshake:
+    """Asks nodes that are new for their names and what they have, and admits those that fit.
+
+    Args:
+        method: whose clients they are; its hooks say who fits.
+    """
+
+    def __init__(self, method: Hooks[Any, Any]) -> None:
+        self.method, self.run, self.federation = method, method.run, method.federation
+        self._notes: set[str] = set()
+
+    def admit(self, *, unseen: bool = False) -> None:
+        """Admit the nodes that are new.
+
+        Args:
+            unseen: whether it is time for those that come after the last round, who wait until then.
+
+        Raises:
+            FedhetError: nobody can serve, or one client alone where there are others; with all reasons.
+        """
+        roster, round = self.federation.roster, self.run.round
+        assert self.federation.grid is not None
+        if new := roster.not_greeted(self.federation.grid, unseen_clients=unseen):
+            self._greet(new, unseen=unseen)
+        if not roster.nodes:
+            nobody = "there are no nodes" if not roster.waiting else "all come after the last round (unseen-clients)"
+            raise FedhetError(f"no client can serve:\n{round.reasons(nobody)}")
+        if len(roster.nodes) == 1 and roster.refused and self._exchanges:
+            (left,) = roster.nodes
+            raise FedhetError(
+                f"refusals leave {self.run.method.name} with client {left} alone, who has nobody to share with:\n"
+                f"{round.reasons()}"
+            )
+
+    @property
+    def _exchanges(self) -> bool:
+        """Whether clients learn anything of each other."""
+        return (
+            self.run.traits.shares.keys is not NOTHING.keys
+            or type(self.method).aggregate_fit is not Hooks.aggregate_fit
+        )
+
+    # ---- who is there
+
+    def _greet(self, new: Sequence[int], *, unseen: bool) -> None:
+        """Ask nodes who they are, and admit those that can serve, of several that do not fit together the most."""
+        run, federation, roster, round = self.run, self.federation, self.federation.roster, self.run.round
+        public, encoder = self.method.public_dataset(), Encoder()
+        greeting = Payload() if public is None else with_pool(public)
+        request = federation.request(question=GREET)
+        messages = [federation.message(MessageType.QUERY, node, encoder(greeting), request) for node in new]
+        faults, opened = exchanges.Faults(), dict[int, tuple[Hashable, Reply]]()
+
+        def refuse(node: int, name: str, error: Exception, *, again: bool = False) -> None:
+            if not again:
+                roster.refused[node] = ""
+            who = name if name and name not in roster.nodes else f"at node {node}"
+            round.fail(who, faults.reason(who, error))
+
+        for node, message in exchanges.by_node(federation.send(messages), round, roster, run.config.timeout):
+            try:
+                reply = read_reply(message)
+                if not unseen and comes_last(reply.report, run.config.unseen_clients):
+                    roster.waiting.add(node)
+                    continue
+                kind = self.method.compatibility(reply)
+                hash(kind)
+                opened[node] = kind, reply
+            except Exception as error:  # whatever one client's reply raises is that client's refusal
+                refuse(node, name_in(message), error, again=message.has_error())  # one that only failed is asked again
+        contested = {}
+        for node, others in roster.rivals({node: reply.client for node, (_, reply) in opened.items()}).items():
+            contested[node] = opened.pop(node)[1].client
+            round.fail(f"at node {node}", roster.contest(contested[node], others))
+        roster.refused |= contested
+        averaged = run.traits.shares.averaged and run.traits.networks != "widths"
+        for node in most_alike_first(opened, averaged=averaged):
+            reply = opened[node][1]
+            try:
+                self._admit(node, reply, joining=unseen)
+            except Exception as error:
+                refuse(node, reply.client, error)
+                continue
+            round.down[reply.client] += greeting.nbytes
+            round.up[reply.client] += reply.payload.nbytes
+        if not roster.nodes:
+            faults.blame_nobody()
+
+    def _admit(self, node: int, reply: Reply, *, joining: bool) -> None:
+        run, report, traits, roster = self.run, reply.report, self.run.traits, self.federation.roster
+        for name, group in reply.arrays.items():
+            check_finite(group, f"its {name[:100]}")
+        roster.check(run.method.name, reply, networks=traits.networks, averaged=traits.shares.averaged)
+        before = run.state.aside()
+        try:
+            if report.client not in run.state.clients:
+                if traits.pool != "none":
+                    agree_on_pool(run.state, reply, self.method.public_dataset(), labelled=traits.pool == "labelled")
+                self.method.admit(reply)
+            if traits.shares.averaged and not joining:
+                self._make_first_arrays(report.spec)
+        except Exception:  # one that is refused settles nothing for the others
+            run.state = before
+            raise
+        known = run.state.clients
+        if report.client not in known:
+            known[report.client] = ClientRecord(reply.examples, report.architecture, partition=report.partition)
+        elif known[report.client].examples != reply.examples:
+            log.warning(
+                "client %s has %d training examples now, and had %d before",
+                *(report.client, reply.examples, known[report.client].examples),
+            )
+            known[report.client].examples = reply.examples
+        roster.admit(reply, node)
+        run.metric, run.own_data = report.metric, run.own_data or report.own_data
+        run.outputs = max(run.outputs, report.outputs)
+        if report.device not in run.devices:
+            run.devices.append(report.device)
+        if report.note and report.note not in self._notes:
+            self._notes.add(report.note)
+            log.warning("client %s: %s", report.client, report.note)
+
+    # ---- what is shared before the first round
+
+    def _make_first_arrays(self, spec: Spec) -> None:
+        """What one client shares and nobody has given yet, where the server makes it."""
+        state = self.run.state
+        missing = {key: each for key, each in spec.items() if key not in state.model | self.run.initial}
+        if missing and (made := self.method.first_arrays(missing)) is not None:
+            state.model = state.model | made
+
+    def settle(self) -> None:
+        """Settle what depends on the clients that are there: what is shared before the first round; how many rounds."""
+        run, specs = self.run, self.federation.specs
+        if run.traits.shares.averaged:
+            shared = {key: spec for client in self.federation.present for key, spec in specs[client].items()}
+            if run.initial:
+                run.state.model = run.state.model | _known(run.initial, shared, warn=not run.state.round)
+                run.initial = {}
+            if shared.keys() - run.state.model.keys() and run.traits.together and run.config.shared_init:
+                self._fetch_first_arrays()
+        if (rounds := self.method.number_of_rounds()) != run.config.rounds:
+            run.override({"rounds": rounds})
+
+    def _fetch_first_arrays(self) -> None:
+        """What is shared starts as the initial weights of the first client that has it.
+
+        Where Byzantine clients are reckoned with (`aggregation`, `clip-norm`) all are asked, and Krum chooses.
+        """
+        state, specs, aggregator = self.run.state, self.federation.specs, self.method.aggregator
+        if not aggregator.rule.plain:
+            sent = self._first([c for c in self.federation.present if specs[c].keys() - state.model.keys()])
+            krum = Rule("krum", self.run.config.byzantine)
+            state.model = aggregator.average(sent, dict.fromkeys(sent, 1.0), before={}, rule=krum) | state.model
+        for client in self.federation.present:  # all would give the same: drawn from the seed, not from the client
+            if specs[client].keys() <= state.model.keys():
+                continue
+            if model := self._first([client]).get(client):
+                first = {key: array.astype(specs[client][key][1]) for key, array in model.items()}
+                state.model = first | state.model
+        if not state.model:
+            raise FedhetError(f"no client gave the first weights:\n{self.run.round.reasons()}")
+
+    def _first(self, clients: Sequence[str]) -> dict[str, Arrays]:
+        """The initial weights of some clients."""
+        answers = self.federation.ask(FIRST, dict.fromkeys(clients, Payload()))
+        return {client: answer.arrays.get("model", {}) for client, answer in answers.items()}
+
+    # ---- after the last round
+
+    def join(self) -> dict[str, Reply]:
+        """Admit the clients that come after the last round; returns what they measured with what they receive."""
+        known = set(self.federation.present)
+        self.admit(unseen=True)
+        new = [client for client in self.federation.present if client not in known]
+        make = partial(self.method.evaluation_payloads, amid_training=False)
+        payloads = self.federation.payloads(new, make)
+        if not self.run.traits.alone:
+            for client in [client for client, payload in payloads.items() if not payload.arrays]:
+                del payloads[client]
+                self.run.round.fail(
+                    client, f"{self.run.method.name} has nothing to give it: nobody who trained had layers like its"
+                )
+        self.run.round.joining = frozenset(payloads)
+        return self.federation.ask(JOIN, payloads) if payloads else {}
+
+
+def _known(arrays: Arrays, shared: Mapping[str, Any], *, warn: bool) -> Arrays:
+    """Return what a caller gave for shared keys, without what no client shares."""
+    if warn and (unknown := arrays.keys() - shared.keys()):
+        log.warning("arrays were given that no client shares, and are left out: %s", ", ".join(sorted(unknown)[:3]))
+    return {key: array for key, array in arrays.items() if key in shared}

@@ -1,0 +1,132 @@
+"""Values of a run that a strategy and the parts that it holds share, and the round under way."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Message
+
+from fedhet import config as configuration
+from fedhet.data import Pool
+from fedhet.flower import settings as flower_settings
+from fedhet.method import Method, Traits
+from fedhet.options import Config
+from fedhet.population import ModelFunction
+from fedhet.state import State
+from fedhet.wire import Arrays
+
+
+@dataclass
+class Round:
+    """A round under way: who trains or joins, what was asked of whom, what it cost, and who lost his state."""
+
+    number: int = 0
+    final: bool = False
+    closing: bool = False
+    started: float = field(default_factory=time.perf_counter)
+    training: frozenset[str] = frozenset()
+    joining: frozenset[str] = frozenset()
+    sent: dict[int, Message] = field(default_factory=dict)
+    failures: list[dict[str, str]] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    cuts: list[dict[str, Any]] = field(default_factory=list)
+    down: Counter[str] = field(default_factory=Counter)
+    up: Counter[str] = field(default_factory=Counter)
+
+    def fail(self, client: str, reason: str) -> None:
+        """Note that a client did not do what it was asked."""
+        self.failures.append({"client": client, "reason": reason})
+
+    def name_cuts(self, cuts: Iterable[Mapping[str, Any]]) -> None:
+        """Note whose updates were cut, each client once."""
+        named = {cut["client"] for cut in self.cuts}
+        self.cuts += [dict(cut) for cut in cuts if cut["client"] not in named]
+
+    def lines(self) -> list[str]:
+        """Return all failures in words, one for each reason, with how many clients it hit."""
+        hit: dict[str, list[str]] = {}
+        for failure in self.failures:
+            hit.setdefault(failure["reason"], []).append(failure["client"])
+        return [f"{named(clients)}: {reason}" for reason, clients in hit.items()]
+
+    def reasons(self, otherwise: str = "") -> str:
+        """Return all failures as indented lines, or what is said without any."""
+        return "\n".join(f"  {line}" for line in self.lines() or [otherwise])
+
+
+@dataclass
+class Run:
+    """Values of a run.
+
+    Attributes:
+        method: the method as a value.
+        config: the complete configuration; `override` changes it.
+        state: all that outlives a round.
+        public: the public dataset that the server was given or that is configured, if there is one.
+        model: the clients' models, where they are a user's own.
+        traits: the method's answers to the six questions, for these parameters.
+        round: the round under way.
+        metric: name of the task's metric, the same for all clients.
+        own_data: whether clients have data that are not the configured data set's.
+        outputs: how many outputs a prediction has, where clients say so; the most, if they differ.
+        devices: where the clients compute, in words, each once.
+        initial: shared values that the caller gave, until it is known what is shared.
+        flower: whether the loop is Flower's, or that of one of its wrappers, and not `FederatedStrategy.start`.
+        further: values that Flower's loop wants its clients to be told.
+    """
+
+    method: Method
+    config: Config
+    state: State
+    public: Pool | None = None
+    model: ModelFunction | None = None
+    traits: Traits = field(init=False)
+    round: Round = field(default_factory=Round)
+    metric: str = "accuracy"
+    own_data: bool = False
+    outputs: int = 0
+    devices: list[str] = field(default_factory=list)
+    initial: Arrays = field(default_factory=dict)
+    flower: bool = True
+    further: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Ask the method once, not for every client of every round."""
+        self.traits = self.method.traits_of(self.config.parameters)
+
+    @property
+    def training_rounds(self) -> int:
+        """The rounds of training: as configured, or as there were when early stopping ended it."""
+        return self.state.stopped or self.config.rounds
+
+    @property
+    def last_round(self) -> int:
+        """The last round of all: the closing one, if there is one."""
+        return self.training_rounds + bool(self.config.closing_epochs)
+
+    def evaluates(self, round: int) -> bool:
+        """Whether clients are evaluated in a round of training."""
+        return round % self.config.evaluate_every == 0
+
+    def override(self, settings: Mapping[str, Any]) -> None:
+        """Change keys of the configuration."""
+        if settings:
+            chosen = {key: value for key, value in self.config.flat().items() if value != ""}
+            changed = configuration.resolve({**chosen, **settings}, strict=False)
+            self.config = changed.but(chosen=self.config.chosen, idle=self.config.idle)
+            self.traits = self.method.traits_of(self.config.parameters)
+
+    def take(self, settings: Mapping[str, Any]) -> None:
+        """Take a configuration of Flower's: keys of ours change the run's, others are for mods around the clients."""
+        known, self.further = flower_settings.split(settings, self.config)
+        flat = self.config.flat()
+        self.override({key: value for key, value in known.items() if flat[key] != value})
+
+
+def named(clients: Sequence[str], most: int = 3) -> str:
+    """Clients in words: their number, and the names of the first ones."""
+    if len(clients) == 1:
+        return f"client {clients[0]}"
+    return f"{len(clients)} clients ({', '.join(clients[:most])}{', ...' if len(clients) > most else ''})"
