@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from fedhet.client import Client, ClientSide
 from fedhet.graphs import PermutationGroups, architecture_graph, permutation_groups, resize
-from fedhet.matching.groups import describe
+from fedhet.matching import describe
 from fedhet.methods._matching import MatchingParameters
 from fedhet.wire import Arrays, Payload, to_tensor
 

@@ -10,8 +10,7 @@ from torch import nn
 
 from fedhet.errors import FedhetError
 from fedhet.graphs import PermutationGroups, resize, widths_of
-from fedhet.matching import pictures
-from fedhet.matching.groups import Matching, describe, understand
+from fedhet.matching import Matching, describe, pictures, understand
 from fedhet.methods._matching import MatchingParameters
 from fedhet.server import ArraysBy, FederatedStrategy, State, check_class_counts, in_order
 from fedhet.sharing import is_statistic

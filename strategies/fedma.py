@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from fedhet.graphs import expand, rows
-from fedhet.matching import LayerMatch
-from fedhet.matching.groups import (
+from fedhet.matching import (
     GroupMatch,
+    LayerMatch,
     assemble,
     average_rest,
     match_group,

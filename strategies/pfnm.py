@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedhet.matching.groups import assemble, average_rest, match_networks
+from fedhet.matching import assemble, average_rest, match_networks
 from fedhet.methods import pfnm
 from fedhet.randomness import derive_seed
 from fedhet.wire import Payload, Reply

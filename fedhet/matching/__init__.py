@@ -1,14 +1,28 @@
 """Matching the neurons of networks that were trained apart (FedMA and PFNM)."""
 
-from .averaging import class_weighted_average
+from .averaging import average_rest, class_weighted_average
+from .groups import GroupMatch, Matching, assemble, match_group, match_networks, patch, tie
 from .layer import LayerMatch, attach, match_layer
+from .structure import describe, parameters_of, rest_of, understand
 from .variances import Variances, estimate_variances
 
 __all__ = [
+    "GroupMatch",
     "LayerMatch",
+    "Matching",
     "Variances",
+    "assemble",
     "attach",
+    "average_rest",
     "class_weighted_average",
+    "describe",
     "estimate_variances",
+    "match_group",
     "match_layer",
+    "match_networks",
+    "parameters_of",
+    "patch",
+    "rest_of",
+    "tie",
+    "understand",
 ]

@@ -1,7 +1,6 @@
 """Averages of what is not matched, in the order that was found for what is."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +35,7 @@ def class_weighted_average(weights: Sequence[npt.ArrayLike], class_counts: npt.A
         raise ValueError(f"class_counts must be ({len(stacked)} clients, {classes} classes), got {counts.shape}")
     if (counts < 0).any():
         raise ValueError("class_counts must not be negative")
-    total = counts.sum(axis=0)
-    shares = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
-    return np.einsum("jc,jc...->c...", shares, stacked)
+    return np.einsum("jc,jc...->c...", _shares(counts), stacked)
 
 
 def average_carried(
@@ -62,24 +59,23 @@ def average_carried(
         index: The group.
         assignments: A client each, of all groups up to this one.
         sizes: Global widths of all groups up to this one.
-        match: What came of matching the group's rows.
+        match: The match of the group's rows.
         average: `map` or `mean`.
     """
     averaged: dict[str, Array] = {}
     for slot in groups[index].completes:
         if is_statistic(name := slot.parameter):
             continue
-        total: Any = 0.0
-        moved = None
-        for state, own in zip(states, assignments, strict=True):
-            moved = expand({name: state[name]}, groups, {index: own[index]}, {index: sizes[index]})[name]
-            total = total + moved.astype(np.float64)
-        assert moved is not None
+        moved = (
+            expand({name: state[name]}, groups, {index: own[index]}, {index: sizes[index]})[name].astype(np.float64)
+            for state, own in zip(states, assignments, strict=True)
+        )
+        total: Array = sum(moved, start=np.zeros(()))
         if slot.role.startswith(("weight_hh", "bias_hh")):
             averaged[name] = total / len(states)
             continue
         counts = sum(_present(groups, name, slot.axis, own, sizes) for own in assignments)
-        counts = np.reshape(counts, [-1 if axis == slot.axis else 1 for axis in range(moved.ndim)])
+        counts = np.reshape(counts, [-1 if axis == slot.axis else 1 for axis in range(total.ndim)])
         if average == "map":
             averaged[name] = total / match.sigma2 / (counts / match.sigma2 + 1 / match.sigma0_2)
         else:
@@ -115,17 +111,13 @@ def average_rest(
     weights = np.asarray(examples, dtype=np.float64)
     for name in rest_of(groups, statistics=statistics):
         stacked = np.stack([state[name] for state in states])
-        if name in groups.fixed:
-            by_class = class_counts is not None and stacked.shape[1:2] == np.shape(class_counts)[1:]
-            result[name] = (
-                class_weighted_average(list(stacked), class_counts)
-                if by_class and class_counts is not None
-                else stacked.mean(0)
-            )
+        if name in groups.fixed and class_counts is not None and stacked.shape[1:2] == np.shape(class_counts)[1:]:
+            result[name] = class_weighted_average(list(stacked), class_counts)
         elif stacked.dtype.kind != "f":
             result[name] = np.rint(stacked.mean(0))
         elif name.endswith("running_mean"):
-            shares = _shares(groups, name, weights, assignments, sizes)
+            there = np.stack([_present(groups, name, 0, own, sizes) for own in assignments])
+            shares = _shares(there * weights[:, None])
             variance = name.removesuffix("mean") + "var"
             squares = np.stack([state[variance] for state in states]) + stacked.astype(np.float64) ** 2
             result[name] = (shares * stacked).sum(0)
@@ -136,18 +128,10 @@ def average_rest(
     return {name: np.asarray(array) for name, array in result.items()}  # a mean of scalars is no array
 
 
-def _shares(
-    groups: PermutationGroups,
-    name: str,
-    weights: npt.NDArray[np.float64],
-    assignments: Sequence[Assignments],
-    sizes: Sequence[int],
-) -> npt.NDArray[np.float64]:
-    """(J, L'), each client's share in each entry of a statistic."""
-    has = np.stack([_present(groups, name, 0, own, sizes) for own in assignments])
-    weighted = has * weights[:, None]
-    total = weighted.sum(0)
-    return np.divide(weighted, total, out=np.zeros_like(weighted), where=total > 0)
+def _shares(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Amounts (J, ...) over their sum among clients; 0 where that is 0."""
+    total = amounts.sum(0)
+    return np.divide(amounts, total, out=np.zeros_like(amounts), where=total > 0)
 
 
 def _present(

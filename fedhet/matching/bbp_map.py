@@ -12,8 +12,6 @@ Client j's rows are assigned, all at once and to different global rows, so that 
     the k-th new row:    |s w_l + s0 mu|^2 / (s + s0) - |s0 mu|^2 / s0 - 2 log k + 2 log(gamma / J)
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
@@ -36,53 +34,51 @@ def scaled(rows: npt.NDArray[np.floating], s: float) -> Floats:
     return np.ascontiguousarray(result, dtype=np.float32)
 
 
-@dataclass
 class GlobalRows:
-    """The global rows of one matching, and which of them each client's rows are in.
+    """The global rows of one matching, and which of them each client's rows are in; without any at the start.
 
     A global row lives in a *slot*, which it keeps; `order` lists the slots in use as the global order. So a row that
     dies renumbers nobody, and what was computed about a slot stays valid until a client joins or leaves it.
+
+    Args:
+        weights: (L_j, D) by client, s times its rows.
+        s: 1 / sigma2.
+        s0: 1 / sigma0_2.
+        prior: (D,), mu.
+        gamma: Mass of the beta process.
+        max_rows: No global row is opened beyond this number; None: no limit.
+        cap: A match opens at most so many rows less those that there are, but one; None: no limit.
     """
 
-    weights: list[Floats]  # s times the clients' rows
-    s: float
-    s0: float
-    prior: npt.NDArray[np.float64]
-    gamma: float
-    max_rows: int | None
-    cap: int | None
-
-    order: Ints = field(init=False)
-    slots: list[Ints] = field(init=False)  # the slot of each local row, by client
-    g: Floats = field(init=False)  # (capacity, D)
-    counts: Ints = field(init=False)  # (capacity,)
-    cross: list[Floats] = field(init=False)  # (L_j, capacity) by client: its rows times g without the client
-    squares: Floats = field(init=False)  # (J, capacity): |g without the client|^2
-    stale: npt.NDArray[np.bool_] = field(init=False)  # (J, capacity): cross and squares are out of date
-    opened: list[int] = field(init=False)  # the rows that each client opened last
-    shift: Floats = field(init=False)  # (D,): s0 mu
-    norms: list[Floats] = field(init=False)  # (L_j,) by client: |s w_l|^2
-    new_values: list[npt.NDArray[np.float64]] = field(init=False)  # (L_j,) by client: value of the first new row
-
-    def __post_init__(self) -> None:
-        """Starts without any global row."""
-        widths = [len(rows) for rows in self.weights]
-        capacity, columns = max(widths) + len(widths), self.weights[0].shape[1]
-        self.order = np.empty(0, dtype=np.intp)
-        self.slots = [np.empty(0, dtype=np.intp) for _ in widths]
-        self.g = np.empty((capacity, columns), dtype=np.float32)
-        self.counts = np.zeros(capacity, dtype=np.intp)
-        self.cross = [np.empty((width, capacity), dtype=np.float32) for width in widths]
-        self.squares = np.empty((len(widths), capacity), dtype=np.float32)
-        self.stale = np.ones((len(widths), capacity), dtype=np.bool_)
-        self.opened = [0] * len(widths)
-        self.norms = [_squares(rows) for rows in self.weights]
-        shift = self.s0 * self.prior
+    def __init__(
+        self,
+        weights: list[Floats],
+        s: float,
+        s0: float,
+        prior: npt.NDArray[np.float64],
+        gamma: float,
+        max_rows: int | None,
+        cap: int | None,
+    ) -> None:
+        self.weights, self.s, self.s0, self.max_rows, self.cap = weights, s, s0, max_rows, cap
+        clients = len(weights)
+        capacity = max(map(len, weights)) + clients
+        self.order: Ints = np.empty(0, dtype=np.intp)
+        self.slots: list[Ints] = [np.empty(0, dtype=np.intp) for _ in weights]  # (L_j,) by client
+        self.g: Floats = np.empty((capacity, len(prior)), dtype=np.float32)
+        self.counts: Ints = np.zeros(capacity, dtype=np.intp)
+        # By client: its rows times g without the client, |g without the client|^2, and whether both are out of date.
+        self.cross: list[Floats] = [np.empty((len(rows), capacity), dtype=np.float32) for rows in weights]
+        self.squares: Floats = np.empty((clients, capacity), dtype=np.float32)
+        self.stale = np.ones((clients, capacity), dtype=np.bool_)
+        self.opened = [0] * clients  # the rows that each client opened last
+        self.norms = [squares_of(rows) for rows in weights]  # |s w_l|^2
+        shift = s0 * prior
         self.shift = shift.astype(np.float32)
-        prior_value = 2 * np.log(self.gamma / len(widths)) - shift @ shift / self.s0
-        self.new_values = [
-            (norms + 2 * (rows @ self.shift) + shift @ shift) / (self.s + self.s0) + prior_value
-            for rows, norms in zip(self.weights, self.norms, strict=True)
+        prior_value = 2 * np.log(gamma / clients) - shift @ shift / s0
+        self.new_values = [  # by client and row: the value of the first new row
+            (norms + 2 * (rows @ self.shift) + shift @ shift) / (s + s0) + prior_value
+            for rows, norms in zip(weights, self.norms, strict=True)
         ]
 
     def run(self, sweeps: int, random: np.random.RandomState) -> None:
@@ -120,7 +116,7 @@ class GlobalRows:
         own = slots[: np.count_nonzero(shared)]
         others[: len(own)] -= self.weights[j][row[own]]
         self.cross[j][:, slots] = self.weights[j] @ others.T
-        self.squares[j, slots] = _squares(others)
+        self.squares[j, slots] = squares_of(others)
         self.stale[j, slots] = False
 
     def assign(self, j: int) -> Ints:
@@ -154,7 +150,7 @@ class GlobalRows:
         matched, new = cost[:, :size], cost[:, size:]
         matched[:] = np.take(self.cross[j], self.order, axis=1)
         squares, counts = self.squares[j, self.order], self.counts[self.order]
-        _to_cost(matched, self.norms[j], squares, counts, len(self.weights), self.s, self.s0)
+        to_cost(matched, self.norms[j], squares, counts, len(self.weights), self.s, self.s0)
         new[:] = 2 * np.log(np.arange(1, offered + 1, dtype=np.float32))
         new -= self.new_values[j].astype(np.float32)[:, None]
         return cost
@@ -192,26 +188,7 @@ class GlobalRows:
         return [position[slots] for slots in self.slots], self.counts[self.order]
 
 
-def costs_of_late_rows(
-    weights: Floats, g: npt.NDArray[np.float64], counts: Ints, clients: int, s: float, s0: float
-) -> Floats:
-    """The costs (L, L') that a solver minimises for a client that came late, among global rows that it does not change.
-
-    Args:
-        weights: (L, D), s times the client's rows.
-        g: (L', D), of the global rows.
-        counts: (L',), the clients in each global row.
-        clients: J, the late one included.
-        s: 1 / sigma2.
-        s0: 1 / sigma0_2.
-    """
-    frozen = g.astype(np.float32)
-    cost: Floats = weights @ frozen.T
-    _to_cost(cost, _squares(weights), _squares(frozen), counts, clients, s, s0)
-    return cost
-
-
-def _to_cost(cross: Floats, norms: Floats, squares: Floats, counts: Ints, clients: int, s: float, s0: float) -> None:
+def to_cost(cross: Floats, norms: Floats, squares: Floats, counts: Ints, clients: int, s: float, s0: float) -> None:
     """Turns the products of s w_l and g_i, (L_j, L), into costs: minus the value of each local row in each global one.
 
     |g|^2 / (s + G) - |g|^2 / G is written as one fraction, so that nothing cancels.
@@ -226,6 +203,7 @@ def _to_cost(cross: Floats, norms: Floats, squares: Floats, counts: Ints, client
     cross += column.astype(np.float32)
 
 
-def _squares(rows: Floats) -> Floats:
+def squares_of(rows: Floats) -> Floats:
+    """(L,), the squared length of each row."""
     squares: Floats = np.einsum("ld,ld->l", rows, rows)
     return squares

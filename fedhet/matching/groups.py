@@ -8,31 +8,17 @@ done is the *rest*: the output layer, and BatchNorm's statistics, which mean not
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedhet.graphs import PermutationGroup, PermutationGroups, columns, expand, rows, set_rows
 
-from .averaging import average_carried, average_rest
+from .averaging import average_carried
 from .layer import LayerMatch, attach, match_layer
-from .structure import Array, Assignments, State, describe, parameters_of, rest_of, understand
-from .variances import Variances, estimate_variances
-
-__all__ = [
-    "GroupMatch",
-    "Matching",
-    "assemble",
-    "average_rest",
-    "describe",
-    "match_group",
-    "match_networks",
-    "parameters_of",
-    "patch",
-    "rest_of",
-    "tie",
-    "understand",
-]
+from .structure import Array, Assignments, State
+from .variances import estimate_variances
 
 BIAS_MEAN = 0.1
 
@@ -66,21 +52,10 @@ class Matching:
     ) -> LayerMatch:
         """Match the rows (L_j, D) of all clients, around a prior mean (D,)."""
         limit = int(self.max_growth * max(map(len, matrices))) if self.max_growth else None
-        variances = Variances(1.0, 1.0)
+        options: dict[str, Any] = {"gamma": self.gamma, "prior_mean": prior, "sweeps": self.sweeps, "max_rows": limit}
         if self.variances == "estimated":
-            variances = estimate_variances(
-                matrices, gamma=self.gamma, prior_mean=prior, sweeps=self.sweeps, max_rows=limit
-            )
-        return match_layer(
-            matrices,
-            **variances._asdict(),
-            gamma=self.gamma,
-            prior_mean=prior,
-            sweeps=self.sweeps,
-            seed=random,
-            average="mean" if averages_plainly(group) else self.average,
-            max_rows=limit,
-        )
+            options |= estimate_variances(matrices, **options)._asdict()
+        return match_layer(matrices, **options, seed=random, average=self._average_of(group))
 
     def attach(
         self,
@@ -95,8 +70,11 @@ class Matching:
         Raises:
             ValueError: The client is wider than the group.
         """
-        average = "mean" if averages_plainly(group) else self.average
-        return attach(matrix, match, prior_mean=prior, average=average)
+        return attach(matrix, match, prior_mean=prior, average=self._average_of(group))
+
+    def _average_of(self, group: PermutationGroup) -> str:
+        plain = any(slot.axis or slot.role.startswith("weight_ih") for slot in group.rows)  # an embedding or an LSTM
+        return "mean" if plain else self.average
 
 
 @dataclass(frozen=True)
@@ -176,11 +154,6 @@ def match_networks(
     return settled, moved
 
 
-def averages_plainly(group: PermutationGroup) -> bool:
-    """Whether a group is an embedding's or an LSTM's, which the authors' code averages without a prior."""
-    return any(slot.axis or slot.role.startswith("weight_ih") for slot in group.rows)
-
-
 def patch(
     state: State, groups: PermutationGroups, index: int, assignment: Array, settled: Array, carried: State
 ) -> dict[str, Array]:
@@ -242,14 +215,9 @@ def _prior_mean(
         prior[0] = BIAS_MEAN
         return prior
     runs = columns(state, groups, index)
-    bias, scale = (
-        np.repeat(mask, [run.width for run in runs])
-        for mask in (
-            [run.role.startswith("bias") for run in runs],
-            [state[run.parameter].ndim == 1 and run.role == "weight" for run in runs],
-        )
-    )
-    prior = np.where(bias, BIAS_MEAN, 0.0)
+    widths = [run.width for run in runs]
+    prior = np.repeat([BIAS_MEAN if run.role.startswith("bias") else 0.0 for run in runs], widths)
+    scale = np.repeat([state[run.parameter].ndim == 1 and run.role == "weight" for run in runs], widths)
     if scale.any():
         prior[scale] = np.concatenate([matrix[:, scale] for matrix in matrices]).mean(0)
     return prior

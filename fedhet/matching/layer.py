@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .bbp_map import GlobalRows, Ints, assigned, costs_of_late_rows, scaled
+from .bbp_map import GlobalRows, Ints, assigned, scaled, squares_of, to_cost
 
 _REFERENCE_ROWS = 700
 
@@ -126,7 +126,9 @@ def attach(
         g = match.weights * (s0 + counts * s)[:, None]
     else:
         g = s0 * prior + s * counts[:, None] * match.weights
-    cost = costs_of_late_rows(scaled(rows, s), g, counts, len(match.assignments) + 1, s, s0)
+    late, frozen = scaled(rows, s), g.astype(np.float32)
+    cost = late @ frozen.T
+    to_cost(cost, squares_of(late), squares_of(frozen), counts, len(match.assignments) + 1, s, s0)
     return assigned(cost)
 
 

@@ -1,7 +1,7 @@
 """Variances of a layer, estimated so that shared neurons merge and foreign ones do not."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,8 @@ def estimate_variances(
     *,
     gamma: float = 1.0,
     prior_mean: npt.ArrayLike = 0.0,
-    sweeps: int = 5,
-    seed: int = 0,
-    max_rows: int | None = None,
     iterations: int = 5,
+    **options: Any,
 ) -> Variances:
     """Estimates `sigma2` and `sigma0_2` of a layer from what matches in it.
 
@@ -41,17 +39,14 @@ def estimate_variances(
         weights: One array (L_j, D) per client.
         gamma: As in `match_layer`. The smaller, the fewer rows are opened because of the prior alone.
         prior_mean: As in `match_layer`.
-        sweeps: As in `match_layer`.
-        seed: As in `match_layer`.
-        max_rows: As in `match_layer`; rows that merge for want of room count as matches.
         iterations: The most matchings to try.
+        options: Further ones of `match_layer`; rows that merge for want of room (`max_rows`) count as matches.
 
     Returns:
         The variances, for `match_layer(weights, **variances._asdict())`.
 
     Raises:
         ValueError: As `match_layer`.
-        ImportError: As `match_layer`.
     """
     clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
     mean = np.asarray(prior_mean, dtype=np.float64)
@@ -62,15 +57,7 @@ def estimate_variances(
     sigma2 = spread
     for _ in range(iterations):
         match = match_layer(
-            weights,
-            sigma2=sigma2,
-            sigma0_2=spread,
-            gamma=gamma,
-            prior_mean=prior_mean,
-            sweeps=sweeps,
-            seed=seed,
-            average="mean",
-            max_rows=max_rows,
+            weights, sigma2=sigma2, sigma0_2=spread, gamma=gamma, prior_mean=prior_mean, average="mean", **options
         )
         merged = sum(len(rows) for rows in clients) - len(match.counts)
         if merged == 0:

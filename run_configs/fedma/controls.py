@@ -13,8 +13,7 @@ import numpy as np
 from fedhet.strategies.fedma import FedMA
 from fedhet.strategies.pfnm import PFNM
 
-from fedhet.matching import LayerMatch
-from fedhet.matching.groups import Matching
+from fedhet.matching import LayerMatch, Matching
 from fedhet.methods import fedma, pfnm
 
 Array = np.ndarray[Any, Any]

@@ -7,7 +7,7 @@ from torch import nn
 
 from fedhet import models
 from fedhet.graphs import architecture_graph, permutation_groups, permute, resize, rows
-from fedhet.matching.groups import (
+from fedhet.matching import (
     Matching,
     assemble,
     average_rest,

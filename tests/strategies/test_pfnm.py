@@ -13,7 +13,7 @@ from fedhet import models
 from fedhet.config import resolve
 from fedhet.engines.local import run_locally
 from fedhet.graphs import architecture_graph, permutation_groups
-from fedhet.matching.groups import Matching, describe
+from fedhet.matching import Matching, describe
 from fedhet.results.history import read_history
 from fedhet.server import ClientRecord
 from fedhet.wire import Payload, Reply, spec_of
