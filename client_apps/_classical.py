@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhet.client import ClientSide
-from fedhet.errors import DataError
 from fedhet.learning import Phase, Trained
 from fedhet.methods._classical import ClassicalParameters
 from fedhet.wire import Payload
@@ -33,10 +32,7 @@ class Classical(ClientSide[P]):
         Raises:
             DataError: examples have no single class.
         """
-        labels = self.client.data.train.labels
-        if labels.ndim != 1 or labels.is_floating_point():
-            name = self.client.config.prefix
-            raise DataError(f"client {self.client.name}: {name} needs examples of one class each")
+        self.client.check_classes()
         return Payload()
 
     def phases(self, payload: Payload) -> Iterable[Phase]:

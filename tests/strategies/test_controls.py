@@ -1,5 +1,6 @@
 """The controls of the studies in run_configs: each is run, and controls what its name says."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet import comparing, population
+from fedhet import comparing, population, registry
 from fedhet import config as configuration
 from fedhet.learning import read
 from fedhet.representations import Representation, debiased_linear_cka, linear_cka
@@ -96,6 +97,45 @@ def test_kernels_of_one_norm_are_averaged(federate: Any) -> None:
         expected += own @ own.T / (own @ own.T).norm() / 3
     target = unpack(done.received[2, "0"]["target"]).values
     torch.testing.assert_close(target @ target.T, expected, rtol=0.05, atol=0.02 * float(expected.abs().max()))
+
+
+# ---- propagation
+
+
+def in_file(name: str) -> Any:
+    return registry.method(f"{configuration.run_configs() / 'fedhenn' / 'propagation.py'}:{name}")
+
+
+def test_predictions_are_spread_over_the_graph() -> None:
+    """As the equation says, in NumPy; and two clusters with a good guess each become two sure classes."""
+    spread = vars(sys.modules[in_file("propagation").client.rpartition(":")[0]])["propagated"]
+    rows = torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows /= rows.norm(dim=1, keepdim=True)
+    posteriors = torch.rand(12, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).softmax(1)
+    affinity = np.maximum(rows.numpy() @ rows.numpy().T, 0) ** 4
+    np.fill_diagonal(affinity, 0)
+    affinity /= affinity.sum(1, keepdims=True)
+    expected = np.linalg.matrix_power(affinity, 3) @ posteriors.numpy()
+    expected = (expected / expected.mean(0)) ** 2
+    np.testing.assert_allclose(spread(rows, posteriors), expected / expected.sum(1, keepdims=True), rtol=1e-9)
+    clusters = torch.eye(2)[torch.tensor([0, 0, 0, 1, 1, 1])]
+    guesses = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.6, 0.4], [0.2, 0.8], [0.5, 0.5], [0.4, 0.6]])
+    assert spread(clusters, guesses).argmax(1).tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["propagation", "own", "shuffled", "alone"])
+def test_propagation_changes_what_clients_learn_from_its_first_round_on(
+    name: str, federate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = in_file(name)
+    monkeypatch.setattr(sys.modules[method.client.rpartition(":")[0]], "FIRST", 3)
+    settings = {"public_samples": 96, "rounds": 3, "fedhenn.target": "spectral", "fedhenn.probe": 0}
+    done, plain = federate(method.name, name, **settings), federate("fedhenn", f"{name}-plain", **settings)
+    assert done.rows[3]["train_loss"] != plain.rows[3]["train_loss"]
+    assert not done.rows[3]["failures"]
+    if name == "propagation":
+        assert done.rows[2]["train_loss"] == plain.rows[2]["train_loss"]
+    assert bool(any(done.sent.values())) == (name != "own")
 
 
 # ---- FedMA

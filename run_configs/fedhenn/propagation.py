@@ -1,0 +1,126 @@
+r"""FedHeNN with propagation: each client spreads its own predictions over the federation's clusters and learns them.
+
+The federation knows the geometry of the public dataset, the rows Z `(L, k)` of the spectral target; a client knows its
+own classes, the posteriors P_i `(L, C_i)` of its network before the round. With A = relu(Z Z^T)^4, its diagonal 0 and
+its rows divided by their sums,
+
+    Q = sharpened(balanced(A^3 P_i)),    loss = CE + eta (1 - CKA(Phi, Z Z^T)) + CE(outputs on the rows, Q),
+
+where balanced divides columns by their means, and sharpened squares entries and divides rows by their sums. The last
+term begins in round `FIRST`; before, predictions are noise. Nothing travels beside what the spectral target needs, and
+no label space need be common. It is label propagation (Zhou et al., 2003) with a graph that the peers make.
+
+    fedhet compare local fedhenn propagation=run_configs/fedhenn/propagation.py:propagation
+
+Its controls take away what it rests on: `own` the peers (the graph is that of the client's own posteriors), `shuffled`
+the graph's truth (it is of other rows), `alone` the alignment.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from fedhet.client_apps.fedhenn import FedHeNN
+from fedhet.strategies.fedhenn import FedHeNN as FedHeNNServer
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedhet.errors import ConfigError, ModelError
+from fedhet.learning import Step, Term
+from fedhet.method import Traits
+from fedhet.methods import fedhenn
+from fedhet.randomness import torch_generator
+from fedhet.representations.spectral import cluster_rows
+from fedhet.wire import Arrays, Payload
+
+FIRST = 4
+"""The first round with propagation."""
+
+STEPS, POWER = 3, 4
+
+
+class Propagation(FedHeNN):
+    """FedHeNN's client, with one more term on the rows of each step."""
+
+    aligns = True
+
+    def terms(self, payload: Payload) -> tuple[Term, ...]:
+        """The alignment, and the cross entropy to the client's own predictions, spread over the target's graph."""
+        if self.parameters.target != "spectral":
+            raise ConfigError("propagation needs fedhenn.target = 'spectral'")
+        terms, client = super().terms(payload), self.client
+        if not terms or client.request.round < FIRST:
+            return terms
+        rad = self._rad(payload.arrays["rad"], client.request.round)
+        rows = self.target(payload, rad)
+        assert isinstance(rows, Tensor)
+        spread = propagated(rows, client.scores(rad, "probabilities"))
+        weight, bias = (f"{client.head}.{part}" for part in ("weight", "bias"))
+        (alignment,) = terms
+
+        def loss(step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
+            apart, recorded = alignment.loss(step) if self.aligns else (step.outputs.new_zeros(()), {})
+            assert step.further is not None
+            outputs = F.linear(step.further, step.parameters[weight], step.parameters.get(bias))
+            if outputs.shape[-1] != spread.shape[-1]:
+                raise ModelError(f"the head {client.head} does not make the outputs")
+            return apart + F.cross_entropy(outputs, spread[step.further_rows]), recorded
+
+        return (replace(alignment, loss=loss),)
+
+
+def propagated(rows: Tensor, posteriors: Tensor) -> Tensor:
+    """Q, targets `(L, C)` for the public examples.
+
+    Args:
+        rows: Z `(L, k)`, of length one.
+        posteriors: P_i `(L, C)`.
+    """
+    affinity = (rows @ rows.T).relu().pow(POWER).fill_diagonal_(0)
+    affinity = affinity / affinity.sum(1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    spread = posteriors.to(rows.dtype)
+    for _ in range(STEPS):
+        spread = affinity @ spread
+    spread = (spread / spread.mean(0).clamp_min(1e-12)).square()
+    return spread / spread.sum(1, keepdim=True).clamp_min(1e-12)
+
+
+class Own(Propagation):
+    """The graph is that of the client's own posteriors."""
+
+    def target(self, payload: Payload, rad: Tensor) -> Tensor:
+        """Their clusters."""
+        generator, posteriors = self.client.generator("parallel analysis"), self.client.scores(rad, "probabilities")
+        return self.client.network.beside(cluster_rows([posteriors], [1.0], generator=generator))
+
+
+class Shuffled(FedHeNNServer):
+    """The target is the peers' one of other rows."""
+
+    def target_of(self, told: Mapping[str, Tensor], round: int) -> Arrays:
+        """The same with the rows of all peers permuted alike."""
+        rows = len(next(iter(told.values())))
+        order = torch.randperm(rows, generator=torch_generator(self.config.seed, "shuffled rows", round))
+        return super().target_of({client: values[order] for client, values in told.items()}, round)
+
+
+class Alone(Propagation):
+    """Without the alignment."""
+
+    aligns = False
+
+    def terms(self, payload: Payload) -> tuple[Term, ...]:
+        """None before propagation begins."""
+        return super().terms(payload) if self.client.request.round >= FIRST else ()
+
+
+def _without_peers(parameters: fedhenn.FedHeNNParameters) -> Traits:
+    """FedHeNN's answers, but clients tell nothing of the public dataset."""
+    traits = fedhenn.traits(parameters)
+    return replace(traits, tells={name: kind for name, kind in traits.tells.items() if name != "posteriors"})
+
+
+propagation = fedhenn.method.variant("propagation", client=Propagation)
+own = fedhenn.method.variant("propagation-own", client=Own, traits=_without_peers)
+shuffled = fedhenn.method.variant("propagation-shuffled", server=Shuffled, client=Propagation)
+alone = fedhenn.method.variant("propagation-alone", client=Alone)
