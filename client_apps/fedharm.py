@@ -22,8 +22,8 @@ from fedhet.randomness import derive_seed, seed_everything
 from fedhet.representations import Capturing, Output
 from fedhet.representations.descriptors import channel_means, describe, gathered, heat_maps, pooled, summarised
 from fedhet.representations.packing import Factor, pack_all, unpack_all
+from fedhet.representations.scores import posteriors
 from fedhet.representations.shared_images import distance_of, target_of, values_of
-from fedhet.representations.spectral import posteriors
 from fedhet.representations.targets import compress
 from fedhet.wire import Payload, to_arrays
 

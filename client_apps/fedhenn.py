@@ -93,7 +93,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         own, beside = self.parameters, self.client.network.beside
         if "target" not in payload.arrays:  # homogeneous: of the global model W(t-1), which is what was just received
             features = self.represent(rad)
-            return mean_rbf_blocks([features], [1.0], own.rad_batch) if own.kernel == "rbf" else features
+            return mean_rbf_blocks([features], own.rad_batch) if own.kernel == "rbf" else features
         with reading_request("target"):
             if own.kernel == "rbf":
                 blocks = unpack_blocks(payload.arrays["target"], fedhenn.DTYPE)

@@ -140,17 +140,17 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         The paper's is K-bar = sum_j w_j K_j with uniform weights: a factor of it, or for the RBF kernel the diagonal
         blocks that batches use.
         """
-        own, weights = self.parameters, [1 / len(told)] * len(told)
+        own = self.parameters
         if self.traits.combined:
             bounded = self.aggregator.bounded({client: {"features": values.numpy()} for client, values in told.items()})
             told = {client: to_tensor(arrays["features"]) for client, arrays in bounded.items()}
         peers = list(told.values())
         if own.target == "spectral":
             generator = torch_generator(self.config.seed, "parallel analysis", round)
-            return pack(Factor(cluster_rows(peers, weights, generator=generator)), fedhenn.DTYPE)
+            return pack(Factor(cluster_rows(peers, generator=generator)), fedhenn.DTYPE)
         if own.kernel == "rbf":
-            return pack_blocks(mean_rbf_blocks(peers, weights, own.rad_batch), fedhenn.DTYPE)
-        return pack(mean_target(peers, weights, error=fedhenn.ERROR), fedhenn.DTYPE)
+            return pack_blocks(mean_rbf_blocks(peers, own.rad_batch), fedhenn.DTYPE)
+        return pack(mean_target(peers, error=fedhenn.ERROR), fedhenn.DTYPE)
 
     def _has_probe(self, reply: Reply) -> bool:
         """Whether a client tells what its network makes of some of the pool, which must be of that many examples."""

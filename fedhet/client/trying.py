@@ -14,7 +14,7 @@ from fedhet.data.own import as_client_data
 from fedhet.data.reading import not_finite
 from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.population import ClientInfo, ModelFunction
-from fedhet.representations import Output
+from fedhet.representations import Captured, Output
 from fedhet.task import Task, infer
 
 EXAMPLES = 8
@@ -124,7 +124,7 @@ def try_out(
     name, origin = type(network.model).__name__, given.origin(function)
     head = Output(network.model, network.representation.head)
     try:
-        with head.capture():
+        with head.capture() as captured:
             outputs = network.model(inputs)
         again = network.model(inputs)
     except FedhetError:
@@ -147,7 +147,7 @@ def try_out(
         if part is not None and len(part) and (problem := task.problem(outputs, part.labels)):
             raise DataError(problem)
     note = ""
-    if guessed and not _makes(head, outputs):
+    if guessed and not _makes(captured, outputs):
         note = (
             f"its head was guessed to be {network.representation.head!r}, the last nn.Linear, which does not make its "
             "network's outputs: name the right one, head = '...'"
@@ -157,7 +157,7 @@ def try_out(
     return Tried(task, outputs.shape[-1], note)
 
 
-def _makes(head: Output, outputs: Tensor) -> bool:
+def _makes(head: Captured, outputs: Tensor) -> bool:
     """Whether the head's values are the outputs, or something that ranks alike, such as their softmax."""
     try:
         made = head.features

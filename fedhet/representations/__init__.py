@@ -3,6 +3,7 @@
 from fedhet.representations.alignment import Alignment, Rows
 from fedhet.representations.cka import debiased_linear_cka, linear_cka, procrustes_distance, rbf_cka
 from fedhet.representations.features import (
+    Captured,
     Capturing,
     Output,
     RandomStream,
@@ -14,6 +15,7 @@ from fedhet.representations.features import (
 
 __all__ = [
     "Alignment",
+    "Captured",
     "Capturing",
     "Output",
     "RandomStream",

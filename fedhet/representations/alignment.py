@@ -42,7 +42,6 @@ class Alignment:
         batch: RAD rows a step, 0 for all. For `"rbf"` a step's rows are one of the blocks; `"procrustes"` takes
             all, for there is no unbiased estimate of it on a few.
         generator: the CPU generator that draws the rows, so that nothing else's random stream depends on the term.
-        threshold: the RBF bandwidth in median distances.
 
     Raises:
         ValueError: if the kernel is unknown, the target does not fit it, or a batch is too small for the debiased
@@ -56,7 +55,6 @@ class Alignment:
         *,
         batch: int = 128,
         generator: torch.Generator,
-        threshold: float = 0.5,
     ) -> None:
         if kernel not in ("linear", "rbf", "procrustes"):
             raise ValueError(f"kernel must be 'linear', 'rbf' or 'procrustes', got {kernel!r}")
@@ -64,7 +62,6 @@ class Alignment:
             raise ValueError(f"the target of kernel {kernel!r} must be {'blocks' if kernel == 'rbf' else 'a tensor'}")
         self._kernel = kernel
         self._generator = generator
-        self._threshold = threshold
         self._queue: list[slice] = []
         if isinstance(target, Tensor):
             self._target = check_features(target.detach(), "target")
@@ -123,7 +120,7 @@ class Alignment:
         expected, target, target_self = self._blocks[rows.start]
         if rows != expected or len(features) != len(target):
             raise ValueError(f"features of {len(features)} rows do not fit the target's block of {len(target)}")
-        kernel, kernel_self = unit_kernel(rbf_kernel(features, self._threshold), debiased=len(self._blocks) > 1)
+        kernel, kernel_self = unit_kernel(rbf_kernel(features), debiased=len(self._blocks) > 1)
         return 1 - ratio((kernel * target).sum(), kernel_self, target_self)
 
 

@@ -1,4 +1,4 @@
-"""Similarity of two representations of the same examples: CKA with linear and RBF kernels, HSIC, Procrustes.
+"""Similarity of two representations of the same examples: CKA with linear and RBF kernels, Procrustes.
 
 Linear and RBF CKA follow Kornblith et al. (ICML 2019, "Similarity of Neural Network Representations Revisited"), the
 debiased estimate is HSIC_1 of Song et al. (JMLR 2012), the Procrustes distance that of Ding et al. (NeurIPS 2021).
@@ -76,23 +76,6 @@ def inner(x: Tensor, y: Tensor) -> Tensor:
 def self_inner(x: Tensor) -> Tensor:
     """`||x x^T||_F^2` of features `(L, d)`, through the smaller of `x^T x` and `x x^T`."""
     return (x.T @ x if x.shape[1] <= len(x) else x @ x.T).square().sum()
-
-
-def hsic(x: Tensor, y: Tensor) -> Tensor:
-    """The biased HSIC estimate with linear kernels, `tr(K H L H) / (n - 1)^2` (Gretton et al. 2005).
-
-    Args:
-        x: features `(L, d1)`.
-        y: features `(L, d2)` of the same examples.
-
-    Returns:
-        A scalar.
-
-    Raises:
-        ValueError: if the shapes do not fit.
-    """
-    check_pair(x, y)
-    return inner(centred(x), centred(y)) / (len(x) - 1) ** 2
 
 
 def linear_cka(x: Tensor, y: Tensor) -> Tensor:
@@ -177,11 +160,6 @@ def median(values: Tensor) -> Tensor:
     values = values.flatten()
     lower, upper = (len(values) + 1) // 2, len(values) // 2 + 1
     return (values.kthvalue(lower).values + values.kthvalue(upper).values) / 2
-
-
-def gaussian_kernel(x: Tensor, bandwidth: float | Tensor) -> Tensor:
-    """`exp(-||x_i - x_j||^2 / (2 bandwidth^2))`, `(L, L)`, of features `(L, d)`."""
-    return torch.exp(-squared_distances(check_features(x)) / (2 * bandwidth**2))
 
 
 def rbf_kernel(x: Tensor, threshold: float = 0.5) -> Tensor:

@@ -9,6 +9,7 @@ as those of p_c and of the cross-entropy do, of which they are a multiple, and d
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Literal
 
 import torch
@@ -122,20 +123,16 @@ def _leaves(model: nn.Module, blocks: Sequence[str]) -> Iterator[dict[str, Tenso
     """Capture what blocks return in a forward pass inside; where nothing has a graph yet, one begins there."""
     found: dict[str, Tensor] = {}
 
-    def keep(name: str, value: Tensor) -> Tensor:
+    def keep(name: str, _module: nn.Module, _args: object, value: Tensor) -> Tensor:
         leaf = value if value.requires_grad else value.detach().requires_grad_()
         found[name] = leaf
         return leaf if leaf is value else leaf.clone()  # the next module may work in place, which a leaf does not bear
 
-    handles = [
-        model.get_submodule(name).register_forward_hook(lambda _module, _args, value, name=name: keep(name, value))
-        for name in blocks
-    ]
-    try:
+    with ExitStack() as stack:
+        for name in blocks:
+            hook = partial(keep, name)
+            stack.enter_context(model.get_submodule(name).register_forward_hook(hook))
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def gathered(features: Tensor, places: Tensor) -> Tensor:
@@ -190,14 +187,13 @@ def summarised(
         (n, width) for each block.
     """
     model.eval()
-    captures = [Output(model, name) for name in blocks]
+    outputs = [Output(model, name) for name in blocks]
     found: list[list[Tensor]] = []
     for batch in inputs.split(BATCH):
         with ExitStack() as stack:
-            for capture in captures:
-                stack.enter_context(capture.capture())
+            captured = [stack.enter_context(output.capture()) for output in outputs]
             model(transform(batch))
-        found.append([summary(block, capture.features) for block, capture in enumerate(captures)])
+        found.append([summary(block, each.features) for block, each in enumerate(captured)])
     return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
 

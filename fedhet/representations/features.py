@@ -19,12 +19,10 @@ def head_name(model: nn.Module, head: str = "") -> str:
     Raises:
         ModelError: if the model has no such module; the message says which ones it has.
     """
-    modules: dict[str, nn.Module] = dict(model.named_modules())
     if head:
-        if head not in modules:
-            present = ", ".join(name for name in modules if name) or "no submodules"
-            raise ModelError(f"{type(model).__name__} has no module {head!r} to take for its head; it has: {present}")
+        _submodule(model, head, " to take for its head")
         return head
+    modules: dict[str, nn.Module] = dict(model.named_modules())
     linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
     if not linear:
         kinds = sorted({type(module).__name__ for name, module in modules.items() if name})
@@ -35,19 +33,49 @@ def head_name(model: nn.Module, head: str = "") -> str:
     return linear[-1]
 
 
-class _HeadReached(Exception):
-    """Ends a forward pass at the head, whose input it carries."""
+def _submodule(model: nn.Module, name: str, purpose: str = "") -> nn.Module:
+    modules: dict[str, nn.Module] = dict(model.named_modules())
+    if name not in modules:
+        present = ", ".join(name for name in modules if name) or "no submodules"
+        raise ModelError(f"{type(model).__name__} has no module {name!r}{purpose}; it has: {present}")
+    return modules[name]
 
-    def __init__(self, features: object) -> None:
-        self.features = features
 
+class Captured:
+    """An inner value of the last complete forward pass inside a `capture`.
 
-class Captured(Protocol):
-    """The values that a forward pass inside a `Capturing.capture` gave."""
+    Args:
+        check: what the value and the number of examples must be.
+    """
+
+    def __init__(self, check: Callable[[object, int | None], Tensor]) -> None:
+        self._check = check
+        self._value: object = _NONE
+        self._rows: int | None = None
 
     @property
     def features(self) -> Tensor:
-        """The value, (n, ...), part of the pass's graph."""
+        """The value (n, ...), part of the pass's graph.
+
+        Raises:
+            ModelError: if the module did not run, or the value is not as it must be.
+        """
+        return self._check(self._value, self._rows)
+
+    def _output(self, _module: nn.Module, _args: object, value: object) -> None:
+        self._value = value
+
+    def _start(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs = _first(args, kwargs)
+        self._value, self._rows = _NONE, len(inputs) if isinstance(inputs, Tensor) and inputs.ndim else None
+
+    def _input(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._value is _NONE:
+            self._value = _first(args, kwargs)
+
+
+_NONE = object()
+"""Stands for the value of a module that did not run."""
 
 
 class Capturing(Protocol):
@@ -58,11 +86,16 @@ class Capturing(Protocol):
         """Which value it is; equal for the same value of models that are built alike."""
 
     def capture(self) -> AbstractContextManager[Captured]:
-        """Keeps what forward passes inside give."""
+        """Keep what complete forward passes inside give, so that one pass serves outputs and inner values.
+
+        with representation.capture() as captured:
+            outputs = model(inputs)
+        captured.features
+        """
 
 
 class Output:
-    """The output of a module, such as a block's feature maps.
+    """The output of a module, such as a block's feature maps (a `Capturing`).
 
     Args:
         model: any `nn.Module`.
@@ -73,74 +106,29 @@ class Output:
     """
 
     def __init__(self, model: nn.Module, module: str) -> None:
-        self._module = model.get_submodule(_named(model, module))
         self.site = ("output", module)
-        self._value: Tensor | None = None
+        self._module = _submodule(model, module)
         self._title = f"{module!r} of {type(model).__name__}"
 
-    @property
-    def features(self) -> Tensor:
-        """Its last output, part of the graph.
-
-        Raises:
-            ModelError: if it has not run, or returned no tensor.
-        """
-        if not isinstance(self._value, Tensor):
-            raise ModelError(f"module {self._title} did not run, or returned no tensor")
-        return self._value
-
     @contextmanager
-    def capture(self) -> Iterator["Output"]:
-        """Keeps what the module returns inside."""
-        handle = self._module.register_forward_hook(self._keep)
-        try:
-            yield self
-        finally:
-            handle.remove()
+    def capture(self) -> Iterator[Captured]:
+        """Keep what the module returns inside."""
+        captured = Captured(self._check)
+        with self._module.register_forward_hook(captured._output):
+            yield captured
 
-    def _keep(self, _module: nn.Module, _args: object, value: Any) -> None:
-        self._value = value
-
-
-def _named(model: nn.Module, name: str) -> str:
-    modules = dict(model.named_modules())
-    if name not in modules:
-        present = ", ".join(name for name in modules if name) or "no submodules"
-        raise ModelError(f"{type(model).__name__} has no module {name!r}; it has: {present}")
-    return name
+    def _check(self, value: object, rows: int | None) -> Tensor:
+        if not isinstance(value, Tensor):
+            raise ModelError(f"module {self._title} did not run, or returned no tensor")
+        return value
 
 
-class Capture:
-    """The input of the head in a forward pass inside `Representation.capture`."""
-
-    def __init__(self, representation: "Representation") -> None:
-        self._representation = representation
-        self._input: object = None
-        self._rows: int | None = None
-        self._reached = False
-
-    @property
-    def features(self) -> Tensor:
-        """Phi `(n, d)` of the last forward pass, part of its graph.
-
-        Raises:
-            ModelError: if no forward pass reached the head, or its input is no `(n, d)` floating tensor.
-        """
-        if not self._reached:
-            raise self._representation.not_reached()
-        return self._representation.check(self._input, self._rows)
-
-    def _start(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._reached = False
-        self._rows = _rows(_first(args, kwargs))
-
-    def _reach(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._reached:
-            self._input, self._reached = _first(args, kwargs), True
+class _HeadReached(Exception):
+    """Ends a forward pass at the head, whose input it carries."""
 
 
 class Representation:
-    """Phi of a model: what its head is given, `(n, d)` for n examples. Reusable; the model keeps no hook between calls.
+    """Phi of a model: what its head is given, `(n, d)` for n examples (a `Capturing`); the model keeps no hook.
 
     If the head runs more than once in a forward pass, Phi is the input of its first run.
 
@@ -164,65 +152,38 @@ class Representation:
         Raises:
             ModelError: if the pass does not reach the head, or the head's input is no `(n, d)` floating tensor.
         """
-        handle = self._module.register_forward_pre_hook(_stop, with_kwargs=True)
-        try:
-            self.model(inputs)
-        except _HeadReached as reached:
-            return self.check(reached.features, len(inputs))
-        finally:
-            handle.remove()
-        raise self.not_reached()
+        value: object = _NONE
+        with self._module.register_forward_pre_hook(_stop, with_kwargs=True):
+            try:
+                self.model(inputs)
+            except _HeadReached as reached:
+                (value,) = reached.args
+        return self._check(value, len(inputs))
 
     @contextmanager
-    def capture(self) -> Iterator[Capture]:
-        """Keeps what complete forward passes inside give to the head, so that one pass serves outputs and Phi.
-
-        with representation.capture() as captured:
-            outputs = model(inputs)
-        captured.features
-        """
-        captured = Capture(self)
-        handles = (
+    def capture(self) -> Iterator[Captured]:
+        """Keep what the head is given inside."""
+        captured = Captured(self._check)
+        with (
             self.model.register_forward_pre_hook(captured._start, with_kwargs=True),
-            self._module.register_forward_pre_hook(captured._reach, with_kwargs=True),
-        )
-        try:
-            yield captured
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def check(self, features: object, rows: int | None) -> Tensor:
-        """Returns `features` if they are a floating `(n, d)` tensor with as many rows as there are examples.
-
-        Raises:
-            ModelError: if they are not.
-        """
-        if (
-            isinstance(features, Tensor)
-            and features.is_floating_point()
-            and features.ndim == 2
-            and (rows is None or len(features) == rows)
+            self._module.register_forward_pre_hook(captured._input, with_kwargs=True),
         ):
-            return features
-        got = (
-            f"{features.dtype} of shape {tuple(features.shape)}"
-            if isinstance(features, Tensor)
-            else f"a {type(features).__name__}"
-        )
-        expected = "(n, d)" if rows is None else f"({rows}, d)"
+            yield captured
+
+    def _check(self, value: object, rows: int | None) -> Tensor:
+        title = f"head {self.head or type(self._module).__name__!r} of {type(self.model).__name__}"
+        if value is _NONE:
+            raise ModelError(f"the forward pass did not call {title}; name as head a module that it calls")
+        if isinstance(value, Tensor):
+            if value.is_floating_point() and value.ndim == 2 and rows in (None, len(value)):
+                return value
+            got = f"{value.dtype} of shape {tuple(value.shape)}"
+        else:
+            got = f"a {type(value).__name__}"
         raise ModelError(
-            f"the input of {self._title} must be a floating tensor of shape {expected}, one row an example, got {got}; "
-            "name as head a module whose input is"
+            f"the input of {title} must be a floating tensor of shape ({'n' if rows is None else rows}, d), one row an "
+            f"example, got {got}; name as head a module whose input is"
         )
-
-    def not_reached(self) -> ModelError:
-        """The error of a forward pass in which the head was not called."""
-        return ModelError(f"the forward pass did not call {self._title}; name as head a module that it calls")
-
-    @property
-    def _title(self) -> str:
-        return f"head {self.head or type(self._module).__name__!r} of {type(self.model).__name__}"
 
 
 @dataclass(frozen=True)
@@ -244,10 +205,6 @@ class Reading:
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     return args[0] if args else next(iter(kwargs.values()), None)
-
-
-def _rows(value: object) -> int | None:
-    return len(value) if isinstance(value, Tensor) and value.ndim else None
 
 
 def _stop(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -13,20 +13,20 @@ Kind = Literal["logits", "probabilities"]
 
 
 @torch.no_grad()
-def class_scores(model: nn.Module, inputs: Tensor, transform: Callable[[Tensor], Tensor], kind: Kind) -> Tensor:
-    """Class scores `(n, C)` of raw inputs, float32, in evaluation mode.
+def posteriors(model: nn.Module, inputs: Tensor, transform: Callable[[Tensor], Tensor]) -> Tensor:
+    """Class posteriors `(n, C)` of raw inputs `(n, ...)`, float32; the model is left in evaluation mode.
 
     Args:
-        model: left in evaluation mode.
-        inputs: `(n, ...)` as they are stored.
+        model: the network.
+        inputs: as they are stored.
         transform: from raw inputs to the model's.
-        kind: what the model returns, or the softmax of it.
 
     Raises:
         ModelError: the model's outputs are no `(n, C)`.
     """
     model.eval()
-    return scores_of(torch.cat([model(transform(part)) for part in inputs.split(ROWS_AT_ONCE)]), len(inputs), kind)
+    logits = torch.cat([model(transform(part)) for part in inputs.split(ROWS_AT_ONCE)])
+    return scores_of(logits, len(inputs), "probabilities")
 
 
 def scores_of(logits: Tensor, count: int, kind: Kind) -> Tensor:

@@ -47,12 +47,11 @@ def target_of(
         For each block the mean descriptor, or a factor of the mean kernel, each client's divided by its norm; or the
         rows of the spectral target.
     """
-    weights = [1 / len(clients)] * len(clients)
     if kind == "spectral":
         (told,) = zip(*clients, strict=True)
-        return [Factor(cluster_rows(told, weights, clusters=clusters, generator=generator))]
+        return [Factor(cluster_rows(told, clusters=clusters, generator=generator))]
     if kind == "cka":
-        return [mean_target(b, weights, normalise="frobenius", error=error) for b in zip(*clients, strict=True)]
+        return [mean_target(block, unit=True, error=error) for block in zip(*clients, strict=True)]
     return [*mean_descriptor(clients, by_block=kind == "cosine-block")]
 
 

@@ -10,23 +10,17 @@ is the distillation of similarities on public data (FLESD, Shi et al., 2021).
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedhet.representations.cka import centred
 from fedhet.representations.packing import check_finite_features
-from fedhet.representations.scores import class_scores
-from fedhet.representations.targets import check_weights, spectrum
+from fedhet.representations.targets import check_peers, spectrum
 
 _LEAST = 1e-6
 """Eigenvalues under this share of the largest are the rounding of posteriors that travelled in float16."""
-
-
-def posteriors(model: nn.Module, inputs: Tensor, transform: Callable[[Tensor], Tensor]) -> Tensor:
-    """Class posteriors `(n, C)` of raw inputs, in evaluation mode; see `class_scores`."""
-    return class_scores(model, inputs, transform, "probabilities")
 
 
 def check_posteriors(values: Tensor) -> None:
@@ -40,14 +34,11 @@ def check_posteriors(values: Tensor) -> None:
         raise ValueError("posteriors must not be negative, and each row must add up to 1")
 
 
-def cluster_rows(
-    told: Sequence[Tensor], weights: Sequence[float], *, clusters: int = 0, generator: torch.Generator
-) -> Tensor:
+def cluster_rows(told: Sequence[Tensor], *, clusters: int = 0, generator: torch.Generator) -> Tensor:
     """Z: the examples in the k leading left singular vectors of all posteriors, each row of length one.
 
     Args:
         told: the clients' posteriors, each `(L, C_i)` on the same L examples.
-        weights: w_j of their kernels, not negative, at least one positive; a client of weight 0 is left out.
         clusters: k, at most the singular values that there are; 0 for `count_clusters`.
         generator: draws what chance would give, for `count_clusters`.
 
@@ -56,10 +47,10 @@ def cluster_rows(
         examples apart, one column of zeros.
 
     Raises:
-        ValueError: if posteriors are not finite, not `(L, C)` or of another L, or the weights do not fit.
+        ValueError: if posteriors are not finite, not `(L, C)` or of another L.
     """
-    check_weights(told, weights)
-    parts = [centred(own.double()) * weight**0.5 for own, weight in zip(told, weights, strict=True) if weight > 0]
+    check_peers(told)
+    parts = [centred(own.double()) * (1 / len(told)) ** 0.5 for own in told]
     eigenvalues, vectors = spectrum(torch.cat(parts, 1))
     found = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())
     if not found:

@@ -1,6 +1,6 @@
 r"""The peers' mean kernel as FedHeNN's clients receive it: in feature space, no larger than its gradient needs.
 
-For the linear kernel K-bar = sum_j w_j K_j = B B^T with B = [sqrt(w_1) A_1, sqrt(w_2) A_2, ...] of the peers' centred
+For the linear kernel K-bar = 1/n sum_j K_j = B B^T with B = 1/sqrt(n) [A_1, A_2, ...] of the n peers' centred
 features, and 1 - CKA(X X^T, B B^T) is a function of B^T X, X^T X and ||B B^T||: no L x L matrix is needed to make,
 send or use it. B is then rotated to the eigenvectors of its kernel, K-bar = sum_i l_i u_i u_i^T, and cut to the rank
 whose gradient is nearly as good.
@@ -28,16 +28,12 @@ for receivers other than those evaluated. Features whose rank would not save byt
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedhet.representations.cka import centred, centred_kernel, rbf_kernel, self_inner
 from fedhet.representations.packing import Factor, check_finite_features, column_steps
-
-Normalise = Literal["raw", "frobenius"]
 
 # Gradients under this share of the terms whose difference they are count as this share: aligned clients have none left.
 _LEAST_GRADIENT = 0.01
@@ -165,34 +161,25 @@ def _rounding_errors(columns: Tensor, shares: Tensor, probe: _Probe) -> Tensor:
     return (squares.flip(0).cumsum(0).flip(0) / _gradient_square(shares, probe)).sqrt()
 
 
-def mean_target(
-    features: Sequence[Tensor],
-    weights: Sequence[float],
-    *,
-    normalise: Normalise = "raw",
-    error: float = 0.002,
-) -> Factor:
-    """A factor of the peers' mean kernel sum_j w_j K_j with K_j = H A_j A_j^T H (FedHeNN, algorithm 1).
+def mean_target(features: Sequence[Tensor], *, unit: bool = False, error: float = 0.002) -> Factor:
+    """A factor of the mean of the peers' kernels K_j = H A_j A_j^T H (FedHeNN, algorithm 1, with uniform weights).
 
     Args:
         features: the peers' features, each `(L, d_j)` on the same L examples.
-        weights: w_j, not negative, at least one positive; a peer of weight 0 is left out. They are used as they are.
-        normalise: `"raw"` as in the paper, or `"frobenius"` to divide each K_j by its norm so that none dominates.
+        unit: whether each K_j is divided by its norm, so that none dominates.
         error: permitted relative error of the gradient, as in `compress`; 0 for the exact mean.
 
     Returns:
         The factor `(L, r)`, r at most the sum of widths.
 
     Raises:
-        ValueError: if a peer's features are not finite, not `(L, d)` or of another L, or the weights do not fit.
+        ValueError: if a peer's features are not finite, not `(L, d)` or of another L.
     """
-    check_weights(features, weights)
-    _check_normalise(normalise)
-    peers = [centred(peer) for peer, weight in zip(features, weights, strict=True) if weight > 0]
-    scales = [weight**0.5 for weight in weights if weight > 0]
-    if normalise == "frobenius":
+    check_peers(features)
+    peers = [centred(peer) for peer in features]
+    if unit:
         peers = [peer / self_inner(peer).pow(0.25).clamp_min(torch.finfo(peer.dtype).tiny) for peer in peers]
-    stacked = torch.cat([scale * peer for scale, peer in zip(scales, peers, strict=True)], 1)
+    stacked = torch.cat([(1 / len(peers)) ** 0.5 * peer for peer in peers], 1)
     # At the only peer's own features the gradient is 0: they say nothing about anybody else's.
     return compress(stacked, error=error, probes=peers if len(peers) > 1 else ())
 
@@ -205,65 +192,40 @@ def blocks(rows: int, block: int) -> list[slice]:
     return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
 
 
-def mean_rbf_blocks(
-    features: Sequence[Tensor],
-    weights: Sequence[float],
-    block: int,
-    *,
-    threshold: float = 0.5,
-    normalise: Normalise = "raw",
-) -> list[Tensor]:
+def mean_rbf_blocks(features: Sequence[Tensor], block: int) -> list[Tensor]:
     """The diagonal blocks of the peers' mean RBF kernel, all of it that mini-batches of consecutive rows use.
 
     Args:
         features: the peers' features, each `(L, d_j)` on the same L examples.
-        weights: w_j, not negative, at least one positive; used as they are.
-        block: most rows a block; 0 for one block of all. See `blocks` for the rows of each.
-        threshold: bandwidth in median distances over the rows of a block (`rbf_kernel`).
-        normalise: `"raw"`, or `"frobenius"` to divide each peer's centred block by its norm.
+        block: most rows a block; 0 for one block of all. See `blocks` for the rows of each, and `rbf_kernel` for the
+            bandwidth.
 
     Returns:
         One double-centred kernel `(b, b)` a block. CKA is the same as with uncentred ones; their entries are smaller,
         so that float16 loses less of them.
 
     Raises:
-        ValueError: if a peer's features are not finite, not `(L, d)` or of another L, or the weights do not fit.
+        ValueError: if a peer's features are not finite, not `(L, d)` or of another L.
     """
-    check_weights(features, weights)
-    _check_normalise(normalise)
-    means = []
-    for rows in blocks(len(features[0]), block):
-        kernels = [centred_kernel(rbf_kernel(peer[rows], threshold)) for peer in features]
-        if normalise == "frobenius":
-            norms = [torch.linalg.vector_norm(kernel) for kernel in kernels]
-            kernels = [
-                kernel / norm.clamp_min(torch.finfo(norm.dtype).tiny)
-                for kernel, norm in zip(kernels, norms, strict=True)
-            ]
-        means.append(torch.stack([weight * k for weight, k in zip(weights, kernels, strict=True)]).sum(0))
-    return means
+    check_peers(features)
+    weight = 1 / len(features)
+    return [
+        torch.stack([weight * centred_kernel(rbf_kernel(peer[rows])) for peer in features]).sum(0)
+        for rows in blocks(len(features[0]), block)
+    ]
 
 
-def check_weights(features: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Check that peers describe the same examples, each with a weight, and that weights can be used as they are.
+def check_peers(features: Sequence[Tensor]) -> None:
+    """Check that there are peers, and that they describe the same examples.
 
     Raises:
-        ValueError: they do not, or cannot.
+        ValueError: there are none, or they do not.
     """
-    if len(features) != len(weights) or not features:
-        raise ValueError(
-            f"there must be one weight a peer and one peer or more, got {len(weights)} for {len(features)}"
-        )
+    if not features:
+        raise ValueError("there must be one peer or more")
     for index, peer in enumerate(features):
         check_finite_features(peer, f"features of peer {index}")
         if len(peer) != len(features[0]):
             raise ValueError(
                 f"peers must describe the same examples: peer {index} has {len(peer)}, not {len(features[0])}"
             )
-    if not all(np.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
-        raise ValueError(f"weights must be finite, not negative and not all 0, got {list(weights)}")
-
-
-def _check_normalise(normalise: str) -> None:
-    if normalise not in ("raw", "frobenius"):
-        raise ValueError(f"normalise must be 'raw' or 'frobenius', got {normalise!r}")

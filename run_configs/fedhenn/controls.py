@@ -30,7 +30,7 @@ class OwnTarget(FedHeNNClient):
         if self.parameters.target == "kernel":
             return super().target(payload, rad)
         generator, posteriors = self.client.generator("parallel analysis"), self.client.scores(rad, "probabilities")
-        return self.client.network.beside(cluster_rows([posteriors], [1.0], generator=generator))
+        return self.client.network.beside(cluster_rows([posteriors], generator=generator))
 
 
 class InputsTarget(FedHeNNClient):
@@ -56,8 +56,7 @@ class FrobeniusTarget(FedHeNNServer):
 
     def target_of(self, told: Mapping[str, Tensor], round: int) -> Arrays:
         """A factor of the mean kernel."""
-        peers, weights = list(told.values()), [1 / len(told)] * len(told)
-        return pack(mean_target(peers, weights, normalise="frobenius", error=fedhenn.ERROR), fedhenn.DTYPE)
+        return pack(mean_target(list(told.values()), unit=True, error=fedhenn.ERROR), fedhenn.DTYPE)
 
 
 def _without_peers(parameters: fedhenn.FedHeNNParameters) -> Traits:

@@ -22,7 +22,7 @@ from fedhet import population
 from fedhet.data import Pool
 from fedhet.graphs import blocks as blocks_of
 from fedhet.representations.descriptors import agreement, channel_means, describe, pooled, summarised
-from fedhet.representations.spectral import posteriors
+from fedhet.representations.scores import posteriors
 
 SLOTS = (128, 256, 256, 96)
 GRID = 4

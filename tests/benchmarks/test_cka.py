@@ -64,7 +64,7 @@ def test_seconds_a_step() -> None:
     centre = torch.eye(ROWS) - 1 / ROWS
     centred = kernel - kernel.mean(0) - kernel.mean(1)[:, None] + kernel.mean()
     centred /= centred.norm()
-    factor = mean_target(peers, weights)
+    factor = mean_target(peers)
     default = Alignment("linear", factor.values, batch=128, generator=torch.Generator().manual_seed(0))
     full = Alignment("linear", factor.values, batch=0, generator=torch.Generator())
 
@@ -98,7 +98,6 @@ def test_seconds_a_step() -> None:
 
 def test_bytes_a_round() -> None:
     """A whole exchange: features up, mean down, both compressed, the gradient at another client's features."""
-    weights = [1 / PEERS] * PEERS
 
     def gradient(x: Tensor, target: Tensor) -> Tensor:
         x = x.double().requires_grad_()
@@ -111,8 +110,8 @@ def test_bytes_a_round() -> None:
         peers, features = all_features(seed)
         uploads = [pack(compress(a)) for a in peers]
         received = [unpack(upload).values for upload in uploads]
-        exact = gradient(features, mean_target([a.double() for a in peers], weights, error=0).values)
-        factor = mean_target(received, weights)
+        exact = gradient(features, mean_target([a.double() for a in peers], error=0).values)
+        factor = mean_target(received)
         download = pack(factor)
         error = float((gradient(features, unpack(download).values) - exact).norm() / exact.norm())
         up, down = max(size(upload) for upload in uploads), size(download)
@@ -125,7 +124,7 @@ def test_bytes_a_round() -> None:
         assert error <= 0.002
 
     noise = [torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(index)) for index in range(PEERS)]
-    single, mean = compress(noise[0]), mean_target(noise, weights)
+    single, mean = compress(noise[0]), mean_target(noise)
     print(f"  white noise: whole, up {size(pack(single)) / MEGABYTE:.2f} MB, down {size(pack(mean)) / MEGABYTE:.2f} MB")
     assert single.whole
     assert mean.whole

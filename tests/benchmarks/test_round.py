@@ -22,7 +22,8 @@ from fedhet.engines.local import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.representations import Alignment
-from fedhet.representations.spectral import cluster_rows, posteriors
+from fedhet.representations.scores import posteriors
+from fedhet.representations.spectral import cluster_rows
 
 pytestmark = pytest.mark.benchmark
 
@@ -163,7 +164,7 @@ class BareFedHeNN(BareLoop):
                 self.alignment = Alignment("linear", self.target, batch=own.rad_batch, generator=torch.Generator())
             self.client(model, data)
             told.append(posteriors(model, self.pool, self.dataset.transform))
-        self.target = cluster_rows(told, [1.0] * len(told), generator=torch.Generator())
+        self.target = cluster_rows(told, generator=torch.Generator())
 
     def loss(self, model: nn.Module, images: Tensor, labels: Tensor, step: int) -> Tensor:
         own, loss = self.config.parameters, super().loss(model, images, labels, step)

@@ -36,22 +36,22 @@ def gradients(loss: Tensor, model: nn.Module) -> Tensor:
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
 def test_one_step_has_the_gradient_of_equation_6_written_out(kernel: str) -> None:
     rad, x, y, eta = normal(60, 10), normal(8, 10, seed=3), torch.arange(8) % 3, 0.7
-    features, weights = peers(rad, [16, 5, 30]), [0.2, 0.5, 0.3]
+    features = peers(rad, [16, 5, 30])
     model = network()
 
     def k(a: Tensor) -> Tensor:
         return a @ a.T if kernel == "linear" else rbf_kernel(a)
 
     h = torch.eye(60, dtype=torch.float64) - 1 / 60
-    own, mean = k(model[:2](rad)), sum((w * k(a) for w, a in zip(weights, features, strict=True)), torch.zeros(()))
+    own, mean = k(model[:2](rad)), torch.stack([k(a) for a in features]).mean(0)
     own, mean = h @ own @ h, h @ mean @ h
     cka = torch.trace(own @ mean) / torch.sqrt(torch.trace(own @ own) * torch.trace(mean @ mean))
     plain = F.cross_entropy(model(x), y) + eta * (1 - cka)
 
     if kernel == "linear":
-        alignment = Alignment("linear", mean_target(features, weights, error=0).values, batch=0, generator=generator())
+        alignment = Alignment("linear", mean_target(features, error=0).values, batch=0, generator=generator())
     else:
-        alignment = Alignment("rbf", mean_rbf_blocks(features, weights, 0), batch=0, generator=generator())
+        alignment = Alignment("rbf", mean_rbf_blocks(features, 0), batch=0, generator=generator())
     rows = alignment.rows()
     loss = F.cross_entropy(model(x), y) + eta * alignment.distance(Representation(model)(rad[rows]), rows)
     torch.testing.assert_close(loss, plain)
@@ -61,16 +61,16 @@ def test_one_step_has_the_gradient_of_equation_6_written_out(kernel: str) -> Non
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
 def test_mean_of_mini_batch_gradients_is_near_the_whole(kernel: str) -> None:
     rad = normal(1024, 10)
-    features, weights = peers(rad, [16, 24, 40]), [1 / 3] * 3
+    features = peers(rad, [16, 24, 40])
     model = network()
     representation = Representation(model)
     if kernel == "linear":
-        target = mean_target(features, weights).values
+        target = mean_target(features).values
         whole = Alignment("linear", target, batch=0, generator=generator())
         batches = Alignment("linear", target, batch=128, generator=generator())
     else:
-        whole = Alignment("rbf", mean_rbf_blocks(features, weights, 0), batch=0, generator=generator())
-        batches = Alignment("rbf", mean_rbf_blocks(features, weights, 128), generator=generator())
+        whole = Alignment("rbf", mean_rbf_blocks(features, 0), batch=0, generator=generator())
+        batches = Alignment("rbf", mean_rbf_blocks(features, 128), generator=generator())
 
     def gradient(alignment: Alignment) -> Tensor:
         rows = alignment.rows()
@@ -96,7 +96,7 @@ def test_linear_rows_are_random_without_repetition_and_repeat_with_the_seed() ->
 
 def test_rbf_rows_are_all_blocks_in_shuffled_order_in_every_pass() -> None:
     rad = normal(100, 10)
-    alignment = Alignment("rbf", mean_rbf_blocks(peers(rad, [5]), [1.0], 10), generator=generator())
+    alignment = Alignment("rbf", mean_rbf_blocks(peers(rad, [5]), 10), generator=generator())
     passes = [[alignment.rows() for _ in range(10)] for _ in range(2)]
     starts = [[rows.start for rows in one if isinstance(rows, slice)] for one in passes]
     assert sorted(starts[0]) == sorted(starts[1]) == list(range(0, 100, 10))
@@ -122,12 +122,11 @@ def test_distances_are_what_they_say() -> None:
     torch.testing.assert_close(value, procrustes_distance(x[rows], target[rows]))
     value, rows = distance("procrustes", 0)
     torch.testing.assert_close(value, procrustes_distance(x, target))
-    blocks = mean_rbf_blocks([target], [1.0], 20, threshold=0.8)
-    alignment = Alignment("rbf", blocks, generator=generator(), threshold=0.8)
+    alignment = Alignment("rbf", mean_rbf_blocks([target], 20), generator=generator())
     rows = alignment.rows()
     torch.testing.assert_close(
         alignment.distance(x[rows], rows),
-        1 - kernel_cka(rbf_kernel(x[rows], 0.8), rbf_kernel(target[rows], 0.8), debiased=True),
+        1 - kernel_cka(rbf_kernel(x[rows]), rbf_kernel(target[rows]), debiased=True),
     )
 
 
@@ -151,7 +150,7 @@ def test_targets_and_features_that_do_not_fit() -> None:
     procrustes = Alignment("procrustes", target, batch=0, generator=generator())
     with pytest.raises(ValueError, match="equal widths, got 5 and 6"):
         procrustes.distance(target[:, :5], procrustes.rows())
-    rbf = Alignment("rbf", mean_rbf_blocks([target], [1.0], 20), generator=generator())
+    rbf = Alignment("rbf", mean_rbf_blocks([target], 20), generator=generator())
     with pytest.raises(ValueError, match="no others"):
         rbf.distance(target[:20], slice(1, 21))
     with pytest.raises(ValueError, match="do not fit the target's block of 20"):

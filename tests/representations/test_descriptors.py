@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -55,10 +56,10 @@ def images(count: int = 70) -> tuple[Tensor, Tensor]:
 
 def by_a_loop(model: nn.Module, names: Sequence[str], image: Tensor, label: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Block by block the activations and |d CE / d F| of one image."""
-    outputs = [Output(model, name) for name in names]
-    with outputs[0].capture(), outputs[1].capture(), outputs[2].capture(), outputs[3].capture():
+    with ExitStack() as stack:
+        captured = [stack.enter_context(Output(model, name).capture()) for name in names]
         loss = F.cross_entropy(model(image[None]), label[None])
-    features = [output.features for output in outputs]
+    features = [each.features for each in captured]
     gradients = torch.autograd.grad(loss, features)
     return [(f.detach().flatten(), g.abs().flatten()) for f, g in zip(features, gradients, strict=True)]
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedhet.representations.packing import Factor, pack, unpack
-from fedhet.representations.spectral import check_posteriors, cluster_rows, posteriors
+from fedhet.representations.spectral import check_posteriors, cluster_rows
 
 LABELS = torch.arange(200) % 6
 
@@ -27,7 +27,7 @@ def everyone(clients: int = 8, clusters: int = 6) -> list[Tensor]:
 
 
 def target(told: list[Tensor], clusters: int = 0) -> Tensor:
-    rows = cluster_rows(told, [1.0] * len(told), clusters=clusters, generator=drawn(7))
+    rows = cluster_rows(told, clusters=clusters, generator=drawn(7))
     return rows @ rows.T
 
 
@@ -57,23 +57,17 @@ def test_the_number_of_columns_is_that_of_the_clusters(planted: int) -> None:
     groups = [[label] for label in range(planted - 1)] + [list(range(planted - 1, 6))]
     pairs = [[groups[i], [m for g in groups[:i] + groups[i + 1 :] for m in g]] for i in range(planted)]
     for told in ([client(seed, groups) for seed in range(8)], [client(s, p) for s, p in enumerate(pairs * 4)]):
-        rows = cluster_rows(told, [1.0] * len(told), generator=drawn())
+        rows = cluster_rows(told, generator=drawn())
         assert rows.shape[1] in (planted - 1, planted)  # centred, clusters span one direction less
 
 
 def test_the_number_of_columns_begins_with_the_classes_of_a_client_and_ends_at_half_of_all_directions() -> None:
     ignorant = [torch.randn(200, 6, generator=drawn(seed)).softmax(1) for seed in range(8)]
-    assert cluster_rows(ignorant, [1.0] * 8, generator=drawn()).shape[1] == 6
+    assert cluster_rows(ignorant, generator=drawn()).shape[1] == 6
     few = [client(seed, [[0, 1, 2], [3, 4, 5]]) for seed in range(3)]
-    assert cluster_rows(few, [1.0] * 3, generator=drawn()).shape[1] == 1
-    assert cluster_rows(everyone(1), [1.0], generator=drawn()).shape[1] == 5
-    assert cluster_rows(few, [1.0] * 3, clusters=10, generator=drawn()).shape[1] == 3
-
-
-def test_clients_of_no_weight_are_left_out() -> None:
-    told = everyone(3)
-    rows = cluster_rows(told, [1.0, 0.0, 1.0], clusters=4, generator=drawn())
-    like(rows @ rows.T, target([told[0], told[2]], 4))
+    assert cluster_rows(few, generator=drawn()).shape[1] == 1
+    assert cluster_rows(everyone(1), generator=drawn()).shape[1] == 5
+    assert cluster_rows(few, clusters=10, generator=drawn()).shape[1] == 3
 
 
 def test_it_survives_the_wire() -> None:
@@ -81,7 +75,7 @@ def test_it_survives_the_wire() -> None:
     sent = [unpack(pack(Factor(own))).values for own in told]
     for own in sent:
         check_posteriors(own)
-    rows = cluster_rows(sent, [1.0] * 8, generator=drawn(7))
+    rows = cluster_rows(sent, generator=drawn(7))
     assert rows.shape[1] == 6
     back = unpack(pack(Factor(rows))).values
     assert (back @ back.T - target(told, 6)).abs().max() < 0.01
@@ -91,7 +85,7 @@ def test_a_byzantine_constant_posterior_does_no_harm() -> None:
     told = everyone()
     for constant in (torch.full((200, 6), 1 / 6), torch.eye(6)[:1].expand(200, 6)):
         like(target([constant, *told]), target(told))
-    nothing = cluster_rows([torch.full((200, 6), 1 / 6)], [1.0], generator=drawn())
+    nothing = cluster_rows([torch.full((200, 6), 1 / 6)], generator=drawn())
     assert nothing.shape == (200, 1)
     assert not nothing.any()
 
@@ -102,10 +96,3 @@ def test_a_byzantine_constant_posterior_does_no_harm() -> None:
 def test_what_is_no_posterior_is_refused(wrong: Tensor) -> None:
     with pytest.raises(ValueError, match=r"posteriors must|of shape"):
         check_posteriors(wrong)
-
-
-def test_posteriors_are_the_softmax_in_evaluation_mode() -> None:
-    model, inputs = nn.Sequential(nn.Dropout(0.9), nn.Linear(3, 4)), torch.randn(600, 3)
-    like(posteriors(model, inputs, lambda x: 2 * x), model[1](2 * inputs).softmax(1))
-    with pytest.raises(ValueError, match="outputs of shape"):
-        posteriors(nn.Identity(), inputs[:, :, None], lambda x: x)

@@ -1,5 +1,6 @@
 """The peers' target: exact when whole, small and good enough when compressed, the same after the wire."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,20 +50,19 @@ def size(packed: dict[str, Any]) -> int:
     return sum(value.nbytes for value in packed.values() if value.ndim)
 
 
-@pytest.mark.parametrize("normalise", ["raw", "frobenius"])
-def test_untruncated_target_has_the_gradient_of_the_mean_kernel(normalise: Any) -> None:
+@pytest.mark.parametrize("unit", [False, True])
+def test_untruncated_target_has_the_gradient_of_the_mean_kernel(unit: bool) -> None:
     *features, other = peers(4)
     features[1] *= 30
-    weights = [0.5, 0.2, 0.3]
     kernel = torch.zeros(600, 600, dtype=torch.float64)
-    for weight, a in zip(weights, features, strict=True):
+    for a in features:
         a = a - a.mean(0)
-        kernel += weight * (a @ a.T / ((a @ a.T).norm() if normalise == "frobenius" else 1))
-    target = mean_target(features, weights, normalise=normalise, error=0)
+        kernel += a @ a.T / ((a @ a.T).norm() if unit else 1) / 3
+    target = mean_target(features, unit=unit, error=0)
     assert target.whole
     torch.testing.assert_close(target.values @ target.values.T, kernel)
     assert relative(gradient(other, target.values), gram_gradient(other, kernel)) < 1e-9
-    single = mean_target([a.float() for a in features], weights, normalise=normalise, error=0)
+    single = mean_target([a.float() for a in features], unit=unit, error=0)
     assert relative(gradient(other, single.values), gram_gradient(other, kernel)) < 1e-5
 
 
@@ -70,10 +70,9 @@ def test_untruncated_target_has_the_gradient_of_the_mean_kernel(normalise: Any) 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_gradient_error_of_a_compressed_mean_is_as_permitted(error: float, dtype: Any) -> None:
     *features, other = peers(7, dtype=torch.float32)
-    weights = [1 / 6] * 6
-    target = mean_target(features, weights, error=error)
+    target = mean_target(features, error=error)
     received = unpack(pack(target, dtype)).values
-    exact = mean_target([a.double() for a in features], weights, error=0).values
+    exact = mean_target([a.double() for a in features], error=0).values
     assert not target.whole
     assert target.values.shape[1] < 6 * 24
     for x in (other, features[0]):
@@ -124,21 +123,20 @@ def test_features_that_do_not_compress_are_sent_whole() -> None:
     assert factor.error == 0
     torch.testing.assert_close(factor.values, noise - noise.mean(0))
     assert size(pack(factor)) == noise.numel() * 2
-    assert mean_target([noise, normal(1000, 32, seed=1, dtype=torch.float32)], [0.5, 0.5]).whole
+    assert mean_target([noise, normal(1000, 32, seed=1, dtype=torch.float32)]).whole
 
 
 def test_constant_features_are_no_obstacle() -> None:
     constant = torch.ones(50, 4)
     assert compress(constant).values.count_nonzero() == 0
-    target = mean_target([constant, peers(1, rows=50, dtype=torch.float32)[0]], [0.5, 0.5], normalise="frobenius")
+    target = mean_target([constant, peers(1, rows=50, dtype=torch.float32)[0]], unit=True)
     assert target.values.isfinite().all()
     assert unpack(pack(compress(constant))).values.count_nonzero() == 0
 
 
-def test_a_single_peer_and_peers_of_weight_zero() -> None:
-    features = peers(2, dtype=torch.float32)
-    alone = mean_target(features, [1.0, 0.0])
-    torch.testing.assert_close(alone.values, compress(features[0]).values)
+def test_a_single_peer() -> None:
+    (features,) = peers(1, dtype=torch.float32)
+    torch.testing.assert_close(mean_target([features]).values, compress(features).values)
 
 
 @pytest.mark.parametrize("scale", [1e-9, 2e-4, 1.0, 1e7])
@@ -152,7 +150,7 @@ def test_float16_is_scaled_by_one_power_of_two(scale: float) -> None:
 
 
 def test_weak_columns_travel_in_one_byte() -> None:
-    target = mean_target(peers(6, dtype=torch.float32), [1 / 6] * 6)
+    target = mean_target(peers(6, dtype=torch.float32))
     packed = pack(target)
     assert target.coarse > 0
     assert packed["coarse"].dtype == np.int8
@@ -162,12 +160,12 @@ def test_weak_columns_travel_in_one_byte() -> None:
 
 
 def test_rbf_blocks_are_those_of_the_plain_mean_kernel() -> None:
-    features, weights = peers(3, rows=100), [0.5, 0.3, 0.2]
-    kernels = mean_rbf_blocks(features, weights, 30, threshold=0.7)
+    features = peers(3, rows=100)
+    kernels = mean_rbf_blocks(features, 30)
     assert [len(kernel) for kernel in kernels] == [25, 25, 25, 25]
     own = normal(100, 5, seed=50)
     for rows, kernel in zip(blocks(100, 30), kernels, strict=True):
-        plain = sum(w * rbf_kernel(a[rows], 0.7) for w, a in zip(weights, features, strict=True))
+        plain = sum(rbf_kernel(a[rows]) / 3 for a in features)
         mine = rbf_kernel(own[rows])
         torch.testing.assert_close(kernel_cka(mine, kernel), plain_cka(mine, plain))
         torch.testing.assert_close(
@@ -175,14 +173,8 @@ def test_rbf_blocks_are_those_of_the_plain_mean_kernel() -> None:
         )
 
 
-def test_frobenius_normalised_rbf_blocks() -> None:
-    features = peers(2, rows=20)
-    (kernel,) = mean_rbf_blocks(features, [1.0, 0.0], 0, normalise="frobenius")
-    assert kernel.norm().item() == pytest.approx(1)
-
-
 def test_rbf_blocks_on_the_wire() -> None:
-    kernels = mean_rbf_blocks(peers(2, rows=101, dtype=torch.float32), [0.5, 0.5], 25)
+    kernels = mean_rbf_blocks(peers(2, rows=101, dtype=torch.float32), 25)
     packed = pack_blocks(kernels)
     assert packed["triangles"].dtype == np.float16
     assert packed["triangles"].shape == (sum(len(k) * (len(k) + 1) // 2 for k in kernels),)
@@ -206,23 +198,15 @@ def test_peers_that_do_not_fit() -> None:
     good = peers(1, rows=20)[0]
     bad = good.clone()
     bad[3, 2] = float("nan")
-    for target in (mean_target, lambda f, w, **k: mean_rbf_blocks(f, w, 8, **k)):
+    for target in (mean_target, partial(mean_rbf_blocks, block=8)):
         with pytest.raises(ValueError, match="peer 1 must be finite"):
-            target([good, bad], [0.5, 0.5])
+            target([good, bad])
         with pytest.raises(ValueError, match="peer 1 has 19, not 20"):
-            target([good, good[:19]], [0.5, 0.5])
+            target([good, good[:19]])
         with pytest.raises(ValueError, match="features of peer 0 must be"):
-            target([good[0]], [1.0])
-        with pytest.raises(ValueError, match="got 1 for 2"):
-            target([good, good], [1.0])
-        with pytest.raises(ValueError, match="got 0 for 0"):
-            target([], [])
-        with pytest.raises(ValueError, match="not all 0"):
-            target([good], [0.0])
-        with pytest.raises(ValueError, match="not negative"):
-            target([good, good], [1.5, -0.5])
-        with pytest.raises(ValueError, match="'raw' or 'frobenius', got 'trace'"):
-            target([good], [1.0], normalise="trace")
+            target([good[0]])
+        with pytest.raises(ValueError, match="one peer or more"):
+            target([])
     with pytest.raises(ValueError, match="error must be"):
         compress(good, error=-1)
 

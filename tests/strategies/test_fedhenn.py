@@ -404,7 +404,7 @@ def test_target_is_the_mean_of_the_peers_kernels(kernel: str, tmp_path: Path) ->
     expected = torch.zeros(96, 96)
     for own in features:
         values = own - own.mean(0)
-        expected += (values @ values.T if kernel == "linear" else mean_rbf_blocks([own], [1.0], 0)[0]) / 3
+        expected += (values @ values.T if kernel == "linear" else mean_rbf_blocks([own], 0)[0]) / 3
     sent = done.wire.training(2)["0"].sent.arrays["target"]
     if kernel == "rbf":
         (target,) = unpack_blocks(sent)

@@ -16,7 +16,7 @@ from fedhet.config import resolve
 from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError
 from fedhet.representations.packing import unpack
-from fedhet.representations.spectral import posteriors
+from fedhet.representations.scores import posteriors
 from fedhet.results.history import read_history
 
 OWN = {"fedhenn.target": "kernel", "fedhenn.eta0": 0.3, "fedhenn.probe": 0, "fedhenn.schedule": "constant"}
