@@ -22,7 +22,6 @@ from fedhet.randomness import derive_seed, seed_everything
 from fedhet.representations import Capturing, Output
 from fedhet.representations.descriptors import channel_means, describe, gathered, heat_maps, pooled, summarised
 from fedhet.representations.packing import Factor, pack_all, unpack_all
-from fedhet.representations.scores import posteriors
 from fedhet.representations.shared_images import distance_of, target_of, values_of
 from fedhet.representations.targets import compress
 from fedhet.wire import Payload, to_arrays
@@ -175,7 +174,7 @@ class FedHARM(ClientSide[FedHARMParameters]):
         inputs = client.pool.inputs
         try:
             if own.align == "spectral":
-                return [Factor(posteriors(client.model, inputs, client.transform))]
+                return [Factor(client.scores(inputs, "probabilities"))]
             if own.align == "cka":
                 found = self._summarised(lambda block, output: channel_means(output), inputs)
                 return [compress(part, error=own.target_error) for part in found]

@@ -161,7 +161,7 @@ def _makes(head: Captured, outputs: Tensor) -> bool:
     """Whether the head's values are the outputs, or something that ranks alike, such as their softmax."""
     try:
         made = head.features
-    except ValueError:  # it did not run
+    except ModelError:  # it did not run
         return False
     if made.shape != outputs.shape:
         return made.numel() == outputs.numel()

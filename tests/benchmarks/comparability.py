@@ -21,8 +21,8 @@ from fedhet import config as configuration
 from fedhet import population
 from fedhet.data import Pool
 from fedhet.graphs import blocks as blocks_of
+from fedhet.learning import read
 from fedhet.representations.descriptors import agreement, channel_means, describe, pooled, summarised
-from fedhet.representations.scores import posteriors
 
 SLOTS = (128, 256, 256, 96)
 GRID = 4
@@ -111,7 +111,7 @@ def described(run: Path) -> dict[str, list[Blocks]]:
         f"energy by position ({GRID} x {GRID}), centred": centred(of_all(positions)),
         "channel means, matched to one client's": matched(channels),
         "relations to the other images (CKA)": relations(channels),
-        "class posteriors (`spectral`, `fedmd`)": [[posteriors(net, pool.inputs, transform)] for net in networks],
+        "class posteriors (`spectral`, `fedmd`)": [[read(net, pool.inputs, transform).softmax(1)] for net in networks],
     }
 
 

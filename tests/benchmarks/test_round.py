@@ -20,9 +20,9 @@ from fedhet import models, population
 from fedhet.data import ClientData, load
 from fedhet.engines.local import run_locally
 from fedhet.engines.workers import WorkerGrid
+from fedhet.learning import read
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.representations import Alignment
-from fedhet.representations.scores import posteriors
 from fedhet.representations.spectral import cluster_rows
 
 pytestmark = pytest.mark.benchmark
@@ -163,7 +163,7 @@ class BareFedHeNN(BareLoop):
             if self.target is not None:
                 self.alignment = Alignment("linear", self.target, batch=own.rad_batch, generator=torch.Generator())
             self.client(model, data)
-            told.append(posteriors(model, self.pool, self.dataset.transform))
+            told.append(read(model, self.pool, self.dataset.transform).softmax(1))
         self.target = cluster_rows(told, generator=torch.Generator())
 
     def loss(self, model: nn.Module, images: Tensor, labels: Tensor, step: int) -> Tensor:

@@ -15,8 +15,8 @@ from fedhet import make_client_app, population
 from fedhet.config import resolve
 from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError
+from fedhet.learning import read
 from fedhet.representations.packing import unpack
-from fedhet.representations.scores import posteriors
 from fedhet.results.history import read_history
 
 OWN = {"fedhenn.target": "kernel", "fedhenn.eta0": 0.3, "fedhenn.probe": 0, "fedhenn.schedule": "constant"}
@@ -129,7 +129,7 @@ def test_posteriors_are_of_the_trained_network_on_the_next_rounds_rad(federate: 
     done = federate("fedhenn", public_samples=96, rounds=1, closing_epochs=0, **SPECTRAL)
     assert not done.sent[1, "0"]  # the last round
     done = federate("fedhenn", "two", public_samples=96, rounds=1, closing_epochs=1, learning_rate=1e-12, **SPECTRAL)
-    expected = posteriors(done.network("0"), _rad(done, 2), population.dataset_of(done.config).transform)
+    expected = read(done.network("0"), _rad(done, 2), population.dataset_of(done.config).transform).softmax(1)
     torch.testing.assert_close(unpack(done.sent[1, "0"]["posteriors"]).values, expected, rtol=0, atol=1e-3)
 
 
