@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 from fedhet import registry
 from fedhet.engines.processes import command, end, tail
 from fedhet.errors import FedhetError
+from fedhet.flower.insides import started_run, status_of_run
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.options import Config
 from fedhet.results.history import read_clients, read_history
@@ -87,17 +87,12 @@ def follow(
 
 
 def _run_id(output: Path) -> str | None:
-    found = re.search(r"Successfully started run (\d+)", output.read_text(encoding="utf-8", errors="replace"))
-    return found[1] if found else None
+    return started_run(output.read_text(encoding="utf-8", errors="replace"))
 
 
 def _judge(answer: str, folder: Path, output: Path) -> None:
     """Flower exits with 0 whatever became of a run; the truth is in its list and in the run's own summary."""
-    try:
-        row = json.loads(answer)["runs"][0]
-        status, details = str(row["status"]), str(row.get("status-details") or "")
-    except (ValueError, LookupError, TypeError):
-        status, details = "unknown", ""
+    status, details = status_of_run(answer)
     summary: dict[str, Any] = {}
     if (folder / "summary.json").is_file():
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from fedhet.flower.insides import RUN_ID, be_server, failure, identify, no_handler, record_of
+from fedhet.flower.insides import RUN_ID, be_server, failure, identify, no_handler, only_run, record_of
 from fedhet.learning import ClientBatching
 from fedhet.learning.batching import outcome
 
@@ -54,7 +54,7 @@ class LocalGrid(Grid):
     @property
     def run(self) -> Run:
         """Information on the run: only its number."""
-        return Run.create_empty(RUN_ID)
+        return only_run()
 
     def set_run(self, run: Run) -> None:
         """There is one run."""

@@ -2,6 +2,8 @@
 
 import copy
 import inspect
+import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +11,7 @@ from flwr.app import Array, ArrayRecord, Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 RUN_ID = 1
@@ -59,6 +62,11 @@ def be_server() -> None:
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER_ID
 
 
+def only_run() -> Run:
+    """Return Flower's information on a run of which only the number is known."""
+    return Run.create_empty(RUN_ID)
+
+
 def failure(message: Message, reason: str) -> Message:
     """Return the reply of Flower's runtime for a ClientApp that raised."""
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
@@ -83,3 +91,18 @@ def wrapper_of(strategy: Strategy) -> Strategy | None:
 def simulated(grid: Grid | None) -> bool:
     """Return whether Flower simulates the clients of a grid on this machine."""
     return type(grid).__name__ == "InMemoryGrid"
+
+
+def started_run(output: str) -> str | None:
+    """Return the number of the run that `flwr run` has started, from what it printed; None if it has not yet."""
+    line = re.search(r"Successfully started run (\d+)", output)
+    return line[1] if line else None
+
+
+def status_of_run(output: str) -> tuple[str, str]:
+    """Return the status of a run and its details, from what `flwr list --format json` printed."""
+    try:
+        row = json.loads(output)["runs"][0]
+        return str(row["status"]), str(row.get("status-details") or "")
+    except (ValueError, LookupError, TypeError):
+        return "unknown", ""

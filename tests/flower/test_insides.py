@@ -3,6 +3,7 @@
 import importlib
 import inspect
 from itertools import count
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 import fedhet
-from fedhet.engines import following
 from fedhet.flower import insides
 
 
@@ -88,7 +88,20 @@ def test_the_grid_of_a_simulation_goes_by_this_name():
     assert not insides.simulated(None)
 
 
-def test_the_line_with_the_number_of_a_run_that_starts_is_read(tmp_path):
+def test_the_line_with_the_number_of_a_run_that_starts_is_read():
     assert "Successfully started run " in inspect.getsource(importlib.import_module("flwr.cli.run.run"))
-    (tmp_path / "log").write_text("INFO: Successfully started run 1234\n")
-    assert following._run_id(tmp_path / "log") == "1234"
+    assert insides.started_run("INFO: Successfully started run 1234\n") == "1234"
+    assert insides.started_run("INFO: building\n") is None
+
+
+def test_the_status_of_a_run_is_read_from_flowers_list():
+    listing = importlib.import_module("flwr.cli.ls")
+    row = MagicMock(fab_id="a/b", status_text="finished:failed", details="no clients")
+    numbers = [name for name in inspect.signature(listing.RunRow).parameters if name not in ("details", "status_text")]
+    row.configure_mock(**dict.fromkeys({*numbers} - {"fab_id"}, 0))
+    assert insides.status_of_run(listing._to_json([row])) == ("finished:failed", "no clients")
+    assert insides.status_of_run("Error") == insides.status_of_run("") == ("unknown", "")
+
+
+def test_a_run_with_a_number_alone():
+    assert insides.only_run().run_id == insides.RUN_ID
