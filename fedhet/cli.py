@@ -57,6 +57,17 @@ Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the 
 Folders = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.", click_type=Place())
 ]
+Tune = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME:]KEY=V1,V2,...",
+        help="Choose a key's value for each method, or for one, by validation accuracy, before the runs; repeatable.",
+    ),
+]
+TuneRuns = Annotated[
+    int | None,
+    typer.Option(min=1, help="Configurations to try for each method, drawn from its grid; else the largest grid's."),
+]
 Page = Annotated[Path, typer.Option(metavar="FILE", help="The page on several runs.", click_type=Place(dir_okay=False))]
 
 
@@ -153,21 +164,8 @@ def compare(
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="Differences are to this one; the first if left out.")
     ] = None,
-    tune: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[NAME:]KEY=V1,V2,...",
-            help="Choose a key's value for each method, or for one, by validation accuracy, before the runs; may be "
-            "repeated.",
-        ),
-    ] = None,
-    tune_runs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Configurations to try for each method, drawn from its grid; the largest grid's if left out.",
-        ),
-    ] = None,
+    tune: Tune = None,
+    tune_runs: TuneRuns = None,
     tune_seeds: Annotated[str, typer.Option(help="Comma-separated; for tuning only.")] = "1000,1001,1002",
     data: Data = None,
 ) -> None:
@@ -184,16 +182,8 @@ def compare(
         if tuning is None and tune_runs is not None:
             raise ConfigError("--tune-runs: there is nothing to tune; name keys and their values with --tune")
         try:
-            done = comparing.compare(
-                methods,
-                seeds=reported,
-                config=chosen,
-                out=out,
-                jobs=jobs,
-                baseline=baseline,
-                tuning=tuning,
-                console=terminal(),
-            )
+            how: dict[str, Any] = {"jobs": jobs, "baseline": baseline, "tuning": tuning, "console": terminal()}
+            done = comparing.compare(methods, chosen, seeds=reported, out=out, **how)
         except KeyboardInterrupt as stopped:
             _stop("stopped; the same command goes on where it was", exit_code(stopped))
         typer.echo(f"{done.folder.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")

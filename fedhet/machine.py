@@ -57,7 +57,7 @@ def _key(place: str) -> bytes:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -107,7 +107,7 @@ def brought(tensor: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
 
 
 def room_on(device: "torch.device") -> int:
-    """How many processes that do what this one did on a GPU have room beside it; what it does not need is freed."""
+    """The number of processes like this one that have room beside it on a GPU; frees what this one does not need."""
     import torch
 
     each = (torch.cuda.max_memory_reserved(device) or _RUN_ON_GPU) + _CUDA_CONTEXT
@@ -117,7 +117,7 @@ def room_on(device: "torch.device") -> int:
 
 
 def runs_at_once(device: "torch.device") -> int:
-    """How many runs are carried out at a time: as many as cores, and on a GPU one for each 4 GiB of its memory."""
+    """The number of runs at a time: as many as cores, and on a GPU one for each 4 GiB of its memory."""
     import torch
 
     if device.type != "cuda":

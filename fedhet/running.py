@@ -96,7 +96,7 @@ def run(
 
 
 def progress_lines(wanted: bool | None) -> list[Observer]:
-    """What shows the progress of a run that is called in Python."""
+    """Observers that show the progress of a run that is called in Python."""
     from fedhet.results.progress import ProgressLine
 
     console = text.console()

@@ -72,7 +72,7 @@ def _why_incomplete(run: PlannedRun) -> str | None:
 
 @dataclass(frozen=True)
 class Execution:
-    """How runs are carried out.
+    """Carries out runs.
 
     Attributes:
         function: runs one configuration, as `fedhet.run` does; cloudpickle must be able to copy it.
@@ -174,7 +174,7 @@ def _call(connection: Connection) -> None:
 
 
 class Progress:
-    """How far the runs are, as a table that renews itself on a terminal.
+    """The progress of the runs, as a table that renews itself on a terminal.
 
     Args:
         runs: in order.

@@ -218,7 +218,7 @@ def _why(variant: Variant, completed: Mapping[str, Config]) -> str:
 
 
 def settled_rounds(config: Config, given: Given = Given()) -> int:  # noqa: B008 - it is frozen
-    """Ask a method that settles it by itself how many rounds it needs: its clients are greeted, nothing is trained.
+    """Ask a method that settles it by itself how many rounds it needs: its clients shake hands, nothing is trained.
 
     Raises:
         FedhetError: no client can serve.

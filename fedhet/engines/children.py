@@ -162,7 +162,7 @@ def _one_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """What is started within ignores Ctrl-C from its first moment on: this process ends the others."""
+    """Processes that are started within ignore Ctrl-C from their first moment on: this process ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

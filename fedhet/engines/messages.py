@@ -39,7 +39,7 @@ _HEAD = struct.Struct("<8sIQ?")  # the mark, checksum and size of what is pickle
 
 
 class DamagedError(OSError):
-    """What a process sent is no message."""
+    """A process sent something else than a message."""
 
 
 class SharedMessage:
@@ -67,7 +67,7 @@ class SharedMessage:
             raise
 
     def _stays(self, buffer: pickle.PickleBuffer) -> bool:
-        """Whether a buffer is pickled; else it lies beside."""
+        """Whether a buffer is pickled; else it is written to the memory beside."""
         raw = buffer.raw()
         if raw.nbytes < LARGE or not SHARES:
             return True
@@ -81,11 +81,7 @@ class SharedMessage:
         return False
 
     def send(self, connection: Connection) -> None:
-        """Send it over a socket.
-
-        Raises:
-            OSError: nobody is there.
-        """
+        """Send it over a socket; raises `OSError` where nobody is there."""
         with _socket(connection) as sock:
             sock.sendall(self._bytes)
             if self._beside:
@@ -107,7 +103,7 @@ def send(connection: Connection, content: object) -> None:
 
 
 def receive(connection: Connection, *, patience: float | None = None) -> Any:
-    """What was sent; arrays that were shared may be written to, and are this process's own then.
+    """Return the object of the next message; its arrays may be written to, and are this process's own then.
 
     Args:
         connection: where it comes.
@@ -129,21 +125,17 @@ def receive(connection: Connection, *, patience: float | None = None) -> Any:
 
 
 def _read(sock: socket.socket, size: int, until: float | None, begins: bytes = b"") -> bytearray:
-    """So many bytes, found out at once where they do not begin as they must.
-
-    Raises:
-        EOFError, OSError: who sends them has ended, sends others, or takes too long.
-    """
-    came = bytearray()
-    while len(came) < size:
+    """Read so many bytes, and find out at once where they do not begin as they must; raises as `receive`."""
+    read = bytearray()
+    while len(read) < size:
         _await(sock, until)
-        part = sock.recv(min(size - len(came), _PART))
+        part = sock.recv(min(size - len(read), _PART))
         if not part:
             raise EOFError
-        came += part
-        if not begins.startswith(came[: len(begins)]):
+        read += part
+        if not begins.startswith(read[: len(begins)]):
             raise DamagedError("something else than a message came from it")
-    return came
+    return read
 
 
 def _await(sock: socket.socket, until: float | None) -> None:
@@ -152,17 +144,13 @@ def _await(sock: socket.socket, until: float | None) -> None:
 
 
 def _memory(sock: socket.socket, until: float | None) -> memoryview:
-    """The memory whose descriptor comes now.
-
-    Raises:
-        EOFError, OSError: it does not come, or this process may open no further file.
-    """
+    """Take in the memory whose descriptor comes next; raises as `receive`, or where no more files are allowed."""
     _await(sock, until)
     try:
-        (beside,) = reduction.recvfds(sock, 1)
+        (descriptor,) = reduction.recvfds(sock, 1)
     except RuntimeError as error:
-        raise OSError(f"what was sent beside a message could not be taken in: {error}") from error
-    with open(beside, "rb") as file:
+        raise OSError(f"the memory beside a message could not be taken in: {error}") from error
+    with open(descriptor, "rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
@@ -180,7 +168,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Has Flower's arrays and torch's tensors tell of their buffers, as NumPy's do."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """How an object is pickled."""
+        """Pickle large arrays and tensors by their buffers."""
         if type(obj) is Array and len(obj.data) >= LARGE:
             return _array, (obj.dtype, obj.shape, obj.stype, pickle.PickleBuffer(obj.data))
         if type(obj) is Tensor and obj.nbytes >= LARGE and _plain(obj):

@@ -70,7 +70,7 @@ class Worker:
 
 
 def recipe(app: ClientApp, datasets: Collection[str]) -> SharedMessage:
-    """What workers are made of: the app, methods that a user gave, and data sets that are loaded here.
+    """Return the message that makes workers: the app, methods that a user gave, and data sets that are loaded here.
 
     Raises:
         Exception: whatever a user's functions raise that cannot be copied.
@@ -79,7 +79,7 @@ def recipe(app: ClientApp, datasets: Collection[str]) -> SharedMessage:
 
 
 def _work(connection: Connection, environment: Mapping[str, str], level: int, batching: ClientBatching | None) -> None:
-    """What a worker does until the run's process ends."""
+    """Handle the messages of clients until the run's process ends."""
     os.environ.update(environment)  # it is forked from a process that may be older than a change of it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
     logging.getLogger("flwr").setLevel(level)
@@ -90,17 +90,17 @@ def _work(connection: Connection, environment: Mapping[str, str], level: int, ba
     be_server()
     told: set[str] = set()
     send(connection, True)
-    came: SimpleQueue[list[tuple[Message, Context]]] = SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, came), daemon=True).start()
+    waiting: SimpleQueue[list[tuple[Message, Context]]] = SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, waiting), daemon=True).start()
     while True:
-        calls = came.get()
+        calls = waiting.get()
         replies = handled(app, calls, told, batching)
         send(connection, [(reply, context) for reply, (_, context) in zip(replies, calls, strict=True)])
 
 
-def _receive(connection: Connection, came: "SimpleQueue[list[tuple[Message, Context]]]") -> None:
-    """Take in what comes while a worker works, or who sends it would wait; without it there is nothing to work for."""
+def _receive(connection: Connection, waiting: "SimpleQueue[list[tuple[Message, Context]]]") -> None:
+    """Take in messages while the worker works, or their sender would wait; ends the process with the connection."""
     with contextlib.suppress(EOFError, OSError):
         while True:
-            came.put(receive(connection))
+            waiting.put(receive(connection))
     os._exit(1)

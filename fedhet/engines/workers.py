@@ -133,7 +133,7 @@ class WorkerGrid(LocalGrid):
         return replies
 
     def _note(self, messages: Collection[Message], started: float) -> None:
-        """How long messages took; an evaluation does not make a node a quick one."""
+        """Note the time that messages took; an evaluation does not make a node a quick one."""
         seconds = time.monotonic() - started
         if any(message.metadata.message_type == MessageType.TRAIN for message in messages):
             self._spent += seconds

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its files, and the tables, figures, reports and comparisons made of them."""
+"""The files of a run, and the tables, figures and reports made of them."""

@@ -169,7 +169,7 @@ def block_alignment_figure(matrices: Mapping[str, Any]) -> "Figure":
 
 
 def heat_maps_figure(matrices: Mapping[str, Any]) -> "Figure":
-    """What networks see in one image, a row a client: the image, then the heat map of each block over it.
+    """The regions that networks attend to in an image, a row a client: the image, then each block's heat map over it.
 
     Args:
         matrices: `image` (channels, height, width) of any range, or None where the server does not have it; `clients`;

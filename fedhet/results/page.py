@@ -61,7 +61,7 @@ details summary { cursor: pointer; color: var(--quiet); margin: .75rem 0; }
 </tbody></table></div>
 {% endmacro %}
 """
-"""What all pages share: how they begin, their figures, and a table."""
+"""Macros of all pages: their beginning, their figures, and a table."""
 
 PAGE = """\
 {{ head(title) }}

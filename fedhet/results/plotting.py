@@ -1,4 +1,4 @@
-"""How all figures look, and how they are written: PNG files, and SVG for pages.
+"""The look of all figures, and their files: PNG, and SVG for pages.
 
 Matplotlib is imported when a figure is drawn, and without pyplot: nothing here opens a display or leaves state behind.
 """

@@ -78,21 +78,12 @@ class ProgressLine(Observer):
 
     def _open(self, name: str, last: int | None, done: int, news: str) -> None:
         if self._live is None:
-            self._live = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[news]}", markup=False),
-                TimeRemainingColumn(),
-                console=self._console,
-                transient=True,
-            )
-            self._live.add_task(printable(name), total=last, completed=done, news=news)
-            self._live.start()
-        else:
-            self._live.update(
-                self._live.task_ids[0], description=printable(name), total=last, completed=done, news=news
-            )
+            text = [TextColumn(each, markup=False) for each in ("{task.description}", "{task.fields[news]}")]
+            columns = [text[0], BarColumn(), MofNCompleteColumn(), text[1], TimeRemainingColumn()]
+            self._live = Progress(*columns, console=self._console, transient=True)
+            self._live.add_task("", news="")
+        self._live.update(self._live.task_ids[0], description=printable(name), total=last, completed=done, news=news)
+        self._live.start()
 
     def _say(self, line: str) -> None:
         self._console.print(printable(line), markup=False, highlight=False)

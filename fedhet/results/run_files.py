@@ -1,4 +1,4 @@
-"""A run directory read as a whole; what each file holds is described in the README."""
+"""A run directory read as a whole; `README.md` describes its files."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from fedhet.text import all_printable
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a run directory holds; parts that a failed or unfinished run has not written are empty or None."""
+    """The content of a run directory; parts that a failed or unfinished run has not written are empty or None."""
 
     folder: Path
     settings: dict[str, Any]
@@ -50,7 +50,7 @@ class RunFiles:
 
     @property
     def rounds(self) -> int:
-        """How many rounds of training the history holds."""
+        """The number of rounds of training in the history."""
         return sum(row["round"] > 0 and not row.get("final", False) for row in self.rows)
 
 

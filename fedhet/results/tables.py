@@ -89,7 +89,7 @@ def headline(run: RunFiles) -> str:
 
 
 def unseen_words(summary: Mapping[str, Any]) -> str:
-    """What became of those who came after the last round, from `unseen_clients` of a summary."""
+    """The results of unseen clients in words, from `unseen_clients` of a summary."""
     received, scratch = summary["received_accuracy"], summary["scratch_accuracy"]
     return (
         f"unseen clients {format_value(received[0])} as received, {format_value(received[-1])} after "
@@ -112,7 +112,7 @@ def beside(summary: Mapping[str, Any]) -> str:
 
 
 def closing_table(folder: Path | str) -> "Table | str":
-    """What a run ends with on the terminal: the clients by architecture, their total, and the run's `headline`.
+    """The table at the end of a run on the terminal: clients by architecture, their total, and the run's `headline`.
 
     The headline alone where no client was evaluated.
 
