@@ -16,20 +16,21 @@ from fedhet.data import Examples, Pool
 from fedhet.errors import DataError, ModelError
 from fedhet.graphs import BlockAlignment, UnsupportedArchitecture, align_blocks, blocks
 from fedhet.learning import Loss, Phase, Step, reestimate
-from fedhet.methods.fedharm import ALIGNED, BETWEEN, FedHARMParameters
+from fedhet.methods import fedharm
+from fedhet.methods.fedharm import ALIGNED, BETWEEN
 from fedhet.options import Config
 from fedhet.randomness import derive_seed, seed_everything
 from fedhet.representations import Capturing, Output
-from fedhet.representations.descriptors import channel_means, describe, gathered, heat_maps, pooled, summarised
+from fedhet.representations.descriptors import channel_means, describe, gathered, heat_maps, summarised
 from fedhet.representations.packing import Factor, pack_all, unpack_all
-from fedhet.representations.shared_images import distance_of, target_of, values_of
+from fedhet.representations.shared_images import distance_of
 from fedhet.representations.targets import compress
 from fedhet.wire import Payload, to_arrays
 
 from ._received import check_rows, reading_request  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class FedHARM(ClientSide[FedHARMParameters]):
+class FedHARM(ClientSide[fedharm.FedHARMParameters]):
     """Private phase: CE; shared phase: alpha CE + (1 - alpha) L_cos, the distance from the global descriptors."""
 
     @cached_property
@@ -65,7 +66,7 @@ class FedHARM(ClientSide[FedHARMParameters]):
             raise DataError(f"client {client.name}: fedharm needs examples of one class each")
         if not own.aligns or own.align == "spectral":
             return Payload()
-        slots = [part.shape[1] for part in self._summarised(self._pooled, client.data.train.inputs[:1])]
+        slots = [part.shape[1] for part in self._summarised(self.filled, client.data.train.inputs[:1])]
         if own.blocks != ALIGNED or not client.config.disclose_architecture:
             return Payload(values={"slots": slots})
         found = self._alignment
@@ -85,27 +86,26 @@ class FedHARM(ClientSide[FedHARMParameters]):
             yield Phase(self.client.request.epochs, self.client.optimisation(0, 2), continues=True)
 
     def _on_shared(self, payload: Payload) -> Iterator[Phase]:
-        """One phase; or one an epoch, where places of activations are chosen anew for each."""
+        """One phase, if there is anything to train on."""
         client, own, request = self.client, self.parameters, self.client.request
-        target = self._target(payload)
+        target = self.target(payload) if own.aligns else None
         if target is None and not own.task_weight:
             return
-        pool, parts = client.pool, request.epochs if own.refresh == "epoch" else 1
+        pool = client.pool
+        captures, terms = ({}, ()) if target is None else self._towards(target)
         unlabelled = torch.zeros(len(pool), dtype=torch.long, device=client.device)
-        for part in range(parts):
-            captures, terms = ({}, ()) if target is None else self._towards(target)
-            yield Phase(
-                request.epochs // parts,
-                # It is the second half of its round, which is the one before unless it closes the run.
-                client.optimisation(part + (parts if request.closing else -parts), 2 * parts),
-                steps=own.public_steps,
-                examples=Examples(pool.inputs, unlabelled if pool.labels is None else pool.labels),
-                terms=terms,
-                task_weight=own.task_weight,
-                captures=captures,
-                continues=True,
-                measured=BETWEEN if part == parts - 1 and not request.closing else "",
-            )
+        yield Phase(
+            request.epochs,
+            # It is the second half of its round, which is the one before unless it closes the run.
+            client.optimisation(1 if request.closing else -1, 2),
+            steps=own.public_steps,
+            examples=Examples(pool.inputs, unlabelled if pool.labels is None else pool.labels),
+            terms=terms,
+            task_weight=own.task_weight,
+            captures=captures,
+            continues=True,
+            measured="" if request.closing else BETWEEN,
+        )
 
     def _towards(self, target: Sequence[Tensor]) -> tuple[Mapping[str, Capturing], tuple[Loss, ...]]:
         """What is captured of the network as it is now, and its distance from the target.
@@ -114,37 +114,28 @@ class FedHARM(ClientSide[FedHARMParameters]):
         """
         own, model = self.parameters, self.client.model
         distance_from, names = distance_of(own.align), self.blocks if own.align != "spectral" else ("phi",)
-        places = self._described()[1] if own.describes and own.descriptor == "gradients" else None
+        places = self._described()[1] if self.chooses else None
         spectral: dict[str, Capturing] = {"phi": self.client.representation}
         captures = spectral if own.align == "spectral" else {name: Output(model, name) for name in names}
 
         def distance(step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
             features = [step.captured[name] for name in names]
-            if own.align == "cka":
-                features = [channel_means(feature) for feature in features]
-            elif places is not None:
+            if places is not None:
                 features = [gathered(f, place[step.rows]) for f, place in zip(features, places, strict=True)]
-            elif own.describes:
-                features = [self._pooled(block, feature) for block, feature in enumerate(features)]
+            elif own.align != "spectral":
+                features = [self.summary(block, feature) for block, feature in enumerate(features)]
             value = distance_from(features, [part[step.rows] for part in target])
             return own.weight * value, {"distance": value}
 
         return captures, (distance,)
 
-    def _target(self, payload: Payload) -> list[Tensor] | None:
-        """What came, or what the client makes by itself of its network as it is; None where there is nothing."""
-        own, client = self.parameters, self.client
-        if not own.aligns:
-            return None
-        if own.whose == "own":
-            told = [values_of(part).cpu() for part in self._told()]
-            generator = client.generator("parallel analysis")
-            made = target_of(own.align, [told], clusters=own.clusters, error=own.target_error, generator=generator)
-            return [client.network.beside(values_of(part)) for part in made]
+    def target(self, payload: Payload) -> list[Tensor] | None:
+        """What came, part by part; None where there is nothing."""
+        client = self.client
         if "target" not in payload.arrays:
             return None
         with reading_request("target"):
-            parts = unpack_all(payload.arrays["target"], own.parts, own.target_dtype)
+            parts = unpack_all(payload.arrays["target"], self.parameters.parts, fedharm.DTYPE)
             for part in parts:
                 check_rows(part, len(client.pool))
             return [client.network.beside(part) for part in parts]
@@ -159,12 +150,12 @@ class FedHARM(ClientSide[FedHARMParameters]):
             reestimate(client.model, inputs, client.transform)
         reply = super().end(payload)
         if "tell" in payload.values:
-            reply.arrays["told"] = pack_all(self._told(), self.parameters.target_dtype)
+            reply.arrays["told"] = pack_all(self.told(), fedharm.DTYPE)
         if "distance" in client.trained.recorded:
             reply.values["distance"] = client.trained.means["distance"]
         return reply
 
-    def _told(self) -> list[Factor | Tensor]:
+    def told(self) -> list[Factor | Tensor]:
         """Descriptors, outputs of blocks, or posteriors of the shared images, in evaluation mode.
 
         Raises:
@@ -175,12 +166,10 @@ class FedHARM(ClientSide[FedHARMParameters]):
         try:
             if own.align == "spectral":
                 return [Factor(client.scores(inputs, "probabilities"))]
-            if own.align == "cka":
-                found = self._summarised(lambda block, output: channel_means(output), inputs)
-                return [compress(part, error=own.target_error) for part in found]
-            if own.descriptor == "gradients":
+            if self.chooses:
                 return [*self._described()[0]]
-            return [*self._summarised(self._pooled, inputs)]
+            found = self._summarised(self.summary, inputs)
+            return [compress(part, error=fedharm.ERROR) for part in found] if own.align == "cka" else [*found]
         except ValueError as error:
             raise ModelError(f"client {client.name}: {error}") from error
 
@@ -208,10 +197,18 @@ class FedHARM(ClientSide[FedHARMParameters]):
         except ValueError as error:
             raise ModelError(f"client {client.name}: {error}") from error
 
-    def _pooled(self, block: int, output: Tensor) -> Tensor:
-        """A block's part of descriptors that take no gradients; of the others their number of slots."""
-        kind = self.parameters.descriptor
-        return pooled(output, self.parameters.lengths[block], "max-pool" if kind == "gradients" else kind)
+    @property
+    def chooses(self) -> bool:
+        """Whether places of activations are chosen by their gradients."""
+        return self.parameters.align == "cosine"
+
+    def filled(self, block: int, output: Tensor) -> Tensor:
+        """As many numbers (n, k) of a block's output (n, ...) as its part of a descriptor has."""
+        return output.flatten(1)[:, : self.parameters.lengths[block]]
+
+    def summary(self, block: int, output: Tensor) -> Tensor:
+        """What is aligned of a block's output (n, ...) where no places are chosen: its channels' means."""
+        return channel_means(output)
 
     # ---- evaluation
 

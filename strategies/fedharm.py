@@ -6,19 +6,18 @@ with the shared phase. So the shared phase of the last round is the closing roun
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from fedhet.errors import FedhetError
 from fedhet.methods import fedharm
 from fedhet.randomness import torch_generator
 from fedhet.representations.descriptors import agreement
-from fedhet.representations.packing import pack_all, unpack_all
+from fedhet.representations.packing import Factor, pack_all, unpack_all
 from fedhet.representations.shared_images import check_told, target_of
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 from fedhet.task import Metric
@@ -67,7 +66,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         slots = reply.told.counts("slots")
         if len(slots) != len(own.lengths) or not all(0 < n <= most for n, most in zip(slots, own.lengths, strict=True)):
             raise FedhetError(f"its blocks fill {slots[:9]} of the slots {own.slots}")
-        if own.describes and (short := [n for n, k in enumerate(own.lengths) if slots[n] < k]):
+        if own.align == "cosine" and (short := [n for n, k in enumerate(own.lengths) if slots[n] < k]):
             told = ", ".join(f"block {n + 1}: {slots[n]} of {own.lengths[n]}" for n in short)
             log.warning(
                 "client %s fills fewer slots than fedharm.slots has, its blocks are smaller: %s", reply.client, told
@@ -89,10 +88,10 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         """From the second round on the target on the shared images; and whether to tell what the next is made of."""
         payloads = super().configure_fit(round, clients)
         values = {**({"shared": True} if round > 1 else {}), **({"tell": True} if self._tells(round) else {})}
-        targets = self._targets(round, clients) if round > 1 and self.parameters.travels else {}
-        for client, payload in payloads.items():
+        target = pack_all(self.target(round), fedharm.DTYPE) if round > 1 and self.travels else {}
+        for payload in payloads.values():
             payload.values |= values
-            if target := targets.get(client):
+            if target:
                 payload.arrays["target"] = target
         return payloads
 
@@ -108,43 +107,31 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         self.state.told = self.state.told | {c: r.arrays["told"] for c, r in replies.items() if "told" in r.arrays}
         return {**self._aligned(replies), **self._agreement(round, replies)}
 
+    @property
+    def travels(self) -> bool:
+        """Whether clients tell the server anything of the shared images."""
+        return "told" in self.traits.tells
+
     def _tells(self, round: int) -> bool:
         """Whether clients tell with this round's reply what the next target is made of; of the last none is made."""
-        return self.parameters.travels and round != self.run.last_round
+        return self.travels and round != self.run.last_round
 
-    def _targets(self, round: int, clients: Sequence[str]) -> dict[str, Arrays]:
-        """What each client is aligned with, as it travels."""
+    def target(self, round: int) -> list[Factor | Tensor]:
+        """What clients are aligned with, part by part, of what all told."""
         told = {client: self._unpacked(client, self.state.told[client]) for client in in_order(self.state.told)}
-        if not self.parameters.leave_out_own:
-            return dict.fromkeys(clients, self._target(round, told))
-        return {
-            client: self._target(round, {peer: parts for peer, parts in told.items() if peer != client})
-            for client in clients
-        }
-
-    def _target(self, round: int, told: Mapping[str, Sequence[Tensor]]) -> Arrays:
-        """The target of what some clients told; nothing where there are none."""
         if not told:
-            return {}
-        own, seed = self.parameters, self.config.seed
-        generator = torch_generator(seed, "parallel analysis", round)
+            return []
+        generator = torch_generator(self.config.seed, "parallel analysis", round)
         parts = list(told.values()) if self.aggregator.rule.plain else [self._combined(told)]
-        made = target_of(own.align, parts, clusters=own.clusters, error=own.target_error, generator=generator)
-        if own.whose == "shuffled":
-            order = torch.randperm(self.state.pool_size, generator=torch_generator(seed, fedharm.SHUFFLE, round))
-            made = [
-                part[order] if isinstance(part, Tensor) else replace(part, values=part.values[order]) for part in made
-            ]
-        return pack_all(made, own.target_dtype)
+        return target_of(self.parameters.align, parts, error=fedharm.ERROR, generator=generator)
 
     def _combined(self, told: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
         """Descriptors by the key `aggregation`, slot by slot of those who have it: for each block (n, K_b)."""
-        by_block = self.parameters.align == "cosine-block"
         slots = {
             client: {
                 f"{block}/{slot}": values.numpy()
                 for block, part in enumerate(parts)
-                for slot, values in enumerate((normalize(part) if by_block else part).unbind(1))
+                for slot, values in enumerate(part.unbind(1))
             }
             for client, parts in told.items()
         }
@@ -163,7 +150,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         """
         own = self.parameters
         try:
-            parts = unpack_all(told, own.parts, own.target_dtype)
+            parts = unpack_all(told, own.parts, fedharm.DTYPE)
             check_told(own.align, parts, self.state.pool_size, self.state.slots.get(client, ()))
         except ValueError as error:
             raise WireError(f"its descriptors of the shared images cannot be used: {error}") from error
@@ -181,7 +168,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
     def _agreement(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """How much more alike descriptors of the same image are than those of different ones (see `agreement`)."""
         told = {client: reply.arrays["told"] for client, reply in replies.items() if "told" in reply.arrays}
-        if not self.parameters.describes or len(told) < 2 or self.state.pool_size < 2:
+        if self.parameters.align != "cosine" or len(told) < 2 or self.state.pool_size < 2:
             return {}
         same, other = agreement([self._unpacked(client, told[client]) for client in told])
         self.state.cosines = [*self.state.cosines, {"round": round, "same": same, "other": other}]

@@ -6,11 +6,9 @@ the values. Scores are gradients of the log-odds z_c - logsumexp of the other lo
 as those of p_c and of the cross-entropy do, of which they are a multiple, and do not vanish once the image is fitted.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +17,6 @@ from torch import Tensor, nn
 from fedhet.errors import ModelError
 from fedhet.representations.features import Output
 
-Pooling = Literal["average-pool", "max-pool", "attention-map"]
 BATCH = 64
 """Images that are described at once."""
 
@@ -140,32 +137,6 @@ def gathered(features: Tensor, places: Tensor) -> Tensor:
     return features.flatten(1).gather(1, places.long())
 
 
-def pooled(features: Tensor, slots: int, kind: Pooling) -> Tensor:
-    """A descriptor (n, k) that takes no gradients.
-
-    It is a block's output (n, ...), flattened and adaptively pooled, as the paper compares with, or the mean square of
-    its channels by position (Zagoruyko and Komodakis, ICLR 2017).
-
-    Args:
-        features: the block's output.
-        slots: how many it is pooled to; where there are fewer units, they are taken as they are. An attention map has a
-            square grid of them, whatever the size of the output.
-        kind: average or maximum, or an attention map.
-
-    Raises:
-        ModelError: an attention map of outputs that are not (n, channels, height, width).
-    """
-    if kind == "attention-map":
-        if features.ndim != 4:
-            raise ModelError(
-                f"an attention map needs outputs (n, channels, height, width), got {tuple(features.shape)}"
-            )
-        return F.adaptive_avg_pool2d(features.square().mean(1), math.isqrt(slots)).flatten(1)
-    units = features.flatten(1)
-    pool = F.adaptive_avg_pool1d if kind == "average-pool" else F.adaptive_max_pool1d
-    return pool(units[:, None], min(slots, units.shape[1]))[:, 0]
-
-
 @torch.no_grad()
 def summarised(
     model: nn.Module,
@@ -230,31 +201,27 @@ def heat_maps(
 # ---- of several clients
 
 
-def cosine(own: Sequence[Tensor], others: Sequence[Tensor], *, by_block: bool = False) -> Tensor:
+def cosine(own: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     """Cosine (n,) between descriptors of the same images, over the slots that both have.
 
     Args:
         own: for each block (n, k_b), part of a graph or not.
         others: for each block (n, k'_b).
-        by_block: the mean over blocks of the cosine within each, rather than that of the whole vectors.
     """
     pairs = [_common(one, other) for one, other in zip(own, others, strict=True)]
-    if by_block:
-        return torch.stack([F.cosine_similarity(one, other) for one, other in pairs]).mean(0)
     return F.cosine_similarity(torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs], 1))
 
 
-def mean_descriptor(clients: Sequence[Sequence[Tensor]], *, by_block: bool = False) -> list[Tensor]:
+def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """For each image, block and slot the mean over the clients that have the slot.
 
     Args:
         clients: each client's descriptors, for each block (n, k_b); summed in float64 in this order.
-        by_block: each client's block of an image is scaled to length one first.
 
     Returns:
         For each block (n, K_b), K_b being the largest k_b, in the dtype of the first client's.
     """
-    return [_SlotSums(block, unit=by_block).mean() for block in zip(*clients, strict=True)]
+    return [_SlotSums(block).mean() for block in zip(*clients, strict=True)]
 
 
 def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[float]]:
@@ -299,13 +266,13 @@ def _common(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 class _SlotSums:
     """Sums over clients of a block's slots, the widest client's being all of them."""
 
-    def __init__(self, clients: Sequence[Tensor], *, unit: bool = False) -> None:
+    def __init__(self, clients: Sequence[Tensor]) -> None:
         width = max(each.shape[1] for each in clients)
         self._dtype = clients[0].dtype
         self._sum = torch.zeros(len(clients[0]), width, dtype=torch.float64)
         self._count = torch.zeros(width, dtype=torch.float64)
         for each in clients:
-            self._sum[:, : each.shape[1]] += F.normalize(each.double(), dim=1) if unit else each
+            self._sum[:, : each.shape[1]] += each
             self._count[: each.shape[1]] += 1
 
     def mean(self) -> Tensor:

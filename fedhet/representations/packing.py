@@ -12,7 +12,6 @@ from torch import Tensor
 from fedhet.representations.cka import check_features
 
 WireDtype = Literal["float16", "float32"]
-RowDtype = Literal["float16", "float32", "int8"]
 Packed = dict[str, npt.NDArray[np.generic]]
 
 
@@ -154,48 +153,35 @@ def unpack_blocks(packed: Packed, dtype: WireDtype | None = None) -> list[Tensor
     return kernels
 
 
-def pack_rows(values: Tensor, dtype: RowDtype = "float16") -> Packed:
+def pack_rows(values: Tensor, dtype: WireDtype = "float16") -> Packed:
     """Vectors of which only the directions matter, as arrays to send.
 
     Args:
         values: `(n, k)`, a vector an example.
-        dtype: `"float32"`, `"float16"` scaled by one power of two, or `"int8"`.
+        dtype: `"float32"`, or `"float16"` scaled by one power of two.
 
     Returns:
-        `rows` `(n, k)`; with it `exponent` int16, 0-d, whose power of two is the unit, or for int8 `steps` float32
-        `(n,)`, the unit of each row, whose largest entry is 127 steps.
+        `rows` `(n, k)`; with it `exponent` int16, 0-d, whose power of two is the unit.
     """
-    own = values.detach().cpu().float()
-    if dtype == "int8":
-        steps = column_steps(own.T)
-        return {"rows": (own / steps[:, None]).round().to(torch.int8).numpy(), "steps": steps.numpy()}
-    rows, exponent = _scaled(own.numpy(), dtype)
+    rows, exponent = _scaled(values.detach().cpu().float().numpy(), dtype)
     return {"rows": rows, "exponent": np.array(exponent, np.int16)}
 
 
-def unpack_rows(packed: Packed, dtype: RowDtype | None = None) -> Tensor:
+def unpack_rows(packed: Packed, dtype: WireDtype | None = None) -> Tensor:
     """The vectors that `pack_rows` made these of, `(n, k)` float32; arguments and errors as of `unpack`."""
-    rows = _array(packed, "rows", _either(dtype, "int8"))
-    if rows.dtype.kind == "f":
-        found = torch.from_numpy(_unscaled(rows, packed))
-    else:
-        steps = _steps(packed)
-        if rows.ndim != 2 or steps.shape != rows.shape[:1]:
-            raise ValueError(f"packed rows do not fit: {rows.shape} with steps {steps.shape}")
-        found = torch.from_numpy(rows.astype(np.float32) * steps[:, None])
-    _check_names(packed, ("rows", "exponent" if rows.dtype.kind == "f" else "steps"))
+    found = torch.from_numpy(_unscaled(_array(packed, "rows", _either(dtype)), packed))
+    _check_names(packed, ("rows", "exponent"))
     check_finite_features(found, "packed rows")
     return found
 
 
-def pack_all(parts: Sequence[Factor | Tensor], dtype: RowDtype = "float16") -> Packed:
-    """Factors and vectors as one group of arrays, in their order; int8 is for vectors, factors are float16 then."""
-    of_factors: WireDtype = "float16" if dtype == "int8" else dtype
-    packed = [pack_rows(part, dtype) if isinstance(part, Tensor) else pack(part, of_factors) for part in parts]
+def pack_all(parts: Sequence[Factor | Tensor], dtype: WireDtype = "float16") -> Packed:
+    """Factors and vectors as one group of arrays, in their order."""
+    packed = [pack_rows(part, dtype) if isinstance(part, Tensor) else pack(part, dtype) for part in parts]
     return {f"{place}/{key}": array for place, part in enumerate(packed) for key, array in part.items()}
 
 
-def unpack_all(group: Packed, count: int, dtype: RowDtype | None = None) -> list[Tensor]:
+def unpack_all(group: Packed, count: int, dtype: WireDtype | None = None) -> list[Tensor]:
     """The values of the factors and vectors that `pack_all` made these of, in float32.
 
     Args:
@@ -212,8 +198,7 @@ def unpack_all(group: Packed, count: int, dtype: RowDtype | None = None) -> list
         if place not in parts:
             raise ValueError(f"there must be {count} packed parts, and {name[:50]!r} is of none of them")
         parts[place][key] = array
-    of_factors: WireDtype | None = "float16" if dtype == "int8" else dtype
-    return [unpack(p, of_factors).values if "fine" in p else unpack_rows(p, dtype) for p in parts.values()]
+    return [unpack(p, dtype).values if "fine" in p else unpack_rows(p, dtype) for p in parts.values()]
 
 
 def _scaled(values: npt.NDArray[np.float32], dtype: WireDtype) -> tuple[npt.NDArray[np.generic], int]:
@@ -250,9 +235,9 @@ def _steps(packed: Packed) -> npt.NDArray[np.float32]:
     return steps
 
 
-def _either(dtype: str | None, *others: str) -> tuple[str, ...]:
+def _either(dtype: str | None) -> tuple[str, ...]:
     """The dtypes of what is rounded as asked for; all that there are, if nothing was."""
-    return (dtype,) if dtype else ("float16", "float32", *others)
+    return (dtype,) if dtype else ("float16", "float32")
 
 
 def _check_names(packed: Packed, names: Sequence[str]) -> None:

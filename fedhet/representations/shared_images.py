@@ -17,7 +17,7 @@ from fedhet.representations.packing import Factor, check_told_features
 from fedhet.representations.spectral import check_posteriors, cluster_rows
 from fedhet.representations.targets import mean_target
 
-Kind = Literal["cosine", "cosine-block", "cka", "spectral"]
+Kind = Literal["cosine", "cka", "spectral"]
 Distance = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 """From a batch's values of a client, part by part, and the target's values of the same images to a scalar."""
 
@@ -29,7 +29,6 @@ def target_of(
     kind: Kind,
     clients: Sequence[Sequence[Tensor]],
     *,
-    clusters: int,
     error: float,
     generator: torch.Generator,
 ) -> list[Factor | Tensor]:
@@ -39,7 +38,6 @@ def target_of(
         kind: what is aligned.
         clients: what each told of the same n images, part by part: descriptors or outputs of blocks (n, width), or its
             posteriors, a single part (n, C).
-        clusters: columns of the spectral target; 0: as `fedhet.representations.spectral.count_clusters` counts.
         error: that compression of CKA's factors aims at.
         generator: draws what the number of clusters is compared with.
 
@@ -49,10 +47,10 @@ def target_of(
     """
     if kind == "spectral":
         (told,) = zip(*clients, strict=True)
-        return [Factor(cluster_rows(told, clusters=clusters, generator=generator))]
+        return [Factor(cluster_rows(told, generator=generator))]
     if kind == "cka":
         return [mean_target(block, unit=True, error=error) for block in zip(*clients, strict=True)]
-    return [*mean_descriptor(clients, by_block=kind == "cosine-block")]
+    return [*mean_descriptor(clients)]
 
 
 def values_of(part: Factor | Tensor) -> Tensor:
@@ -64,7 +62,7 @@ def distance_of(kind: Kind) -> Distance:
     """1 - cosine, a mean over images; or 1 - CKA, a mean over parts."""
     if kind in ("cka", "spectral"):
         return _beyond_cka
-    return lambda own, target: 1 - cosine(own, target, by_block=kind == "cosine-block").mean()
+    return lambda own, target: 1 - cosine(own, target).mean()
 
 
 def _beyond_cka(own: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
@@ -87,7 +85,7 @@ def check_told(kind: Kind, parts: Sequence[Tensor], images: int, widths: Sequenc
     """
     for number, part in enumerate(parts):
         check_told_features(part, f"part {number}")
-        expected = (images, widths[number] if kind.startswith("cosine") else part.shape[1])
+        expected = (images, widths[number] if kind == "cosine" else part.shape[1])
         if tuple(part.shape) != expected:
             raise ValueError(f"part {number} has shape {tuple(part.shape)}, expected {expected}")
     if kind == "spectral":

@@ -22,7 +22,7 @@ from fedhet import population
 from fedhet.data import Pool
 from fedhet.graphs import blocks as blocks_of
 from fedhet.learning import read
-from fedhet.representations.descriptors import agreement, channel_means, describe, pooled, summarised
+from fedhet.representations.descriptors import agreement, channel_means, describe, summarised
 
 SLOTS = (128, 256, 256, 96)
 GRID = 4
@@ -40,6 +40,16 @@ def networks_of(run: Path) -> tuple[list[nn.Module], Pool, Callable[[Tensor], Te
         network.load_state_dict(load_file(run / "models" / f"{number}.safetensors"))
         networks.append(network.eval())
     return networks, pool, population.dataset_of(config).transform
+
+
+def pooled(pool: Callable[[Tensor, int], Tensor]) -> Callable[[int, Tensor], Tensor]:
+    """A block's activations, flattened and adaptively pooled to as many as it has slots."""
+
+    def pooled(block: int, output: Tensor) -> Tensor:
+        units = output.flatten(1)
+        return pool(units[:, None], min(SLOTS[block], units.shape[1]))[:, 0]
+
+    return pooled
 
 
 def moments(_: int, output: Tensor) -> Tensor:
@@ -105,8 +115,8 @@ def described(run: Path) -> dict[str, list[Blocks]]:
         "largest gradients (the paper's)": largest,
         "the same, centred": centred(largest),
         "the same, in order of size, centred": centred(sizes),
-        "average pooling, centred": centred(of_all(lambda block, output: pooled(output, SLOTS[block], "average-pool"))),
-        "max pooling, centred": centred(of_all(lambda block, output: pooled(output, SLOTS[block], "max-pool"))),
+        "average pooling, centred": centred(of_all(pooled(F.adaptive_avg_pool1d))),
+        "max pooling, centred": centred(of_all(pooled(F.adaptive_max_pool1d))),
         "moments, centred": centred(of_all(moments)),
         f"energy by position ({GRID} x {GRID}), centred": centred(of_all(positions)),
         "channel means, matched to one client's": matched(channels),

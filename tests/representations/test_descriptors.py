@@ -25,7 +25,6 @@ from fedhet.representations.descriptors import (
     heat_maps,
     log_odds,
     mean_descriptor,
-    pooled,
     strongest,
     summarised,
 )
@@ -200,26 +199,6 @@ def test_summaries_are_of_the_whole_blocks() -> None:
     torch.testing.assert_close(means[1], logits)
 
 
-def test_pooling_is_adaptive() -> None:
-    block = torch.arange(24.0).view(1, 2, 3, 4)
-    assert pooled(block, 4, "average-pool").tolist() == [[2.5, 8.5, 14.5, 20.5]]
-    assert pooled(block, 4, "max-pool").tolist() == [[5.0, 11.0, 17.0, 23.0]]
-    assert torch.equal(pooled(block, 100, "average-pool"), block.flatten(1))
-
-
-def test_an_attention_map_has_one_size_and_knows_no_channels() -> None:
-    small, large = torch.randn(3, 5, 2, 2), torch.randn(3, 7, 8, 8)
-    assert pooled(small, 16, "attention-map").shape == pooled(large, 16, "attention-map").shape == (3, 16)
-    block = torch.tensor([[1.0, 2.0], [3.0, -4.0]]).repeat_interleave(2, 0).repeat_interleave(2, 1)[None, None]
-    expected = torch.tensor([[1.0, 4.0, 9.0, 16.0]])
-    torch.testing.assert_close(pooled(block.expand(1, 6, 4, 4), 4, "attention-map"), expected)
-    torch.testing.assert_close(
-        pooled(large, 9, "attention-map"), pooled(-large[:, torch.randperm(7)], 9, "attention-map")
-    )
-    with pytest.raises(ValueError, match=r"needs outputs \(n, channels, height, width\), got \(3, 5\)"):
-        pooled(small[:, :, 0, 0], 4, "attention-map")
-
-
 def test_a_heat_map_is_where_the_class_is() -> None:
     class Corners(nn.Module):
         """Class 0 is light in the left upper corner, class 1 in the right lower one."""
@@ -258,8 +237,6 @@ def test_the_mean_of_a_slot_is_over_those_who_have_it() -> None:
         for slot in range(mean[block].shape[1]):
             having = [own[block][:, slot] for own in described if own[block].shape[1] > slot]
             torch.testing.assert_close(mean[block][:, slot], torch.stack(having).mean(0))
-    unit = mean_descriptor(described, by_block=True)
-    torch.testing.assert_close(unit[0][:, 3], sum(F.normalize(own[0])[:, 3] for own in described[:2]) / 2)
 
 
 def test_the_order_of_clients_changes_nothing() -> None:
@@ -274,8 +251,6 @@ def test_a_cosine_is_over_the_slots_that_both_have() -> None:
     own, other = clients(2)
     expected = F.cosine_similarity(torch.cat(own, 1), torch.cat([other[0], other[1][:, :6]], 1))
     torch.testing.assert_close(cosine(own, other), expected)
-    by_block = (F.cosine_similarity(own[0], other[0]) + F.cosine_similarity(own[1], other[1][:, :6])) / 2
-    torch.testing.assert_close(cosine(own, other, by_block=True), by_block)
     torch.testing.assert_close(cosine(own, [3 * block for block in own]), torch.ones(12))
 
 

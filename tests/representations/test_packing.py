@@ -14,7 +14,6 @@ from torch import Tensor
 from fedhet.representations.packing import (
     Factor,
     Packed,
-    RowDtype,
     WireDtype,
     pack,
     pack_all,
@@ -33,8 +32,8 @@ def descriptors(count: int = 40) -> Tensor:
     return torch.randn(count, 300, generator=generator).relu() * torch.logspace(-3, 6, count)[:, None]
 
 
-@pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-6), ("float16", 1e-3), ("int8", 2e-3)])
-def test_directions_survive_the_wire(dtype: RowDtype, error: float) -> None:
+@pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-6), ("float16", 1e-3)])
+def test_directions_survive_the_wire(dtype: WireDtype, error: float) -> None:
     values = descriptors()
     packed = pack_rows(values, dtype)
     assert packed["rows"].dtype == dtype
@@ -43,13 +42,10 @@ def test_directions_survive_the_wire(dtype: RowDtype, error: float) -> None:
     # float16 has one unit for all images, so that those a billion times smaller than the largest are lost.
     rows = slice(20, None) if dtype == "float16" else slice(None)
     assert (1 - F.cosine_similarity(found, values))[rows].max() < error
-    if dtype == "int8":
-        torch.testing.assert_close(found, values, rtol=0, atol=float(values.abs().max()) / 253)
-        assert (found - values).abs().amax(1).le(values.abs().amax(1) / 253).all()
 
 
 def test_zeros_are_zeros() -> None:
-    for dtype in ("float32", "float16", "int8"):
+    for dtype in ("float32", "float16"):
         assert not unpack_rows(pack_rows(torch.zeros(3, 4), dtype)).any()
 
 
@@ -68,8 +64,7 @@ def test_several_parts_are_one_group() -> None:
         ({"0/rows": None}, "needs an array 'rows'"),
         ({"0/exponent": None}, "needs an array 'exponent'"),
         ({"0/rows": np.full((3, 4), np.nan, np.float16)}, "must be finite"),
-        ({"0/rows": np.zeros((3, 4), np.int8)}, "needs an array 'steps'"),
-        ({"0/rows": np.zeros((3, 4), np.int8), "0/steps": np.ones(2, np.float32)}, "do not fit"),
+        ({"0/rows": np.zeros((3, 4), np.int8)}, "cannot be of dtype int8"),
         ({"0/rows": np.zeros((3, 4), bool)}, "cannot be of dtype bool"),
         ({"0/rows": np.zeros(3, np.float16)}, r"must be a floating tensor of shape \(examples, width\)"),
         ({"2/rows": np.zeros((3, 4), np.float16)}, "'2/rows' is of none of them"),
@@ -90,7 +85,6 @@ FORMATS: dict[str, tuple[Packed, Callable[..., Any], str]] = {
     "factor in float32": (pack(FACTOR, "float32"), unpack, "float32"),
     "blocks": (pack_blocks(KERNELS), unpack_blocks, "float16"),
     "rows": (pack_rows(VALUES), unpack_rows, "float16"),
-    "rows in int8": (pack_rows(VALUES, "int8"), unpack_rows, "int8"),
 }
 """What travels, what reads it, and the dtype that was agreed on."""
 
@@ -122,8 +116,7 @@ def test_only_what_packing_makes_is_unpacked(what: str) -> None:
         ("factor in float32", "coarse", np.ones((6, 2), np.int8), "do not fit"),
         ("factor", "steps", np.array([1, -1], np.float32), "steps must be positive"),
         ("factor", "steps", np.array([1, np.inf], np.float32), "steps must be positive"),
-        ("rows in int8", "steps", np.zeros(6, np.float32), "steps must be positive"),
-        ("rows in int8", "rows", np.array(3, np.int8), "do not fit"),
+        ("rows", "rows", np.array(3, np.float16), "must be a floating tensor"),
         ("blocks", "sizes", np.array([7, -6], np.int32), "do not fit"),
         ("blocks", "sizes", np.array([[6], [3]], np.int32), "do not fit"),
         ("blocks", "sizes", np.full(27, 0, np.int32), "do not fit"),

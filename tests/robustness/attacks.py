@@ -53,7 +53,6 @@ OF_METHOD = {
         "architectures": "cnn-1-1,mlp",
         "fedharm.blocks": "body.1,body.2,head; body.2,body.4,head",
         "fedharm.slots": "32,32,10",
-        "fedharm.target-dtype": "float32",
     },
     "pfedhn": {"architectures": "mlp", "rounds": 20, "evaluate-every": 20, "pfedhn.server-learning-rate": 0.03},
     "fedma": MLPS | {"rounds": 3, "local-epochs": 10, "shared-init": False},

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from fedhet import comparing, population, registry
 from fedhet import config as configuration
+from fedhet.errors import ModelError
 from fedhet.learning import read
+from fedhet.methods import fedharm
 from fedhet.representations import Representation, debiased_linear_cka, linear_cka
-from fedhet.representations.packing import unpack
+from fedhet.representations.packing import unpack, unpack_all
 
 FROZEN = 1e-12
 """A learning rate at which nobody learns, so that a network stays at no distance from itself."""
@@ -149,3 +151,67 @@ def test_pfnm_without_matching_is_a_plain_average(federate: Any) -> None:
         assert plain.state.model["head.weight"].shape == (10, 200) != matched.state.model["head.weight"].shape
         accuracy = [done.summary["personal_accuracy"]["weighted"] for done in (plain, matched)]
         assert accuracy[0] < accuracy[1]
+
+
+# ---- FedHARM
+
+HARM = {
+    **{"architectures": "cnn-1-1,mlp", "public_samples": 40, "closing_epochs": 2, "fedharm.alpha": 0.5},
+    **{"fedharm.blocks": "body.1,body.2; body.2,body.4", "fedharm.slots": "24,12"},
+}
+SPECTRAL_HARM = {"architectures": "cnn-1-1,mlp", "public_samples": 40, "closing_epochs": 2, "fedharm.align": "spectral"}
+
+
+def target_of(done: Any, client: str, parts: int) -> list[Tensor]:
+    return unpack_all(done.received[2, client]["target"], parts)
+
+
+@pytest.mark.parametrize("align", ["cosine", "cka"])
+def test_a_frozen_network_is_at_no_distance_from_its_own_target(
+    align: str, federate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedharm, "ERROR", 0.0)
+    settings = {**HARM, "fedharm.align": align, "learning_rate": FROZEN, "batch_size": 40}
+    done = federate(control("fedharm", "own"), **settings)
+    assert not any(done.received.values())
+    assert not any(done.sent.values())
+    assert done.rows[2]["metrics"]["alignment"] == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize(("align", "parts"), [("cosine", 2), ("spectral", 1), ("cka", 2)])
+def test_shuffled_is_the_target_of_other_images(align: str, parts: int, federate: Any) -> None:
+    settings = (SPECTRAL_HARM if align == "spectral" else {**HARM, "fedharm.align": align}) | {"learning_rate": FROZEN}
+    right = federate("fedharm", "right", **settings)
+    wrong = federate(control("fedharm", "shuffled"), "wrong", **settings)
+    for one, other in zip(target_of(right, "0", parts), target_of(wrong, "0", parts), strict=True):
+        assert not torch.equal(one, other)
+        assert torch.cdist(one.double(), other.double()).amin(1).max() < 1e-3  # every row is there, elsewhere
+    assert wrong.rows[2]["metrics"]["alignment"] < right.rows[2]["metrics"]["alignment"]
+
+
+@pytest.mark.parametrize("name", ["attention", "own_attention", "shuffled_attention"])
+def test_attention_maps_have_one_size_and_take_no_places(name: str, federate: Any) -> None:
+    own = {"fedharm.blocks": "body.1,body.2", "fedharm.slots": "4,9", "architectures": "cnn-1-1,cnn-2-2"}
+    done = federate(control("fedharm", name), **HARM | own, rounds=2)
+    assert done.failures == []
+    assert done.rows[3]["metrics"]["alignment"] > 0
+    if name != "own_attention":
+        assert [part.shape[1] for part in unpack_all(done.sent[1, "0"]["told"], 2)] == [4, 9]
+
+
+def test_an_attention_map_knows_no_channels(controls_of: Any) -> None:
+    half = controls_of("fedharm").Attention.__new__(controls_of("fedharm").Attention)
+    block = torch.tensor([[1.0, 2.0], [3.0, -4.0]]).repeat_interleave(2, 0).repeat_interleave(2, 1)[None, None]
+
+    class Keys:
+        lengths = (4, 9, 5)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(half), "parameters", Keys(), raising=False)
+        expected = torch.tensor([[1.0, 4.0, 9.0, 16.0]])
+        torch.testing.assert_close(half.summary(0, block.expand(1, 6, 4, 4)), expected)
+        large = torch.randn(3, 7, 8, 8)
+        torch.testing.assert_close(half.summary(1, large), half.summary(1, -large[:, torch.randperm(7)]))
+        for number, output in ((0, large[:, :, 0, 0]), (2, large)):
+            with pytest.raises(ModelError, match="and a square of positions, got"):
+                half.summary(number, output)

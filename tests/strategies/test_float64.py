@@ -35,7 +35,6 @@ CASES = {name: OF_METHOD.get(name, {}) for name in registry.own_methods()} | {
     "fedhenn spectral": {"fedhenn.eta0": 1.0, "fedhenn.target": "spectral"},
     "fedharm cka": HARM | {"fedharm.align": "cka", "fedharm.labels": False},
     "fedharm spectral": HARM | {"fedharm.align": "spectral", "fedharm.labels": False},
-    "fedharm own": HARM | {"fedharm.align": "cka", "fedharm.labels": False, "fedharm.whose": "own"},
 }
 
 pytestmark = pytest.mark.usefixtures("no_report")
