@@ -225,7 +225,8 @@ def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> list[Choice]:
     for values in itertools.product(*(grid[key] for key in keys)):
         settings = shared.settings(variant, tuning.seeds[0], dict(zip(keys, values, strict=True))).flat()
         choices.append(tuple((key, settings[key]) for key in keys))
-    return distinct(choices)
+    without_effect = {key for key in keys if len({dict(each)[key] for each in choices}) < min(len({*grid[key]}), 2)}
+    return distinct(tuple(pair for pair in each if pair[0] not in without_effect) for each in choices)
 
 
 def _drawn(grid: Sequence[Choice], number: int, seed: int, variant: str) -> list[Choice]:

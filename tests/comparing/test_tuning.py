@@ -128,6 +128,12 @@ def test_an_edge_of_the_keys_own_range_is_none(comparison):
     assert (fedhenn["chosen"], fedhenn["edges"], len(fedhenn["tried"])) == ({"fedhenn.eta0": 0.0}, [], 2)
 
 
+def test_a_key_without_effect_is_not_tuned(comparison):
+    comparison.go(methods=("local", "nearest-neighbour"), seeds=(0,), tuning=Tuning(RATES, (9,)))
+    nearest = record(comparison)["methods"]["nearest-neighbour"]
+    assert (nearest["grid"], len(nearest["tried"]), nearest["chosen"]) == (1, 1, {})
+
+
 def test_ties_get_further_seeds_and_are_listed_with_their_results(comparison):
     """The momentum changes nothing here, so no seed tells its values apart."""
     tuning = Tuning({"learning-rate": [0.1, 0.2, 0.3], "momentum": [0.0, 0.5]}, (9, 10))
