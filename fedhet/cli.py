@@ -262,7 +262,7 @@ def keys(
 
     _quietly()
     if toml:
-        from fedhet.engines.bundle import app_table
+        from fedhet.engines.flower import app_table
 
         typer.echo(app_table(), nl=False)
         return

@@ -25,8 +25,8 @@ import fedhet
 from fedhet import config as configuration
 from fedhet import registry
 from fedhet.engines import flower
-from fedhet.engines.bundle import app_table, make_app
-from fedhet.engines.processes import command, environment_of_commands, superlink
+from fedhet.engines.commands import command, environment_of_commands, superlink
+from fedhet.engines.flower import app_table, make_app
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.history import read_history
 from fedhet.results.run_result import RunResult
