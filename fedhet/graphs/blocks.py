@@ -11,28 +11,24 @@ from torch import Tensor, nn
 from torch.nn.modules import pooling
 
 from fedhet.graphs.graph import UnsupportedArchitecture
+from fedhet.graphs.reading import in_evaluation_mode
 
-_LAST_FOUR: dict[tuple[str, int], tuple[int, ...]] = {
-    ("EfficientNet", 9): (4, 5, 6, 7),
-    ("MobileNetV3", 17): (10, 12, 15, 16),
-    ("MobileNetV3", 13): (6, 8, 11, 12),
+_GIVEN: dict[str, dict[tuple[str, int], tuple[int, ...]]] = {
+    "last-four": {
+        ("EfficientNet", 9): (4, 5, 6, 7),
+        ("MobileNetV3", 17): (10, 12, 15, 16),
+        ("MobileNetV3", 13): (6, 8, 11, 12),
+    },
+    "stride": {
+        ("EfficientNet", 9): (2, 3, 5, 7),
+        ("MobileNetV3", 17): (3, 6, 12, 16),
+        ("MobileNetV3", 13): (1, 3, 8, 12),
+    },
 }
-"""By class and number of its `features`, which of them end the last four of the blocks that their papers list."""
+"""By class and number of its `features`, which of them end the last four of the blocks that their papers list, or the
+last four spatial sizes, as a ResNet's four layers do."""
 
-_STRIDE: dict[tuple[str, int], tuple[int, ...]] = {
-    ("EfficientNet", 9): (2, 3, 5, 7),
-    ("MobileNetV3", 17): (3, 6, 12, 16),
-    ("MobileNetV3", 13): (1, 3, 8, 12),
-}
-"""Likewise, which end the last four spatial sizes, as a ResNet's four layers do."""
-
-_GIVEN = {"last-four": _LAST_FOUR, "stride": _STRIDE}
-_POOLING = (
-    pooling._MaxPoolNd,
-    pooling._AvgPoolNd,
-    pooling._AdaptiveMaxPoolNd,
-    pooling._AdaptiveAvgPoolNd,
-)
+_POOLING = (pooling._MaxPoolNd, pooling._AvgPoolNd, pooling._AdaptiveMaxPoolNd, pooling._AdaptiveAvgPoolNd)
 
 
 def blocks(model: nn.Module, example: Tensor, *, chosen: str = "last-four", count: int = 4) -> tuple[str, ...]:
@@ -74,15 +70,13 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
         model: any `nn.Module`; runs once, in evaluation mode; its modes are put back.
         example: a batch (n, channels, height, width) of its inputs.
     """
-    ends: dict[tuple[int, ...], str] = {}
-    nesting = _nestings(model)
-    for name, value in _maps(model, example):
+    ends: dict[tuple[int, ...], tuple[int, str]] = {}
+    for name, nesting, value in _maps(model, example):
         size = tuple(value.shape[2:])
-        for smaller in [other for other in ends if prod(other) < prod(size)]:
-            del ends[smaller]
-        if size not in ends or nesting[name] <= nesting[ends[size]]:
-            ends[size] = name
-    return [ends[size] for size in sorted(ends, key=prod, reverse=True)]
+        ends = {other: end for other, end in ends.items() if prod(other) >= prod(size)}
+        if size not in ends or nesting <= ends[size][0]:
+            ends[size] = nesting, name
+    return [name for _, name in ends.values()]
 
 
 def trunk(model: nn.Module, example: Tensor) -> list[str]:
@@ -95,52 +89,46 @@ def trunk(model: nn.Module, example: Tensor) -> list[str]:
         model: any `nn.Module`; runs once, in evaluation mode; its modes are put back.
         example: a batch (n, channels, height, width) of its inputs.
     """
-    nesting, modules = _nestings(model), dict(model.named_modules())
-    found: list[tuple[str, Tensor]] = []
-    for name, value in _maps(model, example):
-        if any(parameter.ndim > 1 for parameter in modules[name].parameters()):
-            found = [(other, maps) for other, maps in found if prod(maps.shape[2:]) >= prod(value.shape[2:])]
-            found = [(other, maps) for other, maps in found if maps is not value]
-            found.append((name, value))
-    least = min((nesting[name] for name, _ in found), default=0)
-    return [name for name, _ in found if nesting[name] == least]
+    found: list[tuple[str, int, Tensor]] = []
+    for name, nesting, value in _maps(model, example):
+        if any(parameter.ndim > 1 for parameter in model.get_submodule(name).parameters()):
+            found = [
+                each for each in found if prod(each[2].shape[2:]) >= prod(value.shape[2:]) and each[2] is not value
+            ]
+            found.append((name, nesting, value))
+    least = min((nesting for _, nesting, _ in found), default=0)
+    return [name for name, nesting, _ in found if nesting == least]
 
 
-def _maps(model: nn.Module, example: Tensor) -> list[tuple[str, Tensor]]:
-    """The feature maps that modules return, with their names, in the order in which they are done; not what pools."""
-    found: list[tuple[str, Tensor]] = []
+def _area(maps: Tensor) -> int:
+    return prod(maps.shape[2:])
+
+
+def _maps(model: nn.Module, example: Tensor) -> list[tuple[str, int, Tensor]]:
+    """The feature maps that modules return, in the order in which they are done; not what pools.
+
+    With each the module's name, and in how many modules that are no mere lists it lies.
+    """
+    found: list[tuple[str, int, Tensor]] = []
+    modules = dict(model.named_modules())
 
     def note(name: str, value: object) -> None:
         if isinstance(value, Tensor) and value.ndim == 4:
-            found.append((name, value))
+            above = (modules[name[:end]] for end, letter in enumerate(name) if letter == ".")
+            found.append((name, sum(not isinstance(each, nn.Sequential | nn.ModuleList) for each in above), value))
 
     handles = [
         module.register_forward_hook(lambda _module, _args, value, name=name: note(name, value))
-        for name, module in model.named_modules()
+        for name, module in modules.items()
         if name and not isinstance(module, _POOLING)
     ]
-    modes = {module: module.training for module in model.modules()}
     try:
-        with torch.no_grad():
-            model.eval()(example)
+        with in_evaluation_mode(model), torch.no_grad():
+            model(example)
     finally:
         for handle in handles:
             handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
     return found
-
-
-def _nestings(model: nn.Module) -> dict[str, int]:
-    modules = dict(model.named_modules())
-    return {name: _nesting(modules, name) for name in modules}
-
-
-def _nesting(modules: dict[str, nn.Module], name: str) -> int:
-    """In how many modules that are no mere lists a module lies."""
-    parts = name.split(".")
-    above = [modules[".".join(parts[:depth])] for depth in range(1, len(parts))]
-    return sum(not isinstance(module, nn.Sequential | nn.ModuleList) for module in above)
 
 
 def _given(model: nn.Module, chosen: str) -> tuple[str, ...]:

@@ -77,13 +77,3 @@ class ArchitectureGraph:
     @cached_property
     def _by_name(self) -> dict[str, Node]:
         return {node.name: node for node in self.nodes}
-
-    @property
-    def layers(self) -> tuple[Node, ...]:
-        """The operators that have parameters, in data-flow order; a module called twice is there twice."""
-        return tuple(node for node in self.nodes if node.parameters and node.operator != "parameter")
-
-    @property
-    def edges(self) -> tuple[tuple[str, str], ...]:
-        """Pairs (from, to) of node names."""
-        return tuple((source, node.name) for node in self.nodes for source in node.inputs)

@@ -58,7 +58,7 @@ class LayerGraph:
         return len(self.nodes)
 
 
-def layer_graph(model: nn.Module, example: Tensor, *, both_directions: bool = False, joints: bool = True) -> LayerGraph:
+def layer_graph(model: nn.Module, example: Tensor, *, joints: bool = True) -> LayerGraph:
     """The layers of a network and the data flow among them, through all operators that have no parameters.
 
     A BatchNorm of a layer's outputs belongs to that layer; one of anything else (a sum, the input) is a layer itself.
@@ -67,13 +67,12 @@ def layer_graph(model: nn.Module, example: Tensor, *, both_directions: bool = Fa
     Args:
         model: Any module that takes one tensor.
         example: One batch (N, ...) of inputs, on the model's device; only shape and dtype matter.
-        both_directions: Whether there is an edge against the data flow beside each one along it.
         joints: Whether sums and concatenations are nodes; if not, edges lead through them.
 
     Raises:
         UnsupportedArchitecture: ``torch.export`` cannot trace the model.
     """
-    return _Layers(architecture_graph(model, example), joints).graph(both_directions)
+    return _Layers(architecture_graph(model, example), joints).graph()
 
 
 class _Layers:
@@ -87,7 +86,7 @@ class _Layers:
         self.sources: dict[str, tuple[int, ...]] = {}  # operator -> the layers that its value comes from
         self.edges: set[tuple[int, int]] = set()
 
-    def graph(self, both_directions: bool) -> LayerGraph:
+    def graph(self) -> LayerGraph:
         for node in self.architecture:
             before = tuple(dict.fromkeys(place for name in node.inputs for place in self.sources[name]))
             place = self._place(node, before)
@@ -96,9 +95,11 @@ class _Layers:
                 continue
             self.sources[node.name] = (place,)
             self.edges |= {(source, place) for source in before if source != place}
-        edges = self.edges | ({(to, source) for source, to in self.edges} if both_directions else set())
-        nodes = tuple(self._layer(*each) for each in zip(self.first, self.parameters, strict=True))
-        return LayerGraph(nodes, tuple(sorted(edges)))
+        nodes = []
+        for first, parameters in zip(self.first, self.parameters, strict=True):
+            shapes = {role: self.architecture.shapes[name] for role, name in parameters.items()}
+            nodes.append(LayerNode(first.name, _type(first, shapes), parameters, shapes))
+        return LayerGraph(tuple(nodes), tuple(sorted(self.edges)))
 
     def _place(self, node: Node, before: tuple[int, ...]) -> int | None:
         """The layer that an operator is or belongs to; None: what comes in only passes through."""
@@ -137,10 +138,6 @@ class _Layers:
         units = layer.shape[1 if layer.operator.startswith("conv") else -1]
         shapes = {self.architecture.shapes[name] for name in norm.parameters.values()}
         return shapes == {(units,)} and not any(role.startswith(NORM) for role in own)
-
-    def _layer(self, first: Node, parameters: dict[str, str]) -> LayerNode:
-        shapes = {role: self.architecture.shapes[name] for role, name in parameters.items()}
-        return LayerNode(first.name, _type(first, shapes), parameters, shapes)
 
 
 def _type(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> str:

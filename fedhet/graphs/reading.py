@@ -4,6 +4,7 @@ import operator
 import re
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -40,17 +41,26 @@ def architecture_graph(model: nn.Module, example: Tensor) -> ArchitectureGraph:
 def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
     # A batch of one could not be told from an axis of one unit.
     example = torch.cat([example, example]) if example.shape[0] == 1 else example
-    modes = {module: module.training for module in model.modules()}
     try:
-        with warnings.catch_warnings():  # nn.LSTM reassigns its list of weights; nothing of it stays
+        with in_evaluation_mode(model), warnings.catch_warnings():
+            # nn.LSTM reassigns its list of weights; nothing of it stays.
             warnings.filterwarnings("ignore", "The tensor attributes? .*assigned during export")
-            return torch.export.export(model.eval(), (example,), strict=False)
+            return torch.export.export(model, (example,), strict=False)
     except Exception as error:  # torch.export raises whatever the model's own forward or the tracer raises
         raise UnsupportedArchitecture(
             f"torch.export cannot trace {type(model).__name__} on an input of shape {tuple(example.shape)}: {error}\n"
             "A model must take one tensor and must not branch on the values of tensors; "
             "else leave it out of methods that read the architecture."
         ) from error
+
+
+@contextmanager
+def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation; the modes of its modules are put back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
     finally:
         for module, mode in modes.items():
             module.training = mode

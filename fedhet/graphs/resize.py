@@ -51,8 +51,11 @@ def resize(model: nn.Module, state: State) -> nn.Module:
                 setattr(module, name, new[place][1])
         if changed:
             _learn_sizes(module, prefix)
-            if isinstance(module, nn.LSTM) and len({units.shape[1] for units in _recurrent(module)}) > 1:
-                result = _replaced(result, prefix, StackedLSTM(module))
+            recurrent = [value for name, value in module._parameters.items() if name.startswith("weight_hh")]
+            if isinstance(module, nn.LSTM) and len({units.shape[1] for units in recurrent if units is not None}) > 1:
+                if not prefix:
+                    return StackedLSTM(module)
+                result.set_submodule(prefix, StackedLSTM(module))
     return result
 
 
@@ -97,10 +100,6 @@ class StackedLSTM(nn.Module):
         return sequence, (tuple(hidden), tuple(cells))
 
 
-def _recurrent(module: nn.Module) -> list[nn.Parameter]:
-    return [value for name, value in module._parameters.items() if name.startswith("weight_hh") and value is not None]
-
-
 def _learn_sizes(module: nn.Module, name: str) -> None:
     match module:
         case nn.Linear():
@@ -125,11 +124,3 @@ def _learn_sizes(module: nn.Module, name: str) -> None:
                 f"parameters of {name!r} change their shape, but fedhet does not know the size attributes of "
                 f"{type(module).__name__}; keep its widths or build it from supported layers"
             )
-
-
-def _replaced(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
-    if not name:
-        return module
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, module)
-    return model
