@@ -48,11 +48,9 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Examples that all clients share, the same for all in one order.
+    """Examples that all clients share, the same for all in one order: inputs (n, ...) as they are stored, and labels.
 
-    Attributes:
-        inputs: (n, ...), raw as they are stored.
-        labels: (n,) int64 classes, or (n, labels) of 0 and 1; None where they have none.
+    Labels are (n,) int64 classes, or (n, labels) of 0 and 1; None where there are none.
     """
 
     inputs: Tensor
@@ -121,13 +119,7 @@ class ClientData:
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """The natural clients of a data set, such as speaking roles.
-
-    Attributes:
-        names: The natural clients' names.
-        train: (n_train,) index into `names` of each training example's owner.
-        test: (n_test,) the same of the test examples.
-    """
+    """The natural clients of a data set, such as speaking roles, and for each example (n,) the index of its owner."""
 
     names: tuple[str, ...]
     train: Indices

@@ -46,13 +46,7 @@ def variant(file: Path) -> Path | None:
 
 
 def locate(root: Path, subfolders: Sequence[str], files: Sequence[str], dataset: str) -> Path:
-    """The folder that holds a data set.
-
-    Args:
-        root: The folder that the user named.
-        subfolders: Where to look inside of it, the first that has one of the files wins.
-        files: The data set's files.
-        dataset: Its name, for the message.
+    """The folder that holds a data set's files: of these subfolders of the one that a user named the first with any.
 
     Raises:
         DataError: The folder does not exist, holds none of the files, or only some of them.
@@ -71,13 +65,9 @@ def locate(root: Path, subfolders: Sequence[str], files: Sequence[str], dataset:
 
 
 def locate_or_download(folder: Path | None, subfolders: Sequence[str], files: Sequence[str], dataset: str) -> Path:
-    """The folder that holds a data set of torchvision's, which goes by its class's name there.
+    """The folder that holds a data set of torchvision's, which goes by its class's name there (see `locate`).
 
-    Args:
-        folder: The folder that the user named; None: the cache folder, to which the data set is downloaded if need be.
-        subfolders: As in `locate`.
-        files: As in `locate`.
-        dataset: The class's name.
+    Where the user named no folder, it is the cache folder, to which the data set is downloaded if need be.
 
     Raises:
         DataError: As `locate`; or it is missing and cannot be, or may not be, downloaded.
@@ -151,10 +141,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def read_cifar(file: Path) -> tuple[Tensor, Tensor]:
-    """Images and labels of a batch file of CIFAR-10's python version.
-
-    Returns:
-        Images (n, 3, 32, 32) uint8 and labels (n,) int64.
+    """Images (n, 3, 32, 32) uint8 and labels (n,) int64 of a batch file of CIFAR-10's python version.
 
     Raises:
         DataError: The file is damaged, or something else.

@@ -143,7 +143,7 @@ def _rows(value: Any, collate: Callable[[Sequence[Any]], Any] | None) -> Example
         return pair
     if not len(value):
         return Examples(torch.empty(0), torch.empty(0).long())
-    return Examples(LazyInputs(value, collate), labels_of(value, collate))
+    return Examples(LazyInputs(value, collate, torch.arange(len(value))), labels_of(value, collate))
 
 
 def _in_memory(value: Any) -> Examples | None:

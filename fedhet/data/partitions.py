@@ -124,15 +124,9 @@ def partition(
 
 
 def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> Indices:
-    """Positions of a random sample in which each class has its share, to within one example.
+    """Positions (min(n, size),) of a random sample in which each class has its share, to within one example.
 
-    Args:
-        labels: (n,) classes; with more axes, it is drawn without regard to them.
-        size: Number of examples to draw; all if there are not as many.
-        rng: Source of the draw.
-
-    Returns:
-        (min(n, size),) positions in 0..n - 1.
+    Labels are (n,) classes; those with more axes are not looked at.
     """
     order = rng.permutation(len(labels))
     if labels.ndim == 1:

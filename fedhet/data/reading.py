@@ -1,6 +1,7 @@
 """Rows of a user's dataset, read when they are needed, and the columns, images and labels in them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,31 +20,26 @@ _KNOWN_TO_TORCHVISION = ("targets", "labels", "_labels")
 Collate = Callable[[Sequence[Any]], Any]
 
 
+@dataclass(eq=False)
 class LazyInputs:
     """The inputs of a dataset, where a tensor (n, ...) could stand: rows are read as they are asked for, not before.
 
-    Args:
+    Attributes:
         dataset: something with rows.
         collate: makes a batch of rows, as a `DataLoader`'s does; None stacks inputs.
-        rows: which rows these are; all by default.
+        rows: which rows these are, (n,).
         device: where batches go.
         part: the part of a client's data that the dataset is, for errors.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        collate: Collate | None,
-        rows: Tensor | None = None,
-        device: str | torch.device = "cpu",
-        part: str = "",
-    ) -> None:
-        self._dataset, self._collate, self.part = dataset, collate, part
-        self._rows = torch.arange(len(dataset)) if rows is None else rows
-        self._device = torch.device(device)
+    dataset: Any
+    collate: Collate | None
+    rows: Tensor
+    device: str | torch.device = "cpu"
+    part: str = ""
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
         """The inputs of some rows, in their order, read now.
@@ -51,12 +47,12 @@ class LazyInputs:
         Raises:
             DataError: they are no numbers, or not finite.
         """
-        rows = self._rows[index.cpu() if isinstance(index, Tensor) else index]
-        inputs = _read(self._dataset, rows.tolist(), self._collate)[0]
+        rows = self.rows[index.cpu() if isinstance(index, Tensor) else index]
+        inputs = _read(self.dataset, rows.tolist(), self.collate)[0]
         if (odd := not_finite(inputs)) is not None:
             row, value = odd
             raise DataError(f"{self.part} has {value} in the inputs of row {rows[row]}".lstrip())
-        return inputs.to(self._device)
+        return inputs.to(self.device)
 
     def split(self, size: int) -> Iterator[Tensor]:
         """Batches of so many rows."""
@@ -64,11 +60,11 @@ class LazyInputs:
 
     def subset(self, rows: Tensor) -> "LazyInputs":
         """Some of the rows, still not read."""
-        return LazyInputs(self._dataset, self._collate, self._rows[rows], self._device, self.part)
+        return replace(self, rows=self.rows[rows])
 
     def to(self, device: torch.device) -> "LazyInputs":
         """The same with batches on a device."""
-        return LazyInputs(self._dataset, self._collate, self._rows, device, self.part)
+        return replace(self, device=device)
 
 
 def labels_of(dataset: Any, collate: Collate | None) -> Tensor:
@@ -79,11 +75,8 @@ def labels_of(dataset: Any, collate: Collate | None) -> Tensor:
     """
     if collate is None and (known := _known_labels(dataset)) is not None and len(known) == len(dataset):
         return as_labels(known)
-    parts = [
-        _read(dataset, range(start, min(start + 256, len(dataset))), collate)[1]
-        for start in range(0, len(dataset), 256)
-    ]
-    return as_labels(torch.cat(parts))
+    rows = range(len(dataset))
+    return as_labels(torch.cat([_read(dataset, rows[start : start + 256], collate)[1] for start in rows[::256]]))
 
 
 def _known_labels(dataset: Any) -> Any:

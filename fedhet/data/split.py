@@ -18,12 +18,8 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     """Choose the pool that no client trains on, each class in its share, from the training examples.
 
     Where examples belong together (those of a patient) the pool has whole owners; what is left of the last one, whose
-    examples are more than there is room for, nobody gets.
-
-    Args:
-        dataset: The data set.
-        size: Number of examples in the pool; 0 for none.
-        seed: The same seed holds the same examples out, whatever the partition and the number of clients.
+    examples are more than there is room for, nobody gets. The same seed holds the same examples out, whatever the
+    partition and the number of clients.
 
     Returns:
         The pool's indices into the training examples, in random order, and those for the clients, ascending.
@@ -56,17 +52,9 @@ def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
 def pool_of(other: DataSet, own: DataSet, size: int, seed: int) -> Pool:
     """Training images of another data set as if they were raw images of the clients' own.
 
-    They are resized (bilinear, with a filter against aliasing), made grey or three times the same channel where the
-    other has another number of channels, and scaled so that white is white.
-
-    Args:
-        other: the data set that they are from.
-        own: the clients' data set.
-        size: number of images.
-        seed: the same seed draws the same images, each class in its share.
-
-    Returns:
-        The pool, with labels where both data sets have as many classes of one kind of task; else without.
+    They are drawn by the seed, each class in its share, resized (bilinear, with a filter against aliasing), made grey
+    or three times the same channel where the other has another number of channels, and scaled so that white is white.
+    The pool has labels where both data sets have as many classes of one kind of task.
 
     Raises:
         DataError: one of the data sets is not of images, or the other has too few.
@@ -90,13 +78,7 @@ def pool_of(other: DataSet, own: DataSet, size: int, seed: int) -> Pool:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A data set shared out.
-
-    Attributes:
-        dataset: The data set.
-        parts: Each client's indices.
-        pool: Indices of the training examples that are held out; empty without a pool.
-    """
+    """A data set shared out: each client's part, and the indices of the training examples that are held out."""
 
     dataset: DataSet
     parts: list[Part]
@@ -121,9 +103,7 @@ def split(
     public_samples: int = 0,
     **options: Any,
 ) -> Split:
-    """Hold a pool of `public_samples` out by `seed`, then `partition` the rest with the `options` that it takes.
-
-    `partition_seed` is that of the partition, where it is another.
+    """Hold a pool of `public_samples` out by `seed`, then `partition` the rest by that or `partition_seed`.
 
     Raises:
         DataError: As `hold_out` and `partition` do.
@@ -136,18 +116,11 @@ def split(
 def with_validation(
     data: ClientData, share: float, seed: int, client: str, *, owners: Indices | None = None
 ) -> ClientData:
-    """A client's data with a part of its training examples set apart for validation.
+    """A client's data with a share of its training examples set apart for validation, by seed and client's name.
 
-    Args:
-        data: The client's; a validation part that it brings along is left as it is.
-        share: Of the training examples, 0 to 1 (exclusive); at least one is set apart, and at least one left.
-        seed: The same seed sets the same examples apart.
-        client: The client's name.
-        owners: (n,) of the training examples, where those of one belong together: whole owners are set apart, at least
-            as many as the share needs.
-
-    Returns:
-        The same data where the share is 0 or there is only one example, or one owner.
+    At least one is set apart, and at least one left; with `owners` (n,) of examples that belong together, whole owners,
+    at least as many as the share needs. The data stay as they are where they have a validation part already, the share
+    is 0, or there is only one example or owner.
     """
     n = len(data.train)
     if not share or n < 2 or data.validation is not None:

@@ -37,20 +37,17 @@ def resized(images: Tensor, transform: Callable[[Tensor], Tensor], size: int) ->
     return F.interpolate(transform(images), size=(size, size), mode="bilinear", antialias=True)
 
 
-def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4, *, reflect: bool = True) -> Tensor:
+def crop_and_flip(images: Tensor, generator: torch.Generator, *, reflect: bool = True) -> Tensor:
     """CIFAR's usual augmentation: pad the borders, crop the original size at random, flip half of the images.
 
     Args:
-        images: (n, channels, height, width), any dtype, each image with its own draw.
+        images: (n, channels, height, width), any dtype, each image with its own draw; shape, dtype and device stay.
         generator: Source of the draws; on the CPU, so that a run on any device draws the same.
-        padding: Pixels added on each side.
-        reflect: Whether they are the image reflected (the border itself is not repeated), or zeros, black in bytes.
-
-    Returns:
-        Images of the same shape, dtype and device.
+        reflect: Whether the 4 pixels added on each side are the image reflected (the border itself is not repeated), or
+            zeros, black in bytes.
     """
     n, channels, height, width = images.shape
-    shifts = torch.randint(-padding, padding + 1, (2, n, 1), generator=generator)
+    shifts = torch.randint(-4, 5, (2, n, 1), generator=generator)
     drawn = torch.cat([shifts, torch.randint(2, (1, n, 1), generator=generator)])
     down, right, flips = brought(drawn, images.device)
     rows, columns = (torch.arange(size, device=images.device) for size in (height, width))
@@ -64,15 +61,9 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4, 
 def flip_crop_brighten_blur(images: Tensor, generator: torch.Generator) -> Tensor:
     """FedHARM's augmentation: flips both ways, random crop, brightness by up to 20 %, Gaussian blur.
 
-    The paper gives no more than that. Here borders are reflected by 4 pixels, and half of the images are flipped from
-    left to right, half upside down, and half blurred by 3 x 3 with a standard deviation of .1 to 1 pixel.
-
-    Args:
-        images: (n, channels, height, width) uint8, each image with its own draws.
-        generator: Source of the draws; on the CPU.
-
-    Returns:
-        Images of the same shape, dtype and device.
+    The paper gives no more than that. Here borders are reflected by 4 pixels, and half of the images, (n, channels,
+    height, width) uint8, are flipped from left to right, half upside down, and half blurred by 3 x 3 with a standard
+    deviation of .1 to 1 pixel. Arguments as of `crop_and_flip`.
     """
     n = len(images)
     cropped = crop_and_flip(images, generator)

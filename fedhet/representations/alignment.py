@@ -49,12 +49,7 @@ class Alignment:
     """
 
     def __init__(
-        self,
-        kernel: Kernel,
-        target: Tensor | Sequence[Tensor],
-        *,
-        batch: int = 128,
-        generator: torch.Generator,
+        self, kernel: Kernel, target: Tensor | Sequence[Tensor], *, batch: int = 128, generator: torch.Generator
     ) -> None:
         if kernel not in ("linear", "rbf", "procrustes"):
             raise ValueError(f"kernel must be 'linear', 'rbf' or 'procrustes', got {kernel!r}")
@@ -73,10 +68,18 @@ class Alignment:
                 unit = centred_unit(self._target)
                 self._target, self._target_self = unit, self_inner(unit)
             return
-        self._blocks = {
-            rows.start: (rows, *unit_kernel(block.detach(), debiased=len(target) > 1))
-            for rows, block in _with_rows(target)
-        }
+        if not target:
+            raise ValueError("the target has no blocks")
+        self._blocks: dict[int, tuple[slice, Tensor, Tensor]] = {}
+        start, debiased = 0, len(target) > 1
+        for block in target:
+            if block.ndim != 2 or block.shape[0] != block.shape[1]:
+                raise ValueError(f"the target's blocks must be square, got {tuple(block.shape)}")
+            if debiased:
+                check_debiased(len(block))
+            rows = slice(start, start + len(block))
+            self._blocks[start] = (rows, *unit_kernel(block.detach(), debiased=debiased))
+            start = rows.stop
 
     def rows(self) -> Rows:
         """The RAD rows of the next step: distinct indices `(batch,)` int64, on the target's device, or a slice."""
@@ -91,14 +94,7 @@ class Alignment:
         return brought(torch.randperm(self._count, generator=self._generator)[: self._batch], self._target.device)
 
     def distance(self, features: Tensor, rows: Rows) -> Tensor:
-        """The distance of the client's features to the target.
-
-        Args:
-            features: Phi `(b, d)` on the rows that `rows()` gave.
-            rows: these rows.
-
-        Returns:
-            A scalar, differentiable with respect to the features.
+        """The distance of the client's features Phi `(b, d)`, on the rows that `rows()` gave, to the target: a scalar.
 
         Raises:
             ValueError: if the features do not fit the rows, or for `"procrustes"` the target's width.
@@ -122,19 +118,3 @@ class Alignment:
             raise ValueError(f"features of {len(features)} rows do not fit the target's block of {len(target)}")
         kernel, kernel_self = unit_kernel(rbf_kernel(features), debiased=len(self._blocks) > 1)
         return 1 - ratio((kernel * target).sum(), kernel_self, target_self)
-
-
-def _with_rows(target: Sequence[Tensor]) -> list[tuple[slice, Tensor]]:
-    """The blocks with their rows, checked."""
-    if not target:
-        raise ValueError("the target has no blocks")
-    blocks = []
-    start = 0
-    for block in target:
-        if block.ndim != 2 or block.shape[0] != block.shape[1]:
-            raise ValueError(f"the target's blocks must be square, got {tuple(block.shape)}")
-        if len(target) > 1:
-            check_debiased(len(block))
-        blocks.append((slice(start, start + len(block)), block))
-        start += len(block)
-    return blocks

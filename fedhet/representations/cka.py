@@ -81,14 +81,8 @@ def self_inner(x: Tensor) -> Tensor:
 def linear_cka(x: Tensor, y: Tensor) -> Tensor:
     """CKA with linear kernels, `||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F)` on centred features.
 
-    This is equation 4 of FedHeNN (Makhija et al., ICML 2022) with the centring that the paper leaves out in print.
-
-    Args:
-        x: features `(L, d1)`.
-        y: features `(L, d2)` of the same examples.
-
-    Returns:
-        A scalar in [0, 1]; 0 if either side is constant.
+    This is equation 4 of FedHeNN (Makhija et al., ICML 2022) with the centring that the paper leaves out in print, of
+    features `(L, d1)` and `(L, d2)`: a scalar in [0, 1], 0 if either side is constant.
 
     Raises:
         ValueError: if the shapes do not fit.
@@ -101,13 +95,8 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
 def debiased_linear_cka(x: Tensor, y: Tensor) -> Tensor:
     """CKA with linear kernels from debiased HSIC (Song et al. 2012), whose mean over mini-batches estimates the whole.
 
-    Args:
-        x: features `(L, d1)`, at least four rows.
-        y: features `(L, d2)` of the same examples.
-
-    Returns:
-        A scalar, at most 1, which can be negative; 0 if either side is constant. It never is NaN: denominators are
-        clamped.
+    Of features `(L, d1)` and `(L, d2)`, at least four rows: a scalar, at most 1, which can be negative; 0 if either
+    side is constant. It never is NaN: denominators are clamped.
 
     Raises:
         ValueError: if the shapes do not fit or there are fewer than four rows.
@@ -163,15 +152,10 @@ def median(values: Tensor) -> Tensor:
 
 
 def rbf_kernel(x: Tensor, threshold: float = 0.5) -> Tensor:
-    """The Gaussian kernel whose bandwidth is `threshold` times the median distance between rows (Kornblith et al.).
+    """The Gaussian kernel `(L, L)` with a bandwidth of `threshold` median distances between rows (Kornblith et al.).
 
-    Args:
-        x: features `(L, d)`.
-        threshold: the bandwidth in median distances, positive. The median is over all L^2 pairs, a row with itself
-            included, and is a constant for autograd. Where it is 0 (most rows coincide) the mean takes its place.
-
-    Returns:
-        The kernel `(L, L)`.
+    The median is over all L^2 pairs, a row with itself included, and is a constant for autograd. Where it is 0 (most
+    rows coincide) the mean takes its place.
 
     Raises:
         ValueError: if `x` is no `(L, d)` floating tensor or `threshold` is not positive.
@@ -212,15 +196,7 @@ def unit_kernel(kernel: Tensor, *, debiased: bool) -> tuple[Tensor, Tensor]:
 
 
 def kernel_cka(x_kernel: Tensor, y_kernel: Tensor, *, debiased: bool = False) -> Tensor:
-    """CKA of two kernels on the same examples, `<HKH, HLH> / (||HKH|| ||HLH||)` (Kornblith et al., Eq. 4).
-
-    Args:
-        x_kernel: symmetric kernel K `(L, L)`.
-        y_kernel: symmetric kernel L `(L, L)`.
-        debiased: whether to take the debiased estimate (four rows or more).
-
-    Returns:
-        A scalar.
+    """CKA of two symmetric kernels `(L, L)`, `<HKH, HLH> / (||HKH|| ||HLH||)` (Kornblith et al., Eq. 4), a scalar.
 
     Raises:
         ValueError: if the kernels are not square and of one size, or too small for the debiased estimate.
@@ -237,15 +213,7 @@ def kernel_cka(x_kernel: Tensor, y_kernel: Tensor, *, debiased: bool = False) ->
 
 
 def rbf_cka(x: Tensor, y: Tensor, threshold: float = 0.5) -> Tensor:
-    """CKA with Gaussian kernels, each with a bandwidth of `threshold` times its median distance (see `rbf_kernel`).
-
-    Args:
-        x: features `(L, d1)`.
-        y: features `(L, d2)` of the same examples.
-        threshold: the bandwidth in median distances, positive.
-
-    Returns:
-        A scalar in [0, 1].
+    """CKA with Gaussian kernels (see `rbf_kernel`) of features `(L, d1)` and `(L, d2)`, a scalar in [0, 1].
 
     Raises:
         ValueError: if the shapes do not fit or `threshold` is not positive.
@@ -257,15 +225,8 @@ def rbf_cka(x: Tensor, y: Tensor, threshold: float = 0.5) -> Tensor:
 def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
     """The orthogonal Procrustes distance `2 - 2 ||X^T Y||_*` of centred features of norm 1 (Ding et al. 2021).
 
-    The gradient is the subgradient of least norm, so that dead units, whose singular values are 0, are not moved at
-    random.
-
-    Args:
-        x: features `(L, d)`.
-        y: features `(L, d)` of the same examples.
-
-    Returns:
-        A scalar in [0, 2]: the squared distance after the best rotation.
+    It is the squared distance after the best rotation of features `(L, d)`, a scalar in [0, 2]. The gradient is the
+    subgradient of least norm, so that dead units, whose singular values are 0, are not moved at random.
 
     Raises:
         ValueError: if the shapes are not equal.

@@ -188,12 +188,7 @@ class Representation:
 
 @dataclass(frozen=True)
 class Reading:
-    """Outputs that are a function of Phi.
-
-    Attributes:
-        representation: gives Phi.
-        then: from Phi (n, d) to outputs (n, ...).
-    """
+    """Outputs (n, ...) that are a function, `then`, of Phi (n, d)."""
 
     representation: Representation
     then: Callable[[Tensor], Tensor]
@@ -212,11 +207,7 @@ def _stop(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 class RandomStream:
-    """A random stream that takes the place of torch's global generators where it is active, and goes on from there.
-
-    Args:
-        seed: where the stream starts, on every device.
-    """
+    """A random stream that takes the place of torch's global generators where it is active, and goes on from there."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -253,10 +244,6 @@ def isolated(model: nn.Module, stream: RandomStream) -> Iterator[None]:
     Buffers (BatchNorm's statistics and whatever else a module keeps) are replaced by copies and put back afterwards,
     so that graphs built before and inside stay valid; in train mode BatchNorm normalises by the batch as ever.
     Dropout draws from `stream`, which goes on from call to call.
-
-    Args:
-        model: the model whose forward passes are to leave no trace.
-        stream: the random stream of these passes.
     """
     buffers = [(module._buffers, dict(module._buffers)) for module in model.modules() if module._buffers]
     devices = {parameter.device for parameter in model.parameters()}

@@ -71,12 +71,7 @@ def count_clusters(parts: Sequence[Tensor], generator: torch.Generator) -> int:
     that there are count: where clients have two classes each brings one direction of its own, and with all of them an
     example would be alike to itself only. A client alone agrees with nobody, and all of its directions count.
 
-    Args:
-        parts: the clients' centred posteriors, each `(L, C_i)`.
-        generator: draws the shuffles.
-
-    Returns:
-        k, at least 1.
+    k is at least 1; `parts` are the clients' centred posteriors, each `(L, C_i)`.
     """
     eigenvalues, _ = spectrum(torch.cat(list(parts), 1))
     found = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())

@@ -51,16 +51,15 @@ class _Probe:
 
 
 def compress(features: Tensor, *, error: float = 0.002, probes: Sequence[Tensor] = ()) -> Factor:
-    """The smallest factor of the features' centred linear kernel that keeps the gradient of 1 - CKA.
+    """The smallest factor `(L, r)` of the features' centred linear kernel that keeps the gradient of 1 - CKA.
+
+    It has the features' dtype and device. Its rank comes from an eigendecomposition in float64 of the smaller of
+    `A^T A` and `A A^T`.
 
     Args:
         features: `(L, d)`, of any scale.
         error: relative error of the gradient to aim at, all causes together; 0 sends the features whole.
         probes: features `(L, d_j)` at which the error counts; features unrelated to the kernel if empty.
-
-    Returns:
-        A factor `(L, r)` in the features' dtype and on their device. Its rank comes from an eigendecomposition in
-        float64 of the smaller of `A^T A` and `A A^T`.
 
     Raises:
         ValueError: if the features or probes are no finite floating `(L, d)` tensors, or `error` is out of range.
@@ -162,15 +161,12 @@ def _rounding_errors(columns: Tensor, shares: Tensor, probe: _Probe) -> Tensor:
 
 
 def mean_target(features: Sequence[Tensor], *, unit: bool = False, error: float = 0.002) -> Factor:
-    """A factor of the mean of the peers' kernels K_j = H A_j A_j^T H (FedHeNN, algorithm 1, with uniform weights).
+    """A factor `(L, r)` of the mean of the peers' kernels K_j = H A_j A_j^T H (FedHeNN, algorithm 1, uniform weights).
 
     Args:
-        features: the peers' features, each `(L, d_j)` on the same L examples.
+        features: the peers' features, each `(L, d_j)` on the same L examples; r is at most the sum of widths.
         unit: whether each K_j is divided by its norm, so that none dominates.
         error: permitted relative error of the gradient, as in `compress`; 0 for the exact mean.
-
-    Returns:
-        The factor `(L, r)`, r at most the sum of widths.
 
     Raises:
         ValueError: if a peer's features are not finite, not `(L, d)` or of another L.
@@ -195,14 +191,8 @@ def blocks(rows: int, block: int) -> list[slice]:
 def mean_rbf_blocks(features: Sequence[Tensor], block: int) -> list[Tensor]:
     """The diagonal blocks of the peers' mean RBF kernel, all of it that mini-batches of consecutive rows use.
 
-    Args:
-        features: the peers' features, each `(L, d_j)` on the same L examples.
-        block: most rows a block; 0 for one block of all. See `blocks` for the rows of each, and `rbf_kernel` for the
-            bandwidth.
-
-    Returns:
-        One double-centred kernel `(b, b)` a block. CKA is the same as with uncentred ones; their entries are smaller,
-        so that float16 loses less of them.
+    One double-centred kernel `(b, b)` for each of `blocks(L, block)`, of features `(L, d_j)` on the same L examples.
+    CKA is the same as with uncentred ones; their entries are smaller, so that float16 loses less of them.
 
     Raises:
         ValueError: if a peer's features are not finite, not `(L, d)` or of another L.
