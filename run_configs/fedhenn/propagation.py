@@ -91,7 +91,7 @@ class Own(Propagation):
     def target(self, payload: Payload, rad: Tensor) -> Tensor:
         """Their clusters."""
         generator, posteriors = self.client.generator("parallel analysis"), self.client.scores(rad, "probabilities")
-        return self.client.network.beside(cluster_rows([posteriors], [1.0], generator=generator))
+        return self.client.network.beside(cluster_rows([posteriors], generator=generator))
 
 
 class Shuffled(FedHeNNServer):
