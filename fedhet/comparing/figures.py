@@ -50,8 +50,8 @@ def _draw_bars(axes: "Axes", results: Sequence[VariantResult], metric: str) -> N
         axes.barh(heights, means, height=0.36, color=colour, label=label, alpha=0.85)
         for height, mean, spread in bars:
             axes.errorbar(mean, height, xerr=spread, color=INK, linewidth=1, capsize=2.5)
-            beside: Any = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-            axes.annotate(f"{mean:.3f}", (mean + (spread or 0), height), color=INK, fontsize=8, **beside)
+            place: Any = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(f"{mean:.3f}", (mean + (spread or 0), height), color=INK, fontsize=8, **place)
     axes.set_yticks(range(len(results)), [result.label for result in results])
     axes.set_ylim(len(results) - 0.5, -0.5)
     axes.set_xlim(0, 1.2 * axes.dataLim.x1)

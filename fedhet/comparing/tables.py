@@ -111,12 +111,11 @@ def _accuracy(result: VariantResult, measure: str) -> str:
 
 def _difference(result: VariantResult, baseline: VariantResult) -> str:
     """The paired difference of personal accuracy and its interval."""
-    found = None if result is baseline else result.difference(baseline, "personal_accuracy")
-    if found is None:
+    difference = None if result is baseline else result.difference(baseline, "personal_accuracy")
+    if difference is None:
         return "-"
-    if found.margin is None:
-        return f"{found.mean:+.3f}"
-    return f"{found.mean:+.3f} [{found.mean - found.margin:+.3f}, {found.mean + found.margin:+.3f}]"
+    mean, margin = difference.mean, difference.margin
+    return f"{mean:+.3f}" + ("" if margin is None else f" [{mean - margin:+.3f}, {mean + margin:+.3f}]")
 
 
 def costs(results: Sequence[VariantResult]) -> list[list[str]]:

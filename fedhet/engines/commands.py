@@ -57,10 +57,10 @@ def command(name: str) -> str:
     Raises:
         FedhetError: it is not installed.
     """
-    found = shutil.which(name, path=environment_of_commands()["PATH"])
-    if found is None:
+    path = shutil.which(name, path=environment_of_commands()["PATH"])
+    if path is None:
         raise FedhetError(f"Flower's command {name!r} is not installed beside {sys.executable}")
-    return found
+    return path
 
 
 @contextlib.contextmanager

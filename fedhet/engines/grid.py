@@ -49,7 +49,7 @@ class LocalGrid(Grid):
         }
         self._ids = itertools.count(1)
         self._waiting: dict[str, Message] = {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     @property
     def run(self) -> Run:
@@ -91,37 +91,37 @@ class LocalGrid(Grid):
 
     def _handle_all(self, messages: Sequence[Message]) -> list[Message]:
         calls = [(message, self._contexts[message.metadata.dst_node_id]) for message in messages]
-        replies = handled(self._client_app, calls, self._told, self._batching)
+        replies = handled(self._client_app, calls, self._logged, self._batching)
         for reply in replies:
             identify(reply, self._ids)
         return replies
 
 
 def handled(
-    app: ClientApp, calls: Sequence[tuple[Message, Context]], told: set[str], batching: ClientBatching | None = None
+    app: ClientApp, calls: Sequence[tuple[Message, Context]], logged: set[str], batching: ClientBatching | None = None
 ) -> list[Message]:
-    """Clients' replies; one that raises fails alone: the run goes on, as in Flower's runtime.
+    """Return clients' replies; one that raises fails alone: the run goes on, as in Flower's runtime.
 
-    What was raised is logged, unless it was told before: one cause often hits many clients.
+    An error is logged the first time: one cause often hits many clients.
     """
     clients = [partial(app, *call) for call in calls]
-    outcomes = batching.run(clients) if batching else [outcome(client) for client in clients]
+    results = batching.run(clients) if batching else [outcome(client) for client in clients]
     return [
-        _failed(message, context, came, told) if isinstance(came, Exception) else came
-        for (message, context), came in zip(calls, outcomes, strict=True)
+        _failed(message, context, result, logged) if isinstance(result, Exception) else result
+        for (message, context), result in zip(calls, results, strict=True)
     ]
 
 
-def _failed(message: Message, context: Context, error: Exception, told: set[str]) -> Message:
+def _failed(message: Message, context: Context, error: Exception, logged: set[str]) -> Message:
     reason = f"{type(error).__name__}: {error}"
-    if not no_handler(reason) and reason not in told:
-        told.add(reason)
+    if not no_handler(reason) and reason not in logged:
+        logged.add(reason)
         _log.error("client at node %d failed", context.node_id, exc_info=error)
     return failure(message, reason)
 
 
 def _own(content: RecordDict) -> RecordDict:
-    """A message's records for one client alone: one that changed what it was sent would change it for all.
+    """Return a message's records for one client: changing them changes those of no other client.
 
     The bytes of the arrays are shared, since they cannot be written.
     """

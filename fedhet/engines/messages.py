@@ -1,7 +1,7 @@
 """Objects sent to another process, their large arrays in memory that both have.
 
 A message has a mark and a checksum before what is pickled. So bytes that something else in the other process has
-written to the socket are found out before anything is made of them.
+written to the socket are found out before they are unpickled.
 
 An object is pickled with its large buffers beside it (protocol 5), in a file in memory without a name, whose
 descriptor goes over the same socket: a process that is killed leaves nothing behind. Who gets it has its pages, and
@@ -114,11 +114,11 @@ def receive(connection: Connection, *, patience: float | None = None) -> Any:
     """
     until = None if patience is None else time.monotonic() + patience
     with _socket(connection) as sock:
-        _, checksum, size, beside = _HEAD.unpack(_read(sock, _HEAD.size, until, begins=_MARK))
+        _, checksum, size, has_memory = _HEAD.unpack(_read(sock, _HEAD.size, until, begins=_MARK))
         sent = _read(sock, size, until)
         if zlib.crc32(sent) != checksum:
             raise DamagedError("what it sent is damaged")
-        memory = _memory(sock, until) if beside else memoryview(b"")
+        memory = _memory(sock, until) if has_memory else memoryview(b"")
     pickled = io.BytesIO(sent)
     places: list[tuple[int, int]] = pickle.load(pickled)  # noqa: S301 - of a process of one's own
     return pickle.load(pickled, buffers=[memory[start:end] for start, end in places])  # noqa: S301
@@ -180,8 +180,8 @@ def _plain(tensor: Tensor) -> bool:
     """Whether a tensor is what its bytes are, and all of its memory."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.is_contiguous():
         return False
-    alone = tensor.untyped_storage().nbytes() == tensor.nbytes and not vars(tensor)
-    return alone and not (tensor.is_complex() or tensor.is_neg() or tensor.is_quantized or tensor.requires_grad)
+    whole = tensor.untyped_storage().nbytes() == tensor.nbytes and not vars(tensor)
+    return whole and not (tensor.is_complex() or tensor.is_neg() or tensor.is_quantized or tensor.requires_grad)
 
 
 def _array(dtype: str, shape: Sequence[int], stype: str, data: Any) -> Array:

@@ -37,7 +37,7 @@ class Worker:
         self.start()
 
     def start(self) -> None:
-        """Start the process and tell it what it is made of."""
+        """Start the process and send it the recipe."""
         level = logging.getLogger("flwr").level
         self.child = Child(_work, dict(os.environ), level, self._batching, name="fedhet worker")
         self._ready = self.failed = False
@@ -88,13 +88,13 @@ def _work(connection: Connection, environment: Mapping[str, str], level: int, ba
         registry.give(method)
     data.lend(datasets)
     be_server()
-    told: set[str] = set()
+    logged: set[str] = set()
     send(connection, True)
     waiting: SimpleQueue[list[tuple[Message, Context]]] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, waiting), daemon=True).start()
     while True:
         calls = waiting.get()
-        replies = handled(app, calls, told, batching)
+        replies = handled(app, calls, logged, batching)
         send(connection, [(reply, context) for reply, (_, context) in zip(replies, calls, strict=True)])
 
 

@@ -1,10 +1,9 @@
 """Worker processes for the local engine: as many clients train at once as there are cores.
 
-A run begins in one process, and beside it another imports what workers need. Once clients have taken some seconds,
-workers are forked from that one, and take over as soon as they are ready; so a short run never waits for them. While a
-worker trains one client, what the next one is sent waits in its process already, and the server takes in what came.
-What a client computes does not depend on where it does: it is seeded for each message, and what outlives a message is
-on disk.
+A run begins in one process, while another imports the modules that workers need. Once clients have taken some seconds,
+workers are forked from that one and take over as soon as they are ready; so a short run never waits for them. While a
+worker trains one client, the next client's message waits in its process already, and the server takes in replies.
+A client's results do not depend on its process: it is seeded for each message, and its lasting state is on disk.
 """
 
 import heapq
@@ -99,7 +98,7 @@ class WorkerGrid(LocalGrid):
         return keys
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Have the messages handled, each within the grid's own timeout; a reply is looked at while others are made."""
+        """Have the messages handled, each within the grid's own timeout; replies come while others are computed."""
         return self._replies(list(self.push_messages(messages)))
 
     def _replies(self, keys: Sequence[str]) -> Iterator[Message]:
@@ -119,14 +118,14 @@ class WorkerGrid(LocalGrid):
         if not any(key in self._done for key in wanted):
             self._hand_out(wanted)
             self._take_in()
-            self._hand_out(wanted)  # before anything is done with what came
+            self._hand_out(wanted)  # before the replies are looked at
         return [self._done.pop(key) for key in wanted if key in self._done]
 
     def _knows(self, key: str) -> bool:
         return key in self._waiting or key in self._done or any(worker.has(key) for worker in self._team)
 
     def _here(self, keys: Sequence[str]) -> list[Message]:
-        """Replies that are made in this process."""
+        """Handle messages in this process."""
         messages, started = [self._waiting.pop(key) for key in keys], time.monotonic()
         replies = self._handle_all(messages)
         self._note(messages, started)
@@ -155,11 +154,11 @@ class WorkerGrid(LocalGrid):
                 _log.info("clients go on in one process: they have no room, or no use, for several on the GPU")
                 return False
             try:
-                self._recipe = made = recipe(self._client_app, self._datasets)
+                self._recipe = recipe(self._client_app, self._datasets)
             except Exception as error:  # whatever a user's functions hold
-                self._alone(f"what they are made of cannot be copied ({error})")
+                self._alone(f"the client app cannot be copied ({error})")
             else:
-                self._team = [Worker(made, self._batching) for _ in range(self._number)]
+                self._team = [Worker(self._recipe, self._batching) for _ in range(self._number)]
                 for worker in self._team if not self.patience else ():
                     worker.wait()
         if self._team and all(worker.failed for worker in self._team):
@@ -199,16 +198,16 @@ class WorkerGrid(LocalGrid):
         return self._had_by.get(node, worker) is worker, self._seconds.get(node, float("inf"))
 
     def _take_in(self) -> None:
-        """Wait for a worker a second at most, and take in what came and what is overdue."""
+        """Wait for workers a second at most, and take in replies; a worker that is overdue is replaced."""
         busy = [worker for worker in self._team if worker.groups]
         soonest = min((worker.since + self._timeout for worker in busy), default=float("inf"))
         listening = [
             worker.child.connection for worker in self._team if worker.groups or not (worker.ready or worker.failed)
         ]
-        came = wait(listening, timeout=min(1.0, max(0.0, soonest - time.monotonic())))
+        answered = wait(listening, timeout=min(1.0, max(0.0, soonest - time.monotonic())))
         for worker in busy:
             messages, late = worker.groups[0], time.monotonic() - worker.since >= self._timeout
-            if worker.child.connection in came:
+            if worker.child.connection in answered:
                 try:
                     answers: list[tuple[Message, Context]] = worker.child.receive()
                 except ChildError as error:

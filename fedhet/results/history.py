@@ -142,7 +142,7 @@ def flat(row: Row) -> dict[str, float]:
 
     Those on the common test set and on validation parts have it in front, as `common/trained/accuracy/weighted`.
     """
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for test in ("", "common", "validation"):
         tested = (row.get(test) or {}) if test else row
         for which, kind in product(("received", "trained"), ("accuracy", "loss")):
@@ -150,10 +150,10 @@ def flat(row: Row) -> dict[str, float]:
             of_each = (
                 {f"/{name}": value for name, value in values.items()} if isinstance(values, dict) else {"": values}
             )
-            found |= {place + name: value for name, value in of_each.items()}
-    found |= {"train/loss": row.get("train_loss"), "bytes/up": row["bytes_up"], "bytes/down": row["bytes_down"]}
-    found |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
-    return {name: float(value) for name, value in found.items() if value is not None}
+            numbers |= {place + name: value for name, value in of_each.items()}
+    numbers |= {"train/loss": row.get("train_loss"), "bytes/up": row["bytes_up"], "bytes/down": row["bytes_down"]}
+    numbers |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
+    return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
 def unseen_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | None]]:

@@ -81,12 +81,12 @@ class RunDirectory(Observer):
             return
         self._files.begin(COLUMNS)
 
-    def state(self, kind: type[S]) -> S | None:
-        """The state after the last complete round, of the method's kind; None before the first checkpoint."""
+    def state(self, state_class: type[S]) -> S | None:
+        """The state after the last complete round, of the method's class; None before the first checkpoint."""
         last = self._last_checkpoint()
         if last is None:
             return None
-        state = kind.load(last)
+        state = state_class.load(last)
         if state.round != int(last.stem):
             raise FedhetError(f"{last} is damaged: it is the checkpoint of round {state.round}")
         return state
@@ -96,7 +96,7 @@ class RunDirectory(Observer):
         known = run.state.clients
         parts = {name: place for name in sorted(known, key=client_order) if (place := known[name].partition)}
         if self.simulated and not run.own_data and parts and len(parts) == len(known):
-            try:  # of what clients told of themselves, for a picture
+            try:  # from clients' own words, for a picture
                 counts = population.class_counts(self.config, parts)
             except Exception as error:
                 log.warning("who has which classes is not known: %s", error)
@@ -225,12 +225,12 @@ def recorded(
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(folder))
-            told = loggers(config, folder)  # first: what is not installed leaves no run behind
+            logging_to = loggers(config, folder)  # first: one that is not installed leaves no run behind
             directory = RunDirectory(folder, config, engine, resume=resume, own=own, simulated=simulated)
         except OSError as error:
             raise ConfigError(f"{folder} cannot be the directory of a run: {error.strerror or error}") from error
         try:
-            yield directory, *told
+            yield directory, *logging_to
         except OSError as error:
             raise FedhetError(
                 f"the run stopped, since {error.filename or folder} cannot be written or read: "

@@ -18,11 +18,11 @@ from fedhet.results.page import PAGE, SHARED, TOGETHER
 from fedhet.results.plotting import lay_out, save_png, to_svg
 from fedhet.results.run_files import RunFiles, read_run, showing
 from fedhet.results.tables import (
-    beside,
     by_architecture,
     format_bytes,
     format_seconds,
     format_value,
+    other_score,
 )
 from fedhet.rows import STATISTICS, client_order
 from fedhet.text import printable
@@ -34,7 +34,7 @@ _CAPTIONS = {
     "partition": "Training examples by client and class.",
     "losses": "Loss by round: in training, with what the method adds to it, and on test data.",
     "courses": "Each client's accuracy by round.",
-    "cost": "Accuracy by what was sent until then.",
+    "cost": "Accuracy by bytes sent so far.",
     "accuracy": "Accuracy by round, weighted by the clients' examples; a band spans the clients.",
     "clients": "The clients' accuracies at their last evaluation, by architecture.",
     "unseen_clients": "Clients that came after the last round, by epoch of training alone: with what they received, "
@@ -43,8 +43,8 @@ _CAPTIONS = {
 }
 _CAPTIONS_TOGETHER = {
     "comparison": "Personal accuracy by round, and after the last one.",
-    "overlay": "Accuracy by round, each run by what its method is scored by.",
-    "cost": "Accuracy by what was sent until then; a method that sends nothing is not in it.",
+    "overlay": "Accuracy by round, each run by its method's headline score.",
+    "cost": "Accuracy by bytes sent so far; a method that sends nothing is not in it.",
 }
 
 
@@ -137,14 +137,14 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
         return []
     recent = summary.get("last10") or {}
 
-    def fact(kind: str, missing: str) -> tuple[str, str, str]:
-        values, over_last = summary.get(f"{kind}_accuracy") or {}, recent.get(f"{kind}_accuracy") or {}
+    def fact(which: str, missing: str) -> tuple[str, str, str]:
+        values, over_last = summary.get(f"{which}_accuracy") or {}, recent.get(f"{which}_accuracy") or {}
         notes = [f"{name} {format_value(values[name])}" for name in STATISTICS[1:] if name in values] or [missing]
         if over_last:
             notes.append(f"last ten rounds {format_value(over_last.get('weighted'))}")
-        if kind == "personal" and (other := beside(summary)):
+        if which == "personal" and (other := other_score(summary)):
             notes.append(other)
-        return f"{kind} {run.metric}, weighted", format_value(values.get("weighted")), ", ".join(notes)
+        return f"{which} {run.metric}, weighted", format_value(values.get("weighted")), ", ".join(notes)
 
     return [
         *([fact("personal", "not evaluated")] if run.has_personal else []),
@@ -236,8 +236,8 @@ def _link(report: Path, here: Path) -> str:
 def _line(name: str, run: RunFiles) -> list[str]:
     summary = run.summary or {}
 
-    def accuracy(kind: str) -> str:
-        return format_value((summary.get(f"{kind}_accuracy") or {}).get("weighted"))
+    def accuracy(which: str) -> str:
+        return format_value((summary.get(f"{which}_accuracy") or {}).get("weighted"))
 
     return [
         name,

@@ -59,17 +59,17 @@ def by_architecture(run: RunFiles) -> list[list[str]]:
 
 
 def headline(run: RunFiles) -> str:
-    """One line: method, accuracies, bytes and time of a run, or how far it came without a summary."""
+    """One line: method, accuracies, bytes and time of a run, or its recorded rounds without a summary."""
     method = run.settings.get("method", "unknown method")
     summary = run.summary
     if summary is None:
         return f"{method}: unfinished, {run.rounds} rounds recorded"
-    other = beside(summary)
+    other = other_score(summary)
 
-    def score(kind: str) -> str:
-        values = summary.get(f"{kind}_accuracy") or {}
+    def score(which: str) -> str:
+        values = summary.get(f"{which}_accuracy") or {}
         weighted, mean = (format_value(values.get(name)) for name in STATISTICS[:2])
-        return f"{kind} {run.metric} {weighted} weighted, {mean} mean"
+        return f"{which} {run.metric} {weighted} weighted, {mean} mean"
 
     parts = [
         *([score("personal") + (f" ({other})" if other else "")] if run.has_personal else []),
@@ -97,7 +97,7 @@ def unseen_words(summary: Mapping[str, Any]) -> str:
     )
 
 
-def beside(summary: Mapping[str, Any]) -> str:
+def other_score(summary: Mapping[str, Any]) -> str:
     """The accuracy beside the method's score: of what clients received last, or after they trained it.
 
     The one is the state of the federation, the other what a client's own training makes of it. Empty where it is the

@@ -7,13 +7,13 @@ from rich.console import Console
 from fedhet.results.history import final_clients, read_clients
 from fedhet.results.run_files import read_run
 from fedhet.results.tables import (
-    beside,
     by_architecture,
     closing_table,
     format_bytes,
     format_seconds,
     format_value,
     headline,
+    other_score,
 )
 
 
@@ -79,7 +79,7 @@ def test_the_headline_names_the_score_and_what_training_makes_of_it(make_run):
     assert f"personal accuracy {value['received']:.3f} weighted" in line
     assert f" mean (after training {value['trained']:.3f});" in line
     same = {key: {"weighted": 0.5} for key in ("received_accuracy", "trained_accuracy", "personal_accuracy")}
-    assert beside({"personal": "trained", **same}) == beside({"personal": "received", **same}) == ""
+    assert other_score({"personal": "trained", **same}) == other_score({"personal": "received", **same}) == ""
 
 
 def test_closing_table_of_failed_and_unfinished_runs(make_run):
