@@ -13,7 +13,7 @@ from torch import Tensor
 from fedhet import models, population
 from fedhet.client import ClientSide, LostState
 from fedhet.data import Examples, Pool
-from fedhet.errors import DataError, ModelError
+from fedhet.errors import ModelError
 from fedhet.graphs import BlockAlignment, UnsupportedArchitecture, align_blocks, blocks
 from fedhet.learning import Loss, Phase, Step, reestimate
 from fedhet.methods import fedharm
@@ -47,7 +47,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
             example = client.transform(client.data.train.inputs[:2])
             return blocks(client.model, example, chosen=own.blocks, count=len(own.lengths))
         except UnsupportedArchitecture as error:
-            raise ModelError(f"client {client.name}: fedharm.blocks = {own.blocks!r}: {error}") from error
+            raise ModelError(f"fedharm.blocks = {own.blocks!r}: {error}") from error
 
     @property
     def _alignment(self) -> BlockAlignment:
@@ -62,8 +62,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
             ModelError: the network has no such blocks.
         """
         client, own = self.client, self.parameters
-        if client.data.train.labels.ndim != 1:
-            raise DataError(f"client {client.name}: fedharm needs examples of one class each")
+        client.check_classes()
         if not own.aligns or own.align == "spectral":
             return Payload()
         slots = [part.shape[1] for part in self._summarised(self.filled, client.data.train.inputs[:1])]
@@ -151,51 +150,26 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         reply = super().end(payload)
         if "tell" in payload.values:
             reply.arrays["told"] = pack_all(self.told(), fedharm.DTYPE)
-        if "distance" in client.trained.recorded:
-            reply.values["distance"] = client.trained.means["distance"]
         return reply
 
     def told(self) -> list[Factor | Tensor]:
-        """Descriptors, outputs of blocks, or posteriors of the shared images, in evaluation mode.
-
-        Raises:
-            ModelError: they are not finite, or the network's outputs are no (n, classes).
-        """
-        own, client = self.parameters, self.client
-        inputs = client.pool.inputs
-        try:
-            if own.align == "spectral":
-                return [Factor(client.scores(inputs, "probabilities"))]
-            if self.chooses:
-                return [*self._described()[0]]
-            found = self._summarised(self.summary, inputs)
-            return [compress(part, error=fedharm.ERROR) for part in found] if own.align == "cka" else [*found]
-        except ValueError as error:
-            raise ModelError(f"client {client.name}: {error}") from error
+        """Descriptors, outputs of blocks, or posteriors of the shared images, in evaluation mode."""
+        own, inputs = self.parameters, self.client.pool.inputs
+        if own.align == "spectral":
+            return [Factor(self.client.scores(inputs, "probabilities"))]
+        if self.chooses:
+            return [*self._described()[0]]
+        found = self._summarised(self.summary, inputs)
+        return [compress(part, error=fedharm.ERROR) for part in found] if own.align == "cka" else [*found]
 
     def _described(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Descriptors of the shared images, and the places where they were taken.
-
-        Raises:
-            ModelError: the network gives none.
-        """
+        """Descriptors of the shared images, and the places where they were taken."""
         client, pool, own = self.client, self.client.pool, self.parameters
-        try:
-            return describe(client.model, self.blocks, pool.inputs, pool.labels, own.lengths, client.transform)
-        except ValueError as error:
-            raise ModelError(f"client {client.name}: {error}") from error
+        return describe(client.model, self.blocks, pool.inputs, pool.labels, own.lengths, client.transform)
 
     def _summarised(self, summary: Callable[[int, Tensor], Tensor], inputs: Tensor) -> list[Tensor]:
-        """What is made of each block's outputs for images.
-
-        Raises:
-            ModelError: it cannot be made of them.
-        """
-        client = self.client
-        try:
-            return summarised(client.model, self.blocks, inputs, client.transform, summary)
-        except ValueError as error:
-            raise ModelError(f"client {client.name}: {error}") from error
+        """What is made of each block's outputs for images."""
+        return summarised(self.client.model, self.blocks, inputs, self.client.transform, summary)
 
     @property
     def chooses(self) -> bool:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedhet.client import ClientSide, LostState
 from fedhet.errors import DataError, ModelError
-from fedhet.learning import FurtherBatch, Step, Term
+from fedhet.learning import Loss, Step
 from fedhet.methods import fedhenn
 from fedhet.randomness import numpy_generator, torch_generator
-from fedhet.representations import Alignment, RandomStream, Rows
+from fedhet.representations import Alignment, RandomStream
 from fedhet.representations.features import ROWS_AT_ONCE
 from fedhet.representations.packing import Factor, pack, unpack, unpack_blocks
 from fedhet.representations.targets import compress, mean_rbf_blocks
@@ -45,7 +45,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         """What it looks like after training."""
         return self._probe()
 
-    def terms(self, payload: Payload) -> tuple[Term, ...]:
+    def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """eta(t) d(Phi_i(X(t)), target) on rows of the RAD; none in the first round, or where there is no target yet.
 
         With `rad-every` k the term is taken in every k-th step, k times as heavy.
@@ -54,23 +54,19 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         if not eta:
             return ()
         rad = self._rad(payload.arrays["rad"], client.request.round)
-        target, rows = self.target(payload, rad), client.generator("rad rows")
-        alignment = Alignment(own.kernel, target, batch=own.rad_batch, generator=rows)
+        target, generator = self.target(payload, rad), client.generator("rad rows")
+        alignment = Alignment(own.kernel, target, batch=own.rad_batch, generator=generator)
+        stream = RandomStream(client.seed("rad dropout"))
 
-        def draw(step: int) -> tuple[Rows, Tensor] | None:
-            if step % own.rad_every:
+        def distance(step: Step) -> tuple[Tensor, Mapping[str, Tensor]] | None:
+            if step.number % own.rad_every:
                 return None
             rows = alignment.rows()
-            return rows, client.transform(rad[rows])
-
-        def distance(step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
-            assert step.further is not None
-            assert step.further_rows is not None
-            distance = alignment.distance(step.further, step.further_rows)
+            phi = step.represent(client.transform(rad[rows]), client.representation, stream)
+            distance = alignment.distance(phi, rows)
             return eta * own.rad_every * distance, {"distance": distance}
 
-        stream = RandomStream(client.seed("rad dropout"))
-        return (Term(distance, FurtherBatch(draw, client.representation, stream)),)
+        return (distance,)
 
     def end(self, payload: Payload) -> Payload:
         """What travels of the model, what it makes of X(t+1), and how far from the target it was."""

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.errors import ModelError
-from fedhet.learning import Loss, Phase, Step
+from fedhet.learning import Forward, Loss, Phase, Step
 from fedhet.methods.fedproto import FedProtoParameters
 from fedhet.options import Config
-from fedhet.representations import Reading, Representation, head_name
+from fedhet.representations import Representation, head_name
 from fedhet.wire import Payload
 
 from ._classes import ByClass  # noqa: TID251 - this folder is fedhet.client_apps
@@ -85,14 +85,15 @@ class FedProto(ByClass[FedProtoParameters]):
         evaluated = [part.labels for part in (data.test, data.validation) if part is not None]
         classes = 1 + int(torch.cat([candidates, *evaluated]).max())
 
-        def nearest(phi: Tensor) -> Tensor:
+        def nearest(inputs: Tensor) -> Tensor:
+            phi, _ = Forward(self.client.model, inputs, until=self.until, learns=False).run()
             distances = torch.cdist(phi.float(), prototypes).square()
             # A class that is no candidate is far below all others, yet finite, so that the loss is a number.
             scores = torch.full((len(phi), classes), -1e4, device=phi.device)
             scores[:, candidates] = -distances
             return scores
 
-        return Reading(self.client.representation, nearest)
+        return nearest
 
     def candidates(self) -> Tensor:
         """The rows of the global prototypes among which is predicted, (candidates,) int64."""

@@ -22,7 +22,6 @@ from fedhet.learning import (
     Loss,
     Optimisation,
     Phase,
-    Term,
     Trained,
     one_cycle,
     read,
@@ -251,7 +250,7 @@ class ClientSide(Generic[P]):
         if model := payload.arrays.get("model"):
             load_into(self.shared(), model)
 
-    def terms(self, payload: Payload) -> tuple[Loss | Term, ...]:
+    def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """What is added to the task's loss."""
         return ()
 

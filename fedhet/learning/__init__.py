@@ -3,7 +3,7 @@
 from fedhet.learning.batching import ClientBatching, Forward
 from fedhet.learning.evaluation import BATCH, evaluate, read
 from fedhet.learning.optimizers import eager
-from fedhet.learning.phases import FurtherBatch, Loss, Optimisation, Phase, Step, Term, one_cycle, scheduled
+from fedhet.learning.phases import Loss, Optimisation, Phase, Step, one_cycle, scheduled
 from fedhet.learning.statistics import reestimate
 from fedhet.learning.training import Trained, batches, train
 
@@ -11,12 +11,10 @@ __all__ = [
     "BATCH",
     "ClientBatching",
     "Forward",
-    "FurtherBatch",
     "Loss",
     "Optimisation",
     "Phase",
     "Step",
-    "Term",
     "Trained",
     "batches",
     "eager",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedhet.data import Examples
 from fedhet.data.reading import LazyInputs
 from fedhet.learning.batching import Forward
-from fedhet.representations import Reading, Representation
+from fedhet.representations import Representation
 from fedhet.task import Score, Task
 
 BATCH = 1024
@@ -20,7 +20,7 @@ def evaluate(
     task: Task,
     prepare: Callable[[Tensor], Tensor],
     *,
-    scores: Callable[[Tensor], Tensor] | None = None,
+    scores: nn.Module | Callable[[Tensor], Tensor] | None = None,
 ) -> Score | None:
     """Score a model on examples.
 
@@ -29,8 +29,7 @@ def evaluate(
         examples: on the model's device.
         task: gives metric and loss.
         prepare: makes a float batch of raw inputs.
-        scores: from a prepared batch to outputs, where a method predicts otherwise than by the model's own outputs; a
-            `Reading` where it does so by Phi.
+        scores: from a prepared batch to outputs, where a method predicts otherwise than by the model's own outputs.
 
     Returns:
         The score over all examples together, None where there is no example.
@@ -39,7 +38,8 @@ def evaluate(
     parts = []
     for start in range(0, len(examples), BATCH):
         inputs, labels = prepare(examples.inputs[start : start + BATCH]), examples.labels[start : start + BATCH]
-        outputs = _outputs(model, inputs, scores or model)
+        scores = scores or model
+        outputs = Forward(scores, inputs, learns=False).run()[0] if isinstance(scores, nn.Module) else scores(inputs)
         with torch.inference_mode():
             parts.append(task.evaluate(outputs, labels))
     return sum(parts[1:], parts[0]) if parts else None
@@ -48,16 +48,6 @@ def evaluate(
 def _switch_to_evaluation(model: nn.Module) -> None:
     if any(module.training for module in model.modules()):  # looking takes a tenth of the time of switching
         model.eval()
-
-
-def _outputs(model: nn.Module, inputs: Tensor, scores: Callable[[Tensor], Tensor]) -> Tensor:
-    if scores is model:
-        return Forward(model, inputs, learns=False).run()[0]
-    if isinstance(scores, Reading):
-        inputs, _ = Forward(model, inputs, until=scores.representation, learns=False).run()
-        scores = scores.then
-    with torch.inference_mode():
-        return scores(inputs)
 
 
 def read(

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.data import Examples
+from fedhet.learning.batching import Forward
 from fedhet.learning.optimizers import eager
-from fedhet.representations import Capturing, RandomStream, Representation, Rows
+from fedhet.representations import Capturing, RandomStream, Representation
 
 
 @dataclass(slots=True)
@@ -29,8 +30,8 @@ class Step:
         rows: (n,) int64, where these examples stand among the phase's.
         outputs: what the model returned.
         captured: what the phase captures, by its names; each (n, ...), part of the graph.
-        further: Phi (m, d) of the term's own further batch, part of the graph; None for a term without one.
-        further_rows: its rows, as they were drawn.
+        bf16: whether forward passes are computed in bfloat16.
+        further: examples that terms have passed beside the batch.
     """
 
     number: int
@@ -41,37 +42,24 @@ class Step:
     rows: Tensor
     outputs: Tensor
     captured: Mapping[str, Tensor] = field(default_factory=dict)
-    further: Tensor | None = None
-    further_rows: Rows | None = None
+    bf16: bool = False
+    further: int = 0
+
+    def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
+        """Return Phi (m, d) of a further batch, part of the graph; no trace in buffers or the task's randomness.
+
+        Args:
+            inputs: (m, ...) prepared.
+            representation: gives Phi of the model.
+            stream: what dropout draws from.
+        """
+        self.further += len(inputs)
+        return Forward(self.model, inputs, until=representation, stream=stream, bf16=self.bf16).run()[0]
 
 
-Loss = Callable[[Step], Tensor | tuple[Tensor, Mapping[str, Tensor]]]
-"""A scalar to add to the task's loss, and scalars to record if there are any. It has no effects of its own; an example
-or a step that does not count has weight 0."""
-
-
-@dataclass(frozen=True)
-class FurtherBatch:
-    """A batch that the loop forwards for a term beside the task's, without a trace in buffers or the task's randomness.
-
-    Attributes:
-        draw: from the number of the step to rows and a prepared batch (m, ...), or None in a step that leaves the term
-            out.
-        representation: gives Phi of it.
-        stream: what dropout draws from in these passes.
-    """
-
-    draw: Callable[[int], tuple[Rows, Tensor] | None]
-    representation: Representation
-    stream: RandomStream
-
-
-@dataclass(frozen=True)
-class Term:
-    """A loss term with a further batch."""
-
-    loss: Loss
-    further: FurtherBatch | None = None
+Loss = Callable[[Step], Tensor | tuple[Tensor, Mapping[str, Tensor]] | None]
+"""A scalar to add to the task's loss, and scalars to record if there are any; None in a step that it leaves out. An
+example that does not count has weight 0."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +126,7 @@ class Phase:
     steps: int = 0
     module: nn.Module | None = None
     trains: Callable[[str], bool] | None = None
-    terms: tuple[Loss | Term, ...] = ()
+    terms: tuple[Loss, ...] = ()
     task_weight: float = 1.0
     captures: Mapping[str, Capturing] = field(default_factory=dict)
     examples: Examples | None = None

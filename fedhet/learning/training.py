@@ -2,9 +2,9 @@
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.learning.batching import Backward, Forward
-from fedhet.learning.phases import Phase, Step, Term
+from fedhet.learning.phases import Phase, Step
 from fedhet.machine import brought
 from fedhet.rows import Work
 from fedhet.task import LARGEST, Task
@@ -83,8 +83,7 @@ def train(
     before = before or Trained()
     with _frozen(model, phase.trains) as parameters:
         optimizer = _optimizer(phase, parameters, before)
-        terms = [term if isinstance(term, Term) else Term(term) for term in phase.terms]
-        by_name = dict(model.named_parameters()) if terms else {}
+        by_name, bf16 = dict(model.named_parameters()) if phase.terms else {}, phase.optimisation.bf16
         recorded = dict(before.recorded)
         count, whole = len(examples), _normalises(model)
         schedule, total = phase.optimisation.schedule, _steps(phase, count, whole=whole)
@@ -97,16 +96,16 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = schedule(number / total)
             _forget_gradients(parameters)
-            outputs, captured = Forward(model, inputs, phase.captures, bf16=phase.optimisation.bf16).run()
+            outputs, captured = Forward(model, inputs, phase.captures, bf16=bf16).run()
             loss = task.loss(outputs, labels) if phase.task_weight else 0 * outputs.sum()
             if phase.task_weight not in (0, 1):
                 loss = phase.task_weight * loss
-            if terms:
-                step = Step(number, model, by_name, inputs, labels, index, outputs, captured)
-                for term in terms:
-                    if (seen := _with_further(step, term, phase.optimisation.bf16)) is not None:
-                        further += len(seen.further) if seen.further is not None else 0
-                        loss = loss + _noted(term.loss(seen), recorded)
+            if phase.terms:
+                step = Step(number, model, by_name, inputs, labels, index, outputs, captured, bf16)
+                for term in phase.terms:
+                    if (value := term(step)) is not None:
+                        loss = loss + _noted(value, recorded)
+                further += step.further
             Backward(loss).run()
             optimizer.step()
             losses.append(loss.detach())  # read at the end: reading makes a GPU wait
@@ -160,25 +159,12 @@ def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained
     return before.optimizer
 
 
-def _with_further(step: Step, term: Term, bf16: bool) -> Step | None:
-    """The step as a term sees it; None where it is left out."""
-    if term.further is None:
-        return step
-    drawn = term.further.draw(step.number)
-    if drawn is None:
-        return None
-    rows, inputs = drawn
-    further = term.further
-    phi, _ = Forward(step.model, inputs, until=further.representation, stream=further.stream, bf16=bf16).run()
-    return replace(step, further=phi, further_rows=rows)
-
-
-def _noted(value: Tensor | tuple[Tensor, object], recorded: dict[str, tuple[Tensor, int]]) -> Tensor:
+def _noted(value: Tensor | tuple[Tensor, Mapping[str, Tensor]], recorded: dict[str, tuple[Tensor, int]]) -> Tensor:
     """A term's scalar; what it records is added to what is recorded already."""
     if isinstance(value, Tensor):
         return value
     scalar, values = value
-    for name, each in values.items():  # type: ignore[attr-defined]
+    for name, each in values.items():
         total, count = recorded.get(name) or (torch.zeros((), device=each.device), 0)
         recorded[name] = (total + each.detach(), count + 1)
     return scalar

@@ -1,8 +1,7 @@
 """Phi, the input of a model's head, of any `nn.Module`; and forward passes that leave no trace in the model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -184,18 +183,6 @@ class Representation:
             f"the input of {title} must be a floating tensor of shape ({'n' if rows is None else rows}, d), one row an "
             f"example, got {got}; name as head a module whose input is"
         )
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Outputs (n, ...) that are a function, `then`, of Phi (n, d)."""
-
-    representation: Representation
-    then: Callable[[Tensor], Tensor]
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """The outputs of a batch of n inputs."""
-        return self.then(self.representation(inputs))
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:

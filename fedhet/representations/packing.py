@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedhet.errors import ModelError
 from fedhet.representations.cka import check_features
 
 WireDtype = Literal["float16", "float32"]
@@ -48,10 +49,10 @@ def check_finite_features(features: Tensor, name: str) -> None:
     """Check that features are (n, d) and finite.
 
     Raises:
-        ValueError: they are not.
+        ModelError: they are not.
     """
     if not torch.isfinite(check_features(features, name)).all():
-        raise ValueError(f"{name} must be finite, got NaN or infinity")
+        raise ModelError(f"{name} must be finite, got NaN or infinity: has training diverged?")
 
 
 def check_told_features(features: Tensor, name: str) -> None:

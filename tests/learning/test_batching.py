@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhet.data import Examples
-from fedhet.learning import ClientBatching, Forward, Optimisation, Phase, Term, Trained, reestimate, statistics, train
+from fedhet.learning import ClientBatching, Forward, Optimisation, Phase, Trained, reestimate, statistics, train
 from fedhet.learning.batching import clients, worth
 from fedhet.learning.batching.layouts import layout
-from fedhet.learning.phases import FurtherBatch
 from fedhet.representations import RandomStream, Representation
 from fedhet.task import get_task
 
@@ -108,10 +107,14 @@ def adam(model):
 def aligned(model):
     """With a term on Phi of a further batch, drawn in every other step."""
     rows = torch.randn(9, 5, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    further = FurtherBatch(
-        lambda step: None if step % 2 else (slice(0, 9), rows), Representation(model, "2"), RandomStream(3)
-    )
-    term = Term(lambda step: (step.further.square().mean(), {"size": step.further.detach().norm()}), further)
+    phi, stream = Representation(model, "2"), RandomStream(3)
+
+    def term(step):
+        if step.number % 2:
+            return None
+        further = step.represent(rows, phi, stream)
+        return further.square().mean(), {"size": further.detach().norm()}
+
     return Phase(2, Optimisation(batch_size=8), terms=(term, lambda step: 0.1 * step.parameters["0.weight"].norm()))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedhet.data import Examples
 from fedhet.data.transforms import Normalise, crop_and_flip, flip_crop_brighten_blur
-from fedhet.learning import FurtherBatch, Optimisation, Phase, Term, batches, train
+from fedhet.learning import Optimisation, Phase, batches, train
 from fedhet.representations import Alignment, RandomStream, Representation
 from fedhet.task import get_task
 
@@ -40,16 +40,15 @@ def alignment(kernel, model):
     }
     aligned = Alignment(kernel, targets[kernel], batch=8, generator=torch.Generator())
 
-    def draw(step):
-        rows = aligned.rows()
-        assert isinstance(rows, slice) or rows.device == META
-        return rows, normalise(pool[rows])
+    phi, stream = Representation(model, "7"), RandomStream(1)
 
     def distance(step):
-        value = aligned.distance(step.further, step.further_rows)
+        rows = aligned.rows()
+        assert isinstance(rows, slice) or rows.device == META
+        value = aligned.distance(step.represent(normalise(pool[rows]), phi, stream), rows)
         return value, {"distance": value}
 
-    return Term(distance, FurtherBatch(draw, Representation(model, "7"), RandomStream(1)))
+    return distance
 
 
 normalise = Normalise(255.0, (0.1, 0.2, 0.3), (1.0, 1.0, 1.0))

@@ -8,10 +8,8 @@ from torch import nn
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.learning import (
-    FurtherBatch,
     Optimisation,
     Phase,
-    Term,
     Trained,
     batches,
     one_cycle,
@@ -165,8 +163,8 @@ def test_terms_add_to_the_loss_and_see_the_step():
     examples = examples_of(24)
     outputs = network().train()(examples.inputs)
     expected = nn.functional.cross_entropy(outputs, examples.labels) + 2 * outputs.square().mean()
-    nothing = Term(lambda step: torch.zeros(()))
-    trained = run(model, Phase(1, Optimisation(batch_size=24), terms=(term, nothing)), examples)
+    nothing, left_out = lambda step: torch.zeros(()), lambda step: None
+    trained = run(model, Phase(1, Optimisation(batch_size=24), terms=(term, nothing, left_out)), examples)
     assert trained.mean_loss == pytest.approx(expected.item(), rel=1e-5)
     assert seen == [(0, (24, 5), (24,), (24, 3), {})]
 
@@ -365,34 +363,36 @@ def dropping(seed=0):
 def test_a_further_batch_leaves_no_trace_in_buffers_or_the_tasks_randomness():
     further, seen = examples_of(10, seed=4).inputs, []
 
-    def draw(number):
-        return None if number == 1 else (slice(0, 10), further)
+    def term(model, stream):
+        def passed(step):
+            if step.number == 1:
+                return None
+            seen.append((step.number, step.represent(further, Representation(model), stream)))
+            return 0 * seen[-1][1].sum()
 
-    def term(step):
-        seen.append((step.number, step.further_rows, step.further))
-        return 0 * step.further.sum()
+        return passed
 
     results = []
     for with_it in (False, True):
         model = dropping()
         torch.manual_seed(3)
-        terms = (Term(term, FurtherBatch(draw, Representation(model), RandomStream(7))),) if with_it else ()
+        terms = (term(model, RandomStream(7)),) if with_it else ()
         run(model, Phase(1, Optimisation(batch_size=8), terms=terms))
         results.append((copy(model), torch.get_rng_state()))
     (plain, state), (other, other_state) = results
     assert all(torch.equal(tensor, other[name]) for name, tensor in plain.items())
     assert torch.equal(state, other_state)
-    # A step whose draw is None leaves the term out.
-    assert [(number, rows) for number, rows, _ in seen] == [(0, slice(0, 10)), (2, slice(0, 10))]
-    assert all(features.shape == (10, 4) and features.requires_grad for _, _, features in seen)
-    assert not torch.equal(seen[0][2] == 0, seen[1][2] == 0), "dropout goes on in its own stream"
+    assert [number for number, _ in seen] == [0, 2]
+    assert all(features.shape == (10, 4) and features.requires_grad for _, features in seen)
+    assert not torch.equal(seen[0][1] == 0, seen[1][1] == 0), "dropout goes on in its own stream"
 
 
 def test_a_further_batch_is_learnt_from():
     further, model, before = examples_of(10, seed=4).inputs, network(), copy(network())
-    pool = FurtherBatch(lambda number: (slice(0, 10), further), Representation(model), RandomStream(7))
-    terms = (Term(lambda step: step.further.square().mean(), pool),)
-    run(model, Phase(1, Optimisation(learning_rate=0.5), task_weight=0.0, terms=terms))
+    phi, stream = Representation(model), RandomStream(7)
+    terms = (lambda step: step.represent(further, phi, stream).square().mean(),)
+    trained = run(model, Phase(1, Optimisation(learning_rate=0.5), task_weight=0.0, terms=terms))
+    assert trained.work.forwards == len(examples_of()) + 10 * trained.work.steps
     changed = {name for name, _ in model.named_parameters() if not torch.equal(copy(model)[name], before[name])}
     assert {"0.weight", "1.weight"} <= changed
     assert not {"3.weight", "3.bias"} & changed
@@ -408,18 +408,19 @@ def test_a_phase_may_bring_its_own_examples():
 def test_mixed_precision_computes_passes_in_bfloat16_and_keeps_weights_and_losses_in_float32():
     seen = []
 
-    def term(step):
-        seen.extend(tensor.dtype for tensor in (step.outputs, step.captured["hidden"], step.further))
-        return step.further.square().mean()
-
     def trained(bf16):
-        model, inside = network(), []
+        model, inside, stream = network(), [], RandomStream(0)
+
+        def term(step):
+            further = step.represent(examples_of().inputs[:4], phi, stream)
+            seen.extend(tensor.dtype for tensor in (step.outputs, step.captured["hidden"], further))
+            return further.square().mean()
+
         model[0].register_forward_hook(lambda module, args, output: inside.append(output.dtype))
         phi = Representation(model)
-        further = FurtherBatch(lambda step: (slice(0, 4), examples_of().inputs[:4]), phi, RandomStream(0))
         optimisation = Optimisation("sgd", 0.05, batch_size=8, bf16=bf16)
         captures = {"hidden": Output(model, "0")}
-        done = run(model, Phase(2, optimisation, terms=(Term(term, further),), captures=captures))
+        done = run(model, Phase(2, optimisation, terms=(term,), captures=captures))
         assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
         return done.mean_loss, nn.utils.parameters_to_vector(model.parameters()), set(inside)
 

@@ -76,7 +76,8 @@ def side_with(prototypes, labels, **own):
         device=torch.device("cpu"),
         data=SimpleNamespace(train=SimpleNamespace(labels=labels), validation=None),
         config=SimpleNamespace(parameters=parameters, prefix="fedproto"),
-        representation=None,
+        representation=lambda inputs: inputs,
+        model=None,
     )
     side = FedProto(client)
     side.begin(Payload({"prototypes": prototypes}))
@@ -214,7 +215,7 @@ def test_prediction_is_among_the_clients_own_classes_or_all(classes, expected):
     means = np.array([[9.0, 9.0], [0.0, 0.0], [1.0, 0.0], [5.0, 5.0]], np.float32)
     side = side_with({"classes": np.array([2, 3, 4, 8]), "means": means}, torch.tensor([4, 2, 2, 0]), classes=classes)
     side.client.data.test = SimpleNamespace(labels=torch.tensor([4, 9]))
-    scores = side.evaluate("trained").then(torch.tensor([[0.1, 0.0], [8.0, 8.0]]))
+    scores = side.evaluate("trained")(torch.tensor([[0.1, 0.0], [8.0, 8.0]]))
     assert scores.shape[1] == 10 if classes == "all" else scores.shape[1] >= 10
     assert scores.argmax(1).tolist() == expected
     known = {"own": [2, 4], "all": [2, 3, 4, 8]}[classes]
