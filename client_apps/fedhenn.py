@@ -14,7 +14,7 @@ from fedhet.errors import DataError, ModelError
 from fedhet.learning import Loss, Step
 from fedhet.methods import fedhenn
 from fedhet.randomness import numpy_generator, torch_generator
-from fedhet.representations import Alignment, RandomStream
+from fedhet.representations import Alignment, RandomStream, Rows
 from fedhet.representations.features import ROWS_AT_ONCE
 from fedhet.representations.packing import Factor, pack, unpack, unpack_blocks
 from fedhet.representations.targets import compress, mean_rbf_blocks
@@ -55,18 +55,22 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
             return ()
         rad = self._rad(payload.arrays["rad"], client.request.round)
         target, generator = self.target(payload, rad), client.generator("rad rows")
-        alignment = Alignment(own.kernel, target, batch=own.rad_batch, generator=generator)
-        stream = RandomStream(client.seed("rad dropout"))
+        self.alignment = Alignment(own.kernel, target, batch=own.rad_batch, generator=generator)
+        self.weight, stream = eta * own.rad_every, RandomStream(client.seed("rad dropout"))
 
-        def distance(step: Step) -> tuple[Tensor, Mapping[str, Tensor]] | None:
+        def on_rad(step: Step) -> tuple[Tensor, Mapping[str, Tensor]] | None:
             if step.number % own.rad_every:
                 return None
-            rows = alignment.rows()
+            rows = self.alignment.rows()
             phi = step.represent(client.transform(rad[rows]), client.representation, stream)
-            distance = alignment.distance(phi, rows)
-            return eta * own.rad_every * distance, {"distance": distance}
+            return self.loss_of(phi, rows, step)
 
-        return (distance,)
+        return (on_rad,)
+
+    def loss_of(self, phi: Tensor, rows: Rows, step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The weighted distance of Phi of these rows of the RAD from the target, and the distance."""
+        distance = self.alignment.distance(phi, rows)
+        return self.weight * distance, {"distance": distance}
 
     def end(self, payload: Payload) -> Payload:
         """What travels of the model, what it makes of X(t+1), and how far from the target it was."""

@@ -1,6 +1,6 @@
 """Phi, the input of a model's head, of any `nn.Module`; and forward passes that leave no trace in the model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 

@@ -26,10 +26,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedhet.errors import ConfigError, ModelError
-from fedhet.learning import Step, Term
+from fedhet.learning import Loss, Step
 from fedhet.method import Traits
 from fedhet.methods import fedhenn
 from fedhet.randomness import torch_generator
+from fedhet.representations import Rows
 from fedhet.representations.spectral import cluster_rows
 from fedhet.wire import Arrays, Payload
 
@@ -43,30 +44,31 @@ class Propagation(FedHeNN):
     """FedHeNN's client, with one more term on the rows of each step."""
 
     aligns = True
+    spread: Tensor | None = None
 
-    def terms(self, payload: Payload) -> tuple[Term, ...]:
+    def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """The alignment, and the cross entropy to the client's own predictions, spread over the target's graph."""
         if self.parameters.target != "spectral":
             raise ConfigError("propagation needs fedhenn.target = 'spectral'")
         terms, client = super().terms(payload), self.client
-        if not terms or client.request.round < FIRST:
-            return terms
-        rad = self._rad(payload.arrays["rad"], client.request.round)
-        rows = self.target(payload, rad)
-        assert isinstance(rows, Tensor)
-        spread = propagated(rows, client.scores(rad, "probabilities"))
-        weight, bias = (f"{client.head}.{part}" for part in ("weight", "bias"))
-        (alignment,) = terms
+        if terms and client.request.round >= FIRST:
+            rad = self._rad(payload.arrays["rad"], client.request.round)
+            rows = self.target(payload, rad)
+            assert isinstance(rows, Tensor)
+            self.spread = propagated(rows, client.scores(rad, "probabilities"))
+        return terms
 
-        def loss(step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
-            apart, recorded = alignment.loss(step) if self.aligns else (step.outputs.new_zeros(()), {})
-            assert step.further is not None
-            outputs = F.linear(step.further, step.parameters[weight], step.parameters.get(bias))
-            if outputs.shape[-1] != spread.shape[-1]:
-                raise ModelError(f"the head {client.head} does not make the outputs")
-            return apart + F.cross_entropy(outputs, spread[step.further_rows]), recorded
-
-        return (replace(alignment, loss=loss),)
+    def loss_of(self, phi: Tensor, rows: Rows, step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The alignment's, and the cross entropy of what the head makes of Phi."""
+        apart, recorded = super().loss_of(phi, rows, step) if self.aligns else (phi.new_zeros(()), {})
+        if self.spread is None:
+            return apart, recorded
+        weight, bias = (step.parameters.get(f"{self.client.head}.{part}") for part in ("weight", "bias"))
+        assert weight is not None
+        outputs = F.linear(phi, weight, bias)
+        if outputs.shape[-1] != self.spread.shape[-1]:
+            raise ModelError(f"the head {self.client.head} does not make the outputs")
+        return apart + F.cross_entropy(outputs, self.spread[rows]), recorded
 
 
 def propagated(rows: Tensor, posteriors: Tensor) -> Tensor:
@@ -109,7 +111,7 @@ class Alone(Propagation):
 
     aligns = False
 
-    def terms(self, payload: Payload) -> tuple[Term, ...]:
+    def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """None before propagation begins."""
         return super().terms(payload) if self.client.request.round >= FIRST else ()
 
