@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedhet.graphs import LayerGraph, LayerNode
+from fedhet.graphs import LayerGraph
 from fedhet.hypernets.design import Catalogue, Design, slots_of
 from fedhet.hypernets.embedding import FEATURES, Embedding, shape_features
 from fedhet.hypernets.heads import Latents, head
@@ -30,8 +30,8 @@ class Reading:
     Attributes:
         graphs: how many there are.
         known: each node's type, None for one that the hypernetwork has no vector of.
-        types: the types that heads write, each once.
-        groups: of each of them and of each of its arrays' roles, where its layers' arrays go; None: a layer has none.
+        heads: of each type that a head writes and of each of its arrays' roles, where its layers' arrays go; None: a
+            layer has none.
         rows: what is laid out in tiles.
         names: of the arrays that are written, of all graphs.
         unknown: types of layers that have no head, where heads go by type; nothing is written for them without tiles.
@@ -40,8 +40,7 @@ class Reading:
 
     graphs: int
     known: tuple[str | None, ...]
-    types: tuple[str, ...]
-    groups: tuple[tuple[int, dict[str, list[Target | None]]], ...]
+    heads: Mapping[str, Mapping[str, Sequence[Target | None]]]
     rows: Mapping[str, Tiled]
     names: tuple[str, ...]
     unknown: tuple[str, ...]
@@ -49,8 +48,7 @@ class Reading:
 
     def to(self, device: torch.device) -> "Reading":
         """The same for a hypernetwork on a device."""
-        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
-        return replace(self, tensors=tensors)
+        return replace(self, tensors={name: tensor.to(device) for name, tensor in self.tensors.items()})
 
 
 class GraphHypernetwork(nn.Module):
@@ -99,13 +97,13 @@ class GraphHypernetwork(nn.Module):
             if slots[place]:
                 (unknown if known[place] is None else places.setdefault(node.type, [])).append(place)
         tiled = unknown if self.tiles else []
-        groups = []
-        for type, members in places.items():
-            roles: dict[str, list[Target | None]] = {
-                role: [_target(nodes[place], role) if role in slots[place] else None for place in members]
+        heads = {
+            type: {
+                role: [(nodes[p][0], nodes[p][1].parameters[role]) if role in slots[p] else None for p in members]
                 for role in self.catalogue[type].slots
             }
-            groups.append((len(members), roles))
+            for type, members in places.items()
+        }
         rows = tiling(
             ((nodes[place][0], index, nodes[place][1].parameters, slots[place]) for index, place in enumerate(tiled)),
             self.design.tile,
@@ -124,7 +122,7 @@ class GraphHypernetwork(nn.Module):
         written = [place for members in (*places.values(), tiled) for place in members]
         names = tuple(nodes[place][1].parameters[role] for place in written for role in slots[place])
         others = () if self.design.head == "tiled" else tuple(dict.fromkeys(nodes[place][1].type for place in unknown))
-        return Reading(len(graphs), known, tuple(places), tuple(groups), rows, names, others, index | features)
+        return Reading(len(graphs), known, heads, rows, names, others, index | features)
 
     def embeddings(self, reading: Reading) -> Tensor:
         """The embeddings h of all nodes of all graphs, (nodes, width)."""
@@ -139,13 +137,11 @@ class GraphHypernetwork(nn.Module):
         """
         written: list[dict[str, Tensor]] = [{} for _ in range(reading.graphs)]
         h, tensors = self.embeddings(reading), reading.tensors
-        if reading.types:
-            z, scale = self.latents(h[tensors["order"]], reading.types, tensors["row"])
-            sizes = [size for size, _ in reading.groups]
+        if reading.heads:
+            z, scale = self.latents(h[tensors["order"]], list(reading.heads), tensors["row"])
+            sizes = [len(next(iter(roles.values()))) for roles in reading.heads.values()]
             scales = scale.split(sizes) if scale is not None else [None] * len(sizes)
-            for type, (_, roles), own, factor in zip(
-                reading.types, reading.groups, z.split(sizes), scales, strict=True
-            ):
+            for (type, roles), own, factor in zip(reading.heads.items(), z.split(sizes), scales, strict=True):
                 heads: nn.ModuleDict = self.heads[type]  # type: ignore[assignment]
                 for role, targets in roles.items():
                     for target, array in zip(targets, heads[role](own, factor).unbind(0), strict=True):
@@ -185,10 +181,6 @@ class Written(nn.Module):
         # To look for tied tensors in each call costs a small network a twentieth of its step.
         outputs: Tensor = functional_call(self.network, written, (inputs,), tie_weights=self._tied)
         return outputs
-
-
-def _target(node: tuple[int, LayerNode], role: str) -> Target:
-    return node[0], node[1].parameters[role]
 
 
 def _edges(graphs: Sequence[LayerGraph], how: Edges, seed: int) -> list[tuple[int, int]]:
