@@ -1,4 +1,4 @@
-"""What a method is, as one value: its name, its keys, the answers to six questions, and its two halves by name.
+"""What a method is, as one value: its name, its keys, the answers to six questions, and its two sides by name.
 
 Servers and clients both know it, and each imports its own side only.
 """

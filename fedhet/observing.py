@@ -11,7 +11,7 @@ from fedhet.state import State
 
 @dataclass
 class RoundReport:
-    """What observers are told of a round.
+    """A round, as observers see it.
 
     Attributes:
         row: the object that is a line of `history.jsonl`.
@@ -24,7 +24,7 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What observers are told of a run.
+    """A run, as observers see it.
 
     Attributes:
         method: the method's name.

@@ -20,7 +20,7 @@ ArraysBy = dict[str, Arrays]
 
 @dataclass
 class ClientRecord:
-    """What the server knows of a client.
+    """A client's record at the server.
 
     Attributes:
         examples: number of its training examples.

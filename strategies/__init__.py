@@ -1,1 +1,1 @@
-"""The server halves of the methods, one file each."""
+"""The server sides of the methods, one file each."""

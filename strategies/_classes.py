@@ -1,4 +1,4 @@
-"""What FedProto's and FD's server halves share: vectors by class, averaged over clients."""
+"""Vectors by class, averaged over clients: common to the server sides of FedProto and FD."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -31,9 +31,9 @@ class ByClass(FederatedStrategy[P, C]):
 
     state_class = ClassState
     vectors: ClassVar[str]
-    """What the vectors are, for errors."""
+    """Name of the vectors, for errors."""
     way_out: ClassVar[str]
-    """What to do where clients' vectors are not equally wide."""
+    """The way out where clients' vectors are not equally wide."""
 
     def payload_for(self, client: str) -> Payload:
         """The global vectors: (classes known, width) and the classes' numbers."""

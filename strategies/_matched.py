@@ -1,4 +1,4 @@
-"""What FedMA's and PFNM's server halves share: what all clients' networks look like, and the results."""
+"""The clients' common graph, and the results of a matching: common to the server sides of FedMA and PFNM."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from fedhet.wire import Arrays, Reply, WireError, check, to_tensor
 
 @dataclass
 class MatchedState(State):
-    """What a matching leaves.
+    """The state of a method that matches.
 
     Attributes:
         groups: the permutation groups of the clients' architecture, as the first of them describes them.
@@ -106,7 +106,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return all(own <= size for own, size in zip(self.widths(client), widths_of(shapes, self.groups), strict=True))
 
     def matching(self) -> Matching:
-        """What the matching takes."""
+        """The keys of matching, for the functions that match."""
         return Matching(**{name: getattr(self.parameters, name) for name in MatchingParameters.__dataclass_fields__})
 
     def check_classes(self, reply: Reply) -> None:

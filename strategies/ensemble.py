@@ -1,4 +1,4 @@
-"""Ensemble, server half: the mean of the clients' predictions, the comparison of FedMA's paper (table 2).
+"""Ensemble, server side: the mean of the clients' predictions, the comparison of FedMA's paper (table 2).
 
 Clients of any architectures train on their own and send their networks once; the prediction is the mean of their
 softmax (sigmoid, for many labels). It stands in the history as the model on the common test set, since no client holds

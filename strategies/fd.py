@@ -1,4 +1,4 @@
-"""FD, server half: each client gets its peers' mean logits of each class (Jeong et al., 2018, algorithm 1)."""
+"""FD, server side: each client gets its peers' mean logits of each class (Jeong et al., 2018, algorithm 1)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

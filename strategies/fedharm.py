@@ -1,4 +1,4 @@
-"""FedHARM, server half: the mean of what clients make of shared images (Kastellos et al., 2024, algorithm 1).
+"""FedHARM, server side: the mean of what clients make of shared images (Kastellos et al., 2024, algorithm 1).
 
 One exchange a round: descriptors come up in the reply, and their mean goes down with the next message, which begins
 with the shared phase. So the shared phase of the last round is the closing round. No weights travel.
@@ -31,7 +31,7 @@ MOST_PIXELS = 2**18
 
 @dataclass
 class FedHARMState(State):
-    """What clients told.
+    """Descriptors and facts that clients sent.
 
     Attributes:
         told: each client's newest descriptors, features or posteriors, as they travel; who is absent keeps his.
@@ -96,7 +96,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         return payloads
 
     def check_reply(self, reply: Reply) -> None:
-        """What was asked for must be there, of the shared images, and in as many slots as the client said."""
+        """Check that what was asked for is there, of the shared images, and in as many slots as the client said."""
         super().check_reply(reply)
         reply.told.number("distance", 0.0)
         if self._tells(self.state.round + 1):
@@ -117,7 +117,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         return self.travels and round != self.run.last_round
 
     def target(self, round: int) -> list[Factor | Tensor]:
-        """What clients are aligned with, part by part, of what all told."""
+        """Return the target, part by part, of what all clients sent."""
         told = {client: self._unpacked(client, self.state.told[client]) for client in in_order(self.state.told)}
         if not told:
             return []
@@ -143,7 +143,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         ]
 
     def _unpacked(self, client: str, told: Arrays) -> list[Tensor]:
-        """What a client told.
+        """Return a client's descriptors, features or posteriors.
 
         Raises:
             WireError: it cannot be read, or does not fit.

@@ -1,4 +1,4 @@
-"""FedHeNN, server half: clients align what their networks represent (Makhija et al., ICML 2022).
+"""FedHeNN, server side: clients align what their networks represent (Makhija et al., ICML 2022).
 
 Heterogeneous clients (algorithm 2): the server makes the mean kernel K-bar(t-1) = sum_j w_j K_j of the peers'
 representations of the RAD X(t), and each client is pulled towards it. Homogeneous clients (algorithm 1): weights are
@@ -30,7 +30,7 @@ from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
 @dataclass
 class FedHeNNState(State):
-    """What peers told.
+    """The last target, and representations of the peers.
 
     Attributes:
         target: what clients are aligned with, as it travels, and
@@ -56,20 +56,20 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         given = shared is not None and shared is not population.shared_pool(self.config)
         if self.parameters.rad_source == "train-union" and given:
             raise ConfigError(
-                "fedhenn.rad-source = 'train-union' draws the RAD from the configured data set, and a pool was given "
-                "as well: leave one of them out"
+                "fedhenn.rad-source = 'train-union' draws the RAD from the configured data set, and a public dataset "
+                "was given as well: leave one of them out"
             )
 
-    # ---- greeting: the pool, once
+    # ---- the handshake
 
     def public_dataset(self) -> Pool | None:
-        """The pool that all RADs are drawn from."""
+        """Return the examples that all RADs are drawn from."""
         if self.parameters.rad_source == "train-union" and self.parameters.eta0:
             return population.training_union(self.config)
         return super().public_dataset()
 
     def admit(self, reply: Reply) -> None:
-        """The pool must do; a client's representation of some of it is kept for the report."""
+        """Check the public dataset; a client's representation of some of it is kept for the report."""
         if not self.parameters.eta0:
             return
         if self.state.pool_size < fedhenn.LEAST_ROWS:
@@ -127,7 +127,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
 
     @property
     def told(self) -> str:
-        """What clients tell of the RAD: `features`, `posteriors`, or nothing."""
+        """The group of arrays that clients send of the RAD: `features`, `posteriors`, or none."""
         return next((name for name in ("features", "posteriors") if name in self.traits.tells), "")
 
     def _told_in_replies(self, round: int) -> bool:
@@ -142,7 +142,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         """
         own = self.parameters
         if self.traits.combined:
-            bounded = self.aggregator.bounded({client: {"features": values.numpy()} for client, values in told.items()})
+            bounded = self.aggregator.clipped({client: {"features": values.numpy()} for client, values in told.items()})
             told = {client: to_tensor(arrays["features"]) for client, arrays in bounded.items()}
         peers = list(told.values())
         if own.target == "spectral":

@@ -1,4 +1,4 @@
-"""FedMA, server half: clients' units are matched layer by layer (Wang et al., ICLR 2020, algorithm 1).
+"""FedMA, server side: clients' units are matched layer by layer (Wang et al., ICLR 2020, algorithm 1).
 
 A pass settles one permutation group a round (in a plain network: one layer), and the output layer in its last round:
 groups + 1 rounds. Round n of a pass brings up group n, its inputs in the global order; what was settled goes down with
@@ -35,7 +35,7 @@ from ._matched import MatchedState, MatchedStrategy  # noqa: TID251 - this folde
 
 @dataclass
 class FedMAState(MatchedState):
-    """What a pass has settled.
+    """The groups that a pass has settled, and who has which of their units.
 
     Attributes:
         pass_: passes that are complete.
@@ -80,7 +80,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         return self.state.participants
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """What has been settled since the client's last message, and which group is next.
+        """Return what has been settled since the client's last message, and which group is next.
 
         A client without units in the global model that is wider begins with weights of its own.
         """
@@ -161,7 +161,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         for client in replies.keys() - there.keys():
             state.places.pop(client, None)
         states, late = {}, {}
-        updates = self.aggregator.bounded({client: reply.arrays["update"] for client, reply in there.items()})
+        updates = self.aggregator.clipped({client: reply.arrays["update"] for client, reply in there.items()})
         for client, update in updates.items():
             try:
                 held = len(self._assignments(client))

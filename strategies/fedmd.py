@@ -1,4 +1,4 @@
-"""FedMD, server half: the mean of the clients' class scores on a subset of the pool (Li and Wang, 2019, algorithm 1).
+"""FedMD, server side: the mean of the clients' class scores on a subset of the pool (Li and Wang, 2019, algorithm 1).
 
 One exchange a round: a client of round t learns the mean on X(t), revisits its own examples, and returns its scores on
 X(t+1). The paper's order is kept: what is told in round t - 1 is learnt first thing in round t.
@@ -22,7 +22,7 @@ from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
 @dataclass
 class FedMDState(State):
-    """What clients told.
+    """The clients' mean scores.
 
     Attributes:
         mean: their mean scores, as they travel, and

@@ -1,4 +1,4 @@
-"""FedProto, server half: prototypes of classes are averaged, no weights (Tan et al., AAAI 2022, equation 6)."""
+"""FedProto, server side: prototypes of classes are averaged, no weights (Tan et al., AAAI 2022, equation 6)."""
 
 from fedhet.methods import fedproto
 

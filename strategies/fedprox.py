@@ -1,4 +1,4 @@
-"""FedProx, server half: FedAvg's (Li et al., MLSys 2020)."""
+"""FedProx, server side: FedAvg's (Li et al., MLSys 2020)."""
 
 from fedhet.methods import fedprox
 from fedhet.server import FederatedStrategy, State

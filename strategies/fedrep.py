@@ -1,4 +1,4 @@
-"""FedRep, server half: the clients' bodies are averaged (Collins et al., ICML 2021)."""
+"""FedRep, server side: the clients' bodies are averaged (Collins et al., ICML 2021)."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""FLHA-distillation, server half: FedAvg of the teacher, which each client then gets once to learn from."""
+"""FLHA-distillation, server side: FedAvg of the teacher, which each client then gets once to learn from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class FLHADistillationState(State):
 
 
 class FLHADistillation(FederatedStrategy[flha_distillation.FLHADistillationParameters, FLHADistillationState]):
-    """What is shared is the teacher; once it is trained, nothing is averaged any more."""
+    """Averages the teacher until it is trained, and nothing afterwards."""
 
     method = flha_distillation.method
     state_class = FLHADistillationState

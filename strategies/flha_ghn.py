@@ -1,4 +1,4 @@
-"""FLHA-GHN, server half: averages the hypernetwork (Litany et al., 2022, algorithm 1)."""
+"""FLHA-GHN, server side: averages the hypernetwork (Litany et al., 2022, algorithm 1)."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence

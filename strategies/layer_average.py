@@ -1,4 +1,4 @@
-"""Layer-average, server half: each layer is averaged over the clients that have it."""
+"""Layer-average, server side: each layer is averaged over the clients that have it."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State
     method = layer_average.method
 
     def payload_for(self, client: str) -> Payload:
-        """What is averaged of its layers; by prefix, only what all clients have that were ever here."""
+        """Return what is averaged of its layers; by prefix, only what all clients have that were ever here."""
         payload = super().payload_for(client)
         if self.parameters.by != "prefix":
             return payload

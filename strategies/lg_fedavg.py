@@ -1,4 +1,4 @@
-"""LG-FedAvg, server half: the clients' heads are averaged (Liang et al., 2020)."""
+"""LG-FedAvg, server side: the clients' heads are averaged (Liang et al., 2020)."""
 
 from fedhet.methods import lg_fedavg
 from fedhet.options import Parameters

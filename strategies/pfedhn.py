@@ -1,4 +1,4 @@
-"""pFedHN, server half: a hypernetwork writes each client's weights (Shamsian et al., ICML 2021, algorithm 1).
+"""pFedHN, server side: a hypernetwork writes each client's weights (Shamsian et al., ICML 2021, algorithm 1).
 
 Where clients went is passed back through it: theta_i is what client i was sent, delta_i how far its steps went, and
 the gradient of the hypernetwork phi is -(d theta_i / d phi)^T delta_i. The paper takes one client a step; here a round

@@ -1,4 +1,4 @@
-"""PFNM, server half: whole networks are matched at once (Yurochkin et al., ICML 2019; FedMA's one-shot baseline).
+"""PFNM, server side: whole networks are matched at once (Yurochkin et al., ICML 2019; FedMA's one-shot baseline).
 
 The paper's method is one round. In further rounds clients go on from the units that they have in the global model.
 """
@@ -47,7 +47,7 @@ class PFNM(MatchedStrategy[pfnm.PFNMParameters, MatchedState]):
             }
             for client, reply in replies.items()
         }
-        states = dict(self.aggregator.bounded(states))
+        states = dict(self.aggregator.clipped(states))
         self.keep_filters(states)
         seed = derive_seed(self.config.seed, "matching", round) % 2**32
         settled, moved = match_networks(list(states.values()), self.groups, self.matching(), seed)

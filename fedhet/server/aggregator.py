@@ -1,9 +1,11 @@
 """Aggregation as a run's configuration has it: by the sharing map, with the configured rule and clipping."""
 
 from collections.abc import Mapping
+from functools import partial
 
+from fedhet.server.aggregation import average_shared
 from fedhet.server.federation import Federation
-from fedhet.server.robust import Rule, cut_to_bound, put_together
+from fedhet.server.robust import Rule, combined, cut_to_bound
 from fedhet.server.run import Run
 from fedhet.wire import Arrays, Spec, cast
 
@@ -42,15 +44,10 @@ class Aggregator:
             before: the values from which the clients set out; by default those of the state.
             rule: how; by default as configured.
         """
-        found, cuts = put_together(
-            models,
-            weights,
-            self.federation.specs if specs is None else specs,
-            self.run.state.model if before is None else before,
-            rule or self.rule,
-        )
-        self.run.round.name_cuts(map(vars, cuts))
-        return found
+        rule = rule or self.rule
+        models = self.clipped(models, self.run.state.model if before is None else before, rule)
+        specs = self.federation.specs if specs is None else specs
+        return average_shared(models, weights, specs, partial(combined, rule=rule))
 
     def average_arrays(self, groups: Mapping[str, Arrays]) -> Arrays:
         """Return one array of each name, of float arrays that are no part of a network.
@@ -61,12 +58,20 @@ class Aggregator:
         specs = {c: {name: (array.shape, "float32") for name, array in own.items()} for c, own in groups.items()}
         return self.average(groups, dict.fromkeys(groups, 1.0), specs, before={})
 
-    def bounded(self, groups: Mapping[str, Arrays]) -> Mapping[str, Arrays]:
-        """Return what clients sent, cut to `clip-norm` median norms, for methods that make no average of it."""
-        bound = self.rule.bound
+    def clipped(
+        self, groups: Mapping[str, Arrays], before: Arrays | None = None, rule: Rule | None = None
+    ) -> Mapping[str, Arrays]:
+        """Return what clients sent, cut to `clip-norm` median norms if there is such a bound.
+
+        Args:
+            groups: by client.
+            before: the values from which the clients set out; a name that is not there was zero.
+            rule: with the bound; by default as configured.
+        """
+        bound = (rule or self.rule).bound
         if not bound or not groups:
             return groups
-        found, cuts = cut_to_bound(groups, {}, bound)
+        found, cuts = cut_to_bound(groups, before or {}, bound)
         self.run.round.name_cuts(map(vars, cuts))
         return found
 

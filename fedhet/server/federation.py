@@ -106,7 +106,7 @@ class Federation:
     def _for_the_others(
         self, clients: Sequence[str], make: Callable[[Sequence[str]], dict[str, Payload]], before: Any, whole: Exception
     ) -> dict[str, Payload]:
-        """What a hook makes for those for whom it raises nothing, each tried alone."""
+        """Return what a hook makes for those for whom it raises nothing, each tried alone."""
         run, faults, spoilt = self.run, Faults(), dict[str, str]()
         for client in clients:
             run.state = before.aside()
@@ -228,7 +228,7 @@ class Federation:
         return {client: found[client] for client in in_order(found)}
 
     def _check(self, client: str, reply: Reply) -> None:
-        """What is the same for all methods: who answers, counts and metrics, and that arrays are as they must be."""
+        """Check what is the same for all methods: who answers, counts and metrics, names and shapes of arrays."""
         round = self.run.round
         if reply.client != client:
             raise WireError(f"answers as client {reply.client}")

@@ -44,8 +44,8 @@ class Handshake:
         """
         roster, round = self.federation.roster, self.run.round
         assert self.federation.grid is not None
-        if new := roster.not_greeted(self.federation.grid, unseen_clients=unseen):
-            self._greet(new, unseen=unseen)
+        if new := roster.new_nodes(self.federation.grid, unseen_clients=unseen):
+            self._ask(new, unseen=unseen)
         if not roster.nodes:
             nobody = "there are no nodes" if not roster.waiting else "all come after the last round (unseen-clients)"
             raise FedhetError(f"no client can serve:\n{round.reasons(nobody)}")
@@ -66,13 +66,13 @@ class Handshake:
 
     # ---- who is there
 
-    def _greet(self, new: Sequence[int], *, unseen: bool) -> None:
+    def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
         """Ask nodes who they are, and admit those that can serve, of several that do not fit together the most."""
         run, federation, roster, round = self.run, self.federation, self.federation.roster, self.run.round
         public, encoder = self.method.public_dataset(), Encoder()
-        greeting = Payload() if public is None else with_pool(public)
+        payload = Payload() if public is None else with_pool(public)
         request = federation.request(question=GREET)
-        messages = [federation.message(MessageType.QUERY, node, encoder(greeting), request) for node in new]
+        messages = [federation.message(MessageType.QUERY, node, encoder(payload), request) for node in new]
         faults, opened = exchanges.Faults(), dict[int, tuple[Hashable, Reply]]()
 
         def refuse(node: int, name: str, error: Exception, *, again: bool = False) -> None:
@@ -105,7 +105,7 @@ class Handshake:
             except Exception as error:
                 refuse(node, reply.client, error)
                 continue
-            round.down[reply.client] += greeting.nbytes
+            round.down[reply.client] += payload.nbytes
             round.up[reply.client] += reply.payload.nbytes
         if not roster.nodes:
             faults.blame_nobody()
@@ -147,7 +147,7 @@ class Handshake:
     # ---- what is shared before the first round
 
     def _make_first_arrays(self, spec: Spec) -> None:
-        """What one client shares and nobody has given yet, where the server makes it."""
+        """Make what one client shares and nobody has given yet, where the server does."""
         state = self.run.state
         missing = {key: each for key, each in spec.items() if key not in state.model | self.run.initial}
         if missing and (made := self.method.first_arrays(missing)) is not None:
@@ -167,7 +167,7 @@ class Handshake:
             run.override({"rounds": rounds})
 
     def _fetch_first_arrays(self) -> None:
-        """What is shared starts as the initial weights of the first client that has it.
+        """Start what is shared as the initial weights of the first client that has it.
 
         Where Byzantine clients are reckoned with (`aggregation`, `clip-norm`) all are asked, and Krum chooses.
         """

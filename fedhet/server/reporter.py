@@ -1,4 +1,4 @@
-"""What is told of a run: its rounds to observers, and at the end what is not as it should be."""
+"""The reports of a run: its rounds for observers, and warnings at its end."""
 
 import logging
 import math

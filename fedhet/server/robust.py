@@ -8,14 +8,13 @@ norm. All but the mean count every client the same, whatever number of examples 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from fedhet.options import Config
-from fedhet.server.aggregation import average_shared, weighted_average
+from fedhet.server.aggregation import weighted_average
 from fedhet.wire import Arrays, Spec
 
 Array = np.ndarray[Any, Any]
@@ -54,25 +53,6 @@ class Cut:
     client: str
     norm: float
     to: float
-
-
-def put_together(
-    models: Mapping[str, Arrays], weights: Mapping[str, float], specs: Mapping[str, Spec], before: Arrays, rule: Rule
-) -> tuple[Arrays, list[Cut]]:
-    """One array of each shared key, of those that the clients sent.
-
-    Args:
-        models: what each client sent, in the order in which it is summed.
-        weights: of each client, for the mean.
-        specs: shapes and dtypes of each client's keys.
-        before: the values from which the clients set out; a key that is not there was zero.
-        rule: how.
-
-    Returns:
-        The arrays, and which clients' updates were cut.
-    """
-    models, cuts = cut_to_bound(models, before, rule.bound) if rule.bound else (models, [])
-    return average_shared(models, weights, specs, partial(combined, rule=rule)), cuts
 
 
 def cut_to_bound(models: Mapping[str, Arrays], before: Arrays, bound: float) -> tuple[dict[str, Arrays], list[Cut]]:

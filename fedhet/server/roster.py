@@ -29,7 +29,7 @@ MOST_PREDICTIONS = 2**16
 
 
 class Counts(NamedTuple):
-    """What a client says of the size of its data, in every reply the same."""
+    """The size of a client's data, as it says in every reply."""
 
     training_examples: int
     test_examples: int
@@ -43,7 +43,7 @@ class Counts(NamedTuple):
 
 @dataclass
 class Roster:
-    """The clients that were greeted.
+    """The clients that were admitted.
 
     Attributes:
         nodes: the node of each client that is there, in order of client name.
@@ -53,7 +53,7 @@ class Roster:
         keys: for each shared key, what its arrays are like, and the first client that has it.
         metric: name of the task's metric, and the first client that named it.
         labels: how many numbers the metric has.
-        greeted: what each client said of the size of its data.
+        counts: the size of each client's data.
     """
 
     nodes: dict[str, int] = field(default_factory=dict)
@@ -63,10 +63,10 @@ class Roster:
     keys: dict[str, tuple[tuple[tuple[int, ...], str], str]] = field(default_factory=dict)
     metric: tuple[str, str] | None = None
     labels: int = 1
-    greeted: dict[str, "Counts"] = field(default_factory=dict)
+    counts: dict[str, "Counts"] = field(default_factory=dict)
 
-    def not_greeted(self, grid: Grid, *, unseen_clients: bool) -> list[int]:
-        """The nodes that were not greeted yet, with those that are waiting if it is time for unseen clients.
+    def new_nodes(self, grid: Grid, *, unseen_clients: bool) -> list[int]:
+        """Return the nodes that are new, with those that are waiting if it is time for unseen clients.
 
         Those that left are forgotten.
         """
@@ -101,11 +101,11 @@ class Roster:
         return f"it goes by the name {name!r}, as {also}, {whose}; each needs a partition-id (or name) of its own"
 
     def check(self, method: str, reply: Reply, *, networks: str, averaged: bool) -> None:
-        """Find out whether a client fits those that are known.
+        """Check that a client fits those that are known.
 
         Args:
             method: its name, for errors.
-            reply: the answer to a greeting.
+            reply: the answer to a handshake.
             networks: which may differ (`Traits.networks`): with `equal` all clients must have the same arrays, with
                 `widths` the same but for their widths.
             averaged: whether the arrays of one shared key must be alike, where widths may not differ.
@@ -144,7 +144,7 @@ class Roster:
         Raises:
             FedhetError: nobody has a test example.
         """
-        without = [client for client in self.nodes if not self.greeted[client].test_examples]
+        without = [client for client in self.nodes if not self.counts[client].test_examples]
         if test_on == "global" or not without:
             return
         if len(without) == len(self.nodes):
@@ -155,15 +155,15 @@ class Roster:
         log.warning("%s: no test examples, so their own models are not scored", named(without))
 
     def check_counts(self, reply: Reply) -> None:
-        """Find out whether a reply is of as many examples as its client was greeted with, and its metrics of no more.
+        """Check that a reply is of as many examples as its client said in the handshake, and its metrics of no more.
 
         Raises:
             WireError: it is not.
         """
-        now, greeted = Counts.of(reply), self.greeted[reply.client]
-        for what, count, before in zip(Counts._fields, now, greeted, strict=True):
+        now, then = Counts.of(reply), self.counts[reply.client]
+        for what, count, before in zip(Counts._fields, now, then, strict=True):
             if count != before:
-                raise WireError(f"it has {count} {what.replace('_', ' ')} now, and had {before} when it was greeted")
+                raise WireError(f"it has {count} {what.replace('_', ' ')} now, and had {before} in its handshake")
         for name, measured in reply.measured.items():
             examples = now.validation_examples if name.startswith("validation-") else now.test_examples
             most = math.inf if name.startswith("common-") else examples * max(examples, MOST_PREDICTIONS)
@@ -176,7 +176,7 @@ class Roster:
         """Take a client in that was checked."""
         name, report = reply.client, reply.report
         self.nodes[name], self.specs[name] = node, report.spec
-        self.greeted[name] = Counts.of(reply)
+        self.counts[name] = Counts.of(reply)
         if self.metric is None:
             self.metric, self.labels = (report.metric, name), report.labels
         for key, spec in report.spec.items():
@@ -192,7 +192,7 @@ def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: 
     """The order in which clients that come together are admitted, so that one alone does not decide for all.
 
     Args:
-        opened: the kind (`compatibility`) and the answer to the greeting, by node.
+        opened: the value of `compatibility` and the answer to the handshake, by node.
         averaged: whether arrays of one shared key must be alike.
 
     Returns:
@@ -212,12 +212,12 @@ def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: 
 
 
 def agree_on_pool(state: State, reply: Reply, pool: Pool | None, *, labelled: bool) -> None:
-    """All clients must have the same pool: the server's, or else each its own copy of one.
+    """Check that a client has the same public dataset as all: the server's, or else its own copy of one.
 
     Args:
-        state: where the first client's pool is kept by its digest.
-        reply: a client's answer to its greeting.
-        pool: the server's.
+        state: where the first client's is kept by its digest.
+        reply: a client's answer to its handshake.
+        pool: the server's, if it has one.
         labelled: whether the method needs labels.
 
     Raises:
@@ -226,13 +226,13 @@ def agree_on_pool(state: State, reply: Reply, pool: Pool | None, *, labelled: bo
     digest, size = (pool.digest, len(pool)) if pool is not None else (reply.report.pool, reply.report.pool_size)
     if not digest:
         raise FedhetError(
-            f"there is no {'labelled ' * labelled}pool to align on: set public-samples, or give "
+            f"there is no {'labelled ' * labelled}public dataset to align on: set public-samples, or give "
             "make_server_app(shared=...), or have the clients' data function return it as `shared`"
         )
     if not state.pool:
         state.pool, state.pool_size = digest, size
     elif pool is None and (state.pool, state.pool_size) != (digest, size):
-        raise FedhetError("its shared pool is not the first client's: all must have the same examples in one order")
+        raise FedhetError("its public dataset is not the first client's: all must have the same examples in one order")
 
 
 def await_nodes(grid: Grid, config: Config) -> None:

@@ -27,7 +27,7 @@ def comes_last(report: Report, count: int) -> bool:
 
 
 def record(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int) -> dict[str, Any]:
-    """What the history holds of unseen clients.
+    """Return the part of the history on unseen clients.
 
     Args:
         replies: what each measured, in order of client name.

@@ -1,4 +1,4 @@
-"""What is to be said at the end of a run that completed, though not all is as it should be."""
+"""Warnings at the end of a run that completed, though not all is as it should be."""
 
 import logging
 import math
@@ -39,7 +39,7 @@ class Verdict:
                 break
 
     def lines(self, trained: Mapping[str, int], metric: str, outputs: int, rounds: int, rate: float) -> Iterator[str]:
-        """What is to be said, a sentence each.
+        """Return the warnings, a sentence each.
 
         Args:
             trained: the last round of each client that counted, -1 for none.

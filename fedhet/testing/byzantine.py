@@ -1,6 +1,6 @@
-"""Byzantine answers: those of a recorded run, changed at random, for a server half that talks with nobody.
+"""Byzantine answers: those of a recorded run, changed at random, for a server side that talks with nobody.
 
-A `Recording` holds what the clients of an ordinary run answered. A server half gets these answers again, one of them
+A `Recording` holds what the clients of an ordinary run answered. A server side gets these answers again, one of them
 changed, and goes through greeting, opening, checking and aggregation without anybody training.
 """
 
@@ -86,7 +86,7 @@ class Recording:
     Attributes:
         answers: by place.
         clients: how many there are.
-        before: the server half before each round, from 0, the greeting; the last one is the evaluation at the end.
+        before: the server side before each round, from 0, the greeting; the last one is the evaluation at the end.
     """
 
     answers: Mapping[Place, RecordDict]
@@ -116,12 +116,12 @@ class Recording:
         return {client for *_, client in self.answers}
 
     def after(self, round: int, changes: Mapping[Place, Change], start: Strategy | None = None) -> Strategy:
-        """The server half after a round in which some answers were changed.
+        """The server side after a round in which some answers were changed.
 
         Args:
             round: its number.
             changes: of answers in it.
-            start: the server half before it; as it was recorded, if left out.
+            start: the server side before it; as it was recorded, if left out.
         """
         strategy = start or self.before[round]
         run, grid = strategy.run, Replayed(self.answers, self.clients, changes)

@@ -21,11 +21,11 @@ SHARED = (
     *("torch", "torch_geometric.nn", "flwr.app", "flwr.clientapp", "flwr.serverapp"),
     *("fedhet.config", "fedhet.learning", "fedhet.wire"),
 )
-"""Imported once, before the process forks for each module: what is heavy, and what both halves may have."""
+"""Imported once, before the process forks for each module: what is heavy, and what both sides may have."""
 
 
 def module_of(method: "Method", side: str) -> str:
-    """The module of a method's `server` or `client` half."""
+    """The module of a method's `server` or `client` side."""
     reference: str = getattr(method, side)
     return reference.partition(":")[0]
 

@@ -26,7 +26,7 @@ from fedhet.testing.imports import brought, module_of
 from fedhet.testing.runs import LEARNS, PARTIAL, Case, Kept, Run, run
 
 SIDES = {"server": ("fedhet.client", "fedhet.client_apps"), "client": ("fedhet.server", "fedhet.strategies")}
-"""The two halves, and what is the other's."""
+"""The two sides, and what is the other's."""
 
 
 class Ordinary:
@@ -172,7 +172,7 @@ class Ordinary:
         """A client never loads a server, nor a server a client."""
         other = module_of(case.method, "client" if side == "server" else "server")
         if other == module_of(case.method, side):
-            pytest.skip("both halves are in one module")
+            pytest.skip("both sides are in one module")
         foreign = re.compile("|".join(rf"{re.escape(room)}(\.|$)" for room in (*SIDES[side], other)))
         assert [name for name in brought(module_of(case.method, side)) if foreign.match(name)] == []
 

@@ -92,7 +92,7 @@ class Case:
 
     @property
     def server(self) -> type[FederatedStrategy[Any, Any]]:
-        """Its server half."""
+        """Its server side."""
         return registry.strategy(self.method.name)
 
     @cached_property

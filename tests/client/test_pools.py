@@ -74,12 +74,14 @@ def test_so_does_one_that_the_clients_bring_along(method, expected, tiny, watch)
 def test_a_pool_without_labels_does_not_do_for_a_method_that_needs_them(tiny, watch):
     with pytest.raises(ConfigError, match="labelled needs a labelled pool, and the shared pool has no labels"):
         start("labelled", tiny.app(), watch, POOL.unlabelled)
-    with pytest.raises(FedhetError, match="clients .0, 1.: there is no labelled pool to align on"):
+    with pytest.raises(FedhetError, match="clients .0, 1.: there is no labelled public dataset to align on"):
         start("labelled", bringing(tiny, POOL.inputs), watch)
 
 
 def test_without_any_pool_the_way_to_one_is_told(tiny, watch):
-    with pytest.raises(FedhetError, match="clients .0, 1.: there is no pool to align on: set public-samples, or"):
+    with pytest.raises(
+        FedhetError, match="clients .0, 1.: there is no public dataset to align on: set public-samples, or"
+    ):
         start("inputs", tiny.app(), watch)
 
 
@@ -87,7 +89,7 @@ def test_a_client_whose_pool_is_another_is_refused(tiny, watch):
     start("inputs", bringing(tiny, lambda client: POOL.inputs + (client.name == "1")), watch)
     (failure,) = watch.rows[0]["failures"]
     assert failure["client"] == "1"
-    assert "its shared pool is not the first client's" in failure["reason"]
+    assert "its public dataset is not the first client's" in failure["reason"]
 
 
 def test_the_pool_that_most_bring_along_is_that_of_all_whoever_comes_first(tiny, watch):

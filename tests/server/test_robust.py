@@ -12,7 +12,7 @@ from fedhet.errors import ConfigError
 from fedhet.files import read_tensors
 from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.options import AGGREGATIONS
-from fedhet.server.robust import Rule, combined, cut_to_bound, put_together
+from fedhet.server.robust import Rule, combined, cut_to_bound
 from fedhet.state import ClientRecord
 from fedhet.testing import Case, Tampering, run
 from fedhet.wire import Payload, Reply
@@ -52,7 +52,8 @@ def test_an_update_is_cut_to_the_median_norm_and_named():
     assert made["3"]["n"] == 9
     assert made["0"] is models["0"]
     specs = dict.fromkeys(models, SPEC)
-    found, _ = put_together(models, dict.fromkeys(models, 1.0), specs, before, Rule("norm-clipped", bound=1.0))
+    aggregator = fedhet.FedAvg(aggregation="norm-clipped").aggregator
+    found = aggregator.average(models, dict.fromkeys(models, 1.0), specs, before)
     assert np.allclose(found["w"], 1 + (1 - 1 + 1 + 1) / 4)
 
 
@@ -125,9 +126,9 @@ def test_the_step_of_a_hypernetwork_follows_the_rule():
 def test_what_is_no_average_is_cut_to_the_bound_and_named():
     strategy = fedhet.PFNM(clip_norm=2.0)
     told = {str(k): {"w": np.full(3, size, np.float32)} for k, size in enumerate((1, 1, 1, 30))}
-    made = strategy.aggregator.bounded(told)
+    made = strategy.aggregator.clipped(told)
     assert [float(own["w"][0]) for own in made.values()] == [1, 1, 1, 2]
-    strategy.aggregator.bounded(told)
+    strategy.aggregator.clipped(told)
     (cut,) = strategy.run.round.cuts
     assert cut == {"client": "3", "norm": 30.0, "to": 2.0}
 

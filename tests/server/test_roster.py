@@ -100,8 +100,8 @@ def test_a_name_is_the_clients_that_had_it_first_until_its_node_leaves():
         "it goes by the name '3', as node 1 does, which had it first; each needs a partition-id (or name) of its own"
     )
     roster.refused[7] = "3"
-    assert roster.not_greeted(Present(1, 7), unseen_clients=False) == []
-    assert roster.not_greeted(Present(7), unseen_clients=False) == [7]
+    assert roster.new_nodes(Present(1, 7), unseen_clients=False) == []
+    assert roster.new_nodes(Present(7), unseen_clients=False) == [7]
 
 
 def test_a_name_that_new_nodes_go_by_together_is_nobodys_until_one_of_them_is_left():
@@ -110,8 +110,8 @@ def test_a_name_that_new_nodes_go_by_together_is_nobodys_until_one_of_them_is_le
     assert roster.contest("3", [8, 9]).startswith("it goes by the name '3', as nodes 8, 9 do, and nobody can tell")
     roster.refused |= dict.fromkeys((7, 8, 9), "3")
     assert roster.rivals({11: "3"}) == {11: [7, 8, 9]}, "one that comes later is no better"
-    assert roster.not_greeted(Present(7, 8, 9), unseen_clients=False) == []
-    assert roster.not_greeted(Present(8), unseen_clients=False) == [8]
+    assert roster.new_nodes(Present(7, 8, 9), unseen_clients=False) == []
+    assert roster.new_nodes(Present(8), unseen_clients=False) == [8]
 
 
 def test_heads_of_other_widths_are_refused_in_the_greeting_by_client_and_name(tiny, watch, home):

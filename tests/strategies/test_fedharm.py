@@ -275,7 +275,9 @@ def test_a_client_without_the_labelled_pool_is_told_so(federate: Federate) -> No
     settings = {key: value for key, value in OWN.items() if key != "public_samples"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(population, "shared_pool", lambda config: None)
-        with pytest.raises(FedhetError, match=r"client 0 alone.*\n  2 clients \(1, 2\): there is no labelled pool"):
+        with pytest.raises(
+            FedhetError, match=r"client 0 alone.*\n  2 clients \(1, 2\): there is no labelled public dataset"
+        ):
             federate("fedharm", data=mine, model=population_model, **settings, rounds=1)
 
 

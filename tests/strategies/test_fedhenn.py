@@ -590,7 +590,7 @@ def test_wrong_settings_are_found_before_anything_starts(settings: dict[str, Any
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"public-samples": 0}, "no pool to align on: set public-samples"),
+        ({"public-samples": 0}, "no public dataset to align on: set public-samples"),
         ({"public-samples": 5}, "the pool has 5 examples: at least 8"),
     ],
 )
@@ -617,9 +617,13 @@ POOL = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))
 
 
 def test_the_union_of_training_data_and_a_pool_of_ones_own_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="'train-union' draws the RAD from the configured data set, and a pool was"):
+    with pytest.raises(
+        ConfigError, match="'train-union' draws the RAD from the configured data set, and a public dataset was"
+    ):
         FedHeNN(rad_source="train-union", shared=POOL)
-    with pytest.raises(ConfigError, match="'train-union' draws the RAD from the configured data set, and a pool was"):
+    with pytest.raises(
+        ConfigError, match="'train-union' draws the RAD from the configured data set, and a public dataset was"
+    ):
         FedHeNN(rad_source="train-union", shared=POOL, public_samples=64)
 
 

@@ -160,7 +160,7 @@ def test_clients_of_other_classes_are_refused_in_words(federate):
 
 
 def test_a_client_without_the_labelled_pool_is_told_so(federate):
-    with pytest.raises(FedhetError, match="there is no labelled pool to align on"):
+    with pytest.raises(FedhetError, match="there is no labelled public dataset to align on"):
         federate("fedmd", rounds=1, **{**SMALL, "public_samples": 0})
 
 
