@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, signature
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,6 +16,14 @@ from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction
 
 DataFunction = Callable[[ClientInfo], Any]
+
+_FACTS: dict[str, Callable[[ClientInfo], Any]] = {
+    "client": lambda client: client,
+    "partition_id": attrgetter("partition_id"),
+    "num_partitions": attrgetter("num_partitions"),
+    "batch_size": attrgetter("config.batch_size"),
+}
+"""The arguments that a user's function may take, by name, from its client."""
 
 
 @dataclass(frozen=True)
@@ -151,41 +160,24 @@ def described(function: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _of_client(function: Callable[..., Any], what: str) -> Callable[[ClientInfo], Any]:
-    """A function of a client that calls one which takes the client, single facts of it, or nothing."""
+def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
+    """Return a function of a client that calls one which takes the client, single facts of it, or nothing."""
     try:
         taken = list(signature(function).parameters.values())
     except (TypeError, ValueError):  # of something built in
         taken = []
-    named = [p for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
-    needed = [
-        p
-        for p in taken
-        if p.default is Parameter.empty and p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-    ]
-
-    def facts(client: ClientInfo) -> dict[str, Any]:
-        return {
-            "partition_id": client.partition_id,
-            "num_partitions": client.num_partitions,
-            "batch_size": client.config.batch_size,
-        }
-
-    known = {"client", "partition_id", "num_partitions", "batch_size"}
-    if all(p.name in known and p in named for p in needed):
-        wanted = [p.name for p in named if p.name in known]
-
-        def by_name(client: ClientInfo) -> Any:
-            values = {"client": client, **facts(client)}
-            return function(**{name: values[name] for name in wanted})
-
-        return by_name
+    named = {p.name for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
+    variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    needed = [p for p in taken if p.default is Parameter.empty and p.kind not in variadic]
+    wanted = named & _FACTS.keys()
+    if all(p.name in wanted for p in needed):
+        return lambda client: function(**{name: _FACTS[name](client) for name in wanted})
     if len(needed) == 1 and not isinstance(function, type) and needed[0].kind is not Parameter.KEYWORD_ONLY:
         return lambda client: function(client)
     name = getattr(function, "__name__", type(function).__name__)
     raise ConfigError(
-        f"{what} {name} needs {', '.join(p.name for p in needed)}, and is called with a client alone: give a function, "
-        f"{what}=lambda client: {name}(...)"
+        f"{argument} {name} needs {', '.join(p.name for p in needed)}, and is called with a client alone: give a "
+        f"function, {argument}=lambda client: {name}(...)"
     )
 
 
@@ -199,12 +191,12 @@ def _with_plain_outputs(model: Any) -> nn.Module:
 def _plain(module: nn.Module, inputs: object, outputs: Any) -> Tensor | None:
     if isinstance(outputs, Tensor):
         return None
-    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-    if found is None and isinstance(outputs, tuple | list) and outputs:
-        found = outputs[0]
-    if not isinstance(found, Tensor):
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if logits is None and isinstance(outputs, tuple | list) and outputs:
+        logits = outputs[0]
+    if not isinstance(logits, Tensor):
         raise ModelError(
             f"{type(module).__name__} returned a {type(outputs).__name__}: a network must return its outputs as a "
             "tensor, as the first of a tuple, or as .logits"
         )
-    return found
+    return logits
