@@ -3,7 +3,7 @@
 The controls from outside: a method for networks that does not beat them has not shown that networks, or peers, help.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ class Classical(ClientSide[P]):
         self.client.check_classes()
         return Payload()
 
-    def phases(self, payload: Payload) -> Iterable[Phase]:
+    def phases(self, payload: Payload) -> Sequence[Phase]:
         """None."""
         return ()
 

@@ -1,6 +1,6 @@
 """Class-average, client side: FedAvg, with the numbers of examples of each class and a rate of the last round."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fedhet.client import ClientSide
@@ -29,7 +29,7 @@ class ClassAverage(ClientSide[ClassAverageParameters]):
             )
         return Payload({"classes": class_counts(client, rows)}, {"head": client.head})
 
-    def phases(self, payload: Payload) -> Iterable[Phase]:
+    def phases(self, payload: Payload) -> Sequence[Phase]:
         """One phase; at the last rate in the last round, and in the closing one behind it."""
         phases, rate = super().phases(payload), self.parameters.last_learning_rate
         if self.client.request.round < self.client.config.rounds:

@@ -4,7 +4,7 @@ A message begins with the shared phase that closes the round before, towards the
 with the private phase of its own; what the next target is made of goes up with the reply.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 
 import torch
@@ -17,7 +17,6 @@ from fedhet.errors import ModelError
 from fedhet.graphs import BlockAlignment, UnsupportedArchitecture, align_blocks, blocks
 from fedhet.learning import Loss, Phase, Step, reestimate
 from fedhet.methods import fedharm
-from fedhet.methods.fedharm import ALIGNED, BETWEEN
 from fedhet.options import Config
 from fedhet.randomness import derive_seed, seed_everything
 from fedhet.representations import Capturing, Output
@@ -42,7 +41,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         """
         client, own = self.client, self.parameters
         try:
-            if own.blocks == ALIGNED:
+            if own.blocks == fedharm.ALIGNED:
                 return self._alignment.blocks
             example = client.transform(client.data.train.inputs[:2])
             return blocks(client.model, example, chosen=own.blocks, count=len(own.lengths))
@@ -65,8 +64,11 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         client.check_classes()
         if not own.aligns or own.align == "spectral":
             return Payload()
-        slots = [part.shape[1] for part in self._summarised(self.filled, client.data.train.inputs[:1])]
-        if own.blocks != ALIGNED or not client.config.disclose_architecture:
+        example = client.data.train.inputs[:1]
+        slots = [
+            part.shape[1] for part in summarised(client.model, self.blocks, example, client.transform, self.filled)
+        ]
+        if own.blocks != fedharm.ALIGNED or not client.config.disclose_architecture:
             return Payload(values={"slots": slots})
         found = self._alignment
         values = {"slots": slots, "blocks": list(found.candidates), "reference": list(found.reference)}
@@ -77,48 +79,50 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
 
     # ---- training
 
-    def phases(self, payload: Payload) -> Iterator[Phase]:
+    def phases(self, payload: Payload) -> list[Phase]:
         """The shared phase of the round before, then this round's private one; one Adam serves both."""
-        if "shared" in payload.values:
-            yield from self._on_shared(payload)
+        phases = self._on_shared(payload) if "shared" in payload.values else []
         if not self.client.request.closing:
-            yield Phase(self.client.request.epochs, self.client.optimisation(0, 2), continues=True)
+            phases.append(Phase(self.client.request.epochs, self.client.optimisation(0, 2), continues=True))
+        return phases
 
-    def _on_shared(self, payload: Payload) -> Iterator[Phase]:
+    def _on_shared(self, payload: Payload) -> list[Phase]:
         """One phase, if there is anything to train on."""
         client, own, request = self.client, self.parameters, self.client.request
         target = self.target(payload) if own.aligns else None
         if target is None and not own.task_weight:
-            return
-        pool = client.pool
+            return []
+        inputs, labels = client.pool.inputs, client.pool.labels
+        if labels is None:
+            labels = torch.zeros(len(inputs), dtype=torch.long, device=client.device)
         captures, terms = ({}, ()) if target is None else self._towards(target)
-        unlabelled = torch.zeros(len(pool), dtype=torch.long, device=client.device)
-        yield Phase(
+        phase = Phase(
             request.epochs,
             # It is the second half of its round, which is the one before unless it closes the run.
             client.optimisation(1 if request.closing else -1, 2),
             steps=own.public_steps,
-            examples=Examples(pool.inputs, unlabelled if pool.labels is None else pool.labels),
+            examples=Examples(inputs, labels),
             terms=terms,
             task_weight=own.task_weight,
             captures=captures,
             continues=True,
-            measured="" if request.closing else BETWEEN,
+            measured="" if request.closing else fedharm.BETWEEN,
         )
+        return [phase]
 
     def _towards(self, target: Sequence[Tensor]) -> tuple[Mapping[str, Capturing], tuple[Loss, ...]]:
         """What is captured of the network as it is now, and its distance from the target.
 
         In the shared phase the network is in training mode, places of activations were chosen in evaluation mode.
         """
-        own, model = self.parameters, self.client.model
-        distance_from, names = distance_of(own.align), self.blocks if own.align != "spectral" else ("phi",)
+        own, client, distance_from = self.parameters, self.client, distance_of(self.parameters.align)
         places = self._described()[1] if self.chooses else None
-        spectral: dict[str, Capturing] = {"phi": self.client.representation}
-        captures = spectral if own.align == "spectral" else {name: Output(model, name) for name in names}
+        captures: dict[str, Capturing] = {"phi": client.representation}
+        if own.align != "spectral":
+            captures = {name: Output(client.model, name) for name in self.blocks}
 
         def distance(step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
-            features = [step.captured[name] for name in names]
+            features = list(step.captured.values())
             if places is not None:
                 features = [gathered(f, place[step.rows]) for f, place in zip(features, places, strict=True)]
             elif own.align != "spectral":
@@ -154,22 +158,18 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
 
     def told(self) -> list[Factor | Tensor]:
         """Descriptors, outputs of blocks, or posteriors of the shared images, in evaluation mode."""
-        own, inputs = self.parameters, self.client.pool.inputs
+        own, client, inputs = self.parameters, self.client, self.client.pool.inputs
         if own.align == "spectral":
-            return [Factor(self.client.scores(inputs, "probabilities"))]
+            return [Factor(client.scores(inputs, "probabilities"))]
         if self.chooses:
             return [*self._described()[0]]
-        found = self._summarised(self.summary, inputs)
+        found = summarised(client.model, self.blocks, inputs, client.transform, self.summary)
         return [compress(part, error=fedharm.ERROR) for part in found] if own.align == "cka" else [*found]
 
     def _described(self) -> tuple[list[Tensor], list[Tensor]]:
         """Descriptors of the shared images, and the places where they were taken."""
         client, pool, own = self.client, self.client.pool, self.parameters
         return describe(client.model, self.blocks, pool.inputs, pool.labels, own.lengths, client.transform)
-
-    def _summarised(self, summary: Callable[[int, Tensor], Tensor], inputs: Tensor) -> list[Tensor]:
-        """What is made of each block's outputs for images."""
-        return summarised(self.client.model, self.blocks, inputs, self.client.transform, summary)
 
     @property
     def chooses(self) -> bool:
@@ -188,7 +188,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
         """The network; BatchNorm's statistics after the shared phase are those of its images, if taken anew."""
-        if when == BETWEEN and self.client.config.batch_norm == "re-estimate":
+        if when == fedharm.BETWEEN and self.client.config.batch_norm == "re-estimate":
             reestimate(self.client.model, self.client.pool.inputs, self.client.transform)
         return super().evaluate(when)
 

@@ -1,6 +1,6 @@
 """Local training, client side: a model of its own, on its own data."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -15,7 +15,7 @@ from fedhet.wire import Payload
 class Local(ClientSide[LocalParameters]):
     """One phase; nothing travels."""
 
-    def phases(self, payload: Payload) -> Iterable[Phase]:
+    def phases(self, payload: Payload) -> Sequence[Phase]:
         """On its own examples, or on those and the pool's."""
         phases = super().phases(payload)
         if self.parameters.pool == "unused":

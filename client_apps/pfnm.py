@@ -1,6 +1,6 @@
 """PFNM, client side: train a network and send it (Yurochkin et al., ICML 2019)."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class PFNM(Matched[PFNMParameters]):
             self._use(payload.arrays["model"])
             self.client.reestimate()
 
-    def phases(self, payload: Payload) -> Iterable[Phase]:
+    def phases(self, payload: Payload) -> Sequence[Phase]:
         """Training of one's own units; the first ones of the global model, if it has none of the client's."""
         if "model" in payload.arrays:
             own = payload.arrays.get("assignments", {})

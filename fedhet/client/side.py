@@ -4,7 +4,7 @@ A `ClientSide` takes in what came (`begin`), says what is trained (`phases`, `te
 Model, data, optimiser, device, random streams and lasting state come from a `Client`, made anew for every message.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -130,13 +130,17 @@ class Client:
             parts: and how many there are, each of as many steps.
         """
         config, bf16 = self.config, self.config.precision == "bf16"
-        round = min(self.request.round, config.rounds)
+        round, rounds = min(self.request.round, config.rounds), max(config.rounds, 1)
         settings = (config.momentum, config.weight_decay, self.data.batch_size or config.batch_size)
-        if config.lr_schedule == "one-cycle":
-            schedule = _Cycle(config.learning_rate, max(round - 1 + part / parts, 0), 1 / parts, max(config.rounds, 1))
-            return Optimisation(config.optimizer, schedule(0.0), *settings, schedule, bf16)
-        rate = scheduled(config.lr_schedule, config.learning_rate, round, config.rounds)
-        return Optimisation(config.optimizer, rate, *settings, bf16=bf16)
+        if config.lr_schedule != "one-cycle":
+            rate = scheduled(config.lr_schedule, config.learning_rate, round, config.rounds)
+            return Optimisation(config.optimizer, rate, *settings, bf16=bf16)
+        before, share = max(round - 1 + part / parts, 0), 1 / parts
+
+        def schedule(done: float) -> float:
+            return one_cycle(config.learning_rate, (before + done * share) / rounds)
+
+        return Optimisation(config.optimizer, schedule(0.0), *settings, schedule, bf16)
 
     def prepare(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
         """A model's training batch of raw inputs, augmented if that is configured."""
@@ -166,19 +170,6 @@ class Client:
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
         """Take BatchNorm's statistics anew from the client's training examples (see `fedhet.learning.reestimate`)."""
         reestimate(self.model, self.data.train.inputs, self.transform, chosen)
-
-
-@dataclass(frozen=True)
-class _Cycle:
-    """One-cycle over the rounds of a run, for a phase that takes a part of one."""
-
-    learning_rate: float
-    before: float
-    share: float
-    rounds: int
-
-    def __call__(self, done: float) -> float:
-        return one_cycle(self.learning_rate, (self.before + done * self.share) / self.rounds)
 
 
 class ClientSide(Generic[P]):
@@ -254,8 +245,8 @@ class ClientSide(Generic[P]):
         """What is added to the task's loss."""
         return ()
 
-    def phases(self, payload: Payload) -> Iterable[Phase]:
-        """What is trained, in order; a generator makes a phase of the network as those before have left it."""
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        """What is trained, in order."""
         return [Phase(self.client.request.epochs, self.client.optimisation(), terms=self.terms(payload))]
 
     def end(self, payload: Payload) -> Payload:
