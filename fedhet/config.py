@@ -19,21 +19,10 @@ from fedhet import registry, toml
 from fedhet.config_files import EXTRA, from_file, from_run
 from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.idle import without_idle
+from fedhet.keys import checked, default_of, fits, kebab, takes
 from fedhet.machine import check_device_name
 from fedhet.method import Method
-from fedhet.options import (
-    Config,
-    Parameters,
-    Value,
-    checked,
-    common_fields,
-    default_of,
-    fits,
-    kebab,
-    listed,
-    option,
-    takes,
-)
+from fedhet.options import Config, Parameters, Value, common_fields, listed, option
 from fedhet.toml import read, to_toml, toml_value
 
 __all__ = [

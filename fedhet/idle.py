@@ -5,8 +5,9 @@ from collections.abc import Collection
 from dataclasses import fields
 
 from fedhet.errors import ConfigError
+from fedhet.keys import default_of, kebab
 from fedhet.method import Traits
-from fedhet.options import Config, common_fields, default_of, kebab
+from fedhet.options import Config, common_fields
 
 UNWRITTEN = ("clients", "resume")
 """Keys that a run's own configuration may be without."""
@@ -20,22 +21,11 @@ def without_idle(config: Config, by_hand: frozenset[str], told: Collection[str],
     """
     from fedhet import data  # which needs torch
 
-    idle = dict(config.parameters.idle(config))
-    if config.optimizer != "sgd":
-        idle["momentum"] = "optimizer"
-    if config.aggregation not in ("trimmed-mean", "krum", "multi-krum"):
-        idle["byzantine"] = "aggregation"
+    idle = _beside_others(config) | config.parameters.idle(config)
     if not traits.bounded:
         idle["clip-norm"] = "method"
     if config.aggregation not in traits.aggregations:
         idle["aggregation"] = "method"
-    if not config.public_samples:
-        idle["public-dataset"] = "public-samples"
-    if not config.public_dataset:
-        idle["public-data"] = "public-dataset"
-    if not config.unseen_clients:
-        keys = ("unseen-epochs", "unseen-learning-rate", "unseen-scratch-rate")
-        idle |= dict.fromkeys(keys, "unseen-clients")
     if not data.augments(config.dataset):
         idle["augment"] = "dataset"
     flat, own = config.flat(), f"{config.family}."
@@ -58,3 +48,16 @@ def without_idle(config: Config, by_hand: frozenset[str], told: Collection[str],
     mine = {f.name: default_of(f) for f in fields(config.parameters) if own + kebab(f.name) in idle}
     known = tuple((key, why) for key, why in because.items() if key in told)  # else it is the method's own default
     return config.but(**back, parameters=dataclasses.replace(config.parameters, **mine), idle=known)
+
+
+def _beside_others(config: Config) -> dict[str, str]:
+    """Keys that lack another one which they need, each with that one; what is idle counts as its default."""
+    flat, idle = config.flat(), {}
+    for prefix, known in (("", common_fields()), (f"{config.family}.", fields(config.parameters))):
+        for field in known:
+            key = prefix + kebab(field.name)
+            for other, values in field.metadata["needs"].items():
+                value = flat[prefix + other]
+                if (value not in values) if values else not value:
+                    idle[key], flat[key] = prefix + other, default_of(field)
+    return idle

@@ -5,33 +5,17 @@ A key has a default, a meaning and the values that it takes; a method's own keys
 
 import dataclasses
 import json
-import math
-import unicodedata
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Any
 
-from fedhet.errors import ConfigError
+from fedhet.keys import About, kebab
+from fedhet.keys import option as option
 from fedhet.toml import Value as Value
 
 AGGREGATIONS = ("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped")
 """How what clients send may be averaged."""
-
-
-def option(
-    default: Value,
-    help: str,
-    *,
-    choices: tuple[str, ...] = (),
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-) -> Any:
-    """A dataclass field that is a configuration key: its default, what it means and which values it takes."""
-    limits = {"choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    return field(default=default, metadata={"help": help, **limits})
 
 
 @dataclass(frozen=True)
@@ -68,20 +52,33 @@ class Config:
     """A complete, valid configuration. Fields are the keys with `_` for `-`; see `fedhet keys` for a table."""
 
     method: str = option("fedhenn", "federated method; `fedhet list` names them, package.module:name is one of yours")
-    dataset: str = option("digits", "data set; `fedhet list` names them")
-    data: str = option("", "folder with the data set's files; empty: the data set's own place, or a download")
-    partition: str = option("iid", "how examples are dealt to clients: iid, classes, dirichlet, natural")
-    classes_per_client: int = option(2, "partition=classes: classes that each client holds", at_least=1)
-    alpha: float = option(0.5, "partition=dirichlet: concentration", above=0)
-    samples_per_client: int = option(0, "training examples that a client keeps; 0: all of its part", at_least=0)
-    clients: int = option(10, "clients to simulate", at_least=1, at_most=100_000)
+    dataset: str = option("digits", "data set; `fedhet list` names them", about="data", at_node=True)
+    data: str = option(
+        "",
+        "folder with the data set's files; empty: the data set's own place, or a download",
+        about="data",
+        at_node=True,
+        resumable=True,
+        path=True,
+    )
+    partition: str = option(
+        "iid", "how examples are dealt to clients: iid, classes, dirichlet, natural", about="data", at_node=True
+    )
+    classes_per_client: int = option(
+        2, "partition=classes: classes that each client holds", at_least=1, about="data", at_node=True
+    )
+    alpha: float = option(0.5, "partition=dirichlet: concentration", above=0, about="data", at_node=True)
+    samples_per_client: int = option(
+        0, "training examples that a client keeps; 0: all of its part", at_least=0, about="data", at_node=True
+    )
+    clients: int = option(10, "clients to simulate", at_least=1, at_most=100_000, about="data")
     architectures: str = option("cnn", "a model, a comma-separated list of models, or a family of models")
     assign: str = option(
         "round-robin",
         "how architectures are dealt to clients: round-robin, blocks (each to as many neighbours), random, "
         "one-of-each, or a list with one a client",
     )
-    rounds: int = option(20, "rounds of training", at_least=0)
+    rounds: int = option(20, "rounds of training", at_least=0, resumable=True)
     fraction_train: float = option(1.0, "part of the clients that trains in a round", above=0, at_most=1)
     local_epochs: int = option(1, "epochs that a client trains in a round", at_least=0)
     batch_size: int = option(32, "examples in a mini-batch", at_least=1)
@@ -92,31 +89,49 @@ class Config:
         "learning rate over the run: by round, or by step as one-cycle is (lr/25 to lr at .3, down to lr/100)",
         choices=("constant", "cosine", "linear", "one-cycle"),
     )
-    momentum: float = option(0.0, "momentum of SGD", at_least=0, below=1)
+    momentum: float = option(0.0, "momentum of SGD", at_least=0, below=1, needs={"optimizer": ("sgd",)})
     weight_decay: float = option(0.0, "weight decay on weights (biases and normalisation have none)", at_least=0)
     augment: bool = option(False, "augment training batches as the data set defines it")
-    input_size: int = option(0, "resize images to this many pixels a side; 0: as they are", at_least=0, at_most=2048)
+    input_size: int = option(
+        0,
+        "resize images to this many pixels a side; 0: as they are",
+        at_least=0,
+        at_most=2048,
+        about="data",
+        at_node=True,
+    )
     public_samples: int = option(
-        0, "examples held out of every client's training data for the methods' shared pool", at_least=0
+        0, "examples held out of every client's training data for the methods' shared pool", at_least=0, about="data"
     )
     public_dataset: str = option(
         "",
         "another data set whose training images are the shared pool, resized, coloured and scaled like the clients' "
         "own; they have labels where it has as many classes; empty: the clients' data set",
+        about="data",
+        needs={"public-samples": ()},
     )
-    public_data: str = option("", "folder with the files of public-dataset, as data is for dataset")
+    public_data: str = option(
+        "",
+        "folder with the files of public-dataset, as data is for dataset",
+        about="data",
+        path=True,
+        needs={"public-dataset": ()},
+    )
     validation: float = option(
         0.0,
         "share of each client's training examples that it is evaluated on and never trained on, each class in its "
         "share; at least one example of two",
         at_least=0,
         below=1,
+        about="data",
+        at_node=True,
     )
     early_stopping: int = option(
         0,
         "end training after so many evaluations without a better validation accuracy; 0: never. What is reported is "
         "the state in which it ended",
         at_least=0,
+        about="output",
     )
     shared_init: bool = option(True, "what is exchanged starts from one initialisation (of the first client)")
     closing_epochs: int = option(0, "epochs of a closing round in which all clients train; 0: none", at_least=0)
@@ -126,14 +141,24 @@ class Config:
         "has for them, and go on alone; beside it, the same from their own initial weights",
         at_least=0,
     )
-    unseen_epochs: int = option(10, "epochs that unseen clients train alone", at_least=0)
-    unseen_learning_rate: float = option(0.0, "learning rate of it; 0: learning-rate, constant", at_least=0)
-    unseen_scratch_rate: float = option(
-        0.0, "learning rate of their training from scratch, for comparison; 0: unseen-learning-rate", at_least=0
+    unseen_epochs: int = option(10, "epochs that unseen clients train alone", at_least=0, needs={"unseen-clients": ()})
+    unseen_learning_rate: float = option(
+        0.0, "learning rate of it; 0: learning-rate, constant", at_least=0, needs={"unseen-clients": ()}
     )
-    evaluate_every: int = option(1, "evaluate all clients every so many rounds (and at the end)", at_least=1)
+    unseen_scratch_rate: float = option(
+        0.0,
+        "learning rate of their training from scratch, for comparison; 0: unseen-learning-rate",
+        at_least=0,
+        needs={"unseen-clients": ()},
+    )
+    evaluate_every: int = option(
+        1, "evaluate all clients every so many rounds (and at the end)", at_least=1, about="output"
+    )
     test_on: str = option(
-        "local", "a client's own test part, the common test set, or both", choices=("local", "global", "both")
+        "local",
+        "a client's own test part, the common test set, or both",
+        choices=("local", "global", "both"),
+        about="output",
     )
     batch_norm: str = option(
         "aggregate",
@@ -147,7 +172,11 @@ class Config:
         choices=AGGREGATIONS,
     )
     byzantine: float = option(
-        0.2, "share of Byzantine clients that trimmed-mean, krum and multi-krum are to stand", above=0, below=0.5
+        0.2,
+        "share of Byzantine clients that trimmed-mean, krum and multi-krum are to stand",
+        above=0,
+        below=0.5,
+        needs={"aggregation": ("trimmed-mean", "krum", "multi-krum")},
     )
     clip_norm: float = option(
         0.0,
@@ -155,42 +184,85 @@ class Config:
         at_least=0,
     )
     wire_dtype: str = option("float32", "dtype of weights on the wire", choices=("float32", "float16"))
-    timeout: float = option(3600.0, "seconds to wait for a round's replies", above=0)
-    min_clients: int = option(1, "clients that must be there to start, and must reply for a round to count", at_least=1)
-    wait_for_clients: float = option(0.0, "seconds to wait for clients to come before the first round", at_least=0)
+    timeout: float = option(3600.0, "seconds to wait for a round's replies", above=0, about="server", resumable=True)
+    min_clients: int = option(
+        1,
+        "clients that must be there to start, and must reply for a round to count",
+        at_least=1,
+        about="server",
+        resumable=True,
+    )
+    wait_for_clients: float = option(
+        0.0, "seconds to wait for clients to come before the first round", at_least=0, about="server", resumable=True
+    )
     disclose_architecture: bool = option(
         True,
         "clients tell the name of their architecture, and its graph or blocks where a method draws them",
+        about="node",
+        at_node=True,
     )
     head: str = option("", "module whose input is the representation; empty: the last nn.Linear")
-    device: str = option("auto", "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps")
+    device: str = option(
+        "auto",
+        "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps",
+        about="node",
+        at_node=True,
+        resumable=True,
+    )
     precision: str = option(
         "float32",
         "of networks' passes in training: float32, or bf16 (mixed: weights, losses and what is sent stay float32)",
         choices=("float32", "bf16"),
     )
-    num_gpus: float = option(0.0, "share of a GPU for each client in a simulation on Ray", at_least=0)
+    num_gpus: float = option(
+        0.0, "share of a GPU for each client in a simulation on Ray", at_least=0, about="node", resumable=True
+    )
     threads_per_client: int = option(
-        1, "CPU threads of a client; more than one costs repeatability", at_least=1, at_most=1024
+        1,
+        "CPU threads of a client; more than one costs repeatability",
+        at_least=1,
+        at_most=1024,
+        about="node",
+        at_node=True,
     )
     workers: int = option(
         0,
         "processes of the local engine in which clients train; 0: as many as cores, as a GPU has room for, 1 on MPS",
         at_least=0,
+        about="place",
+        resumable=True,
     )
     client_batching: str = option(
         "off",
         "clients of the local engine that train side by side, those with equal networks as one batch of networks: off, "
         "a number, auto (16, where it is measured to be faster), or gpu (auto on a GPU, off on a CPU). Results agree "
         "with `off` up to rounding",
+        about="node",
+        resumable=True,
     )
-    state_dir: str = option("", "folder for the clients' own state; empty: in the run directory, or ~/.fedhet/state")
-    log: str = option("", "where rounds are logged to as well: tensorboard, wandb, mlflow, several with commas")
-    report: bool = option(True, "a run ends with its report.html; else `fedhet report FOLDER` draws it")
-    engine: str = option("local", "where the clients are: local, ray, or a SuperLink connection of Flower's config")
-    resume: bool = option(False, "go on with the run in `out` after its last complete round")
+    state_dir: str = option(
+        "",
+        "folder for the clients' own state; empty: in the run directory, or ~/.fedhet/state",
+        about="place",
+        at_node=True,
+        resumable=True,
+        path=True,
+    )
+    log: str = option(
+        "", "where rounds are logged to as well: tensorboard, wandb, mlflow, several with commas", about="output"
+    )
+    report: bool = option(
+        True, "a run ends with its report.html; else `fedhet report FOLDER` draws it", about="place", resumable=True
+    )
+    engine: str = option(
+        "local",
+        "where the clients are: local, ray, or a SuperLink connection of Flower's config",
+        about="place",
+        resumable=True,
+    )
+    resume: bool = option(False, "go on with the run in `out` after its last complete round", about="place")
     seed: int = option(0, "seed of everything", at_least=0)
-    out: str = option("", "run directory; empty: a new folder under runs/")
+    out: str = option("", "run directory; empty: a new folder under runs/", about="place", path=True)
 
     parameters: Any = None  # the method's own keys, an instance of its `Parameters`
     prefix: str = ""  # the method's own name
@@ -230,66 +302,34 @@ def common_fields() -> tuple[dataclasses.Field[Any], ...]:
     return tuple(f for f in fields(Config) if f.metadata)
 
 
-def default_of(field: dataclasses.Field[Value]) -> Value:
-    """The default of a key."""
-    assert field.default is not dataclasses.MISSING, f"option {field.name} needs a default"
-    return field.default
-
-
-def takes(field: dataclasses.Field[Any]) -> str:
-    """The values that a key takes, in words: its choices, or its kind and limits."""
-    limits = field.metadata
-    if limits["choices"]:
-        return " | ".join(limits["choices"])
-    kind = {bool: "true | false", int: "whole number", float: "number", str: "text"}[type(default_of(field))]
-    bounds = [("at_least", ">="), ("above", ">"), ("at_most", "<="), ("below", "<")]
-    return ", ".join([kind, *(f"{sign} {limits[name]:g}" for name, sign in bounds if limits[name] is not None)])
-
-
 def listed(value: str) -> list[str]:
     """The parts of a value that is a list separated by commas; spaces do not count."""
     return [part for part in value.replace(" ", "").split(",") if part]
 
 
-def kebab(name: str) -> str:
-    """A field's name as a key."""
-    return name.replace("_", "-")
+@cache
+def keys_about(*about: About) -> tuple[str, ...]:
+    """The keys that all methods share and that are about one of these."""
+    return _those(lambda field: field.metadata["about"] in about)
 
 
-def fits(number: int) -> bool:
-    """Whether a whole number is one of TOML's, of 64 bits."""
-    return -(2**63) <= number < 2**63
+@cache
+def keys_of_nodes() -> tuple[str, ...]:
+    """The keys that a node may set for itself, in its node config."""
+    return _those(lambda field: field.metadata["at_node"])
 
 
-def checked(key: str, value: Any, spec: dataclasses.Field[Any]) -> Value:
-    """A key's value in the type of its default, if it is one that the key takes.
+@cache
+def resumable_keys() -> tuple[str, ...]:
+    """The keys that may change when a run is resumed: how long and where it runs, not what it computes."""
+    return _those(lambda field: field.metadata["resumable"])
 
-    Raises:
-        ConfigError: it is not; with the key, and what would be right.
-    """
-    wanted = type(default_of(spec))
-    if type(value) is int and not fits(value):
-        raise ConfigError(f"{key}: is a whole number of {value.bit_length()} bits, must be of 64 at most")
-    if wanted is float and type(value) is int:
-        value = float(value)
-    if wanted is str and type(value) in (int, float):
-        value = str(value)
-    if type(value) is not wanted:
-        kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-        raise ConfigError(f"{key} = {value!r}: must be {kinds[wanted]}")
-    if isinstance(value, str) and any(unicodedata.category(each) in ("Cc", "Cs") for each in value):
-        raise ConfigError(f"{key} = {value!r}: must be text without control characters")
-    limits = spec.metadata
-    if limits["choices"] and value not in limits["choices"]:
-        raise ConfigError(f"{key} = {value!r}: must be one of {', '.join(limits['choices'])}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{key} = {value!r}: must be finite")
-    for limit, holds, words in (
-        ("at_least", lambda bound: value >= bound, "at least"),
-        ("above", lambda bound: value > bound, "above"),
-        ("at_most", lambda bound: value <= bound, "at most"),
-        ("below", lambda bound: value < bound, "below"),
-    ):
-        if limits[limit] is not None and not holds(limits[limit]):
-            raise ConfigError(f"{key} = {value!r}: must be {words} {limits[limit]:g}")
-    return value
+
+@cache
+def path_keys() -> tuple[str, ...]:
+    """The keys that become paths, which nobody on another machine may choose."""
+    return _those(lambda field: field.metadata["path"])
+
+
+def _those(chosen: Callable[[dataclasses.Field[Any]], bool]) -> tuple[str, ...]:
+    return tuple(kebab(field.name) for field in common_fields() if chosen(field))

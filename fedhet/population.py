@@ -15,7 +15,7 @@ from fedhet import data, models, registry
 from fedhet.data import ClientData, DataSet, Examples, Pool, Split
 from fedhet.errors import ConfigError, ModelError
 from fedhet.machine import memory
-from fedhet.options import Config
+from fedhet.options import Config, keys_about
 from fedhet.representations import Representation
 from fedhet.sharing import NetworkDescription
 
@@ -243,9 +243,7 @@ def _place(client: ClientInfo) -> tuple[int, int]:
 @lru_cache(maxsize=8)
 def _data_keys(config: Config) -> Config:
     """A configuration that is the same for all that deal the same data: the key of the caches below."""
-    where = ("dataset", "data", "input_size", "seed")
-    pool = ("public_samples", "public_dataset", "public_data")
-    kept = (*where, *pool, "partition", "classes_per_client", "alpha", "samples_per_client", "validation")
+    kept = [key.replace("-", "_") for key in (*keys_about("data"), "seed") if key != "clients"]
     return Config(**{key: getattr(config, key) for key in kept})
 
 

@@ -11,26 +11,10 @@ from fedhet.errors import ConfigError
 from fedhet.given import Given
 from fedhet.machine import device_of
 from fedhet.observing import Observer
-from fedhet.options import Config
+from fedhet.options import Config, resumable_keys
 from fedhet.results.recorder import check_folder
 from fedhet.results.run_result import RunResult
 from fedhet.serving import new_folder
-
-RESUMABLE = (
-    "rounds",
-    "engine",
-    "data",
-    "device",
-    "num-gpus",
-    "workers",
-    "client-batching",
-    "timeout",
-    "min-clients",
-    "wait-for-clients",
-    "state-dir",
-    "report",
-)
-"""Keys that may change when a run is resumed: how long and where it runs, not what it computes."""
 
 
 def run(
@@ -139,9 +123,10 @@ def _resumed(folder: Path, changes: Mapping[str, Any], given: Collection[str]) -
     settings = configuration.from_run(folder / "config.toml", given, reference := changes.get("method"))
     if reference is not None and registry.method(str(reference)).name == there.get("method"):
         there["method"] = reference  # which says where it is
-    different = [key for key, value in changes.items() if key not in RESUMABLE and there.get(key) != value]
+    allowed = resumable_keys()
+    different = [key for key, value in changes.items() if key not in allowed and there.get(key) != value]
     if different:
         raise ConfigError(
-            f"{folder} was run with another {', '.join(different)}: a resumed run may change {', '.join(RESUMABLE)}"
+            f"{folder} was run with another {', '.join(different)}: a resumed run may change {', '.join(allowed)}"
         )
     return {**settings, **changes}

@@ -13,7 +13,7 @@ from fedhet import models
 from fedhet.config import Config, resolve
 from fedhet.data import registry as datasets
 from fedhet.data.text import shakespeare
-from fedhet.options import kebab
+from fedhet.keys import kebab
 from fedhet.testing import run
 
 LARGE = ("vgg9", "torchvision/", "timm/", "'flha'", "flha-small", "fedharm-small")

@@ -20,36 +20,15 @@ from fedhet.errors import ConfigError
 from fedhet.files import plain_name
 from fedhet.flower import read_request
 from fedhet.machine import proof
-from fedhet.options import Config
+from fedhet.options import Config, keys_about, keys_of_nodes, path_keys
 from fedhet.population import ClientInfo
 from fedhet.wire import Request
-
-SPLIT = (
-    "dataset",
-    "data",
-    "input-size",
-    "partition",
-    "classes-per-client",
-    "alpha",
-    "samples-per-client",
-    "validation",
-)
-"""Settings that choose which examples a client trains on and is evaluated on."""
-
-POOL = ("public-samples", "public-dataset", "public-data")
-"""Settings that choose the examples that no client trains on."""
-
-NODE_KEYS = ("device", "state-dir", "disclose-architecture", "threads-per-client", *SPLIT)
-"""Settings that a node may make for itself, in its node config."""
 
 MOST_MEMORY = 10**18
 """Bytes that no machine has."""
 
 PINNED = "fedhet.split"
 """The record of a node's context that holds the settings by which its data are split in this run."""
-
-PATHS = ("data", "public-data", "state-dir", "out")
-"""Settings that become paths."""
 
 
 def name_of(context: Context) -> str:
@@ -120,7 +99,7 @@ def opened(message: Message, context: Context) -> tuple[ClientInfo, Request, Pol
     if not plain_name(name):
         raise ConfigError(f"this node's name {name!r} cannot be that of a file: give it another one")
     place, partitions = node.get("partition-id"), node.get("num-partitions")
-    config = _settings(settings, here, tuple((key, node[key]) for key in NODE_KEYS if key in node))
+    config = _settings(settings, here, tuple((key, node[key]) for key in keys_of_nodes() if key in node))
     policy.check_method(config)
     if policy.deployed:
         _pin(context, config)
@@ -141,7 +120,7 @@ def _pin(context: Context, config: Config) -> None:
         Refused: it is another; with the settings that differ.
     """
     flat = config.flat()
-    now: dict[str, Any] = {key: flat[key] for key in (*SPLIT, *POOL, "clients", "seed")}
+    now: dict[str, Any] = {key: flat[key] for key in (*keys_about("data"), "seed")}
     if PINNED not in context.state:
         context.state[PINNED] = ConfigRecord(now)
     kept = context.state.config_records[PINNED]
@@ -155,7 +134,7 @@ def _pin(context: Context, config: Config) -> None:
 @lru_cache(maxsize=256)
 def _settings(text: str, here: bool, own: tuple[tuple[str, Any], ...]) -> Config:
     config = configuration.parse(text)
-    elsewhere = {} if here else dict.fromkeys(PATHS, "")
+    elsewhere = {} if here else dict.fromkeys(path_keys(), "")
     if not own and all(config.flat()[key] == "" for key in elsewhere):
         return config
     return configuration.resolve({**config.flat(), **elsewhere, **dict(own)}, strict=False, trusted=False)

@@ -15,15 +15,13 @@ from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError
 from fedhet.given import Given
 from fedhet.machine import process_restored
+from fedhet.options import keys_about
 from fedhet.server import FederatedStrategy
 
-PLACES = frozenset({"out", "state-dir", "engine", "resume", "workers", "report"})
+PLACES = frozenset(keys_about("place"))
 """Where and how a run is carried out, which the comparison decides and which changes nothing of what is computed."""
 
-SAME_FOR_ALL = PLACES | {
-    *("method", "seed", "preset", "dataset", "data", "partition", "classes-per-client", "alpha", "samples-per-client"),
-    *("clients", "public-samples", "validation", "early-stopping", "test-on", "input-size"),
-}
+SAME_FOR_ALL = PLACES | {"method", "seed", "preset", *keys_about("data", "output")}
 """Keys that no variant can set."""
 
 EQUAL_MODEL = "cnn"

@@ -7,8 +7,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from fedhet.errors import ConfigError
+from fedhet.keys import kebab
 from fedhet.method import Method
-from fedhet.options import Config, kebab
+from fedhet.options import Config
 
 log = logging.getLogger("flwr").getChild("fedhet")
 

@@ -44,11 +44,13 @@ class FedHARMParameters(Parameters):
         "blocks of a network: last-four or stride (torchvision's families; of others their stages), stages (by spatial "
         "size), aligned (those most like the blocks of the first of `architectures`, both untrained), or modules by "
         "name: a,b,c,d; lists for other networks follow after semicolons",
+        needs={"align": ("cosine", "cka")},
     )
     slots: str = option(
         "128,256,512,1024",
         "as many numbers as blocks, from shallow to deep: the length of each one's part of a descriptor, the "
         "activations with the largest gradients",
+        needs={"align": ("cosine", "cka")},
     )
     public_steps: int = option(
         0, "gradient steps on the shared set in a round; 0: as many epochs as on private data", at_least=0
@@ -93,10 +95,9 @@ class FedHARMParameters(Parameters):
         return (1.0 if self.divide else self.alpha) if self.labels else 0.0
 
     def idle(self, config: Config) -> dict[str, str]:
-        """Posteriors and Phi have no blocks, and without a distance nothing is aligned."""
-        if not self.aligns:
-            return self.set_in_vain("fedharm", {"alpha": ["align", "divide", "blocks", "slots"]})
-        return self.set_in_vain("fedharm", {"align": ["blocks", "slots"]} if self.align == "spectral" else {})
+        """Without a distance nothing is aligned."""
+        names = () if self.aligns else ("align", "divide", "blocks", "slots")
+        return {f"fedharm.{name}": "fedharm.alpha" for name in names}
 
 
 def traits(parameters: FedHARMParameters) -> Traits:

@@ -52,6 +52,7 @@ class FedHeNNParameters(Parameters):
         "linear",
         "kernel of CKA; procrustes: orthogonal Procrustes distance instead (homogeneous only)",
         choices=("linear", "rbf", "procrustes"),
+        needs={"target": ("kernel",)},
     )
     rad_source: str = option(
         "held-out",
@@ -59,7 +60,12 @@ class FedHeNNParameters(Parameters):
         choices=("held-out", "train-union"),
     )
     rad_size: int = option(5000, "rows of the pool in a round's RAD (at most the pool's)", at_least=LEAST_ROWS)
-    rad_batch: int = option(128, "rows of the RAD in a training step (8 or more); 0: all, as in the paper", at_least=0)
+    rad_batch: int = option(
+        128,
+        "rows of the RAD in a training step (8 or more); 0: all, as in the paper",
+        at_least=0,
+        needs={"kernel": ("linear", "rbf")},
+    )
     rad_every: int = option(1, "take the term every so many steps, that much heavier", at_least=1)
     probe: int = option(256, "pool rows for the report's CKA between clients before and after; 0: none", at_least=0)
 
@@ -106,11 +112,6 @@ class FedHeNNParameters(Parameters):
     def augments(self, config: Config) -> bool:
         """Whether X(t) is augmented, once a round: where it is of the clients' training images, which are."""
         return config.augment and self.rad_source == "train-union"
-
-    def idle(self, config: Config) -> dict[str, str]:
-        """Posteriors have no kernel of representations, and the Procrustes distance takes all rows."""
-        reasons = {"kernel": ["rad_batch"]} if self.kernel == "procrustes" else {}
-        return self.set_in_vain("fedhenn", {"target": ["kernel"]} if self.target == "spectral" else reasons)
 
 
 def traits(parameters: FedHeNNParameters) -> Traits:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fedhet.method import STRUCTURE, Method, Traits
-from fedhet.options import Config, Parameters, option
+from fedhet.options import Parameters, option
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,8 @@ class FedProtoParameters(Parameters):
         "own",
         "prototypes among which is predicted: those of the client's own classes (the authors), or all",
         choices=("own", "all"),
+        needs={"predict": ("prototype",)},
     )
-
-    def idle(self, config: Config) -> dict[str, str]:
-        """A head predicts among all classes."""
-        return {"fedproto.classes": "fedproto.predict"} if (self.predict, self.classes) == ("head", "all") else {}
 
 
 method = Method(

@@ -1,0 +1,110 @@
+"""A key of a configuration: a dataclass field with a default, a meaning, what it is about and the values it takes."""
+
+import math
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, field
+from typing import Any, Literal
+
+from fedhet.errors import ConfigError
+from fedhet.toml import Value
+
+About = Literal["data", "training", "server", "node", "place", "output"]
+
+
+def option(
+    default: Value,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    about: About = "training",
+    at_node: bool = False,
+    resumable: bool = False,
+    path: bool = False,
+    needs: Mapping[str, tuple[Value, ...]] | None = None,
+) -> Any:
+    """Make a dataclass field that is a configuration key.
+
+    Args:
+        default: its value unless another is chosen.
+        help: its meaning.
+        choices: its values, if they are few.
+        at_least: the least of its values.
+        above: they are greater.
+        at_most: the greatest of them.
+        below: they are less.
+        about: which data clients have (`data`), what is computed (`training`), how the server waits (`server`), how a
+            client computes on its machine (`node`), where and how the run is carried out (`place`), or how it is
+            measured and logged (`output`). A comparison sets what is about data, place and output for all variants.
+        at_node: whether a node may set it for itself.
+        resumable: whether it may change when a run is resumed.
+        path: whether it becomes a path, which only its own machine may choose.
+        needs: other keys with the values beside which alone it has an effect; no values: any but 0 and "".
+    """
+    limits = {"choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    kind = {"about": about, "at_node": at_node, "resumable": resumable, "path": path, "needs": needs or {}}
+    return field(default=default, metadata={"help": help, **limits, **kind})
+
+
+def default_of(key: Field[Value]) -> Value:
+    """The default of a key."""
+    assert key.default is not MISSING, f"option {key.name} needs a default"
+    return key.default
+
+
+def takes(key: Field[Any]) -> str:
+    """The values that a key takes, in words: its choices, or its kind and limits."""
+    limits = key.metadata
+    if limits["choices"]:
+        return " | ".join(limits["choices"])
+    kind = {bool: "true | false", int: "whole number", float: "number", str: "text"}[type(default_of(key))]
+    bounds = [("at_least", ">="), ("above", ">"), ("at_most", "<="), ("below", "<")]
+    return ", ".join([kind, *(f"{sign} {limits[name]:g}" for name, sign in bounds if limits[name] is not None)])
+
+
+def kebab(name: str) -> str:
+    """A field's name as a key."""
+    return name.replace("_", "-")
+
+
+def fits(number: int) -> bool:
+    """Whether a whole number is one of TOML's, of 64 bits."""
+    return -(2**63) <= number < 2**63
+
+
+def checked(key: str, value: Any, spec: Field[Any]) -> Value:
+    """A key's value in the type of its default, if it is one that the key takes.
+
+    Raises:
+        ConfigError: it is not; with the key, and what would be right.
+    """
+    wanted = type(default_of(spec))
+    if type(value) is int and not fits(value):
+        raise ConfigError(f"{key}: is a whole number of {value.bit_length()} bits, must be of 64 at most")
+    if wanted is float and type(value) is int:
+        value = float(value)
+    if wanted is str and type(value) in (int, float):
+        value = str(value)
+    if type(value) is not wanted:
+        kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+        raise ConfigError(f"{key} = {value!r}: must be {kinds[wanted]}")
+    if isinstance(value, str) and any(unicodedata.category(each) in ("Cc", "Cs") for each in value):
+        raise ConfigError(f"{key} = {value!r}: must be text without control characters")
+    limits = spec.metadata
+    if limits["choices"] and value not in limits["choices"]:
+        raise ConfigError(f"{key} = {value!r}: must be one of {', '.join(limits['choices'])}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key} = {value!r}: must be finite")
+    for limit, holds, words in (
+        ("at_least", lambda bound: value >= bound, "at least"),
+        ("above", lambda bound: value > bound, "above"),
+        ("at_most", lambda bound: value <= bound, "at most"),
+        ("below", lambda bound: value < bound, "below"),
+    ):
+        if limits[limit] is not None and not holds(limits[limit]):
+            raise ConfigError(f"{key} = {value!r}: must be {words} {limits[limit]:g}")
+    return value
