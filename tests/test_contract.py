@@ -6,6 +6,7 @@ import pytest
 
 from fedhet import registry
 from fedhet.testing import Case, MethodContract
+from fedhet.testing.runs import MIXED
 
 # What a method needs beside the settings of all to be run, and to learn, in a few seconds.
 OF_METHOD: dict[str, dict[str, Any]] = {
@@ -31,12 +32,16 @@ CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.metho
     "fedavg-architecture": Case.of("fedavg", {"fedavg.average": "architecture"}),
     "layer-average-prefix": Case.of("layer-average", {"layer-average.by": "prefix"}),
 }
-
-
+ANY = (MIXED["any"], "cnn-1-1,mlp")
 QUICK = {*registry.own_methods()} - {"nearest-neighbour", "logistic-regression"}  # which are like label-spreading
 
 
 class TestContract(MethodContract):
     @pytest.fixture(params=[pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES])
     def case(self, request: pytest.FixtureRequest) -> Case:
-        return CASES[request.param]
+        """A method's case; in quick tests with networks that cost little, where its networks may be of any kind."""
+        case = CASES[request.param]
+        if request.node.get_closest_marker("slow") or case.settings()["architectures"] not in ANY:
+            return case
+        own = {key: value for key, value in case.own if key not in ("architectures", "rounds")}
+        return Case.of(case.reference, own, "mlp-20,mlp-30")

@@ -91,10 +91,9 @@ class Ordinary:
         rounds = (7 if closing else 5) if case.draws_every_round else 2
         assert mine[:rounds] == alone[:rounds]
 
-    def test_models_of_a_run_are_whole_and_finite(self, case: Case, tmp_path: Path) -> None:
+    def test_models_of_a_run_are_whole_and_finite(self, case: Case, kept: Kept) -> None:
         """Saved models can be used as they are."""
-        done = run(tmp_path / "run", case.settings(rounds=1))
-        config = case.config(rounds=1)
+        done, config = kept("ordinary"), case.config(PARTIAL)
         for path in (done.folder / "models").glob("*.safetensors"):
             tensors = read_tensors(path)
             assert tensors is not None

@@ -62,6 +62,9 @@ PARTIAL: dict[str, Value] = {
 }
 """An ordinary run: not all clients train in a round, not every round is evaluated, and one closes the run."""
 
+FAULTY = {"crash": [2], "two crashes": [2, 3]}
+"""Rounds in which client 1 is at fault; one more round follows."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -256,6 +259,6 @@ class Kept:
 
     def _crash(self, what: str, folder: Path) -> Run:
         """Client 1 does nothing in some rounds: that is what any fault of it must come to."""
-        rounds = {"crash": [2], "two crashes": [2, 3]}[what]
+        rounds = FAULTY[what]
         app = Tampering(before=raising(at(rounds, "1"), RuntimeError("out of order")))
-        return run(folder, self.case.settings(rounds=4), app=app)
+        return run(folder, self.case.settings(rounds=rounds[-1] + 1), app=app)
