@@ -33,7 +33,7 @@ class Reporter:
     def __init__(self, run: Run, observers: Sequence[Observer]) -> None:
         self.run, self.observers = run, list(observers)
         self.on_common_test: Mapping[str, Any] | None = None
-        self._verdict = Verdict(run.traits.scored)
+        self._verdict = Verdict(run)
 
     def info(self, matrices: Mapping[str, Any] | None = None) -> RunInfo:
         """Return the run as observers see it."""
@@ -54,9 +54,8 @@ class Reporter:
             for observer in self.observers:
                 observer.failed(self.info(), error)
             raise
-        run, found = self.run, dict[str, Any]()
-        trained = {client: record.trained for client, record in run.state.clients.items()}
-        for line in self._verdict.lines(trained, run.metric, run.outputs, run.last_round, run.config.learning_rate):
+        found = dict[str, Any]()
+        for line in self._verdict.lines():
             log.warning("%s", line)
         try:
             found |= matrices()

@@ -46,9 +46,7 @@ class Round:
 
     def lines(self) -> list[str]:
         """Return all failures in words, one for each reason, with how many clients it hit."""
-        hit: dict[str, list[str]] = {}
-        for failure in self.failures:
-            hit.setdefault(failure["reason"], []).append(failure["client"])
+        hit = by_reason((failure["client"], failure["reason"]) for failure in self.failures)
         return [f"{named(clients)}: {reason}" for reason, clients in hit.items()]
 
     def reasons(self, otherwise: str = "") -> str:
@@ -123,6 +121,14 @@ class Run:
         known, self.further = flower_settings.split(settings, self.config)
         flat = self.config.flat()
         self.override({key: value for key, value in known.items() if flat[key] != value})
+
+
+def by_reason(failures: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the clients of failures, pairs of client and reason, by the reason."""
+    found: dict[str, list[str]] = {}
+    for client, reason in failures:
+        found.setdefault(reason, []).append(client)
+    return found
 
 
 def named(clients: Sequence[str], most: int = 3) -> str:

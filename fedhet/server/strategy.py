@@ -102,7 +102,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
             messages += self._evaluation(others, amid_training=not run.round.closing)
 
         replies = federation.exchange(messages, self._check)
-        metrics = self._learn(replies)
+        metrics = self._aggregate(replies)
         return self.reporter.record(replies, metrics)
 
     def _check(self, reply: Reply) -> None:
@@ -112,7 +112,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
             if self.takes_in:
                 self.take_in(self.run.round.number, reply)
 
-    def _learn(self, replies: Mapping[str, Reply]) -> dict[str, float]:
+    def _aggregate(self, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Aggregate what those sent who trained; a round with too few valid replies does not count."""
         round, metrics = self.run.round, dict[str, float]()
         trained = {client: reply for client, reply in replies.items() if client in round.training}
@@ -288,7 +288,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Flower's hook: checks the replies of a round, learns from them and completes the round."""
         valid = self.federation.receive(replies, self._check)
-        metrics = self.reporter.record(valid, self._learn(valid))
+        metrics = self.reporter.record(valid, self._aggregate(valid))
         return (encode_arrays(self.state.model, flower=True) if self.state.model else None), metrics
 
     def configure_evaluate(

@@ -1,32 +1,27 @@
 """Warnings at the end of a run that completed, though not all is as it should be."""
 
-import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedhet.rows import never_took_part
-from fedhet.server.run import named
-
-log = logging.getLogger("flwr").getChild("fedhet")
+from fedhet.server.run import Run, by_reason, named
 
 
-@dataclass
 class Verdict:
     """The rounds of a run, and what they come to.
 
     Attributes:
-        scored: which evaluation is the method's, `received` or `trained`.
+        run: the run's values.
         rounds: who took part in each round, and who failed.
         train_loss: of the last round that tells one.
         evaluated: the last evaluation of what the method is scored by, on whichever test set there is.
     """
 
-    scored: str
-    rounds: list[Mapping[str, Any]] = field(default_factory=list)
-    train_loss: float | None = None
-    evaluated: Mapping[str, Any] | None = None
+    def __init__(self, run: Run) -> None:
+        self.run, self.rounds = run, list[Mapping[str, Any]]()
+        self.train_loss: float | None = None
+        self.evaluated: Mapping[str, Any] | None = None
 
     def take(self, row: Mapping[str, Any]) -> None:
         """Take in a row of the history."""
@@ -34,22 +29,16 @@ class Verdict:
         if row["train_loss"] is not None:
             self.train_loss = row["train_loss"]
         for test in (row, row.get("common") or {}):
-            if found := test.get(self.scored):
+            if found := test.get(self.run.traits.scored):
                 self.evaluated = found
                 break
 
-    def lines(self, trained: Mapping[str, int], metric: str, outputs: int, rounds: int, rate: float) -> Iterator[str]:
-        """Return the warnings, a sentence each.
-
-        Args:
-            trained: the last round of each client that counted, -1 for none.
-            metric: name of the task's metric.
-            outputs: how many outputs a prediction has; 0 if that is not known.
-            rounds: the number of rounds.
-            rate: the learning rate.
-        """
+    def lines(self) -> Iterator[str]:
+        """Return the warnings, a sentence each."""
+        run, rounds = self.run, self.run.last_round
+        trained = {client: record.trained for client, record in run.state.clients.items()}
         absent = {c: why for c, why in never_took_part(self.rounds).items() if trained.get(c, -1) < 0}
-        for reason, clients in _by_reason(absent).items():
+        for reason, clients in by_reason(absent.items()).items():
             yield f"{named(clients)} completed no round: {reason}"
         last = max(trained.values(), default=rounds)
         if rounds and last < rounds:
@@ -57,21 +46,19 @@ class Verdict:
         if not rounds:
             return
         if self.evaluated is None:
-            yield f"nothing is known of how good the models are: what clients {self.scored} was evaluated nowhere"
-        elif worthless := self._no_better_than_constant(metric, outputs):
-            yield f"{worthless}: a lower learning-rate than {rate:g} may help"
+            yield f"nothing is known of how good the models are: what clients {run.traits.scored} was evaluated nowhere"
+        elif worthless := self._no_better_than_constant():
+            yield f"{worthless}: a lower learning-rate than {run.config.learning_rate:g} may help"
 
-    def _no_better_than_constant(self, metric: str, outputs: int) -> str:
+    def _no_better_than_constant(self) -> str:
         """That what was learnt at the end is no better than the same prediction for all examples; empty if it is."""
         assert self.evaluated is not None
+        metric, outputs = self.run.metric, self.run.outputs
         value, loss = (_weighted(self.evaluated.get(kind)) for kind in ("accuracy", "loss"))
         if metric == "r2":  # 0 is that of the mean
-            constant = value is not None and value <= 0
-            return (
-                f"at the end predictions are no better than the mean of the targets (R2 {value:.3g})"
-                if constant
-                else ""
-            )
+            if value is None or value > 0:
+                return ""
+            return f"at the end predictions are no better than the mean of the targets (R2 {value:.3g})"
         if outputs < 2 or loss is None or self.train_loss is None:
             return ""
         least = math.log(2 if metric == "auc" else outputs)
@@ -81,13 +68,6 @@ class Verdict:
             f"at the end the loss is not below that of a constant prediction ({least:.3g}, all outputs alike): it is "
             f"{self.train_loss:.3g} in training and {loss:.3g} in the evaluation"
         )
-
-
-def _by_reason(failed: Mapping[str, str]) -> dict[str, Sequence[str]]:
-    found: dict[str, list[str]] = {}
-    for client, reason in failed.items():
-        found.setdefault(reason, []).append(client)
-    return {**found}
 
 
 def _weighted(value: Any) -> float | None:

@@ -17,6 +17,7 @@ from fedhet.engines.local import run_locally
 from fedhet.errors import FedhetError
 from fedhet.rows import never_took_part
 from fedhet.server.verdict import Verdict
+from fedhet.state import ClientRecord
 from fedhet.testing.runs import COMMON
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
@@ -28,11 +29,13 @@ def row(train: float | None, loss: float | None = None, value: float | None = 0.
 
 
 def said(rows: list[dict[str, Any]], metric: str = "accuracy", outputs: int = 10, **known: int) -> list[str]:
-    verdict = Verdict("trained")
+    run = fedhet.Local(rounds=len(rows), learning_rate=20.0).run
+    run.metric, run.outputs = metric, outputs
+    run.state.clients = {name: ClientRecord(10, trained=last) for name, last in ({"0": len(rows)} | known).items()}
+    verdict = Verdict(run)
     for each in rows:
         verdict.take(each)
-    trained = {"0": len(rows)} | known
-    return list(verdict.lines(trained, metric, outputs, len(rows), 20.0))
+    return list(verdict.lines())
 
 
 @pytest.mark.parametrize(
