@@ -156,15 +156,15 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
             reply.arrays["told"] = pack_all(self.told(), fedharm.DTYPE)
         return reply
 
-    def told(self) -> list[Factor | Tensor]:
+    def told(self) -> list[Factor]:
         """Descriptors, outputs of blocks, or posteriors of the shared images, in evaluation mode."""
         own, client, inputs = self.parameters, self.client, self.client.pool.inputs
         if own.align == "spectral":
             return [Factor(client.scores(inputs, "probabilities"))]
         if self.chooses:
-            return [*self._described()[0]]
+            return [Factor(part) for part in self._described()[0]]
         found = summarised(client.model, self.blocks, inputs, client.transform, self.summary)
-        return [compress(part, error=fedharm.ERROR) for part in found] if own.align == "cka" else [*found]
+        return [compress(part, error=fedharm.ERROR) if own.align == "cka" else Factor(part) for part in found]
 
     def _described(self) -> tuple[list[Tensor], list[Tensor]]:
         """Descriptors of the shared images, and the places where they were taken."""

@@ -116,7 +116,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         """Whether clients tell with this round's reply what the next target is made of; of the last none is made."""
         return self.travels and round != self.run.last_round
 
-    def target(self, round: int) -> list[Factor | Tensor]:
+    def target(self, round: int) -> list[Factor]:
         """Return the target, part by part, of what all clients sent."""
         told = {client: self._unpacked(client, self.state.told[client]) for client in in_order(self.state.told)}
         if not told:

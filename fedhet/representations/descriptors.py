@@ -22,12 +22,7 @@ BATCH = 64
 
 
 def log_odds(logits: Tensor, classes: Tensor) -> Tensor:
-    """The logarithm of p_c / (1 - p_c) of each image's class c, (n,).
-
-    Args:
-        logits: (n, C), C at least 2.
-        classes: (n,) int64.
-    """
+    """The logarithm of p_c / (1 - p_c), (n,), of logits (n, C), C at least 2, and each image's class c, (n,) int64."""
     own = logits.gather(1, classes[:, None])
     others = logits.scatter(1, classes[:, None], -torch.inf)
     return own[:, 0] - others.logsumexp(1)
@@ -36,10 +31,8 @@ def log_odds(logits: Tensor, classes: Tensor) -> Tensor:
 def strongest(scores: Tensor, k: int) -> Tensor:
     """The places (n, k) int64 of each row's k largest scores, largest first, of equal ones the lower place first.
 
-    Args:
-        scores: (n, units), none of them NaN; equal gradients are common: behind the last block of many networks there
-            is only a mean over positions.
-        k: at most as many as there are units.
+    Scores are (n, units), none of them NaN, and units k or more. Equal gradients are common: behind the last block of
+    many networks there is only a mean over positions.
     """
     best = scores.topk(k, 1, sorted=False).values
     least = best.amin(1, keepdim=True)
@@ -145,17 +138,9 @@ def summarised(
     transform: Callable[[Tensor], Tensor],
     summary: Callable[[int, Tensor], Tensor],
 ) -> list[Tensor]:
-    """Summarise each block's outputs for images, in evaluation mode and in batches.
+    """Summarise each block's outputs for images, (n, width) each, in evaluation mode and in batches.
 
-    Args:
-        model: left in evaluation mode.
-        blocks: names of the modules that end its blocks.
-        inputs: (n, ...) raw images.
-        transform: from raw inputs to the model's.
-        summary: from a block's number and its output (m, ...) to (m, width).
-
-    Returns:
-        (n, width) for each block.
+    Args as of `describe`; `summary` makes (m, width) of a block's number and its output (m, ...).
     """
     model.eval()
     outputs = [Output(model, name) for name in blocks]
@@ -176,14 +161,9 @@ def channel_means(features: Tensor) -> Tensor:
 def heat_maps(
     model: nn.Module, blocks: Sequence[str], image: Tensor, labels: Tensor | None, transform: Callable[[Tensor], Tensor]
 ) -> list[Tensor]:
-    """Where each block sees one image's class: Grad-CAM (Selvaraju et al., 2017) of the log-odds.
+    """Where each block sees the class of one image (1, ...): Grad-CAM (Selvaraju et al., 2017) of the log-odds.
 
-    Args:
-        model: left in evaluation mode.
-        blocks: names of the modules that end its blocks.
-        image: (1, ...) raw.
-        labels: (1,) int64; None: the class that the network itself predicts.
-        transform: from raw inputs to the model's.
+    Args as of `describe`.
 
     Returns:
         For each block that returns maps ReLU(sum_c w_c F_c), (height, width), w_c being the mean gradient of channel c;
@@ -202,24 +182,17 @@ def heat_maps(
 
 
 def cosine(own: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """Cosine (n,) between descriptors of the same images, over the slots that both have.
-
-    Args:
-        own: for each block (n, k_b), part of a graph or not.
-        others: for each block (n, k'_b).
-    """
-    pairs = [_common(one, other) for one, other in zip(own, others, strict=True)]
+    """Cosine (n,) between descriptors, for each block (n, k_b) and (n, k'_b), over the slots that both have."""
+    blocks = zip(own, others, strict=True)
+    pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in blocks]
     return F.cosine_similarity(torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs], 1))
 
 
 def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """For each image, block and slot the mean over the clients that have the slot.
+    """For each block (n, K_b), K_b being the largest k_b: the mean over the clients that have a slot.
 
-    Args:
-        clients: each client's descriptors, for each block (n, k_b); summed in float64 in this order.
-
-    Returns:
-        For each block (n, K_b), K_b being the largest k_b, in the dtype of the first client's.
+    Each client's descriptors are for each block (n, k_b); they are summed in float64 in this order, and the mean has
+    the dtype of the first client's.
     """
     return [_SlotSums(block).mean() for block in zip(*clients, strict=True)]
 
@@ -256,11 +229,6 @@ def _cosines(one: Tensor, other: Tensor) -> tuple[float, float]:
     one, other = (F.normalize(rows.double(), dim=1) for rows in (one, other))
     same, all_pairs = float((one * other).sum()), float(one.sum(0) @ other.sum(0))
     return same / n, (all_pairs - same) / (n * (n - 1))
-
-
-def _common(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    width = min(one.shape[1], other.shape[1])
-    return one[:, :width], other[:, :width]
 
 
 class _SlotSums:

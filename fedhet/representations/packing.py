@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,24 +13,23 @@ from fedhet.errors import ModelError
 from fedhet.representations.cka import check_features
 
 WireDtype = Literal["float16", "float32"]
-Packed = dict[str, npt.NDArray[np.generic]]
+Array = npt.NDArray[Any]
+Packed = dict[str, Array]
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A kernel K = values @ values.T of centred features.
+    """Vectors of the same examples; of centred features, a kernel K = values @ values.T.
 
     Attributes:
-        values: `(L, r)`, columns in falling order of their weight unless `whole`.
+        values: `(L, r)`.
         coarse: how many of the last columns may travel in one byte an entry.
         error: relative error of the gradient of 1 - CKA that cutting the rank is estimated to cause.
-        whole: whether these are the features themselves, since no lower rank was good enough.
     """
 
     values: Tensor
     coarse: int = 0
     error: float = 0.0
-    whole: bool = True
 
 
 def column_steps(columns: Tensor) -> Tensor:
@@ -67,12 +66,9 @@ def check_told_features(features: Tensor, name: str) -> None:
 
 
 def pack(factor: Factor, dtype: WireDtype = "float16") -> Packed:
-    """A factor as arrays to send.
+    """A factor as arrays to send: float16, scaled by one power of two, but for `factor.coarse` columns in int8.
 
-    Args:
-        factor: what to send.
-        dtype: `"float32"` for all of it, or `"float16"`, scaled by one power of two, with `factor.coarse` columns in
-            int8.
+    With `"float32"` all of it is.
 
     Returns:
         `fine` `(L, r - coarse)`, in units of 2^`exponent`; `coarse` int8 `(L, coarse)`, in units of `steps` float32
@@ -102,24 +98,20 @@ def unpack(packed: Packed, dtype: WireDtype | None = None) -> Factor:
         ValueError: if they are not exactly those that `pack` makes with this dtype: an array is missing or one too
             many, is of another dtype, does not fit the others or is not finite.
     """
-    _check_names(packed, ("fine", "coarse", "steps", "exponent"))
-    fine, coarse = _array(packed, "fine", _either(dtype)), _array(packed, "coarse", ("int8",))
-    steps = _steps(packed)
+    fine, coarse, steps, exponent = _arrays(packed, dtype, fine="", coarse="int8", steps="float32", exponent="int16")
+    if not (np.isfinite(steps) & (steps > 0)).all():
+        raise ValueError("a packed target's steps must be positive and finite")
     if fine.ndim != 2 or coarse.ndim != 2 or len(fine) != len(coarse) or steps.shape != coarse.shape[1:]:
         raise ValueError(f"a packed factor's arrays do not fit: {fine.shape}, {coarse.shape} and {steps.shape}")
     if fine.dtype == np.float32 and coarse.size:
         raise ValueError("a packed factor has columns of one byte beside those of float16 only")
-    values = np.concatenate([_unscaled(fine, packed), coarse.astype(np.float32) * steps], 1)
+    values = np.concatenate([_unscaled(fine, exponent), coarse.astype(np.float32) * steps], 1)
     check_finite_features(torch.from_numpy(values), "a packed factor")
     return Factor(torch.from_numpy(values), coarse.shape[1])
 
 
 def pack_blocks(kernels: Sequence[Tensor], dtype: WireDtype = "float16") -> Packed:
-    """Symmetric diagonal blocks as arrays to send.
-
-    Args:
-        kernels: symmetric `(b_i, b_i)`.
-        dtype: `"float16"`, scaled by one power of two, or `"float32"`.
+    """Symmetric diagonal blocks `(b_i, b_i)` as arrays to send: float16, scaled by one power of two, or float32.
 
     Returns:
         `triangles`, the upper triangles row by row, one after the other, in units of 2^`exponent`; `sizes` int32, the
@@ -133,17 +125,14 @@ def pack_blocks(kernels: Sequence[Tensor], dtype: WireDtype = "float16") -> Pack
 
 def unpack_blocks(packed: Packed, dtype: WireDtype | None = None) -> list[Tensor]:
     """The blocks that `pack_blocks` made these of, in float32; arguments and errors as of `unpack`."""
-    _check_names(packed, ("triangles", "sizes", "exponent"))
-    triangles, sizes = _array(packed, "triangles", _either(dtype)), _array(packed, "sizes", ("int32",)).astype(np.int64)
+    triangles, sizes, exponent = _arrays(packed, dtype, triangles="", sizes="int32", exponent="int16")
+    sizes = sizes.astype(np.int64)
     if triangles.ndim != 1 or sizes.ndim != 1 or sizes.min(initial=1) < 1 or len(sizes) > len(triangles):
         raise ValueError(f"packed blocks do not fit: triangles of shape {triangles.shape} and sizes {sizes.shape}")
     lengths = sizes * (sizes + 1) // 2
-    if lengths.sum(dtype=float) != len(triangles):
-        raise ValueError(
-            f"packed blocks of {sizes[:9].tolist()} rows need {lengths.sum(dtype=float):g} entries, "
-            f"got {len(triangles)}"
-        )
-    values = _unscaled(triangles, packed)
+    if (total := lengths.sum(dtype=float)) != len(triangles):
+        raise ValueError(f"packed blocks of {sizes[:9].tolist()} rows need {total:g} entries, got {len(triangles)}")
+    values = _unscaled(triangles, exponent)
     if not np.isfinite(values).all():
         raise ValueError("packed blocks must be finite, got NaN or infinity")
     kernels = []
@@ -154,44 +143,16 @@ def unpack_blocks(packed: Packed, dtype: WireDtype | None = None) -> list[Tensor
     return kernels
 
 
-def pack_rows(values: Tensor, dtype: WireDtype = "float16") -> Packed:
-    """Vectors of which only the directions matter, as arrays to send.
-
-    Args:
-        values: `(n, k)`, a vector an example.
-        dtype: `"float32"`, or `"float16"` scaled by one power of two.
-
-    Returns:
-        `rows` `(n, k)`; with it `exponent` int16, 0-d, whose power of two is the unit.
-    """
-    rows, exponent = _scaled(values.detach().cpu().float().numpy(), dtype)
-    return {"rows": rows, "exponent": np.array(exponent, np.int16)}
-
-
-def unpack_rows(packed: Packed, dtype: WireDtype | None = None) -> Tensor:
-    """The vectors that `pack_rows` made these of, `(n, k)` float32; arguments and errors as of `unpack`."""
-    found = torch.from_numpy(_unscaled(_array(packed, "rows", _either(dtype)), packed))
-    _check_names(packed, ("rows", "exponent"))
-    check_finite_features(found, "packed rows")
-    return found
-
-
-def pack_all(parts: Sequence[Factor | Tensor], dtype: WireDtype = "float16") -> Packed:
-    """Factors and vectors as one group of arrays, in their order."""
-    packed = [pack_rows(part, dtype) if isinstance(part, Tensor) else pack(part, dtype) for part in parts]
-    return {f"{place}/{key}": array for place, part in enumerate(packed) for key, array in part.items()}
+def pack_all(parts: Sequence[Factor], dtype: WireDtype = "float16") -> Packed:
+    """Factors as one group of arrays, in their order."""
+    return {f"{place}/{key}": array for place, part in enumerate(parts) for key, array in pack(part, dtype).items()}
 
 
 def unpack_all(group: Packed, count: int, dtype: WireDtype | None = None) -> list[Tensor]:
-    """The values of the factors and vectors that `pack_all` made these of, in float32.
-
-    Args:
-        group: the arrays.
-        count: how many there must be.
-        dtype: that of `pack_all`; None: any.
+    """The values of the `count` factors that `pack_all` made these of, in float32.
 
     Raises:
-        ValueError: there are not as many as `count`, or one cannot be read.
+        ValueError: there are not as many, or one cannot be read (see `unpack`).
     """
     parts: dict[str, Packed] = {str(place): {} for place in range(count)}
     for name, array in group.items():
@@ -199,10 +160,10 @@ def unpack_all(group: Packed, count: int, dtype: WireDtype | None = None) -> lis
         if place not in parts:
             raise ValueError(f"there must be {count} packed parts, and {name[:50]!r} is of none of them")
         parts[place][key] = array
-    return [unpack(p, dtype).values if "fine" in p else unpack_rows(p, dtype) for p in parts.values()]
+    return [unpack(part, dtype).values for part in parts.values()]
 
 
-def _scaled(values: npt.NDArray[np.float32], dtype: WireDtype) -> tuple[npt.NDArray[np.generic], int]:
+def _scaled(values: npt.NDArray[np.float32], dtype: WireDtype) -> tuple[Array, int]:
     """`values` / 2^exponent in `dtype`, and the exponent that puts the largest near float16's largest."""
     if dtype == "float32":
         return np.ascontiguousarray(values), 0
@@ -213,13 +174,8 @@ def _scaled(values: npt.NDArray[np.float32], dtype: WireDtype) -> tuple[npt.NDAr
     return np.ldexp(values, -exponent).astype(np.float16), exponent
 
 
-def _unscaled(values: npt.NDArray[np.generic], packed: Packed) -> npt.NDArray[np.float32]:
-    """Undo `_scaled`; an exponent that it cannot have given is an error.
-
-    Raises:
-        ValueError: there is no exponent, or it is another.
-    """
-    exponent = _array(packed, "exponent", ("int16",))
+def _unscaled(values: Array, exponent: Array) -> npt.NDArray[np.float32]:
+    """Undo `_scaled`; an exponent that it cannot have given is an error."""
     least, most = (0, 0) if values.dtype == np.float32 else EXPONENTS
     if exponent.shape != () or not least <= int(exponent) <= most:
         shown = int(exponent) if exponent.shape == () else f"of shape {exponent.shape}"
@@ -228,29 +184,20 @@ def _unscaled(values: npt.NDArray[np.generic], packed: Packed) -> npt.NDArray[np
         return np.asarray(np.ldexp(values.astype(np.float32), int(exponent)))
 
 
-def _steps(packed: Packed) -> npt.NDArray[np.float32]:
-    """The units of rows or columns of one byte an entry."""
-    steps = _array(packed, "steps", ("float32",)).astype(np.float32)
-    if not (np.isfinite(steps) & (steps > 0)).all():
-        raise ValueError("a packed target's steps must be positive and finite")
-    return steps
+def _arrays(packed: Packed, dtype: WireDtype | None, **dtypes: str) -> list[Array]:
+    """The arrays of these names and no others, each of its dtype; for "" of `dtype`, or either if that is None.
 
-
-def _either(dtype: str | None) -> tuple[str, ...]:
-    """The dtypes of what is rounded as asked for; all that there are, if nothing was."""
-    return (dtype,) if dtype else ("float16", "float32")
-
-
-def _check_names(packed: Packed, names: Sequence[str]) -> None:
-    if wrong := sorted(packed.keys() - {*names}):
-        raise ValueError(f"a packed target has the arrays {', '.join(names)}, and not {wrong[0][:50]!r}")
-
-
-def _array(packed: Packed, key: str, dtypes: Sequence[str]) -> npt.NDArray[np.generic]:
-    """The array of this name, its dtype one of these."""
-    value = packed.get(key)
-    if not isinstance(value, np.ndarray):
-        raise ValueError(f"a packed target needs an array {key!r}, got {type(value).__name__}")
-    if value.dtype not in [np.dtype(each) for each in dtypes]:
-        raise ValueError(f"a packed target's {key!r} cannot be of dtype {value.dtype}, only of {' or '.join(dtypes)}")
-    return value
+    Raises:
+        ValueError: one is missing, one too many, or of another dtype.
+    """
+    if wrong := sorted(packed.keys() - dtypes.keys()):
+        raise ValueError(f"a packed target has the arrays {', '.join(dtypes)}, and not {wrong[0][:50]!r}")
+    for key, own in dtypes.items():
+        value, allowed = packed.get(key), [own] if own else [dtype] if dtype else ["float16", "float32"]
+        if not isinstance(value, np.ndarray):
+            raise ValueError(f"a packed target needs an array {key!r}, got {type(value).__name__}")
+        if value.dtype not in [np.dtype(each) for each in allowed]:
+            raise ValueError(
+                f"a packed target's {key!r} cannot be of dtype {value.dtype}, only of {' or '.join(allowed)}"
+            )
+    return [packed[key] for key in dtypes]

@@ -26,12 +26,8 @@ LEAST_ROWS = 4
 
 
 def target_of(
-    kind: Kind,
-    clients: Sequence[Sequence[Tensor]],
-    *,
-    error: float,
-    generator: torch.Generator,
-) -> list[Factor | Tensor]:
+    kind: Kind, clients: Sequence[Sequence[Tensor]], *, error: float, generator: torch.Generator
+) -> list[Factor]:
     """The target that clients are aligned with; with one client alone it is that client's own summary.
 
     Args:
@@ -45,40 +41,29 @@ def target_of(
         For each block the mean descriptor, or a factor of the mean kernel, each client's divided by its norm; or the
         rows of the spectral target.
     """
+    blocks = zip(*clients, strict=True)
     if kind == "spectral":
-        (told,) = zip(*clients, strict=True)
-        return [Factor(cluster_rows(told, generator=generator))]
+        return [Factor(cluster_rows(told, generator=generator)) for told in blocks]
     if kind == "cka":
-        return [mean_target(block, unit=True, error=error) for block in zip(*clients, strict=True)]
-    return [*mean_descriptor(clients)]
-
-
-def values_of(part: Factor | Tensor) -> Tensor:
-    """The numbers of a part."""
-    return part if isinstance(part, Tensor) else part.values
+        return [mean_target(block, unit=True, error=error) for block in blocks]
+    return [Factor(mean) for mean in mean_descriptor(clients)]
 
 
 def distance_of(kind: Kind) -> Distance:
     """1 - cosine, a mean over images; or 1 - CKA, a mean over parts."""
-    if kind in ("cka", "spectral"):
-        return _beyond_cka
-    return lambda own, target: 1 - cosine(own, target).mean()
+    if kind == "cosine":
+        return lambda own, target: 1 - cosine(own, target).mean()
 
+    def distance(own: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
+        if len(own[0]) < LEAST_ROWS:
+            return own[0].new_zeros(())
+        return torch.stack([1 - debiased_linear_cka(*pair) for pair in zip(own, target, strict=True)]).mean()
 
-def _beyond_cka(own: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
-    if len(own[0]) < LEAST_ROWS:
-        return own[0].new_zeros(())
-    return torch.stack([1 - debiased_linear_cka(*pair) for pair in zip(own, target, strict=True)]).mean()
+    return distance
 
 
 def check_told(kind: Kind, parts: Sequence[Tensor], images: int, widths: Sequence[int]) -> None:
-    """Check what a client told.
-
-    Args:
-        kind: what is aligned.
-        parts: what it told.
-        images: how many there are.
-        widths: of a client's descriptors in each block; not looked at otherwise.
+    """Check what a client told, part by part, of so many images; `widths` are those of its descriptors in each block.
 
     Raises:
         ValueError: it is of another number of images, of other widths, or no posteriors.

@@ -74,7 +74,7 @@ def compress(features: Tensor, *, error: float = 0.002, probes: Sequence[Tensor]
 
     weights, vectors = spectrum(values.double())
     if len(weights) == 0:
-        return Factor(values[:, :1], whole=False)
+        return Factor(values[:, :1])
     shares = weights / torch.linalg.vector_norm(weights)
     evaluated = [_probe(vectors, probe) for probe in probes] or [_unrelated(shares)]
     errors = torch.stack([_rank_errors(shares, probe) for probe in evaluated]).amax(0)
@@ -86,7 +86,7 @@ def compress(features: Tensor, *, error: float = 0.002, probes: Sequence[Tensor]
     columns = vectors[:, :rank] * weights[:rank].sqrt()
     noise = torch.stack([_rounding_errors(columns, shares, probe) for probe in evaluated]).amax(0)
     coarse = int((noise <= error / 4).sum())
-    return Factor(columns.to(features.dtype), coarse, float(errors[rank - 1]), whole=False)
+    return Factor(columns.to(features.dtype), coarse, float(errors[rank - 1]))
 
 
 def spectrum(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from fedhet.method import Traits
 from fedhet.methods import fedharm
 from fedhet.randomness import torch_generator
 from fedhet.representations.packing import Factor
-from fedhet.representations.shared_images import target_of, values_of
+from fedhet.representations.shared_images import target_of
 from fedhet.wire import Payload
 
 
@@ -30,24 +30,21 @@ class Own(FedHARMClient):
 
     def target(self, payload: Payload) -> list[Tensor]:
         """What it would tell, part by part."""
-        told = [values_of(part).cpu() for part in self.told()]
+        told = [part.values.cpu() for part in self.told()]
         generator = self.client.generator("parallel analysis")
         made = target_of(self.parameters.align, [told], error=fedharm.ERROR, generator=generator)
-        return [self.client.network.beside(values_of(part)) for part in made]
+        return [self.client.network.beside(part.values) for part in made]
 
 
 class Shuffled(FedHARMServer):
     """The target is that of other images."""
 
-    def target(self, round: int) -> list[Factor | Tensor]:
+    def target(self, round: int) -> list[Factor]:
         """The same with its rows permuted, all parts alike."""
         order = torch.randperm(
             self.state.pool_size, generator=torch_generator(self.config.seed, "shuffled images", round)
         )
-        return [
-            part[order] if isinstance(part, Tensor) else replace(part, values=part.values[order])
-            for part in super().target(round)
-        ]
+        return [replace(part, values=part.values[order]) for part in super().target(round)]
 
 
 class Attention(FedHARMClient):

@@ -18,11 +18,9 @@ from fedhet.representations.packing import (
     pack,
     pack_all,
     pack_blocks,
-    pack_rows,
     unpack,
     unpack_all,
     unpack_blocks,
-    unpack_rows,
 )
 
 
@@ -35,9 +33,9 @@ def descriptors(count: int = 40) -> Tensor:
 @pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-6), ("float16", 1e-3)])
 def test_directions_survive_the_wire(dtype: WireDtype, error: float) -> None:
     values = descriptors()
-    packed = pack_rows(values, dtype)
-    assert packed["rows"].dtype == dtype
-    found = unpack_rows(packed)
+    packed = pack(Factor(values), dtype)
+    assert packed["fine"].dtype == dtype
+    found = unpack(packed).values
     assert found.dtype == torch.float32
     # float16 has one unit for all images, so that those a billion times smaller than the largest are lost.
     rows = slice(20, None) if dtype == "float16" else slice(None)
@@ -46,12 +44,12 @@ def test_directions_survive_the_wire(dtype: WireDtype, error: float) -> None:
 
 def test_zeros_are_zeros() -> None:
     for dtype in ("float32", "float16"):
-        assert not unpack_rows(pack_rows(torch.zeros(3, 4), dtype)).any()
+        assert not unpack(pack(Factor(torch.zeros(3, 4)), dtype)).values.any()
 
 
 def test_several_parts_are_one_group() -> None:
     values, features = descriptors(), torch.randn(40, 5)
-    group = pack_all([values, Factor(features), values[:, :7]], "float32")
+    group = pack_all([Factor(part) for part in (values, features, values[:, :7])], "float32")
     assert all(name.split("/")[0] in "012" for name in group)
     found = unpack_all(group, 3)
     for mine, expected in zip(found, (values, features, values[:, :7]), strict=True):
@@ -61,18 +59,18 @@ def test_several_parts_are_one_group() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"0/rows": None}, "needs an array 'rows'"),
+        ({"0/fine": None}, "needs an array 'fine'"),
         ({"0/exponent": None}, "needs an array 'exponent'"),
-        ({"0/rows": np.full((3, 4), np.nan, np.float16)}, "must be finite"),
-        ({"0/rows": np.zeros((3, 4), np.int8)}, "cannot be of dtype int8"),
-        ({"0/rows": np.zeros((3, 4), bool)}, "cannot be of dtype bool"),
-        ({"0/rows": np.zeros(3, np.float16)}, r"must be a floating tensor of shape \(examples, width\)"),
-        ({"2/rows": np.zeros((3, 4), np.float16)}, "'2/rows' is of none of them"),
+        ({"0/fine": np.full((3, 4), np.nan, np.float16)}, "must be finite"),
+        ({"0/fine": np.zeros((3, 4), np.int8)}, "cannot be of dtype int8"),
+        ({"0/fine": np.zeros((3, 4), bool)}, "cannot be of dtype bool"),
+        ({"0/fine": np.zeros(3, np.float16)}, "arrays do not fit"),
+        ({"2/fine": np.zeros((3, 4), np.float16)}, "'2/fine' is of none of them"),
         ({"rows": np.zeros((3, 4), np.float16)}, "'rows' is of none of them"),
     ],
 )
 def test_what_cannot_be_read_is_refused(change: dict[str, object], why: str) -> None:
-    group = pack_all([torch.ones(3, 4), torch.ones(3, 2)]) | change
+    group = pack_all([Factor(torch.ones(3, 4)), Factor(torch.ones(3, 2))]) | change
     with pytest.raises(ValueError, match=why):
         unpack_all({name: array for name, array in group.items() if array is not None}, 2)  # type: ignore[misc]
 
@@ -84,7 +82,6 @@ FORMATS: dict[str, tuple[Packed, Callable[..., Any], str]] = {
     "factor": (pack(FACTOR), unpack, "float16"),
     "factor in float32": (pack(FACTOR, "float32"), unpack, "float32"),
     "blocks": (pack_blocks(KERNELS), unpack_blocks, "float16"),
-    "rows": (pack_rows(VALUES), unpack_rows, "float16"),
 }
 """What travels, what reads it, and the dtype that was agreed on."""
 
@@ -96,7 +93,7 @@ def test_only_what_packing_makes_is_unpacked(what: str) -> None:
     read(packed), read(packed, dtype)
     for key, array in packed.items():
         for other in ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "bool"):
-            if other != array.dtype and (key, other) not in (("fine", dtype), ("rows", dtype)):
+            if other != array.dtype and (key, other) != ("fine", dtype):
                 with pytest.raises(ValueError):
                     read(packed | {key: array.astype(other)}, dtype)
     with pytest.raises(ValueError, match="not 'more'"):
@@ -116,7 +113,6 @@ def test_only_what_packing_makes_is_unpacked(what: str) -> None:
         ("factor in float32", "coarse", np.ones((6, 2), np.int8), "do not fit"),
         ("factor", "steps", np.array([1, -1], np.float32), "steps must be positive"),
         ("factor", "steps", np.array([1, np.inf], np.float32), "steps must be positive"),
-        ("rows", "rows", np.array(3, np.float16), "must be a floating tensor"),
         ("blocks", "sizes", np.array([7, -6], np.int32), "do not fit"),
         ("blocks", "sizes", np.array([[6], [3]], np.int32), "do not fit"),
         ("blocks", "sizes", np.full(27, 0, np.int32), "do not fit"),
@@ -164,4 +160,3 @@ def test_whatever_size_features_have_their_exponent_is_one_of_the_formats(
     """The smallest and the largest numbers that float32 has."""
     values = (VALUES * torch.tensor(10.0, dtype=torch.float64) ** power).float()
     unpack(pack(Factor(values, coarse), dtype), dtype)
-    unpack_rows(pack_rows(values, dtype), dtype)
