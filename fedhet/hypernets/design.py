@@ -25,7 +25,6 @@ class Design:
         tile_latent: width of z of the tiled head.
         width: of a node's embedding h.
         steps: T, messages passed.
-        convolution: PyTorch Geometric's ``GraphConv``, ``GatedGraphConv`` or ``SAGEConv``.
         scale: whether a factor s of the weights is predicted apart.
         affine: whether BatchNorm's weight and bias are written, or are the network's own.
         unknown: what becomes of layers of other types: the network's own (``local``), or written by tiles.
@@ -38,7 +37,6 @@ class Design:
     tile_latent: int = 128
     width: int = 51
     steps: int = 6
-    convolution: Literal["graph", "gated", "sage"] = "graph"
     scale: bool = True
     affine: bool = True
     unknown: Literal["local", "tiled"] = "local"

@@ -4,7 +4,6 @@ import re
 import warnings
 from collections.abc import Sequence
 from math import cos, log2, pi, prod, sin
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +14,7 @@ from fedhet.hypernets.design import Design
 
 with warnings.catch_warnings():  # PyTorch Geometric uses torch.jit, which PyTorch has deprecated
     warnings.simplefilter("ignore")
-    from torch_geometric.nn import GatedGraphConv, GraphConv, SAGEConv
+    from torch_geometric.nn import GraphConv
 
 KINDS = ("c", "ct", "l", "add", "cat", "stack")
 SIZES = 5
@@ -25,13 +24,13 @@ FEATURES = 3 * SIZES + len(KINDS) + 1
 class Embedding(nn.Module):
     """T steps of a graph network over the layers of a network.
 
-    With `GraphConv` a step is h'_v = ReLU(W1 h_v + sum_u->v W2 h_u + b) (equation 2); a LayerNorm follows the last. At
-    first h is one vector a type (a one-hot type times a matrix), or for types that have none a linear map of what
-    `shape_features` says.
+    A step is h'_v = ReLU(W1 h_v + sum_u->v W2 h_u + b) (equation 2); a LayerNorm follows the last. At first h is one
+    vector a type (a one-hot type times a matrix), or for types that have none a linear map of what `shape_features`
+    says.
 
     Args:
         types: the types that have a vector.
-        design: width, steps and convolution.
+        design: width and steps.
     """
 
     def __init__(self, types: Sequence[str], design: Design) -> None:
@@ -39,13 +38,7 @@ class Embedding(nn.Module):
         width = design.width
         self.types = nn.ParameterDict({type: nn.Parameter(torch.empty(width)) for type in types})
         self.shapes = nn.Linear(FEATURES, width)
-        self.steps: nn.ModuleList
-        self.gated = design.convolution == "gated"
-        if self.gated:
-            self.steps = nn.ModuleList([GatedGraphConv(width, design.steps)])
-        else:
-            kind: Any = {"graph": GraphConv, "sage": SAGEConv}[design.convolution]
-            self.steps = nn.ModuleList([kind(width, width) for _ in range(design.steps)])
+        self.steps = nn.ModuleList([GraphConv(width, width) for _ in range(design.steps)])
 
     def forward(self, known: Sequence[str | None], features: Tensor, edges: Tensor) -> Tensor:
         """Embeddings (nodes, width) of unit variance each.
@@ -58,8 +51,7 @@ class Embedding(nn.Module):
         others = iter(self.shapes(features).unbind(0)) if len(features) else iter(())
         h = torch.stack([next(others) if type is None else self.types[type] for type in known])
         for step in self.steps:
-            h = step(h, edges)
-            h = h if self.gated else F.relu(h)
+            h = F.relu(step(h, edges))
         return F.layer_norm(h, h.shape[-1:])
 
 

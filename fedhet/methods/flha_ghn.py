@@ -31,9 +31,6 @@ class FLHAGHNParameters(Parameters):
     tile_latent: int = option(128, "width of z of a tile", at_least=1, at_most=2**16)
     width: int = option(51, "width of a node's embedding", at_least=1, at_most=2**16)
     steps: int = option(6, "T, steps of message passing", at_least=1, at_most=1000)
-    convolution: Literal["graph", "gated", "sage"] = option(
-        "graph", "GraphConv, GatedGraphConv or SAGEConv", choices=("graph", "gated", "sage")
-    )
     edges: Literal["directed", "both", "shuffled", "none"] = option(
         "directed",
         "edges along the data flow, or in both directions, which tells deep layers of one type apart; as controls "

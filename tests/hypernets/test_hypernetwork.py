@@ -225,12 +225,9 @@ def test_graphs_side_by_side_are_written_as_one_by_one(head: str) -> None:
 
 
 @pytest.mark.parametrize(("edges", "distinct"), [("directed", 7), ("both", 11), ("none", 1)])
-@pytest.mark.parametrize("convolution", ["graph", "sage", "gated"])
-def test_six_steps_tell_seven_of_eleven_equal_layers_apart_or_all_in_both_directions(
-    edges: Any, distinct: int, convolution: str
-) -> None:
+def test_six_steps_tell_seven_of_eleven_equal_layers_apart_or_all_in_both_directions(edges: Any, distinct: int) -> None:
     _, graph = network("flha-small-plain-13")
-    made = hypernetwork([graph], convolution=convolution)
+    made = hypernetwork([graph])
     h = made.embeddings(made.read(graph, edges=edges))
     (equal,) = [
         places
