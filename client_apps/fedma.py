@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedhet.client import Client
-from fedhet.graphs import cut_out
+from fedhet.graphs import cut_out, tie
 from fedhet.learning import Optimisation, Phase
-from fedhet.matching import parameters_of, patch, rest_of, tie
+from fedhet.matching import parameters_of, patch, rest_of
 from fedhet.methods.fedma import FedMAParameters
 from fedhet.wire import Arrays, Payload, cast, to_arrays
 

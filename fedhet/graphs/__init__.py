@@ -8,7 +8,7 @@ from .layers import LayerGraph, LayerNode, layer_graph
 from .permutations import PermutationGroup, PermutationGroups, Slot, permutation_groups
 from .reading import architecture_graph
 from .resize import StackedLSTM, resize
-from .states import Columns, columns, cut_out, expand, permute, rows, set_rows, widths, widths_of
+from .states import Columns, columns, cut_out, expand, permute, rows, set_rows, tie, widths, widths_of
 
 __all__ = [
     "ArchitectureGraph",
@@ -36,6 +36,7 @@ __all__ = [
     "rows",
     "set_rows",
     "stages",
+    "tie",
     "trunk",
     "widths",
     "widths_of",

@@ -73,10 +73,11 @@ def expand(
     Raises:
         ValueError: An assignment is not one of all local units to different global ones.
     """
-    own, changes = widths(state, groups), {}
-    for index, assignment in assignments.items():
-        places = _checked(groups, index, assignment, own[index], sizes[index])
-        changes[index] = partial(_scattered, places=places, size=sizes[index])
+    own = widths(state, groups)
+    changes = {
+        index: partial(_scattered, _checked(groups, index, places, own[index], sizes[index]), sizes[index])
+        for index, places in assignments.items()
+    }
     return _changed(state, groups, own, changes)
 
 
@@ -86,10 +87,11 @@ def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -
     Raises:
         ValueError: An assignment names a unit twice, or one that the state does not have.
     """
-    own, changes = widths(state, groups), {}
-    for index, assignment in assignments.items():
-        places = _checked(groups, index, assignment, None, own[index])
-        changes[index] = partial(np.take, indices=places, axis=0)
+    own = widths(state, groups)
+    changes = {
+        index: partial(np.take, indices=_checked(groups, index, places, None, own[index]), axis=0)
+        for index, places in assignments.items()
+    }
     return _changed(state, groups, own, changes)
 
 
@@ -139,10 +141,12 @@ def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArra
     for slot in groups[index].rows:
         name = slot.parameter
         result[name] = _along(result[name], slot.axis, groups.axes[name][slot.axis], own, {index: next_part})
-    for name, first in groups.tied.items():
-        if name in result and first in result:
-            result[name] = result[first]
-    return result
+    return tie(result, groups)
+
+
+def tie(state: dict[str, Array], groups: PermutationGroups) -> dict[str, Array]:
+    """The same state, its tied names holding what their first names hold."""
+    return state | {name: state[first] for name, first in groups.tied.items() if name in state and first in state}
 
 
 _Change = Callable[[Array], Array]
@@ -169,7 +173,7 @@ def _checked(
     return places.astype(np.intp)
 
 
-def _scattered(units: Array, places: NDArray[np.intp], size: int) -> Array:
+def _scattered(places: NDArray[np.intp], size: int, units: Array) -> Array:
     """Units (L, ...) at their places among ``size``, zeros elsewhere."""
     result = np.zeros((size, *units.shape[1:]), units.dtype)
     result[places] = units

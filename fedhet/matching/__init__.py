@@ -1,7 +1,7 @@
 """Matching the neurons of networks that were trained apart (FedMA and PFNM)."""
 
 from .averaging import average_rest, class_weighted_average
-from .groups import GroupMatch, Matching, assemble, match_group, match_networks, patch, tie
+from .groups import GroupMatch, Matching, assemble, match_group, match_networks, patch
 from .layer import LayerMatch, attach, match_layer
 from .structure import describe, parameters_of, rest_of, understand
 from .variances import Variances, estimate_variances
@@ -23,6 +23,5 @@ __all__ = [
     "parameters_of",
     "patch",
     "rest_of",
-    "tie",
     "understand",
 ]

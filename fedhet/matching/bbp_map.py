@@ -47,7 +47,6 @@ class GlobalRows:
         prior: (D,), mu.
         gamma: Mass of the beta process.
         max_rows: No global row is opened beyond this number; None: no limit.
-        cap: A match opens at most so many rows less those that there are, but one; None: no limit.
     """
 
     def __init__(
@@ -58,9 +57,8 @@ class GlobalRows:
         prior: npt.NDArray[np.float64],
         gamma: float,
         max_rows: int | None,
-        cap: int | None,
     ) -> None:
-        self.weights, self.s, self.s0, self.max_rows, self.cap = weights, s, s0, max_rows, cap
+        self.weights, self.s, self.s0, self.max_rows = weights, s, s0, max_rows
         clients = len(weights)
         capacity = max(map(len, weights)) + clients
         self.order: Ints = np.empty(0, dtype=np.intp)
@@ -129,12 +127,7 @@ class GlobalRows:
         rows, size = len(self.weights[j]), len(self.order)
         if not size:
             return np.arange(rows)
-        room = rows
-        if self.cap is not None:
-            room = min(room, max(self.cap - size, 1))
-        if self.max_rows is not None:
-            room = min(room, self.max_rows - size)
-        room = max(room, rows - size)
+        room = rows if self.max_rows is None else max(min(rows, self.max_rows - size), rows - size)
         offered = min(room, max(rows - size, 0) + 2 * self.opened[j] + _FIRST_OFFER)
         while True:
             columns = assigned(self.costs(j, offered))

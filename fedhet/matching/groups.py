@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.graphs import PermutationGroup, PermutationGroups, columns, expand, rows, set_rows
+from fedhet.graphs import PermutationGroup, PermutationGroups, columns, expand, rows, set_rows, tie
 
 from .averaging import average_carried
 from .layer import LayerMatch, attach, match_layer
@@ -174,11 +174,6 @@ def patch(
     moved = set_rows(moved, groups, index, settled)
     moved |= {name: array.astype(moved[name].dtype) for name, array in carried.items()}
     return tie(moved, groups)
-
-
-def tie(state: dict[str, Array], groups: PermutationGroups) -> dict[str, Array]:
-    """The same state, its tied names holding what their first names hold."""
-    return state | {name: state[first] for name, first in groups.tied.items() if name in state and first in state}
 
 
 def assemble(

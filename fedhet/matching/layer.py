@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from .bbp_map import GlobalRows, Ints, assigned, scaled, squares_of, to_cost
 
-_REFERENCE_ROWS = 700
-
 
 @dataclass(frozen=True)
 class LayerMatch:
@@ -44,7 +42,6 @@ def match_layer(
     seed: int | np.random.RandomState = 0,
     average: str = "map",
     max_rows: int | None = None,
-    reference_compatible: bool = False,
 ) -> LayerMatch:
     """Matches the neurons of one layer among clients by BBP-MAP (FedMA, algorithm 1).
 
@@ -61,8 +58,6 @@ def match_layer(
         seed: Of the `np.random.RandomState` that draws the order of each sweep, or that generator itself.
         average: `map` for posterior means, `mean` for plain means of the rows assigned.
         max_rows: No global row is opened beyond this number (or beyond the widest client, if that is more).
-        reference_compatible: Open at most max(700 - L, 1) new rows a match, as FedMA's reference code does; though
-            never so few that a local row would go without.
 
     Returns:
         The assignments, the global rows and their counts.
@@ -81,7 +76,6 @@ def match_layer(
         prior=prior,
         gamma=gamma,
         max_rows=None if max_rows is None else max(max_rows, widest),
-        cap=_REFERENCE_ROWS if reference_compatible else None,
     )
     matching.run(sweeps, seed if isinstance(seed, np.random.RandomState) else np.random.RandomState(seed))
     assignments, counts = matching.result()

@@ -21,9 +21,8 @@ def cases(reference: Path):
         return dict(arrays)
 
 
-@pytest.mark.parametrize("reference_compatible", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
-def test_single_layers(reference: Path, cases, name, reference_compatible):
+def test_single_layers(reference: Path, cases, name):
     settings = json.loads((reference / "fedma_cases.json").read_text())[name]
     match = match_layer(
         [cases[f"{name}/w{j}"] for j in range(settings["J"])],
@@ -33,7 +32,6 @@ def test_single_layers(reference: Path, cases, name, reference_compatible):
         prior_mean=cases[f"{name}/mean_prior"],
         sweeps=settings["it"],
         seed=settings["np_seed"],
-        reference_compatible=reference_compatible,
     )
     for j, assignment in enumerate(match.assignments):
         np.testing.assert_array_equal(assignment, cases[f"{name}/assign{j}"])
