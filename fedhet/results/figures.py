@@ -110,25 +110,8 @@ def clients_figure(clients: Sequence[ClientRow], metric: str = "accuracy") -> "F
     if not by_name:
         return None
     figure, (axes,) = new_figure(7.2, 1.1 + 0.45 * len(by_name))
-    thin = {"color": INK, "linewidth": 0.8, "alpha": 0.6}
-    box = {"facecolor": "none", "edgecolor": INK, "linewidth": 0.8, "alpha": 0.6}
-    none = {"linewidth": 0}
     for position, name in enumerate(sorted(by_name)):
         values = sorted(by_name[name])
-        if len(values) >= 5:
-            axes.boxplot(
-                [values],
-                positions=[position],
-                orientation="horizontal",
-                widths=0.55,
-                showfliers=False,
-                patch_artist=True,
-                boxprops=box,
-                whiskerprops=thin,
-                capprops=none,
-                medianprops=none,
-                manage_ticks=False,
-            )
         # Neighbours in the sorted list go to different heights, so equal accuracies stay apart.
         heights = [position + (0, -0.14, 0.14)[i % 3] for i in range(len(values))] if len(values) > 1 else [position]
         colour = PALETTE[position % len(PALETTE)]

@@ -7,7 +7,7 @@ Accuracies and losses are means over examples (the key `accuracy` holds whatever
 import csv
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -63,37 +63,29 @@ def read_clients(folder: Path | str) -> list[ClientRow]:
     if torn:
         # A number cut short is still a number, so only the end of the line tells that the line is whole.
         _log.warning("%s: the last line is torn, probably by a crash in mid-write; ignored", path)
-    rows = []
-    for number, record in enumerate(_records(path, whole.split("\n")), start=2):
-        try:
-            rows.append(
-                ClientRow(
-                    round=_count(record["round"]),
-                    client=printable(record["client"]),
-                    architecture=printable(record["architecture"]),
-                    examples=_count(record["examples"]),
-                    accuracy=float(record["accuracy"]) if record["accuracy"] else None,
-                    loss=float(record["loss"]) if record["loss"] else None,
-                    bytes_up=_count(record["bytes_up"]),
-                    bytes_down=_count(record["bytes_down"]),
-                )
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FedhetError(f"{path}, line {number}: damaged ({error!r})") from None
-    return rows
-
-
-def _records(path: Path, lines: Sequence[str]) -> Iterator[dict[str, str]]:
-    """The lines of a CSV file by its headings."""
+    rows, number = [], 1
     try:
-        yield from csv.DictReader(lines)
-    except csv.Error as error:
-        raise FedhetError(f"{path}: damaged ({error})") from None
+        for number, record in enumerate(csv.DictReader(whole.split("\n")), start=2):
+            rows.append(ClientRow(**{name: read(record[name]) for name, read in _CELLS.items()}))
+    except (KeyError, TypeError, ValueError, AttributeError, csv.Error) as error:
+        raise FedhetError(f"{path}, line {number}: damaged ({error!r})") from None
+    return rows
 
 
 def _count(text: str) -> int:
     shapes.check(number := int(text), shapes.WHOLE)
     return number
+
+
+def _score(text: str) -> float | None:
+    return float(text) if text else None
+
+
+_CELLS: dict[str, Callable[[str], Any]] = {
+    **{"round": _count, "client": printable, "architecture": printable, "examples": _count},
+    **{"accuracy": _score, "loss": _score, "bytes_up": _count, "bytes_down": _count},
+}
+"""The columns of `clients.csv`, and how each is read."""
 
 
 def final_clients(rows: Iterable[ClientRow]) -> list[ClientRow]:

@@ -69,17 +69,14 @@ class RunDirectory(Observer):
         self.started_at = time.perf_counter()
         self.earlier_seconds = 0.0
         check_folder(folder, resume=resume)
-        if resume:
-            self._check_rounds()
-        folder.mkdir(parents=True, exist_ok=True)
         self._files = Appended(folder)
         if resume:
+            self._check_rounds()
             self._rewind()
         write_text(folder / "config.toml", _config_text(config, folder, engine, own))
         log.info("results go to %s", folder)
-        if resume:
-            return
-        self._files.begin(COLUMNS)
+        if not resume:
+            self._files.begin(COLUMNS)
 
     def state(self, state_class: type[S]) -> S | None:
         """The state after the last complete round, of the method's class; None before the first checkpoint."""
@@ -205,13 +202,7 @@ class RunDirectory(Observer):
 
 @contextmanager
 def recorded(
-    folder: Path,
-    config: Config,
-    engine: str,
-    *,
-    resume: bool = False,
-    own: Mapping[str, str] = {},
-    simulated: bool = True,
+    folder: Path, config: Config, engine: str, *, resume: bool = False, **further: Any
 ) -> Iterator[tuple[RunDirectory, *tuple[Observer, ...]]]:
     """A run directory that is this run's alone meanwhile, and the loggers that the configuration asks for.
 
@@ -226,7 +217,7 @@ def recorded(
         try:
             stack.enter_context(locked(folder))
             logging_to = loggers(config, folder)  # first: one that is not installed leaves no run behind
-            directory = RunDirectory(folder, config, engine, resume=resume, own=own, simulated=simulated)
+            directory = RunDirectory(folder, config, engine, resume=resume, **further)
         except OSError as error:
             raise ConfigError(f"{folder} cannot be the directory of a run: {error.strerror or error}") from error
         try:
