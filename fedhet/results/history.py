@@ -63,13 +63,11 @@ def read_clients(folder: Path | str) -> list[ClientRow]:
     if torn:
         # A number cut short is still a number, so only the end of the line tells that the line is whole.
         _log.warning("%s: the last line is torn, probably by a crash in mid-write; ignored", path)
-    rows, number = [], 1
+    reader = csv.DictReader(whole.split("\n"))
     try:
-        for number, record in enumerate(csv.DictReader(whole.split("\n")), start=2):
-            rows.append(ClientRow(**{name: read(record[name]) for name, read in _CELLS.items()}))
+        return [ClientRow(**{name: read(record[name]) for name, read in _CELLS.items()}) for record in reader]
     except (KeyError, TypeError, ValueError, AttributeError, csv.Error) as error:
-        raise FedhetError(f"{path}, line {number}: damaged ({error!r})") from None
-    return rows
+        raise FedhetError(f"{path}, line {reader.line_num}: damaged ({error!r})") from None
 
 
 def _count(text: str) -> int:
