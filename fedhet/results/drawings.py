@@ -6,7 +6,7 @@ from itertools import accumulate, groupby, pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedhet.results.plotting import BLUE, GRID, INK, ORANGE, colour_bar, faded, new_figure
+from fedhet.results.plotting import BLUE, GRID, INK, ORANGE, colour_bar, draw_image, faded, new_figure
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.rows import client_order
 
@@ -30,21 +30,18 @@ def cka_figure(matrices: Mapping[str, Any]) -> "Figure":
     image = None
     for axes, side in zip(panels, sides, strict=True):
         values = [[math.nan if (value := matrices[side][i][j]) is None else float(value) for j in order] for i in order]
-        image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
+        image = draw_image(axes, values, vmin=0, vmax=1, cmap="viridis")
         others = [v for i, row in enumerate(values) for j, v in enumerate(row) if i != j and math.isfinite(v)]
         mean = f" (mean of pairs {fmean(others):.2f})" if others else ""
         axes.set_title(f"{side} training{mean}", fontsize=10, color=INK)
-        axes.grid(visible=False)
         for edge in list(accumulate(size for _, size in groups))[:-1]:
             axes.axhline(edge - 0.5, color="white", linewidth=1)
             axes.axvline(edge - 0.5, color="white", linewidth=1)
         axes.set_xlabel("client")
         axes.set_yticks([])
-        if len(clients) <= 24:
-            turned = 90 if max(map(len, clients)) > 2 else 0
-            axes.set_xticks(range(len(clients)), [clients[i] for i in order], fontsize=8, rotation=turned)
-        else:
-            axes.set_xticks([])
+        shown = [clients[i] for i in order] if len(clients) <= 24 else []
+        turned = 90 if max(map(len, clients)) > 2 else 0
+        axes.set_xticks(range(len(shown)), shown, fontsize=8, rotation=turned)
     if len(clients) <= 24:
         labels = [f"{architectures[i]} · {clients[i]}".removeprefix(" · ") for i in order]
         panels[0].set_yticks(range(len(clients)), labels, fontsize=8)
@@ -71,8 +68,7 @@ def shared_filters_figure(matrices: Mapping[str, Any]) -> "Figure":
         ordered.append([list(row) for row in zip(*columns, strict=True)])
     figure, (axes,) = new_figure(8.4, max(1.8, 0.9 + 0.17 * len(clients)))
     rows = [[value for layer in ordered for value in layer[client]] for client in range(len(clients))]
-    axes.imshow(rows, vmin=0, vmax=1.4, cmap=faded(BLUE), aspect="auto", interpolation="nearest")
-    axes.grid(visible=False)
+    draw_image(axes, rows, vmin=0, vmax=1.4, cmap=faded(BLUE), aspect="auto")
     ends = list(accumulate((len(layer[0]) for layer in ordered), initial=0))
     for edge in ends[1:-1]:
         axes.axvline(edge - 0.5, color=ORANGE, linewidth=1)
@@ -111,8 +107,7 @@ def filters_figure(matrices: Mapping[str, Any]) -> "Figure":
             canvas[top : top + height, left : left + width, :3] = (tile - low) / (high - low) if high > low else 0.5
             canvas[top : top + height, left : left + width, 3] = 1
     figure, (axes,) = new_figure(1.4 + 0.55 * len(matrices["units"]), 0.7 + 0.5 * len(rows))
-    axes.imshow(canvas, interpolation="nearest")
-    axes.grid(visible=False)
+    draw_image(axes, canvas)
     axes.set_yticks([row * (height + 1) + (height - 1) / 2 for row in range(len(rows))], labels, fontsize=8)
     places = [column * (width + 1) + (width - 1) / 2 for column in range(len(matrices["units"]))]
     axes.set_xticks(places, [str(unit) for unit in matrices["units"]], fontsize=8)
@@ -157,8 +152,7 @@ def block_alignment_figure(matrices: Mapping[str, Any]) -> "Figure":
     for row, (which, words) in enumerate((("angles", "angle, right angles"), ("divergences", "divergence, nats"))):
         largest = max(value for each in networks.values() for line in each[which] for value in line)
         for axes, (name, each) in zip(panels[row * len(networks) :], networks.items(), strict=False):
-            axes.grid(visible=False)
-            image = axes.imshow(each[which], vmin=0, vmax=max(largest, 1e-9), cmap="viridis_r", aspect="auto")
+            image = draw_image(axes, each[which], vmin=0, vmax=max(largest, 1e-9), cmap="viridis_r", aspect="auto")
             axes.plot(each["chosen"], range(len(each["chosen"])), "o", color="white", markeredgecolor="black")
             axes.set_yticks(range(len(each["reference"])), each["reference"], fontsize=7)
             axes.set_xticks(range(len(each["blocks"])), each["blocks"] if row else [], fontsize=7, rotation=90)
@@ -187,15 +181,12 @@ def heat_maps_figure(matrices: Mapping[str, Any]) -> "Figure":
     for row, client in enumerate(clients):
         own = panels[row * columns : (row + 1) * columns]
         for place, axes in enumerate(own):
-            axes.grid(visible=False)
-            axes.set_xticks([])
-            axes.set_yticks([])
+            axes.set(xticks=[], yticks=[])
             if image is not None:
-                axes.imshow(image, cmap="gray", extent=(0, 1, 0, 1))
+                draw_image(axes, image, cmap="gray", extent=(0, 1, 0, 1))
             if 0 < place <= len(maps[row]):
-                axes.imshow(
-                    maps[row][place - 1], cmap="inferno", alpha=0.6 if image is not None else 1, extent=(0, 1, 0, 1)
-                )
+                alpha = 0.6 if image is not None else 1
+                draw_image(axes, maps[row][place - 1], cmap="inferno", alpha=alpha, extent=(0, 1, 0, 1))
             if row == 0:
                 axes.set_title("image" if place == 0 else f"block {place}", fontsize=9, color=INK)
         name = matrices["architectures"][row] or f"client {client}"
@@ -226,13 +217,8 @@ def layer_graphs_figure(matrices: Mapping[str, Any]) -> "Figure":
             arrow = {"arrowstyle": "-|>", "color": ORANGE if skipped else GRID, **bend}
             axes.annotate("", xy=(0, -to), xytext=(0, -source), arrowprops=arrow)
         places = range(len(graph["types"]))
-        axes.scatter(
-            [0] * len(places),
-            [-place for place in places],
-            c=[colours[type] for type in graph["types"]],
-            s=70,
-            zorder=3,
-        )
+        nodes = [colours[type] for type in graph["types"]]
+        axes.scatter([0] * len(places), [-place for place in places], c=nodes, s=70, zorder=3)
         axes.set_title(f"{graph['architecture']}\n{graph['clients']} clients", fontsize=9, color=INK)
         axes.set_xlim(-1, 1)
         axes.set_ylim(0.6 - deepest, 0.6)

@@ -14,6 +14,7 @@ from fedhet.results.plotting import (
     ORANGE,
     PALETTE,
     colour_bar,
+    draw_image,
     draw_line,
     faded,
     label_axes,
@@ -218,8 +219,7 @@ def partition_figure(partition: Mapping[str, Any]) -> "Figure":
     """
     clients, classes, counts = partition["clients"], partition["classes"], partition["examples"]
     figure, (axes,) = new_figure(1.8 + 0.42 * max(len(classes), 8), 1.1 + 0.26 * min(len(clients), 60))
-    image = axes.imshow(counts, cmap=faded(BLUE), vmin=0, aspect="auto", interpolation="nearest")
-    axes.grid(visible=False)
+    image = draw_image(axes, counts, cmap=faded(BLUE), vmin=0, aspect="auto")
     label_axes(axes, "class", "client", whole=False)
     axes.set_xticks(range(len(classes)), [str(each) for each in classes], fontsize=8)
     if len(clients) <= 60:

@@ -120,6 +120,12 @@ def draw_line(axes: "Axes", points: Sequence[tuple[float, float]], style: str = 
     axes.plot(*zip(*points, strict=True), style, marker="o" if len(points) < 40 else None, markersize=3, **options)
 
 
+def draw_image(axes: "Axes", values: Any, **options: Any) -> Any:
+    """Draw a matrix as an image without a grid, and return the image."""
+    axes.grid(visible=False)
+    return axes.imshow(values, **{"interpolation": "nearest", **options})
+
+
 def label_axes(axes: "Axes", x: str, y: str, *, whole: bool = True) -> None:
     """Name the axes, and have ticks of the x axis at whole numbers only, such as rounds."""
     from matplotlib.ticker import MaxNLocator
