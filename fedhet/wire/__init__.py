@@ -4,18 +4,23 @@ from fedhet.wire.arrays import (
     DTYPES,
     Arrays,
     Payload,
+    Spec,
     WireError,
     as_read,
     cast,
     check,
     check_finite,
+    difference,
     dtype_name,
+    load_into,
+    narrowed,
+    spec_of,
     to_arrays,
     to_tensor,
+    without_widths,
 )
 from fedhet.wire.protocol import LostReply, Refusal, Reply, Request
 from fedhet.wire.report import Report
-from fedhet.wire.specs import Spec, difference, load_into, narrowed, spec_of, without_widths
 from fedhet.wire.told import Told
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Payloads: named groups of arrays and plain values, and the checks of received arrays.
+"""Payloads: named groups of arrays and plain values; names, shapes and dtypes of arrays, and their checks.
 
 How they become records of a Flower message and are read from one is `fedhet.flower.records`.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedhet.errors import FedhetError
+from fedhet.errors import FedhetError, ModelError
 from fedhet.task import LARGEST
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -25,6 +25,9 @@ DTYPES = {
     )
 }
 """Dtypes of arrays that can be sent, by name, in this machine's byte order."""
+
+Spec = dict[str, tuple[tuple[int, ...], str]]
+"""Shape and dtype of every array of a group, by name."""
 
 
 class WireError(FedhetError):
@@ -77,16 +80,10 @@ def as_read(array: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def check(
-    arrays: Arrays, expected: Mapping[str, tuple[tuple[int, ...], str]], what: str, *, exact: bool = True
-) -> None:
-    """Check arrays against expected names, shapes and dtypes, and that they are finite.
+def check(arrays: Arrays, expected: Spec, what: str, *, exact: bool = True) -> None:
+    """Check received arrays against expected names, shapes and dtypes, and that they are finite.
 
-    Args:
-        arrays: what came.
-        expected: for each name its shape and dtype.
-        what: names the arrays in the error, for example "model of client 3".
-        exact: whether names beyond the expected are an error.
+    `what` names them in the error, for example "model of client 3"; names beyond the expected are one if `exact`.
 
     Raises:
         WireError: naming the first array that is wrong, and what would be right.
@@ -118,3 +115,55 @@ def check_finite(arrays: Arrays, what: str) -> None:
                     raise WireError(
                         f"{what}: {name} has values up to {largest:.1e}, beyond {LARGEST:.0e}: has training diverged?"
                     )
+
+
+def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
+    """Shape and dtype of every tensor, as it travels: bfloat16, which NumPy has not, as float32.
+
+    Raises:
+        ModelError: one is of a dtype that cannot travel, such as complex numbers.
+    """
+    spec = {}
+    for name, tensor in tensors.items():
+        dtype = "float32" if tensor.dtype == torch.bfloat16 else str(tensor.dtype).removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise ModelError(f"{name} is {dtype}, which cannot be shared: arrays must be of {', '.join(DTYPES)}")
+        spec[name] = (tuple(tensor.shape), dtype)
+    return spec
+
+
+def narrowed(spec: Spec, dtype: str) -> Spec:
+    """The same with floating arrays in the dtype in which they travel."""
+    return {name: (shape, dtype if np.dtype(own).kind == "f" else own) for name, (shape, own) in spec.items()}
+
+
+def without_widths(spec: Spec) -> Spec:
+    """The same with all sizes of axes 0: equal for models that differ in their widths only."""
+    return {name: ((0,) * len(shape), dtype) for name, (shape, dtype) in spec.items()}
+
+
+def difference(spec: Spec, other: Spec) -> str:
+    """The first thing in which two models differ, in words; of models without widths the number of axes."""
+    for name in [*spec, *other]:
+        if spec.get(name) != other.get(name):
+            own = "is missing"
+            if name in spec:
+                shape = spec[name][0]
+                own = f"has {len(shape)} axes" if shape and not any(shape) else f"has shape {list(shape)}"
+            return f"{name} {own},"
+    return "order of arrays is"
+
+
+def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
+    """Copy arrays into a model's parameters and buffers, by name; `tensors` is its state dict, which shares its memory.
+
+    Raises:
+        ModelError: a name is not the model's, or a shape differs.
+    """
+    for name, array in arrays.items():
+        if name not in tensors or tuple(tensors[name].shape) != array.shape:
+            own = list(tensors[name].shape) if name in tensors else "no such tensor"
+            raise ModelError(f"{name} arrived with shape {list(array.shape)}; the model has {own}")
+    with torch.no_grad():
+        for name, array in arrays.items():
+            tensors[name].copy_(as_read(array))

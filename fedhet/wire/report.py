@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fedhet.machine import memory
-from fedhet.wire.arrays import DTYPES, WireError
-from fedhet.wire.specs import Spec
+from fedhet.wire.arrays import DTYPES, Spec, WireError
 from fedhet.wire.told import LONGEST, Name, Told, kebab, shortened
 
 ROOM = 4
