@@ -122,7 +122,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
             captures = {name: Output(client.model, name) for name in self.blocks}
 
         def distance(step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
-            features = list(step.captured.values())
+            features = [step.captured[name] for name in captures]
             if places is not None:
                 features = [gathered(f, place[step.rows]) for f, place in zip(features, places, strict=True)]
             elif own.align != "spectral":
