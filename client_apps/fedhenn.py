@@ -116,7 +116,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
             return Payload()
         try:
             pool = self.client.pool.inputs
-        except LostState:  # the greeting and the evaluation count without it
+        except LostState:  # the handshake and the evaluation count without it
             return Payload()
         order = numpy_generator(self.client.config.seed, "probe").permutation(len(pool))[: self.parameters.probe]
         features = self.represent(pool[torch.from_numpy(order)].to(self.client.device))

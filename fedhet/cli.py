@@ -284,7 +284,7 @@ def _run(chosen: "Config | dict[str, Any]", *, folder: Path, resume: bool = Fals
     started = time.perf_counter()
     line = ProgressLine(console)
     typer.echo(printable(f"results go to {folder.resolve()}"))
-    line.prepare(folder.name, "reading data, building networks, greeting clients")
+    line.prepare(folder.name, "reading data, building networks, handshakes with clients")
     place = {"resume" if resume else "out": folder}
     try:
         result = _quietly().run(chosen, **place, observers=[line], progress=False)

@@ -144,7 +144,7 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
 
     Args:
         config: the configuration.
-        own_model: whether clients have models of the user's own, which are tried out when clients are greeted.
+        own_model: whether clients have models of the user's own, which are tried out in the handshake.
         own_data: likewise data.
 
     Raises:

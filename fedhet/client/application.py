@@ -18,7 +18,7 @@ from fedhet.errors import FedhetError
 from fedhet.flower import decode, mods, write_reply
 from fedhet.machine import describe
 from fedhet.wire import Payload, Refusal, Reply, Report, spec_of
-from fedhet.wire.protocol import FIRST, GREET, JOIN, pool_in
+from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, pool_in
 
 
 class Application:
@@ -79,7 +79,7 @@ class Application:
         if question == JOIN:
             return jobs.join(job)
         jobs.restore(job)
-        if question != GREET:
+        if question != HANDSHAKE:
             return side.answer(question, job.payload)
         if self._clipped:
             mods.check_clipped(side.client.config.prefix, side.traits, side.shared())
@@ -114,7 +114,7 @@ class Application:
         """What a client says of itself, beside the method's reply."""
         client = job.client
         report = Report(client.name, lost_state=client.request.expected if job.keeping.lost else -1)
-        if client.request.question != GREET:
+        if client.request.question != HANDSHAKE:
             return report
         report.metric, report.own_data = client.task.metric, client.own_data
         report.labels = client.data.train.labels.shape[1] if client.task.metric in ("auc", "r2") else 1

@@ -41,7 +41,7 @@ P = TypeVar("P", bound=Parameters)
 
 
 class LostState(FedhetError):
-    """A client lacks what the server believes it to have; the server greets it again."""
+    """A client lacks what the server believes it to have; the server repeats its handshake."""
 
 
 @dataclass
@@ -227,7 +227,7 @@ class ClientSide(Generic[P]):
     # ---- questions
 
     def handshake(self, payload: Payload) -> Payload:
-        """Answer the server's greeting with whatever the method wants to know first."""
+        """Answer the server's handshake with whatever the method wants to know first."""
         return Payload()
 
     def answer(self, question: str, payload: Payload) -> Payload:

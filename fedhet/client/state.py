@@ -18,7 +18,7 @@ from fedhet.errors import FedhetError
 from fedhet.files import read_tensors, state_home, write_tensors
 
 KEPT_DAYS = 90
-"""Runs and pools that were not touched for so long are removed from a node's own folder when a new run greets it."""
+"""Runs and pools that were not touched for so long are removed from a node's own folder when a new run begins there."""
 
 _log = logging.getLogger("flwr").getChild("fedhet")
 

@@ -212,7 +212,7 @@ class Federation:
                     check(reply)
             except LostReply as error:
                 del roster.nodes[client]
-                round.fail(client, f"{error}; it is greeted again")
+                round.fail(client, f"{error}; its handshake is repeated")
                 continue
             except Exception as error:  # whatever one client's reply raises is that client's refusal
                 round.fail(client, faults.reason(client, error))

@@ -17,7 +17,7 @@ from fedhet.server.unseen import comes_last
 from fedhet.sharing import NOTHING
 from fedhet.state import ClientRecord
 from fedhet.wire import Arrays, Payload, Reply, Spec, check_finite
-from fedhet.wire.protocol import FIRST, GREET, JOIN, with_pool
+from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, with_pool
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -71,7 +71,7 @@ class Handshake:
         run, federation, roster, round = self.run, self.federation, self.federation.roster, self.run.round
         public, encoder = self.method.public_dataset(), Encoder()
         payload = Payload() if public is None else with_pool(public)
-        request = federation.request(question=GREET)
+        request = federation.request(question=HANDSHAKE)
         messages = [federation.message(MessageType.QUERY, node, encoder(payload), request) for node in new]
         faults, opened = exchanges.Faults(), dict[int, tuple[Hashable, Reply]]()
 

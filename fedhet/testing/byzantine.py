@@ -1,7 +1,7 @@
 """Byzantine answers: those of a recorded run, changed at random, for a server side that talks with nobody.
 
 A `Recording` holds what the clients of an ordinary run answered. A server side gets these answers again, one of them
-changed, and goes through greeting, opening, checking and aggregation without anybody training.
+changed, and goes through handshake, opening, checking and aggregation without anybody training.
 """
 
 import copy
@@ -24,11 +24,11 @@ from fedhet.errors import FedhetError
 from fedhet.flower import read_request
 from fedhet.flower.insides import copy_of, identify
 from fedhet.server import FederatedStrategy, State
-from fedhet.testing.changes import Change, changes, greetings, shared
+from fedhet.testing.changes import Change, changes, handshakes, shared
 from fedhet.testing.faults import where
 from fedhet.testing.ordinary import differing
 from fedhet.testing.runs import PARTIAL, Case, Run
-from fedhet.wire.protocol import FIRST, GREET
+from fedhet.wire.protocol import FIRST, HANDSHAKE
 
 Place = tuple[int, str, str, str]
 """Round, kind, question and client of an answer."""
@@ -67,7 +67,7 @@ class Replayed(LocalGrid):
         if place in self._answers or place[2] != FIRST:
             return _copied(self._answers[place])
         other = next(each for each in self._answers if each[2] == FIRST)
-        content, own = _copied(self._answers[other]), self._answers[0, "query", GREET, place[3]]
+        content, own = _copied(self._answers[other]), self._answers[0, "query", HANDSHAKE, place[3]]
         content["report"], content["metrics"] = ConfigRecord({"client": place[3]}), own["metrics"]
         return content
 
@@ -86,7 +86,7 @@ class Recording:
     Attributes:
         answers: by place.
         clients: how many there are.
-        before: the server side before each round, from 0, the greeting; the last one is the evaluation at the end.
+        before: the server side before each round, from 0, the handshake; the last one is the evaluation at the end.
     """
 
     answers: Mapping[Place, RecordDict]
@@ -181,17 +181,17 @@ def attack(recording: Recording, examples: int, folder: Path, *, repeat: bool = 
 
 
 def attack_handshakes(recording: Recording, examples: int, folder: Path, *, repeat: bool = True) -> Counter[str]:
-    """Change one client's greeting after the other; none ends the run, and honest clients are admitted.
+    """Change one client's handshake after the other; none ends the run, and honest clients are admitted.
 
-    Unlike a reply to training, which is checked against the greeting, a greeting is checked against nothing but itself
-    and those of the others. After each the first round is gone through with the answers that were recorded, and the
+    Unlike a reply to training, which is checked against the handshake, that is checked against nothing but itself and
+    those of the others. After each the first round is gone through with the answers that were recorded, and the
     state is saved as it is after every round. Arguments and result as of `attack`.
     """
     found = Counter[str]()
-    places = [place for place in recording.answers if place[:3] == (0, "query", GREET)]
+    places = [place for place in recording.answers if place[:3] == (0, "query", HANDSHAKE)]
 
     @reproducible(examples, repeat=repeat)
-    @given(st.sampled_from(places), greetings())
+    @given(st.sampled_from(places), handshakes())
     def one(place: Place, change: Change) -> None:
         strategy = recording.after(0, {place: change})
         _check_admitted(recording, strategy, place[3])
@@ -216,7 +216,7 @@ def _check_admitted(recording: Recording, strategy: Strategy, byzantine: str) ->
     """
     honest = recording.names - {byzantine}
     contested = {name for name in strategy.federation.roster.refused.values() if name}
-    keys = {name: shared(recording.answers[0, "query", GREET, name]) for name in honest}
+    keys = {name: shared(recording.answers[0, "query", HANDSHAKE, name]) for name in honest}
     owners = Counter(key for names in keys.values() for key in names)
     unsure = {name for name, names in keys.items() if any(owners[key] == 1 for key in names)}
     missing = honest - strategy.federation.roster.nodes.keys()

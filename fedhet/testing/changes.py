@@ -1,4 +1,4 @@
-"""Changes of a client's answer, drawn at random: of any record, and of what a greeting says."""
+"""Changes of a client's answer, drawn at random: of any record, and of what a handshake says."""
 
 import contextlib
 import math
@@ -138,7 +138,7 @@ def _applied(chosen: Sequence[Change]) -> Change:
     return change
 
 
-# ---- of what a greeting says: it adds fields, names arrays that nobody has, and claims the names of others
+# ---- of what a handshake says: it adds fields, names arrays that nobody has, and claims the names of others
 
 NAMES = (
     *("pools", "Models", ".hidden", "global", "..", "con", "a/b", "a b", " a", "é" * 100, "é" * 101, "x" * 200),
@@ -233,7 +233,7 @@ _ARRAYS = (
     ("float16", "float32", "int8", "int16"),
     (0.0, 1.0, -1.0, 100.0),
 )
-_GREETING: tuple[Kind, ...] = (
+_HANDSHAKE: tuple[Kind, ...] = (
     *((_specified, product(keys, ["float32"], SENT_SHAPES)) for keys in (KEYS, [None])),
     *((_specified, product(keys, SENT_DTYPES, SENT_SHAPES)) for keys in (KEYS, [None])),
     (partial(_named, ConfigRecord, "report"), [(key, value) for key, values in FIELDS.items() for value in values]),
@@ -243,9 +243,9 @@ _GREETING: tuple[Kind, ...] = (
     (partial(_named, MetricRecord, "metrics"), product(_MEASURED, (*WHOLE, *REAL, *NUMBERS))),
     (_added, product(*_ARRAYS)),
 )
-_OF_GREETING = st.one_of(_drawn(_GREETING), changes())
+_OF_HANDSHAKE = st.one_of(_drawn(_HANDSHAKE), changes())
 
 
-def greetings() -> st.SearchStrategy[Change]:
-    """One change of a greeting, or up to three."""
-    return st.lists(_OF_GREETING, min_size=1, max_size=3).map(_applied)
+def handshakes() -> st.SearchStrategy[Change]:
+    """One change of a handshake, or up to three."""
+    return st.lists(_OF_HANDSHAKE, min_size=1, max_size=3).map(_applied)

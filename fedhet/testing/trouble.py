@@ -30,8 +30,8 @@ LATER = [("after", 2), ("after", 0), ("within", 0), ("within", "the end")]
 
 ATTACKS = [
     *(("answers", 40, 4), pytest.param("answers", 200, 20, marks=pytest.mark.slow)),
-    *(("greetings", 12, 0), pytest.param("greetings", 100, 0, marks=pytest.mark.slow)),
-    *(pytest.param(*each, marks=pytest.mark.long) for each in [("answers", 5000, 0), ("greetings", 1500, 100)]),
+    *(("handshakes", 12, 0), pytest.param("handshakes", 100, 0, marks=pytest.mark.slow)),
+    *(pytest.param(*each, marks=pytest.mark.long) for each in [("answers", 5000, 0), ("handshakes", 1500, 100)]),
 ]
 """What is changed, how often, and how many must at least be refused, and taken; thousands are others at every call."""
 
@@ -140,7 +140,7 @@ class Trouble:
 
         whole_run()
 
-    def test_a_client_that_lacks_what_it_was_sent_is_greeted_again(
+    def test_a_client_that_lacks_what_it_was_sent_repeats_its_handshake(
         self, case: Case, kept: Kept, tmp_path: Path
     ) -> None:
         """It says that its answer is lost for want of it, and gets it once more."""
@@ -151,7 +151,7 @@ class Trouble:
                 reply.content["report"] = ConfigRecord({"client": "1", "refusal": "no pool", "lost": True})
 
         done, crash = run(tmp_path / "run", case.settings(rounds=3), app=Tampering(after=forget)), kept("crash")
-        assert done.row(2)["failures"] == [{"client": "1", "reason": "no pool; it is greeted again"}]
+        assert done.row(2)["failures"] == [{"client": "1", "reason": "no pool; its handshake is repeated"}]
         assert done.row(3)["participants"] == ["0", "1", "2"]
         assert done.models == crash.models
 
@@ -165,7 +165,7 @@ class Trouble:
         ("number", "kind"),
         [(1, "train"), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(0, "query"), (4, "evaluate")])],
     )
-    def test_a_crash_while_greeting_starting_or_ending_stops_nothing(
+    def test_a_crash_in_the_handshake_starting_or_ending_stops_nothing(
         self, case: Case, number: int, kind: str, tmp_path: Path
     ) -> None:
         """The first client fails, of which others may need something."""
@@ -278,7 +278,7 @@ class Trouble:
 
     # ---- nodes that come and go
 
-    def test_late_clients_and_new_nodes_are_greeted_and_known_by_name(self, case: Case, tmp_path: Path) -> None:
+    def test_late_clients_and_new_nodes_are_admitted_and_known_by_name(self, case: Case, tmp_path: Path) -> None:
         """Wherever they are."""
         late = run_on(tmp_path / "late", case.settings(rounds=3), [0, 1, 2], between={2: (2, 99)})
         assert late.row(1)["participants"] == ["0", "1"]

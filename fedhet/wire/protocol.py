@@ -20,7 +20,7 @@ from fedhet.wire.arrays import Arrays, Payload, WireError, to_arrays, to_tensor
 from fedhet.wire.report import Report
 from fedhet.wire.told import LONGEST, Name, Told, kebab, shortened
 
-GREET, FIRST, JOIN = "greet", "first", "join"
+HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
 """Questions that every client is asked: who it is, the weights from which all start, and, of one that comes after the
 last round, what it achieves with what it receives."""
 
@@ -29,7 +29,7 @@ STARTS = ("received", "scratch")
 measured after epoch 3 goes by `received-3`."""
 
 POOL = "pool"
-"""The group of arrays that is the shared pool, in a greeting."""
+"""The group of arrays that is the shared pool, in a handshake."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Request:
     """A request of the server to a client, beside the method's payload.
 
     Attributes:
-        round: the round, from 1; 0 while greeting.
+        round: the round, from 1; 0 for the handshake.
         expected: the round whose state the server believes the client to have; -1 for none.
         epochs: local epochs of this round.
         closing: whether this is the closing round, after the last of the configured ones.
@@ -202,13 +202,13 @@ class Refusal:
 
 
 def with_pool(pool: Pool) -> Payload:
-    """A greeting with the shared pool in it."""
+    """A handshake with the shared pool in it."""
     labels = {} if pool.labels is None else {"labels": pool.labels}
     return Payload({POOL: to_arrays({"inputs": pool.inputs, **labels})})
 
 
 def pool_in(payload: Payload) -> Pool | None:
-    """The pool in a greeting, None where there is none.
+    """The pool in a handshake, None where there is none.
 
     Raises:
         WireError: it has no inputs, or not as many labels.

@@ -10,7 +10,7 @@ from fedhet.wire.arrays import DTYPES, Spec, WireError
 from fedhet.wire.told import LONGEST, Name, Told, kebab, shortened
 
 ROOM = 4
-"""A server has room for so many times what one client shares: a greeting that names more than that part of this
+"""A server has room for so many times what one client shares: a handshake that names more than that part of this
 machine's memory is refused before anything is made of that size."""
 MOST_PARTITIONS = 100_000
 """As many as `clients` can be."""

@@ -112,7 +112,7 @@ def test_old_runs_and_pools_are_removed_and_young_ones_stay(federate, home):
     for path in [*old.rglob("*"), *(base / "pools").iterdir()]:
         os.utime(path, (0, 0))
     (base / "not ours").mkdir()
-    federate("Local")  # whose greeting removes it
+    federate("Local")  # whose handshake removes it
     assert not old.exists()
     assert len([*base.iterdir()]) == 3
     assert state.remove_old(base, 1) == []

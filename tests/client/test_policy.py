@@ -151,10 +151,10 @@ def test_a_seed_of_its_own_splits_a_nodes_data(tiny):
 def test_within_a_run_the_split_stays_as_it_was(changed):
     grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), forty), 2)
     first = {"validation": 0.3}
-    assert "refusal" not in asked(grid, "query", first, "greet").content["report"]
-    assert "refusal" not in asked(grid, "query", first | {"rounds": 9}, "greet").content["report"]
+    assert "refusal" not in asked(grid, "query", first, "handshake").content["report"]
+    assert "refusal" not in asked(grid, "query", first | {"rounds": 9}, "handshake").content["report"]
     (key,) = changed
-    refusal = str(asked(grid, "query", first | changed, "greet").content["report"]["refusal"])
+    refusal = str(asked(grid, "query", first | changed, "handshake").content["report"]["refusal"])
     assert f"the request has another {key}: start another run" in refusal
 
 
@@ -290,7 +290,7 @@ def test_a_note_that_was_found_with_examples_stays(federate, elsewhere, caplog):
     federate("Local", model=lambda client: Odd())
     assert "client 1: its head was guessed" in caplog.text
     grid = LocalGrid(make_client_app(lambda: Odd(), forty), 2)
-    assert read_reply(asked(grid, "query", {"method": "local"}, "greet")).report.note == ""
+    assert read_reply(asked(grid, "query", {"method": "local"}, "handshake")).report.note == ""
 
 
 # ---- what a server cannot make a node do
@@ -306,7 +306,7 @@ def test_a_node_downloads_nothing(method, monkeypatch):
     settings = {"method": method, "dataset": "mnist"}
     if method == "fedmd":
         settings |= {"dataset": "digits", "public-samples": 9, "public-dataset": "mnist"}
-    reply = asked(LocalGrid(make_client_app(), 2), "query", settings, "greet")
+    reply = asked(LocalGrid(make_client_app(), 2), "query", settings, "handshake")
     if method == "local":
         assert "the reason stands in its node's log" in str(reply.content["report"]["refusal"])
         with datasets.files.nothing_downloaded(), pytest.raises(DataError, match="nodes download nothing: name its"):

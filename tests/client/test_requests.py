@@ -34,7 +34,7 @@ METHODS = {
 def refusal(grid, settings="{}", request=None, arrays=None, type="query"):
     """Why a client does not serve a request by hand."""
     record = Encoder()(Payload(arrays or {}))
-    write_request(record, Request(question="greet"), settings)
+    write_request(record, Request(question="handshake"), settings)
     if request is not None:
         record["request"] = ConfigRecord({"settings": settings, "request": request})
     (reply,) = grid.send_and_receive([Message(record, FIRST_NODE, type, group_id="0")])
@@ -150,8 +150,8 @@ def attacked(messages, folder, examples):
             assert "Traceback" not in str(said)
 
     node = Node(same_data, None, folder)
-    greeted = [(type, from_elsewhere(sent, {}, {})) for type, sent in messages]
-    assert all("refusal" not in reply["report"] for reply in node.answers(greeted))
+    asked = [(type, from_elsewhere(sent, {}, {})) for type, sent in messages]
+    assert all("refusal" not in reply["report"] for reply in node.answers(asked))
     one()
     return served
 

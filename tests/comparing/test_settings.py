@@ -38,7 +38,7 @@ def test_rounds_that_nobody_settles_are_refused():
             configuration.resolve({"method": method, "rounds": 0})
 
 
-def test_rounds_are_known_after_the_greeting_and_leave_nothing(tmp_path, monkeypatch):
+def test_rounds_are_known_after_the_handshake_and_leave_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert settled_rounds(configuration.resolve(FEDMA)) == 6
     assert list(tmp_path.iterdir()) == []

@@ -177,7 +177,7 @@ def certify(federation: Federation) -> None:
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """The history but for what must differ: seconds, the words of failures, bytes of clients that are greeted again."""
+    """The history but for what must differ: seconds, the words of failures, bytes of handshakes that are repeated."""
     apart = ("timing", "failures", "bytes_up", "bytes_down")
     return [{key: value for key, value in row.items() if key not in apart} for row in read_history(folder)]
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("home", "no_report")
 
 
 def saying(byzantine, /, **said):
-    """A client app in which one client's greeting says something else of it."""
+    """A client app in which one client's handshake says something else of it."""
 
     def change(message, name, reply):
         if name == byzantine and message.metadata.message_type == "query" and reply.has_content():
@@ -44,7 +44,7 @@ def test_a_client_that_names_another_partition_ends_no_run(place, refused, tmp_p
         assert not (tmp_path / "run" / "partition.json").exists()
 
 
-def test_a_network_that_no_server_has_room_for_is_refused_in_the_greeting(tmp_path, monkeypatch):
+def test_a_network_that_no_server_has_room_for_is_refused_in_the_handshake(tmp_path, monkeypatch):
     """Before the hypernetwork makes arrays of that size."""
     monkeypatch.setattr("fedhet.wire.report.memory", lambda: 4 * 10**9)
     said = {"spec.body.1.weight": "float32,20000,20000"}

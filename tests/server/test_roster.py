@@ -1,4 +1,4 @@
-"""Who is refused in the greeting, and why."""
+"""Who is refused in the handshake, and why."""
 
 import pytest
 from torch import nn
@@ -12,7 +12,7 @@ from fedhet.wire import Payload, Reply, Report
 WEIGHT = {"w": ((2, 3), "float32")}
 
 
-def greeting(client, spec=None, metric="accuracy"):
+def handshake(client, spec=None, metric="accuracy"):
     return Reply(client, 14, Payload(), Report(client, metric=metric, spec=WEIGHT if spec is None else spec))
 
 
@@ -32,55 +32,55 @@ def refused(roster, reply, *, networks="any", averaged=True):
 def test_clients_that_are_alike_are_taken_in_in_order_of_name():
     roster = Roster()
     for node, name in ((7, "10"), (8, "2"), (9, "north")):
-        roster.check("fedthis", greeting(name), networks="equal", averaged=True)
-        roster.admit(greeting(name), node)
+        roster.check("fedthis", handshake(name), networks="equal", averaged=True)
+        roster.admit(handshake(name), node)
     assert list(roster.nodes.items()) == [("2", 8), ("10", 7), ("north", 9)]
     assert roster.specs["north"] == WEIGHT
 
 
 def test_clients_need_one_metric():
-    reason = refused(roster_with(greeting("3", metric="auc")), greeting("4", metric="accuracy"))
+    reason = refused(roster_with(handshake("3", metric="auc")), handshake("4", metric="accuracy"))
     assert reason == (
         "its task is measured by accuracy, that of client 3 by auc: all clients of a run need the same task"
     )
 
 
 def test_equal_architectures_are_asked_of_methods_that_need_them():
-    roster, other = roster_with(greeting("3"), greeting("1")), greeting("4", {"w": ((4, 3), "float32")})
+    roster, other = roster_with(handshake("3"), handshake("1")), handshake("4", {"w": ((4, 3), "float32")})
     assert refused(roster, other, networks="equal") == (
         "fedthis needs equal architectures, and this one's w has shape [4, 3], unlike that of client 1"
     )
-    assert "w is missing" in refused(roster, greeting("4", {}), networks="equal")
+    assert "w is missing" in refused(roster, handshake("4", {}), networks="equal")
     roster.check("fedthis", other, networks="any", averaged=False)
 
 
 def test_one_architecture_in_several_widths_is_asked_of_methods_that_match():
-    roster, wider = roster_with(greeting("3")), greeting("4", {"w": ((4, 5), "float32")})
+    roster, wider = roster_with(handshake("3")), handshake("4", {"w": ((4, 5), "float32")})
     roster.check("fedthis", wider, networks="widths", averaged=True)
     for spec, told in (
         ({"w": ((2, 3, 1), "float32")}, "w has 3 axes,"),
         ({"v": ((2, 3), "float32")}, "v has 2 axes,"),
         ({}, "w is missing"),
     ):
-        reason = refused(roster, greeting("4", spec), networks="widths")
+        reason = refused(roster, handshake("4", spec), networks="widths")
         assert reason.startswith(f"fedthis needs equal architectures but for their widths, and this one's {told}")
 
 
 def test_what_goes_by_one_key_must_be_alike_where_it_is_averaged():
-    roster = roster_with(greeting("0", {}), greeting("3"), greeting("5", {"v": ((1,), "float32")}))
+    roster = roster_with(handshake("0", {}), handshake("3"), handshake("5", {"v": ((1,), "float32")}))
     told = "what is shared must be alike"
-    assert refused(roster, greeting("4", {"w": ((4, 3), "float32")})) == (
+    assert refused(roster, handshake("4", {"w": ((4, 3), "float32")})) == (
         f"fedthis averages w over clients, and this one's is float32[4, 3], that of client 3 float32[2, 3]: {told}"
     )
-    assert "is float64[1], that of client 5 float32[1]" in refused(roster, greeting("4", {"v": ((1,), "float64")}))
-    roster.check("fedthis", greeting("4", {"u": ((9,), "float32")}), networks="any", averaged=True)
-    roster.check("fedthis", greeting("4", {"w": ((4, 3), "float32")}), networks="any", averaged=False)
+    assert "is float64[1], that of client 5 float32[1]" in refused(roster, handshake("4", {"v": ((1,), "float64")}))
+    roster.check("fedthis", handshake("4", {"u": ((9,), "float32")}), networks="any", averaged=True)
+    roster.check("fedthis", handshake("4", {"w": ((4, 3), "float32")}), networks="any", averaged=False)
 
 
 def test_what_a_client_shares_counts_when_it_has_left():
-    roster = roster_with(greeting("3"))
+    roster = roster_with(handshake("3"))
     roster.nodes.clear()
-    assert "that of client 3" in refused(roster, greeting("4", {"w": ((4, 3), "float32")}))
+    assert "that of client 3" in refused(roster, handshake("4", {"w": ((4, 3), "float32")}))
 
 
 class Present:
@@ -94,7 +94,7 @@ class Present:
 
 
 def test_a_name_is_the_clients_that_had_it_first_until_its_node_leaves():
-    roster = roster_with(greeting("3"))
+    roster = roster_with(handshake("3"))
     assert roster.rivals({7: "3", 8: "4"}) == {7: [1]}
     assert roster.contest("3", [1]) == (
         "it goes by the name '3', as node 1 does, which had it first; each needs a partition-id (or name) of its own"
@@ -114,7 +114,7 @@ def test_a_name_that_new_nodes_go_by_together_is_nobodys_until_one_of_them_is_le
     assert roster.new_nodes(Present(8), unseen_clients=False) == [8]
 
 
-def test_heads_of_other_widths_are_refused_in_the_greeting_by_client_and_name(tiny, watch, home):
+def test_heads_of_other_widths_are_refused_in_the_handshake_by_client_and_name(tiny, watch, home):
     def model(client):
         width = 7 if client.name == "1" else 6
         return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))

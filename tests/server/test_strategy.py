@@ -318,7 +318,7 @@ def test_a_client_that_turns_out_to_be_lost_when_it_is_asked_is_left_out_of_the_
     app = around(before=lambda where, message: asked.__setitem__(where[2], message), after=after)
     Asking(rounds=2, observers=[watch]).start(LocalGrid(app, 3))
     assert watch.rows[1]["participants"] == ["0", "2"]
-    assert {"client": "1", "reason": "no pool; it is greeted again"} in watch.rows[1]["failures"]
+    assert {"client": "1", "reason": "no pool; its handshake is repeated"} in watch.rows[1]["failures"]
     assert watch.rows[2]["participants"] == ["0", "1", "2"]
 
 

@@ -134,7 +134,7 @@ class Nodes(LocalGrid):
 def federate(tmp_path):
     """Runs a method on digits, in a folder of its own, and tells what came of it.
 
-    `since` says from which round on a partition is there, if not from the greeting (round 0).
+    `since` says from which round on a partition is there, if not from the handshake (round 0).
     """
 
     def federate(method, name="run", *, model=None, data=None, pool=None, since=None, **settings):

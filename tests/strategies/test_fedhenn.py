@@ -350,9 +350,9 @@ def test_a_round_aligns_on_the_rows_that_the_round_before_was_asked_about(tmp_pa
 
 def test_pool_is_the_held_out_one_or_the_clients_training_data(tmp_path: Path) -> None:
     held_out, union = run(tmp_path / "one"), run(tmp_path / "two", {"fedhenn.rad-source": "train-union"})
-    sent = held_out.wire.asked("greet")[0].sent.arrays["pool"]["inputs"]
+    sent = held_out.wire.asked("handshake")[0].sent.arrays["pool"]["inputs"]
     np.testing.assert_array_equal(sent, held_out.pool.numpy())
-    sent = union.wire.asked("greet")[0].sent.arrays["pool"]["inputs"]
+    sent = union.wire.asked("handshake")[0].sent.arrays["pool"]["inputs"]
     parts = [population.data_of(union.info(client)).train.inputs for client in ("0", "1", "2")]
     np.testing.assert_array_equal(sent, torch.cat(parts).numpy())
 
@@ -360,7 +360,7 @@ def test_pool_is_the_held_out_one_or_the_clients_training_data(tmp_path: Path) -
 def test_pool_travels_once_and_all_bytes_are_counted(tmp_path: Path) -> None:
     done = run(tmp_path)
     carried = [exchange for exchange in done.wire.log if "pool" in exchange.sent.arrays]
-    assert [(e.question, e.client) for e in carried] == [("greet", "0"), ("greet", "1"), ("greet", "2")]
+    assert [(e.question, e.client) for e in carried] == [("handshake", "0"), ("handshake", "1"), ("handshake", "2")]
     for row in done.rows:
         own = [e for e in done.wire.log if e.round == row["round"]]
         assert row["bytes_down"] == sum(e.sent.nbytes for e in own)
@@ -539,7 +539,7 @@ def test_after_a_lost_round_no_target_is_taken_for_another_rounds(tmp_path: Path
     assert "target" in done.wire.training(4)["0"].sent.arrays
 
 
-def test_a_client_that_lost_the_pool_is_greeted_again_and_goes_on(tmp_path: Path) -> None:
+def test_a_client_that_lost_the_pool_repeats_its_handshake_and_goes_on(tmp_path: Path) -> None:
     config = resolve({**TINY, "rounds": 4})
     steady = make_client_app()
 
@@ -555,7 +555,7 @@ def test_a_client_that_lost_the_pool_is_greeted_again_and_goes_on(tmp_path: Path
     run_locally(config, tmp_path, app=app)  # type: ignore[arg-type]
     rows = read_history(tmp_path)
     assert [[f["client"] for f in row["failures"]] for row in rows] == [[], [], ["1"], [], [], []]
-    assert "greeted again" in rows[2]["failures"][0]["reason"]
+    assert "handshake is repeated" in rows[2]["failures"][0]["reason"]
     assert [row["participants"] for row in rows[3:5]] == [["0", "1", "2"]] * 2
 
 

@@ -95,7 +95,7 @@ def test_bodies_never_travel(federate, phases):
         assert all(torch.equal(before[name], after[name]) for name in body)
 
 
-def test_a_head_of_another_width_is_refused_in_the_greeting_by_client_and_name(federate):
+def test_a_head_of_another_width_is_refused_in_the_handshake_by_client_and_name(federate):
     done = federate(
         "lg-fedavg", model=lambda client: Deep(16) if client.name == "1" else Plain(), data=data_of, clients=3
     )
