@@ -126,6 +126,15 @@ class Config:
         about="data",
         at_node=True,
     )
+    validation_on: str = option(
+        "own",
+        "validation examples: set apart from each client's own, with its labels; or as many held out of the data set "
+        "(common), with all its labels and the same for all clients, as the common test set is",
+        choices=("own", "common"),
+        about="data",
+        at_node=True,
+        needs={"validation": ()},
+    )
     early_stopping: int = option(
         0,
         "end training after so many evaluations without a better validation accuracy; 0: never. What is reported is "

@@ -257,6 +257,7 @@ def _split(keys: Config, clients: int, seed: int) -> Split:
         seed=keys.seed,
         partition_seed=seed,
         public_samples=0 if keys.public_dataset else keys.public_samples,
+        validation=keys.validation if keys.validation_on == "common" else 0.0,
         classes_per_client=keys.classes_per_client,
         alpha=keys.alpha,
         samples_per_client=keys.samples_per_client,
@@ -273,7 +274,8 @@ def _elsewhere(keys: Config) -> Pool:
 def _client(keys: Config, clients: int, number: int, seed: int) -> ClientData:
     split = _split(keys, clients, seed)
     part = split.parts[number]
-    own = ClientData(split.dataset.train.subset(part.train), split.dataset.test.subset(part.test))
+    train, test = split.dataset.train.subset(part.train), split.dataset.test.subset(part.test)
+    own = ClientData(train, test, validation=split.common_validation)
     together = split.dataset.together
     owners = together.train[part.train] if together else None
     return data.with_validation(own, keys.validation, seed, str(number), owners=owners)

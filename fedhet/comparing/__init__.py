@@ -149,7 +149,9 @@ def compare(
     for note in shared.notes:
         execute.tell(note)
     tuned, untuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else ({}, {})
-    choices = {name: {**dict(each.best.choice), "validation": 0.0} for name, each in tuned.items()}
+    choices = {
+        name: {**dict(each.best.choice), "validation": 0.0, "validation-on": "own"} for name, each in tuned.items()
+    }
     runs = [shared.plan(name, seed, out / f"{name}-seed{seed}", choices.get(name)) for name in names for seed in seeds]
     check(runs, given)
     failed = {run.name: untuned[run.variant] for run in runs if run.variant in untuned}

@@ -101,6 +101,7 @@ class SharedSettings:
         fixed: keys that a variant sets itself, which cannot be tuned.
         equalised: variants that need equal architectures where the settings mix them, and so get one model for all.
         notes: what a reader must know of the settings.
+        given: models and data of the user's own.
     """
 
     for_all: Mapping[str, Value]
@@ -108,6 +109,7 @@ class SharedSettings:
     fixed: Mapping[str, frozenset[str]]
     equalised: frozenset[str]
     notes: Sequence[str]
+    given: Given = Given()  # noqa: RUF009 - it is frozen
 
     def settings(self, variant: str, seed: int, choice: Mapping[str, Value] | None = None) -> Config:
         """Return a variant's settings, some of them chosen for it.
@@ -174,7 +176,7 @@ def shared_settings(
     ]
     notes += [why for key, why in first.idle if key == "test-on"]
     fixed = {variant.name: frozenset(variant.settings) for variant in variants}
-    return SharedSettings(for_all, own, fixed, frozenset(equalised), notes)
+    return SharedSettings(for_all, own, fixed, frozenset(equalised), notes, given)
 
 
 def _method_keys_of_presets(variants: Sequence[Variant], base: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class _Tuner:
             for search, tried in asked
             for seed in seeds
         }
-        check(planned.values())
+        check(planned.values(), self.shared.given)
         failed = self.execute(list(planned.values()))
         for search, tried in asked:
             for seed in seeds:
@@ -77,7 +77,8 @@ class _Tuner:
     def _plan(self, variant: str, choice: Choice, seed: int) -> PlannedRun:
         words = [f"{key}={value}".replace("/", "_") for key, value in choice]
         place = self.folder / ",".join([variant, *words, f"seed={seed}"])
-        return self.shared.plan(variant, seed, place, {**dict(choice), "validation": self.share, "report": False})
+        held_out: Choice = (("validation", self.share), *_common(self.shared), ("report", False))
+        return self.shared.plan(variant, seed, place, dict((*choice, *held_out)))
 
     def widen(self, searches: Sequence[Search]) -> None:
         """Try values beyond the edges at which the best configurations lie; note the edges that remain."""
@@ -168,6 +169,7 @@ def tune(
         "note": validation_note(shared),
         "seeds": list(tuning.seeds),
         "validation": share,
+        "validation-on": "common" if _common(shared) else "own",
         "methods": {each.variant: record(each) for each in searches},
         "failed": without,
     }
@@ -180,12 +182,19 @@ def tune(
 
 def validation_note(shared: SharedSettings) -> str:
     """Say that validation parts have other labels than the test set that the table reports; empty if they do not."""
-    if shared.for_all["test-on"] != "global" or shared.for_all["partition"] == "iid":
+    if shared.for_all["test-on"] != "global" or _common(shared):
         return ""
     return (
-        "Tuning measured each client's own labels, on validation parts of its own examples; the table reports the "
-        "common test set (test-on = global), on which other settings may be better."
+        "Tuning measured validation parts of each client's own examples; the table reports the common test set "
+        "(test-on = global), whose labels other settings may suit better. Data of one's own have no images held out "
+        "for all: return a `validation` part with the labels of the common test set."
     )
+
+
+def _common(shared: SharedSettings) -> Choice:
+    """Have tuning measure images with the labels of the common test set, where the table reports that and it can."""
+    can = shared.for_all["test-on"] == "global" and shared.given.data is None
+    return (("validation-on", "common"),) if can else ()
 
 
 def _check(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]) -> None:

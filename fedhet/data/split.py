@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedhet.data.examples import ClientData, DataSet, Indices, Pool
+from fedhet.data.examples import ClientData, DataSet, Examples, Indices, Pool
 from fedhet.data.partitions import Part, partition, proportional_sample
 from fedhet.errors import DataError
 from fedhet.randomness import numpy_generator
@@ -83,6 +83,7 @@ class Split:
     dataset: DataSet
     parts: list[Part]
     pool: Indices
+    validation: Indices
 
     @cached_property
     def shared(self) -> Pool | None:
@@ -91,6 +92,11 @@ class Split:
             return None
         held = self.dataset.train.subset(self.pool)
         return Pool(held.inputs[:], held.labels)
+
+    @cached_property
+    def common_validation(self) -> Examples | None:
+        """The common validation examples, one object for all; None without any."""
+        return self.dataset.train.subset(self.validation) if len(self.validation) else None
 
 
 def split(
@@ -101,16 +107,26 @@ def split(
     seed: int,
     partition_seed: int | None = None,
     public_samples: int = 0,
+    validation: float = 0.0,
     **options: Any,
 ) -> Split:
     """Hold a pool of `public_samples` out by `seed`, then `partition` the rest by that or `partition_seed`.
+
+    With `validation`, common examples are held out as well: that share of what all clients may keep, each class in its
+    share.
 
     Raises:
         DataError: As `hold_out` and `partition` do.
     """
     pool, available = hold_out(dataset, public_samples, seed)
     dealt = seed if partition_seed is None else partition_seed
-    return Split(dataset, partition(dataset, name, clients=clients, seed=dealt, available=available, **options), pool)
+    kept = min(clients * options.get("samples_per_client", 0) or len(available), len(available))
+    rng, common = numpy_generator(seed, "common validation"), available[:0]
+    if validation:
+        common = available[proportional_sample(dataset.train.labels[available], max(1, round(validation * kept)), rng)]
+        available = np.setdiff1d(available, common)
+    parts = partition(dataset, name, clients=clients, seed=dealt, available=available, **options)
+    return Split(dataset, parts, pool, common)
 
 
 def with_validation(

@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from stand_in import SETTINGS
 
 import fedhet
@@ -147,14 +148,36 @@ def test_ties_get_further_seeds_and_are_listed_with_their_results(comparison):
     assert "not clear of" in (comparison.folder / "comparison.md").read_text()
 
 
-def test_that_validation_measures_other_labels_than_the_table_is_told(comparison):
+def test_validation_measures_the_labels_that_the_table_reports(comparison):
     tuning = Tuning({"learning-rate": [0.1, 0.2, 0.3]}, (9, 10))
     comparison.go(("local",), (0,), SETTINGS | {"test-on": "global"}, tuning=tuning)
-    assert "Tuning measured each client's own labels" in record(comparison)["note"]
-    assert "Tuning measured each client's own labels" in (comparison.folder / "comparison.md").read_text()
+    tuned = [settings_of(path.parent) for path in (comparison.folder / "tuning").glob("*/config.toml")]
+    assert {each["validation-on"] for each in tuned} == {"common"}
+    assert (record(comparison)["validation-on"], record(comparison)["note"]) == ("common", "")
+    assert settings_of(comparison.folder / "local-seed0")["validation"] == 0
     comparison.folder = comparison.folder / "again"
-    comparison.go(("local",), (0,), SETTINGS | {"test-on": "global", "partition": "iid"}, tuning=tuning)
-    assert record(comparison)["note"] == ""
+    comparison.go(("local",), (0,), tuning=tuning)
+    assert record(comparison)["validation-on"] == "own"
+
+
+def test_own_data_without_images_held_out_for_all_are_told_so(comparison):
+    def data(client):
+        part = torch.rand(12, 8), torch.arange(12) % 3
+        return {"train": part, "test": part, "common": part}
+
+    settings = {"clients": 2, "rounds": 1, "test-on": "global", "report": False}
+    fedhet.compare(
+        ["local"],
+        settings,
+        seeds=[0],
+        model=lambda client: torch.nn.Linear(8, 3),
+        data=data,
+        tuning=Tuning({"learning-rate": [0.1, 0.2]}, (9,)),
+        out=comparison.folder,
+        jobs=1,
+    )
+    assert "Tuning measured validation parts of each client's own examples" in record(comparison)["note"]
+    assert "Tuning measured validation parts" in (comparison.folder / "comparison.md").read_text()
 
 
 def test_completed_tuning_runs_are_kept_and_interrupted_ones_resumed(comparison):

@@ -6,6 +6,7 @@ import torch
 from fedhet import config as configuration
 from fedhet import population
 from fedhet.data import ClientData, Examples, Pool, with_validation
+from fedhet.options import Config
 from fedhet.population import ClientInfo
 
 
@@ -74,3 +75,22 @@ def test_the_pool_and_the_test_parts_are_what_they_were_and_training_parts_lose_
         assert sorted(together.tolist()) == sorted(whole.train.inputs.flatten(1).tolist())
     union = torch.cat([population.data_of(ClientInfo(str(n), n, 3, apart)).train.inputs for n in range(3)])
     assert population.training_union(apart).digest == Pool(union).digest
+
+
+def test_common_examples_are_of_all_classes_and_in_nobodys_parts():
+    """Clients of two classes each validate on all ten, on the same images, and keep all of their own."""
+    settings = {"partition": "classes", "samples_per_client": 30, "public_samples": 100, "validation": 0.2}
+    config = Config(clients=6, **settings)
+    own = [population.data_of(ClientInfo(str(n), n, 6, config)) for n in range(6)]
+    config = Config(clients=6, validation_on="common", **settings)
+    data = [population.data_of(ClientInfo(str(n), n, 6, config)) for n in range(6)]
+    assert [len(each.train) for each in own] == [24] * 6
+    assert [len(each.train) for each in data] == [30] * 6
+    common = data[0].validation
+    assert all(each.validation is common for each in data)
+    assert len(common) == 36  # a fifth of what the clients keep
+    assert common.labels.unique().tolist() == list(range(10))
+    pool = population.shared_pool(config)
+    rows = [each.flatten(1) for each in (common.inputs, pool.inputs, *(one.train.inputs for one in data))]
+    assert len(torch.cat(rows).unique(dim=0)) == len(torch.cat([torch.unique(each, dim=0) for each in rows]))
+    assert torch.equal(population.shared_pool(Config(clients=6, **settings)).inputs, pool.inputs)
