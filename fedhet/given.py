@@ -60,8 +60,8 @@ class Given:
     def tested(self, config: Config) -> Config:
         """The configuration, tested on the clients' own parts where it is a default that asks for a common test set.
 
-        The data that were given may bring none: the first client's are asked. A user who chose `test-on` is refused by
-        the clients.
+        The data that were given may bring none: the first client's are asked, before anything starts. Elsewhere clients
+        say so in the handshake. A user who chose `test-on` is refused there.
         """
         if self.data is None or config.test_on == "local" or "test-on" in config.chosen:
             return config
@@ -71,8 +71,7 @@ class Given:
                 there = as_client_data(first.name, _of_client(self.data, "data")(first)).common is not None
         except Exception:  # which the client itself will say
             return config
-        told = f"test-on = {config.test_on} of the preset or method became local: the data bring no common test set"
-        return config if there else config.but(test_on="local", idle=(*config.idle, ("test-on", told)))
+        return config if there else config.on_own_test_parts()
 
 
 def model_function(model: Any) -> ModelFunction | None:

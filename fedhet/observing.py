@@ -33,6 +33,7 @@ class RunInfo:
         metric: name of the task's metric.
         own_data: whether clients have data that are not the configured data set's.
         devices: where the clients compute, in words, each once.
+        test_on: which test sets count (`Config.test_on`), as the handshake settled it; empty before.
         matrices: named matrices for the report, as JSON values; empty before the run is finished.
     """
 
@@ -42,6 +43,7 @@ class RunInfo:
     metric: str = "accuracy"
     own_data: bool = False
     devices: tuple[str, ...] = ()
+    test_on: str = ""
     matrices: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -300,6 +300,11 @@ class Config:
     def _text(self) -> str:
         return json.dumps(self.flat() | {"method": self.prefix})
 
+    def on_own_test_parts(self) -> "Config":
+        """The configuration for data that bring no common test set, where the user did not choose `test-on`."""
+        why = f"test-on = {self.test_on} of the preset or method became local: the data bring no common test set"
+        return self.but(test_on="local", idle=(*self.idle, ("test-on", why)))
+
     def but(self, **changes: Any) -> "Config":
         """The same configuration with some fields changed."""
         return dataclasses.replace(self, **changes)

@@ -117,6 +117,7 @@ class Application:
         if client.request.question != HANDSHAKE:
             return report
         report.metric, report.own_data = client.task.metric, client.own_data
+        report.common_test = not client.own_data or bool(client.data.common)
         report.labels = client.data.train.labels.shape[1] if client.task.metric in ("auc", "r2") else 1
         report.architecture = client.network.architecture if client.config.disclose_architecture else ""
         report.partition, report.device = node.partition_of(context), describe(client.device)

@@ -61,11 +61,6 @@ class Clients:
         if len(data.train) == 0:
             raise DataError("has no training examples")
         policy.check_examples(len(data.train))
-        if self._data and config.test_on != "local" and not data.common:
-            raise DataError(
-                f"client {info.name}: test-on = {config.test_on} needs a common test set, which data of one's own "
-                "bring along: have the data function return it as `common`, or set test-on = local"
-            )
         keeping = Keeping(config.state_dir, request.run, info.name)
         dataset = population.dataset_of(config) if self._data is None else None
         with self._networks.lend(self._kind(info), partial(self._network, info)) as network:

@@ -73,10 +73,15 @@ class RunDirectory(Observer):
         if resume:
             self._check_rounds()
             self._rewind()
-        write_text(folder / "config.toml", _config_text(config, folder, engine, own))
+        self._own = own
+        self._write_config()
         log.info("results go to %s", folder)
         if not resume:
             self._files.begin(COLUMNS)
+
+    def _write_config(self) -> None:
+        text = _config_text(self.config, self.folder, self.engine, self._own)
+        write_text(self.folder / "config.toml", text)
 
     def state(self, state_class: type[S]) -> S | None:
         """The state after the last complete round, of the method's class; None before the first checkpoint."""
@@ -90,6 +95,9 @@ class RunDirectory(Observer):
 
     def started(self, run: RunInfo, first: int, last: int) -> None:
         """Write who has which classes, where the clients and the configured data set are on this machine."""
+        if run.test_on not in ("", self.config.test_on):
+            self.config = self.config.but(test_on=run.test_on)
+            self._write_config()
         known = run.state.clients
         parts = {name: place for name in sorted(known, key=client_order) if (place := known[name].partition)}
         if self.simulated and not run.own_data and parts and len(parts) == len(known):

@@ -115,6 +115,8 @@ class Handshake:
         for name, group in reply.arrays.items():
             check_finite(group, f"its {name[:100]}")
         roster.check(run.method.name, reply, networks=traits.networks, averaged=traits.shares.averaged)
+        if not report.common_test and run.config.test_on != "local":
+            self._test_on_own_parts()
         before = run.state.aside()
         try:
             if report.client not in run.state.clients:
@@ -143,6 +145,21 @@ class Handshake:
         if report.note and report.note not in self._notes:
             self._notes.add(report.note)
             log.warning("client %s: %s", report.client, report.note)
+
+    def _test_on_own_parts(self) -> None:
+        """Evaluate clients on their own test parts alone, since one of them has no common test set.
+
+        Raises:
+            FedhetError: the user chose `test-on`.
+        """
+        run = self.run
+        if "test-on" in run.config.chosen:
+            raise FedhetError(
+                f"test-on = {run.config.test_on} needs a common test set, which data of one's own bring along: have "
+                "the data function return it as `common`, or set test-on = local"
+            )
+        run.config = run.config.on_own_test_parts()
+        log.warning("%s", run.config.idle[-1][1])
 
     # ---- what is shared before the first round
 

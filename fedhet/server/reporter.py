@@ -38,7 +38,7 @@ class Reporter:
     def info(self, matrices: Mapping[str, Any] | None = None) -> RunInfo:
         """Return the run as observers see it."""
         run = self.run
-        about = run.method.name, run.traits, run.state, run.metric, run.own_data, tuple(run.devices)
+        about = run.method.name, run.traits, run.state, run.metric, run.own_data, tuple(run.devices), run.config.test_on
         return RunInfo(*about, matrices or {})
 
     @contextmanager

@@ -30,6 +30,7 @@ class Report:
         architecture: the architecture's name, empty where it is not disclosed.
         partition: its partition id and the number of partitions, None where the node has none.
         own_data: whether its data are not the configured data set's.
+        common_test: whether it has the common test set.
         spec: names, shapes and dtypes of what is shared of its network.
         pool: digest of the pool that it has itself, empty without one.
         pool_size: examples in that pool.
@@ -45,6 +46,7 @@ class Report:
     architecture: str = ""
     partition: tuple[int, int] | None = None
     own_data: bool = False
+    common_test: bool = True
     spec: Spec = field(default_factory=dict)
     pool: Name = ""
     pool_size: int = 0

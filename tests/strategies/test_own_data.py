@@ -14,6 +14,7 @@ from fedhet.errors import FedhetError
 from fedhet.given import Given
 from fedhet.learning import evaluate
 from fedhet.task import get_task
+from fedhet.toml import read
 
 CLASSIFICATION = get_task("classification")
 
@@ -51,6 +52,21 @@ def test_without_a_common_test_set_a_client_refuses_in_words(federate, method, t
     with pytest.raises(FedhetError, match=f"3 clients .*: test-on = {test_on} needs a common test set, .* as `common`"):
         federate(method, model=model_of, data=without_common, test_on=test_on)
     assert federate(method, "local", model=model_of, data=without_common, test_on="local").failures == []
+
+
+@pytest.mark.parametrize(("preset", "test_on"), [("ensemble/digits", "both"), ("ensemble/mnist_lenet", "global")])
+def test_what_nobody_chose_becomes_local_and_is_said_once(federate, caplog, preset, test_on):
+    """Nodes with data of their own, which a server knows only from the handshake, and a preset that asks for more."""
+    done = federate("local", model=model_of, data=without_common, preset=preset)
+    assert done.config.test_on == test_on
+    assert done.failures == []
+    told = f"test-on = {test_on} of the preset or method became local: the data bring no common test set"
+    assert caplog.messages.count(told) == 1
+    assert done.rows[-1]["common"] is None
+    assert done.summary["personal_accuracy"] is not None
+    assert read(done.folder / "config.toml")["test-on"] == "local", "so a resumed run is the same"
+    beside = federate("local", "beside", model=model_of, data=without_common, test_on="local", preset=preset)
+    assert beside.rows == done.rows
 
 
 def test_one_client_without_it_is_refused_and_the_others_go_on(federate):
