@@ -34,13 +34,17 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         own, config = self.parameters, client.config
-        self.graph = layer_graph(client.model, client.transform(client.data.train.inputs[:2]), joints=own.joints)
+        self.graph = layer_graph(client.model, client.transform(client.data.train.inputs[:2]))
         types = _types(config) if own.head != "tiled" else {}
         if own.share == "own":
-            types = _own(types, self.graph, affine=own.design.affine)
+            types = _own(types, self.graph)
         hypernetwork = GraphHypernetwork(types, own.design, seed=None).to(client.device)
-        reading = hypernetwork.read(self.graph, edges=own.edges, seed=config.seed).to(client.device)
+        reading = hypernetwork.read(self.messages()).to(client.device)
         self.written = Written(hypernetwork, client.model, reading)
+
+    def messages(self) -> LayerGraph:
+        """The graph along whose edges messages are passed."""
+        return self.graph
 
     def shared(self) -> dict[str, Tensor]:
         """The hypernetwork's parameters."""
@@ -65,8 +69,7 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
                 "to the server), or set flha-ghn.head = tiled, which writes any type"
             )
         if reading.unknown:
-            what = "are written by tiles" if self.written.hypernetwork.tiles else "stay its own"
-            log.warning("client %s: layers of types without a head %s: %s", name, what, ", ".join(reading.unknown))
+            log.warning("client %s: layers of types without a head stay its own: %s", name, ", ".join(reading.unknown))
         if not self.client.config.disclose_architecture:
             return Payload()
         edges = [end for edge in self.graph.edges for end in edge]
@@ -112,14 +115,12 @@ def _types(config: Config) -> Catalogue:
             models.build(name, dataset.input_shape, dataset.classes)
             for name in dict.fromkeys(models.expand(own.types or config.architectures))
         ]
-    return catalogue(
-        (layer_graph(network, example, joints=own.joints) for network in networks), affine=own.design.affine
-    )
+    return catalogue(layer_graph(network, example) for network in networks)
 
 
-def _own(known: Catalogue, graph: LayerGraph, *, affine: bool) -> Catalogue:
+def _own(known: Catalogue, graph: LayerGraph) -> Catalogue:
     """The types of one network, with heads of the rank that they have for everybody."""
     return {
         type: replace(layer, occurrences=known[type].occurrences if type in known else 1)
-        for type, layer in catalogue([graph], affine=affine).items()
+        for type, layer in catalogue([graph]).items()
     }

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fedhet.hypernets import start
@@ -65,7 +66,8 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
                 f"{next(iter(missing))[:100]} is none of the arrays of the hypernetwork that all clients hold"
             )
         try:
-            return to_arrays({key: start(key, shape, self.config.seed) for key, (shape, _) in missing.items()})
+            drawn = partial(start, seed=self.config.seed, normalise=self.parameters.normalise)
+            return to_arrays({key: drawn(key, shape) for key, (shape, _) in missing.items()})
         except ValueError as error:
             raise WireError(str(error)) from error
 
@@ -82,29 +84,27 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
         self._mean.add(sent, 1.0, self.federation.specs[reply.client])
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """The mean of all, or of those that have an array; or what another rule makes of them."""
+        """The mean of all, or what another rule makes of them."""
         self.state.model = self.state.model | (self._mean_of_all() if self.takes_in else self._by_rule(replies))
         unknown = [self.state.graphs.get(self.state.clients[client].architecture, {}) for client in replies]
         types = sum(graph.get("unknown", 0) for graph in unknown)
         return {"unknown-types": float(types)} if types else {}
 
     def _mean_of_all(self) -> Arrays:
-        """Who has no array of a key stands for it as it is, or does not count."""
-        if self.parameters.average == "uniform":
-            for key, owners in self._owners.items():
-                if (others := self._replies - owners) > 0:
-                    now = self.state.model[key]
-                    self._mean.add({key: now}, float(others), {key: (now.shape, str(now.dtype))})
+        """The uniform mean; who has no array of a key counts as having left it as it was."""
+        for key, owners in self._owners.items():
+            if (others := self._replies - owners) > 0:
+                now = self.state.model[key]
+                self._mean.add({key: now}, float(others), {key: (now.shape, str(now.dtype))})
         return self._mean.mean()
 
     def _by_rule(self, replies: Mapping[str, Reply]) -> Arrays:
         """The same by a rule that needs all of them at once."""
         models = {client: reply.arrays["model"] for client, reply in replies.items()}
         specs = {client: self.federation.specs[client] for client in models}
-        if self.parameters.average == "uniform":
-            keys = {key: each for spec in specs.values() for key, each in spec.items()}
-            models = {client: {key: self.state.model[key] for key in keys} | own for client, own in models.items()}
-            specs = dict.fromkeys(models, keys)
+        keys = {key: each for spec in specs.values() for key, each in spec.items()}
+        models = {client: {key: self.state.model[key] for key in keys} | own for client, own in models.items()}
+        specs = dict.fromkeys(models, keys)
         return self.aggregator.average(models, dict.fromkeys(models, 1.0), specs)
 
     def matrices(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class LayerGraph:
         return len(self.nodes)
 
 
-def layer_graph(model: nn.Module, example: Tensor, *, joints: bool = True) -> LayerGraph:
+def layer_graph(model: nn.Module, example: Tensor) -> LayerGraph:
     """The layers of a network and the data flow among them, through all operators that have no parameters.
 
     A BatchNorm of a layer's outputs belongs to that layer; one of anything else (a sum, the input) is a layer itself.
@@ -67,19 +67,18 @@ def layer_graph(model: nn.Module, example: Tensor, *, joints: bool = True) -> La
     Args:
         model: Any module that takes one tensor.
         example: One batch (N, ...) of inputs, on the model's device; only shape and dtype matter.
-        joints: Whether sums and concatenations are nodes; if not, edges lead through them.
 
     Raises:
         UnsupportedArchitecture: ``torch.export`` cannot trace the model.
     """
-    return _Layers(architecture_graph(model, example), joints).graph()
+    return _Layers(architecture_graph(model, example)).graph()
 
 
 class _Layers:
     """Walks an architecture graph once."""
 
-    def __init__(self, architecture: ArchitectureGraph, joints: bool) -> None:
-        self.architecture, self.joints = architecture, joints
+    def __init__(self, architecture: ArchitectureGraph) -> None:
+        self.architecture = architecture
         self.first: list[Node] = []  # the operator that a layer is named after
         self.parameters: list[dict[str, str]] = []
         self.owners: dict[str, int] = {}  # array -> its layer
@@ -104,7 +103,7 @@ class _Layers:
     def _place(self, node: Node, before: tuple[int, ...]) -> int | None:
         """The layer that an operator is or belongs to; None: what comes in only passes through."""
         if not node.parameters:
-            return self._new(node) if self.joints and self._joins(node) else None
+            return self._new(node) if self._joins(node) else None
         names, prefix = node.parameters.values(), ""
         known = [self.owners[name] for name in names if name in self.owners]
         if known:

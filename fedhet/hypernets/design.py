@@ -7,7 +7,6 @@ from math import prod
 from typing import Literal
 
 from fedhet.graphs import LayerGraph, LayerNode
-from fedhet.graphs.layers import NORM
 
 Head = Literal["dense", "lowrank", "base-lowrank", "tiled"]
 
@@ -26,8 +25,8 @@ class Design:
         width: of a node's embedding h.
         steps: T, messages passed.
         scale: whether a factor s of the weights is predicted apart.
-        affine: whether BatchNorm's weight and bias are written, or are the network's own.
-        unknown: what becomes of layers of other types: the network's own (``local``), or written by tiles.
+        normalise: whether h and z have unit variance, so that weights begin at Kaiming's scale; else the form and the
+            initialisation are the paper's, whose head is ``dense``.
     """
 
     head: Head = "base-lowrank"
@@ -38,13 +37,7 @@ class Design:
     width: int = 51
     steps: int = 6
     scale: bool = True
-    affine: bool = True
-    unknown: Literal["local", "tiled"] = "local"
-
-    @property
-    def has_tiles(self) -> bool:
-        """Whether there is a tiled head, for all layers or for those of other types."""
-        return "tiled" in (self.head, self.unknown)
+    normalise: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,28 +72,22 @@ Catalogue = Mapping[str, LayerType]
 """Layer types by name, in order of name."""
 
 
-def catalogue(graphs: Iterable[LayerGraph], *, affine: bool = True) -> Catalogue:
-    """The layer types of networks; of equal types with different arrays (one with a bias, one without) all of them.
-
-    Args:
-        graphs: of the networks.
-        affine: whether BatchNorm's weight and bias are written.
-    """
+def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
+    """The layer types of networks; of equal types with different arrays (one with a bias, one without) all of them."""
     slots: dict[str, dict[str, Slot]] = {}
     most: Counter[str] = Counter()
     for graph in graphs:
         most |= Counter(node.type for node in graph)
         for node in graph:
-            slots.setdefault(node.type, {}).update(slots_of(node, affine=affine))
+            slots.setdefault(node.type, {}).update(slots_of(node))
     return {type: LayerType(slots[type], most[type]) for type in sorted(slots)}
 
 
-def slots_of(node: LayerNode, *, affine: bool = True) -> dict[str, Slot]:
+def slots_of(node: LayerNode) -> dict[str, Slot]:
     """The parameters of a layer that are written, by role; BatchNorm's statistics are not."""
     found = {}
     for role, shape in node.shapes.items():
-        norm = role.startswith(NORM) or node.type.startswith("batch_norm")
-        if "running_" in role or (norm and not affine):
+        if "running_" in role:
             continue
         # A class token is a vector, whatever axes it has; a linear layer with one output is none.
         vector = len(shape) < 2 or (role == "value" and sum(size > 1 for size in shape) < 2)

@@ -24,13 +24,13 @@ FEATURES = 3 * SIZES + len(KINDS) + 1
 class Embedding(nn.Module):
     """T steps of a graph network over the layers of a network.
 
-    A step is h'_v = ReLU(W1 h_v + sum_u->v W2 h_u + b) (equation 2); a LayerNorm follows the last. At first h is one
-    vector a type (a one-hot type times a matrix), or for types that have none a linear map of what `shape_features`
-    says.
+    A step is h'_v = ReLU(W1 h_v + sum_u->v W2 h_u + b) (equation 2); a LayerNorm follows the last. At first
+    h is one vector a type (a one-hot type times a matrix), or for types that have none a linear map of what
+    `shape_features` says.
 
     Args:
         types: the types that have a vector.
-        design: width and steps.
+        design: width, steps, and whether the LayerNorm is there.
     """
 
     def __init__(self, types: Sequence[str], design: Design) -> None:
@@ -38,10 +38,11 @@ class Embedding(nn.Module):
         width = design.width
         self.types = nn.ParameterDict({type: nn.Parameter(torch.empty(width)) for type in types})
         self.shapes = nn.Linear(FEATURES, width)
+        self.normalise = design.normalise
         self.steps = nn.ModuleList([GraphConv(width, width) for _ in range(design.steps)])
 
     def forward(self, known: Sequence[str | None], features: Tensor, edges: Tensor) -> Tensor:
-        """Embeddings (nodes, width) of unit variance each.
+        """Embeddings (nodes, width).
 
         Args:
             known: each node's type, None where its features take the place of one.
@@ -52,7 +53,7 @@ class Embedding(nn.Module):
         h = torch.stack([next(others) if type is None else self.types[type] for type in known])
         for step in self.steps:
             h = F.relu(step(h, edges))
-        return F.layer_norm(h, h.shape[-1:])
+        return F.layer_norm(h, h.shape[-1:]) if self.normalise else h
 
 
 def shape_features(node: LayerNode) -> list[float]:

@@ -29,7 +29,7 @@ class Latents(nn.Module):
 
     def __init__(self, types: Sequence[str], latent: int, design: Design) -> None:
         super().__init__()
-        self.latent = latent
+        self.latent, self.normalise = latent, design.normalise
         self.weight, self.bias, self.factor = nn.ParameterDict(), nn.ParameterDict(), nn.ParameterDict()
         hidden = latent + (design.latent if design.scale else 0)
         for type in types:
@@ -49,7 +49,8 @@ class Latents(nn.Module):
         weight = torch.stack([self.weight[type] for type in types])[row]
         bias = torch.stack([self.bias[type] for type in types])[row]
         hidden = F.leaky_relu(torch.baddbmm(bias[..., None], weight, h[..., None])[..., 0])
-        z = normalised(hidden[:, : self.latent])
+        z = hidden[:, : self.latent]
+        z = normalised(z) if self.normalise else z
         if not self.factor:
             return z, None
         factor = torch.stack([self.factor[type] for type in types])[row]

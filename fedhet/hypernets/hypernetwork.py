@@ -6,7 +6,6 @@ Zhang et al., "Graph HyperNetworks for Neural Architecture Search" (ICLR 2019).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,6 @@ from fedhet.hypernets.embedding import FEATURES, Embedding, shape_features
 from fedhet.hypernets.heads import Latents, head
 from fedhet.hypernets.starts import start
 from fedhet.hypernets.tiles import Target, Tiled, Tiles, tiling
-from fedhet.randomness import numpy_generator
-
-Edges = Literal["directed", "both", "shuffled", "none"]
 
 
 @dataclass(frozen=True)
@@ -73,24 +69,17 @@ class GraphHypernetwork(nn.Module):
                 for type, layer in written.items()
             }
         )
-        self.tiles = Tiles(design) if design.has_tiles else None
+        self.tiles = Tiles(design) if design.head == "tiled" else None
         if seed is not None:
             with torch.no_grad():
                 for key, parameter in self.named_parameters():
-                    parameter.copy_(start(key, tuple(parameter.shape), seed))
+                    parameter.copy_(start(key, tuple(parameter.shape), seed, normalise=design.normalise))
 
-    def read(self, *graphs: LayerGraph, edges: Edges = "directed", seed: int = 0) -> Reading:
-        """Prepare graphs for `write`.
-
-        Args:
-            graphs: of the networks to be written for.
-            edges: along the data flow, in both directions, between other layers (as many edges, nodes exchanged at
-                random: a control), or none (no messages: layers of equal type get equal weights).
-            seed: of what is shuffled.
-        """
+    def read(self, *graphs: LayerGraph) -> Reading:
+        """Prepare the graphs of the networks to be written for `write`; messages go along the data flow."""
         nodes = [(number, node) for number, graph in enumerate(graphs) for node in graph]
         known = tuple(node.type if node.type in self.catalogue else None for _, node in nodes)
-        slots = [slots_of(node, affine=self.design.affine) for _, node in nodes]
+        slots = [slots_of(node) for _, node in nodes]
         places: dict[str, list[int]] = {}
         unknown: list[int] = []
         for place, (_, node) in enumerate(nodes):
@@ -110,7 +99,7 @@ class GraphHypernetwork(nn.Module):
         )
         described = [shape_features(node) for (_, node), type in zip(nodes, known, strict=True) if type is None]
         index = {
-            "edges": torch.tensor(_edges(graphs, edges, seed), dtype=torch.long).view(-1, 2).T.contiguous(),
+            "edges": torch.tensor(_edges(graphs), dtype=torch.long).view(-1, 2).T.contiguous(),
             "order": torch.tensor([place for members in places.values() for place in members], dtype=torch.long),
             "row": torch.tensor([row for row, each in enumerate(places.values()) for _ in each], dtype=torch.long),
             "tiled": torch.tensor(tiled, dtype=torch.long),
@@ -133,7 +122,7 @@ class GraphHypernetwork(nn.Module):
         """For each graph the arrays of its network by their names in its state dict, part of autograd's graph.
 
         What is not there is the network's own: statistics, parameters that its forward pass does not use, layers of
-        unknown types and BatchNorm's affine where the design says so.
+        unknown types.
         """
         written: list[dict[str, Tensor]] = [{} for _ in range(reading.graphs)]
         h, tensors = self.embeddings(reading), reading.tensors
@@ -183,17 +172,11 @@ class Written(nn.Module):
         return outputs
 
 
-def _edges(graphs: Sequence[LayerGraph], how: Edges, seed: int) -> list[tuple[int, int]]:
+def _edges(graphs: Sequence[LayerGraph]) -> list[tuple[int, int]]:
     """The edges of graphs side by side."""
     found: list[tuple[int, int]] = []
     offset = 0
     for graph in graphs:
-        pairs = [] if how == "none" else list(graph.edges)
-        if how == "both":
-            pairs += [(to, source) for source, to in pairs]
-        if how == "shuffled":
-            order = numpy_generator(seed, "shuffled edges", *(node.type for node in graph)).permutation(len(graph))
-            pairs = [(int(order[source]), int(order[to])) for source, to in pairs]
-        found += [(offset + source, offset + to) for source, to in dict.fromkeys(pairs)]
+        found += [(offset + source, offset + to) for source, to in dict.fromkeys(graph.edges)]
         offset += len(graph)
     return found

@@ -6,6 +6,7 @@ whoever makes the values need not have the hypernetwork. All are such that weigh
 """
 
 from collections.abc import Callable
+from math import prod
 
 import torch
 from torch import Tensor
@@ -34,13 +35,15 @@ GROUPS = ("embedding", "latents", "tiles")
 """Where its other parameters are."""
 
 
-def start(key: str, shape: Shape, seed: int) -> Tensor:
+def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tensor:
     """A parameter of a `GraphHypernetwork` before training.
 
     Args:
         key: its name; of a head `heads.<type>.<role>.<part>`, of what heads are given `latents.<part>.<type>`.
         shape: its shape.
         seed: of the run.
+        normalise: as in `Design`; if not, what a dense head's z is multiplied with is drawn as the paper says (Xavier's
+            normal times (2 inputs / width of z)^.5), and what z is made with as PyTorch's linear layers are.
 
     Raises:
         ValueError: a hypernetwork has no such parameter.
@@ -51,12 +54,17 @@ def start(key: str, shape: Shape, seed: int) -> Tensor:
         part = 1, lambda _, shape: _elsewhere(parts[1 if parts[0] == "latents" else -1], shape)
     if part is None or len(shape) < part[0] or not all(shape):
         raise ValueError(f"a hypernetwork has no parameter {key[:100]} of shape {list(shape)}")
-    if key.startswith("embedding.steps"):
+    if key.startswith("embedding.steps") or (not normalise and key.startswith("latents.weight.")):
         # PyTorch's own: messages are faint at first, so layers of one type begin alike and training tells them apart.
         return torch.empty(shape).uniform_(-(shape[-1] ** -0.5), shape[-1] ** -0.5, generator=generator)
-    std = part[1](parts[1], shape)
+    std = part[1](parts[1], shape) if normalise or parts[-1] != "dense" else _papers(shape)
     value = torch.zeros(shape)
     return value.normal_(std=std, generator=generator) if std else value
+
+
+def _papers(shape: Shape) -> float:
+    """Of a dense head's array (latent, units, inputs, kernel's axes): Xavier's times (2 inputs / latent)^.5."""
+    return float((2 / (shape[0] + prod(shape[1:])) * 2 * shape[2] / shape[0]) ** 0.5)
 
 
 def _elsewhere(part: str, shape: Shape) -> float:

@@ -3,14 +3,18 @@
 What the hypernetwork is built of, `fedhet.hypernets.Design` says; these are its keys.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fedhet.method import STRUCTURE, Drawing, Method, Traits
-from fedhet.options import Config, Parameters, option
+from fedhet.options import Parameters, option
 
 if TYPE_CHECKING:
     from fedhet.hypernets import Design
+
+
+OF_A_TYPE = ("base-lowrank", "dense", "lowrank")
+"""Heads that each layer type has its own of."""
 
 
 @dataclass(frozen=True)
@@ -24,76 +28,47 @@ class FLHAGHNParameters(Parameters):
         choices=("base-lowrank", "dense", "lowrank", "tiled"),
     )
     rank: int = option(
-        4, "rank of low-rank heads for each time that a type occurs in one network", at_least=1, at_most=2**16
+        4,
+        "rank of low-rank heads for each time that a type occurs in one network",
+        at_least=1,
+        at_most=2**16,
+        needs={"head": ("base-lowrank", "lowrank")},
     )
-    latent: int = option(16, "width of z, which heads are given", at_least=1, at_most=2**16)
-    tile: int = option(16, "channels in and out of a tile", at_least=1, at_most=2**16)
-    tile_latent: int = option(128, "width of z of a tile", at_least=1, at_most=2**16)
+    normalise: bool = option(
+        True,
+        "nodes' embeddings and z have unit variance, so that weights begin at Kaiming's scale; false: the paper's form "
+        "and its initialisation",
+        needs={"head": ("dense",)},
+    )
     width: int = option(51, "width of a node's embedding", at_least=1, at_most=2**16)
     steps: int = option(6, "T, steps of message passing", at_least=1, at_most=1000)
-    edges: Literal["directed", "both", "shuffled", "none"] = option(
-        "directed",
-        "edges along the data flow, or in both directions, which tells deep layers of one type apart; as controls "
-        "between other nodes, or none at all",
-        choices=("directed", "both", "shuffled", "none"),
-    )
-    joints: bool = option(True, "sums and concatenations are nodes too")
-    scale: bool = option(True, "a factor of each layer's weights is predicted apart")
-    affine: Literal["generated", "local"] = option(
-        "generated", "BatchNorm's weight and bias are written, or stay with the client", choices=("generated", "local")
-    )
     types: str = option(
-        "", "architectures whose layer types have heads, which everybody may know; empty: those of `architectures`"
-    )
-    unknown: Literal["local", "tiled"] = option(
-        "local",
-        "layers of other types stay with the client, or are written by tiles, which learn from clients that have such",
-        choices=("local", "tiled"),
+        "",
+        "architectures whose layer types have heads, which everybody may know; empty: those of `architectures`; layers "
+        "of other types stay with the client",
+        needs={"head": OF_A_TYPE},
     )
     share: Literal["all", "own"] = option(
         "all",
         "which heads a client has: all, so that neither what it asks for nor what it sends names its layers; or those "
         "of its own layers, which the server learns by it",
         choices=("all", "own"),
-    )
-    average: Literal["uniform", "owners"] = option(
-        "uniform",
-        "mean of a head over all clients of the round (the paper's; one that lacks it counts as having left it as it "
-        "was), or over those that have it",
-        choices=("uniform", "owners"),
+        needs={"head": OF_A_TYPE},
     )
     refine: Literal["head", "none", "all"] = option(
         "head",
         "what of a written network is trained before it is evaluated: its last layer (the paper's), nothing, or all",
         choices=("head", "none", "all"),
     )
-    refine_epochs: int = option(1, "epochs of it", at_least=1)
-    refine_rate: float = option(0.001, "learning rate of it", above=0)
+    refine_epochs: int = option(1, "epochs of it", at_least=1, needs={"refine": ("head", "all")})
+    refine_rate: float = option(0.001, "learning rate of it", above=0, needs={"refine": ("head", "all")})
 
     @property
     def design(self) -> "Design":
         """How the hypernetwork is built."""
         from fedhet.hypernets import Design
 
-        keys = {each.name for each in fields(Design)} - {"affine"}
-        return Design(affine=self.affine == "generated", **{key: getattr(self, key) for key in keys})
-
-    def idle(self, config: Config) -> dict[str, str]:
-        """What another head, or clients that have no unknown types, have no use for."""
-        reasons: dict[str, list[str]] = {}
-        if self.head == "tiled":
-            reasons["head"] = ["rank", "types", "unknown", "share", "average"] + ["latent"] * (not self.scale)
-        elif self.head == "dense":
-            reasons["head"] = ["rank"]
-        if self.share == "own":
-            reasons["share"] = ["unknown"]
-        elif self.head != "tiled":
-            reasons["share"] = ["average"]
-        if self.head != "tiled" and (self.unknown == "local" or self.share == "own"):
-            reasons.setdefault("unknown" if self.share == "all" else "share", []).extend(["tile", "tile_latent"])
-        if self.refine == "none":
-            reasons["refine"] = ["refine_epochs", "refine_rate"]
-        return self.set_in_vain("flha-ghn", reasons)
+        return Design(self.head, rank=self.rank, width=self.width, steps=self.steps, normalise=self.normalise)
 
 
 method = Method(

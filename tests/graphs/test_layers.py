@@ -42,13 +42,6 @@ def test_layers_norms_and_joints_along_the_data_flow() -> None:
     assert graph.nodes[4].parameters["running_var"] == "late.running_var"
 
 
-def test_without_joints_edges_lead_through_them() -> None:
-    model, example = Skip(), torch.zeros(2, 3, 8, 8)
-    graph = layer_graph(model, example, joints=False)
-    assert types(graph) == ["c3_4_k3_s1", "c4_4_k1x3_s1_g2", "batch_norm_8_8", "l8_5"]
-    assert graph.edges == ((0, 1), (0, 2), (1, 2), (2, 3))
-
-
 def test_a_module_called_twice_and_tied_weights_are_one_node() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

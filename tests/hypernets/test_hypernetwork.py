@@ -1,6 +1,7 @@
 """Graph hypernetworks: what they write, at which scale, for whom, and what their gradients reach."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -31,7 +32,7 @@ def network(name: str, shape: tuple[int, ...] = (1, 8, 8)) -> tuple[nn.Module, L
 
 
 def hypernetwork(graphs: Sequence[LayerGraph], *, seed: int | None = 0, **design: Any) -> GraphHypernetwork:
-    return GraphHypernetwork(catalogue(graphs, affine=design.get("affine", True)), Design(**design), seed=seed)
+    return GraphHypernetwork(catalogue(graphs), Design(**design), seed=seed)
 
 
 def family(name: str) -> list[LayerGraph]:
@@ -165,30 +166,18 @@ def test_weights_are_used_without_a_copy_of_the_network_which_keeps_its_own() ->
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_batchnorms_affine_is_the_networks_own_where_that_is_wanted() -> None:
-    model, graph = network("flha-small-2")
-    made = hypernetwork([graph], affine=False)
-    (written,) = made.write(made.read(graph))
-    norms = {
-        name for name in parameters(model) if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.BatchNorm2d)
-    }
-    assert norms
-    assert set(parameters(model)) - set(written) == norms
-
-
-@pytest.mark.parametrize("unknown", ["local", "tiled"])
-def test_types_without_a_head_stay_local_or_are_tiled(unknown: str) -> None:
+def test_types_without_a_head_stay_local() -> None:
     model, graph = network("flha-small-0")
     known = [network("flha-small-1")[1]]
-    made = hypernetwork(known, unknown=unknown)
+    made = hypernetwork(known)
     reading = made.read(graph)
     assert reading.unknown == ("add", "c8_16_k1_s2", "c16_32_k1_s2")[1:]
     (written,) = made.write(reading)
     missing = {name for name in parameters(model) if "shortcut" in name}
-    assert set(parameters(model)) - set(written) == (missing if unknown == "local" else set())
+    assert set(parameters(model)) - set(written) == missing
     Written(made, model, reading)(torch.randn(4, 1, 8, 8)).sum().backward()
     reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-    assert reached == (missing if unknown == "local" else set())
+    assert reached == missing
     for parameter in model.parameters():
         parameter.grad = None
 
@@ -217,18 +206,18 @@ def test_gradients_reach_the_heads_in_use_and_no_other(head: str) -> None:
 def test_graphs_side_by_side_are_written_as_one_by_one(head: str) -> None:
     graphs = family("flha-small")
     made = hypernetwork(graphs, head=head)
-    together = made.write(made.read(*graphs, edges="both"))
+    together = made.write(made.read(*graphs))
     for graph, written in zip(graphs, together, strict=True):
-        (alone,) = made.write(made.read(graph, edges="both"))
+        (alone,) = made.write(made.read(graph))
         assert alone.keys() == written.keys()
         assert all(torch.allclose(alone[name], written[name], atol=1e-5) for name in alone)
 
 
-@pytest.mark.parametrize(("edges", "distinct"), [("directed", 7), ("both", 11), ("none", 1)])
-def test_six_steps_tell_seven_of_eleven_equal_layers_apart_or_all_in_both_directions(edges: Any, distinct: int) -> None:
+@pytest.mark.parametrize(("messages", "distinct"), [(True, 7), (False, 1)])
+def test_six_steps_tell_seven_of_eleven_equal_layers_apart(messages: bool, distinct: int) -> None:
     _, graph = network("flha-small-plain-13")
     made = hypernetwork([graph])
-    h = made.embeddings(made.read(graph, edges=edges))
+    h = made.embeddings(made.read(graph if messages else replace(graph, edges=())))
     (equal,) = [
         places
         for type in {n.type for n in graph}
@@ -239,17 +228,6 @@ def test_six_steps_tell_seven_of_eleven_equal_layers_apart_or_all_in_both_direct
     apart = torch.zeros(11, 11, dtype=torch.bool)
     apart[*torch.triu_indices(11, 11, 1)] = far
     assert sum(not (~apart[:place, place]).any() for place in range(11)) == distinct
-
-
-def test_shuffled_edges_are_as_many_and_the_same_for_all_who_have_the_architecture() -> None:
-    _, graph = network("flha-small-0")
-    made = hypernetwork([graph])
-    edges = [made.read(graph, edges="shuffled", seed=seed).tensors["edges"] for seed in (0, 0, 1)]
-    own = made.read(graph).tensors["edges"]
-    assert edges[0].shape == own.shape
-    assert torch.equal(edges[0], edges[1])
-    assert not torch.equal(edges[0], edges[2])
-    assert not torch.equal(edges[0], own)
 
 
 # ---- values before training, and bytes
@@ -275,6 +253,27 @@ def test_layers_of_one_type_begin_with_the_base_weight_and_the_rank_grows_with_t
     assert all(torch.allclose(written[name], written[layers[0]]) for name in layers)
     most = max(sum(node.type == "c32_32_k3_s1" for node in graph) for graph in graphs)
     assert made.state_dict()["heads.c32_32_k3_s1.weight.basis"].shape == (16, 32, 2 * most)
+
+
+def test_without_normalisations_it_begins_as_the_paper_says() -> None:
+    """W_H is Xavier's normal times (2 c_in / d_lat)^.5, biases are 0, and what stands before it is PyTorch's."""
+    _, graph = network("flha-small-0")
+    made = hypernetwork([graph], head="dense", normalise=False)
+    values = made.state_dict()
+    dense = values["heads.c32_32_k3_s1.weight.dense"]
+    assert dense.shape == (16, 32, 32, 3, 3)
+    expected = (2 / (16 + 32 * 32 * 9)) ** 0.5 * (2 * 32 / 16) ** 0.5
+    assert float(dense.std()) == pytest.approx(expected, rel=0.02)
+    assert not values["heads.c32_32_k3_s1.weight.bias"].any()
+    first = values["latents.weight.c32_32_k3_s1"]
+    assert 0.9 * first.shape[1] ** -0.5 < float(first.abs().max()) <= first.shape[1] ** -0.5
+    assert not values["latents.bias.c32_32_k3_s1"].any()
+    reading = made.read(graph)
+    with torch.no_grad():
+        h = made.embeddings(reading)
+        unit = hypernetwork([graph], head="dense").embeddings(reading)
+    torch.testing.assert_close(unit.square().mean(1), torch.ones(len(graph)), rtol=0.02, atol=0.02)
+    assert not torch.allclose(h.square().mean(1), torch.ones(len(graph)), rtol=0.1)
 
 
 @pytest.mark.parametrize(

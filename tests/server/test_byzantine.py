@@ -103,7 +103,9 @@ def test_a_specification_with_nothing_in_it_is_refused_where_the_server_computes
 def test_a_hypernetwork_has_no_arrays_that_only_one_client_knows(share, key, shape, why, tmp_path, monkeypatch):
     """Nothing is drawn for them."""
     drawn = []
-    monkeypatch.setattr("fedhet.strategies.flha_ghn.start", lambda *told: drawn.append(told[0]) or start(*told))
+    monkeypatch.setattr(
+        "fedhet.strategies.flha_ghn.start", lambda *told, **how: drawn.append(told[0]) or start(*told, **how)
+    )
     assert why in refusal("flha-ghn", GHN | {"flha-ghn.share": share}, tmp_path, **{f"spec.{key}": shape})
     assert share == "own" or key not in drawn
 

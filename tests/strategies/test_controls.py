@@ -215,3 +215,30 @@ def test_an_attention_map_knows_no_channels(controls_of: Any) -> None:
         for number, output in ((0, large[:, :, 0, 0]), (2, large)):
             with pytest.raises(ModelError, match="and a square of positions, got"):
                 half.summary(number, output)
+
+
+# ---- FLHA-GHN
+
+
+@pytest.mark.parametrize("name", ["none", "shuffled"])
+def test_messages_go_elsewhere_or_nowhere(name: str, federate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedhet.hypernets.hypernetwork import GraphHypernetwork
+
+    seen, read_graphs = [], GraphHypernetwork.read
+
+    def spying(made: Any, *graphs: Any) -> Any:
+        seen.append(read_graphs(made, *graphs))
+        return seen[-1]
+
+    monkeypatch.setattr(GraphHypernetwork, "read", spying)
+    networks = {"architectures": "flha-small-1,flha-small-cnn-4", "clients": 2, "rounds": 1}
+    done = federate(control("flha-ghn", name), **networks, disclose_architecture=True)
+    assert done.failures == []
+    own = {each["architecture"]: each["edges"] for each in done.matrices["layer-graphs"]["graphs"]}
+    assert sorted(map(len, own.values())) == sorted({len(edges) for edges in own.values()})
+    found = [reading.tensors["edges"] for reading in seen]
+    if name == "none":
+        assert not any(edges.numel() for edges in found)
+        return
+    assert {edges.shape[1] for edges in found} == {len(edges) for edges in own.values()}
+    assert all(edges.T.tolist() not in own.values() for edges in found)

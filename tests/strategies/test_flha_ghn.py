@@ -17,6 +17,7 @@ from fedhet.graphs import layer_graph
 from fedhet.hypernets import Design, catalogue
 from fedhet.hypernets.hypernetwork import GraphHypernetwork
 from fedhet.learning import reestimate
+from fedhet.methods.flha_ghn import FLHAGHNParameters
 from fedhet.wire import load_into
 
 MIXED = {"architectures": "mlp,cnn-1-1", "clients": 2, "rounds": 1, "learning_rate": 0.01, "flha-ghn.steps": 2}
@@ -39,13 +40,14 @@ def written(arrays, model, **design):
 # ---- equivalences
 
 
-def test_with_all_else_switched_off_it_is_fedavg(federate, tmp_path):
+def test_with_all_else_switched_off_it_is_fedavg(federate, tmp_path, monkeypatch):
     """Layers of different types, dense heads with one entry of z, which is 1 or -1: W = +-(D) + B.
 
     A step moves D and B alike, so it is FedAvg at twice the rate; whatever else is trained does not change z.
     """
     design = {"head": "dense", "latent": 1, "scale": False}
-    settings = {"flha-ghn.head": "dense", "flha-ghn.latent": 1, "flha-ghn.scale": False, "flha-ghn.share": "own"}
+    settings = {"flha-ghn.head": "dense", "flha-ghn.share": "own"}
+    monkeypatch.setattr(FLHAGHNParameters, "design", Design(**design))
     common = {"momentum": 0.5, "lr_schedule": "constant", "weight_decay": 0.0}
     done = federate("flha-ghn", model=plain, rounds=3, learning_rate=0.05, **settings, **common)
     first = written(done.received[1, "0"]["model"], plain(), **design)
@@ -81,21 +83,20 @@ def test_the_mean_is_uniform_whatever_the_numbers_of_examples(federate):
 
 
 def test_heads_of_ones_own_come_to_the_same_as_all_heads_with_fewer_bytes(federate):
-    """A head that a client lacks counts as left as it was; the mean over its owners is another."""
+    """A head that a client lacks counts as left as it was."""
     runs = {
         name: federate("flha-ghn", name, **MIXED, **settings)
         for name, settings in {
             "all": {},
             "own": {"flha-ghn.share": "own"},
-            "owners": {"flha-ghn.share": "own", "flha-ghn.average": "owners"},
         }.items()
     }
     for key, array in runs["all"].state.model.items():
         assert np.allclose(array, runs["own"].state.model[key], atol=1e-6), key
-    before = runs["own"].received[1, "0"]["model"]["heads.l64_200.weight.base"]
-    after = {name: run.state.model["heads.l64_200.weight.base"] - before for name, run in runs.items()}
-    assert np.abs(after["owners"]).max() > 0
-    assert np.allclose(after["own"], after["owners"] / 2, atol=1e-6)
+    key = "heads.l64_200.weight.base"  # of one of two clients
+    before, sent = (run[1, "0"]["model"][key] for run in (runs["own"].received, runs["own"].sent))
+    assert np.abs(sent - before).max() > 0
+    assert np.allclose(runs["own"].state.model[key] - before, (sent - before) / 2, atol=1e-6)
     sizes = {
         name: [sum(a.nbytes for a in run.sent[1, c]["model"].values()) for c in "01"] for name, run in runs.items()
     }
@@ -195,6 +196,12 @@ def test_a_late_client_gets_weights_for_its_own_architecture_and_statistics_of_i
     assert torch.allclose(before["body.0.1.running_mean"], model.state_dict()["body.0.1.running_mean"], atol=1e-5)
 
 
+def test_the_papers_form_runs(federate):
+    done = federate("flha-ghn", rounds=1, **{"flha-ghn.head": "dense", "flha-ghn.normalise": False})
+    assert done.failures == []
+    assert configuration.resolve({"method": "flha-ghn", "flha-ghn.head": "dense"}).parameters.normalise
+
+
 @pytest.mark.parametrize(("refine", "moves"), [("head", {"head.weight", "head.bias"}), ("all", None)])
 def test_refinement_is_for_the_evaluation_alone(federate, phases, changed, refine, moves):
     done = federate(
@@ -222,9 +229,8 @@ def test_keys_that_another_makes_idle_are_put_back_and_refused_by_hand():
         {"head": "tiled", "rank": 8},
         {"head": "dense", "rank": 8},
         {"refine": "none", "refine-rate": 0.1},
-        {"share": "all", "average": "owners"},
-        {"share": "own", "unknown": "tiled"},
-        {"unknown": "local", "tile": 8},
+        {"head": "tiled", "share": "own"},
+        {"head": "lowrank", "normalise": False},
     )
     for own in contradictions:
         with pytest.raises(ConfigError, match="has no effect"):

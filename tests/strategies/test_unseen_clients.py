@@ -60,7 +60,7 @@ def test_a_hypernetwork_writes_for_an_architecture_that_nobody_had(federate: Any
     assert "common" not in record
 
 
-@pytest.mark.parametrize("own", [{"head": "tiled"}, {"types": "mlp", "unknown": "tiled"}])
+@pytest.mark.parametrize("own", [{"head": "tiled"}])
 def test_tiles_write_layers_of_types_that_nobody_had(federate: Any, own: dict[str, str]) -> None:
     keys: dict[str, Any] = {f"flha-ghn.{key}": value for key, value in own.items()}
     keys |= {"architectures": "mlp,cnn-1-1", "assign": "blocks", "learning_rate": 0.001, "rounds": 1}

@@ -1,0 +1,37 @@
+"""FLHA-GHN without its graphs: whatever these give is no gain from messages along the data flow.
+
+Each is a method that takes FLHA-GHN's keys, named on the command line by file and name:
+
+    fedhet compare flha-ghn none=run_configs/flha-ghn/controls.py:none
+"""
+
+from dataclasses import replace
+
+from fedhet.client_apps.flha_ghn import FLHAGHN
+
+from fedhet.graphs import LayerGraph
+from fedhet.methods import flha_ghn
+from fedhet.randomness import numpy_generator
+
+
+class NoMessages(FLHAGHN):
+    """Layers of one type get equal weights."""
+
+    def messages(self) -> LayerGraph:
+        """No edges."""
+        return replace(self.graph, edges=())
+
+
+class Shuffled(FLHAGHN):
+    """Messages pass between other layers."""
+
+    def messages(self) -> LayerGraph:
+        """As many edges, the nodes exchanged at random, alike for all who have the architecture."""
+        types = (node.type for node in self.graph)
+        random = numpy_generator(self.client.config.seed, "shuffled edges", *types)
+        order = random.permutation(len(self.graph))
+        return replace(self.graph, edges=tuple((int(order[a]), int(order[b])) for a, b in self.graph.edges))
+
+
+none = flha_ghn.method.variant("flha-ghn-none", client=NoMessages)
+shuffled = flha_ghn.method.variant("flha-ghn-shuffled", client=Shuffled)
