@@ -34,13 +34,12 @@ def check_posteriors(values: Tensor) -> None:
         raise ValueError("posteriors must not be negative, and each row must add up to 1")
 
 
-def cluster_rows(told: Sequence[Tensor], *, clusters: int = 0, generator: torch.Generator) -> Tensor:
+def cluster_rows(told: Sequence[Tensor], *, generator: torch.Generator) -> Tensor:
     """Z: the examples in the k leading left singular vectors of all posteriors, each row of length one.
 
     Args:
         told: the clients' posteriors, each `(L, C_i)` on the same L examples.
-        clusters: k, at most the singular values that there are; 0 for `count_clusters`.
-        generator: draws what chance would give, for `count_clusters`.
+        generator: draws what chance would give, for k (see `count_clusters`).
 
     Returns:
         `(L, k)`; an example that is the mean of all in these directions has a row of zeros. Where nobody tells
@@ -52,16 +51,14 @@ def cluster_rows(told: Sequence[Tensor], *, clusters: int = 0, generator: torch.
     check_peers(told)
     parts = [centred(own.double()) * (1 / len(told)) ** 0.5 for own in told]
     eigenvalues, vectors = spectrum(torch.cat(parts, 1))
-    found = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())
-    if not found:
+    if not len(eigenvalues):
         return torch.zeros_like(told[0][:, :1])
-    k = min(clusters, found) if clusters else count_clusters(parts, generator)
-    rows = vectors[:, :k]
+    rows = vectors[:, : count_clusters(eigenvalues, parts, generator)]
     lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return torch.where(lengths > 1e-9, rows / lengths.clamp_min(1e-9), 0.0).to(told[0].dtype)
 
 
-def count_clusters(parts: Sequence[Tensor], generator: torch.Generator) -> int:
+def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torch.Generator) -> int:
     """k: as many directions as clients agree on more than chance, but no fewer than a client has classes.
 
     The first number is that of parallel analysis (Horn, 1965): singular values that are above the largest one of the
@@ -71,9 +68,8 @@ def count_clusters(parts: Sequence[Tensor], generator: torch.Generator) -> int:
     that there are count: where clients have two classes each brings one direction of its own, and with all of them an
     example would be alike to itself only. A client alone agrees with nobody, and all of its directions count.
 
-    k is at least 1; `parts` are the clients' centred posteriors, each `(L, C_i)`.
+    k is at least 1; `parts` are the clients' centred posteriors, each `(L, C_i)`, whose kernel has these eigenvalues.
     """
-    eigenvalues, _ = spectrum(torch.cat(list(parts), 1))
     found = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())
     if len(parts) == 1:
         return max(found, 1)

@@ -80,16 +80,16 @@ def as_read(array: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def check(arrays: Arrays, expected: Spec, what: str, *, exact: bool = True) -> None:
+def check(arrays: Arrays, expected: Spec, what: str) -> None:
     """Check received arrays against expected names, shapes and dtypes, and that they are finite.
 
-    `what` names them in the error, for example "model of client 3"; names beyond the expected are one if `exact`.
+    `what` names them in the error, for example "model of client 3".
 
     Raises:
         WireError: naming the first array that is wrong, and what would be right.
     """
     missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
-    if missing or (extra and exact):
+    if missing or extra:
         raise WireError(f"{what}: missing {sorted(missing)[:3]}, unexpected {sorted(extra)[:3]}")
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
