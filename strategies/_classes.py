@@ -66,28 +66,18 @@ class ByClass(FederatedStrategy[P, C]):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """C_j = sum_i n_ij C_ij / sum_i n_ij; a class that nobody of this round holds keeps its vector."""
-        sent = [reply.arrays["prototypes"] for reply in replies.values()]
-        self.state.prototypes = class_means(sent, self.state.prototypes)
-        if not self.aggregator.rule.plain:
-            self._average_otherwise(replies)
+        sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
+        vectors = list(sent.values()) if self.aggregator.rule.plain else [self.combined(sent)]
+        self.state.prototypes = class_means(vectors, self.state.prototypes)
         return {}
 
-    def _average_otherwise(self, replies: Mapping[str, Reply]) -> None:
-        """The vectors of the classes of this round by another rule than the mean; all clients count the same."""
-        known = self.state.prototypes
-        made = self._combined({client: reply.arrays["prototypes"] for client, reply in replies.items()})
-        means = known["means"].copy()
-        means[np.searchsorted(known["classes"], made["classes"])] = made["means"]
-        self.state.prototypes = known | {"means": means}
-
-    def _combined(self, sent: Mapping[str, Arrays]) -> Arrays:
-        """The vector of each class by the key `aggregation`: `classes`, ascending, and `means`."""
+    def combined(self, sent: Mapping[str, Arrays]) -> Arrays:
+        """Return the vectors of classes by the key `aggregation`, with counts of 1: all clients count the same."""
         by_class = {
-            client: {str(number): vector for number, vector in zip(own["classes"], own["means"], strict=True)}
-            for client, own in sent.items()
+            client: dict(zip(own["classes"].tolist(), own["means"], strict=True)) for client, own in sent.items()
         }
-        found = {int(number): vector for number, vector in self.aggregator.average_arrays(by_class).items()}
-        classes = sorted(found)
+        found = self.aggregator.average_arrays(by_class)
+        classes = np.array(sorted(found), np.int64)
+        means = np.array([found[number] for number in classes.tolist()], np.float32)
         width = next(iter(sent.values()))["means"].shape[1]
-        means = np.array([found[number] for number in classes], np.float32).reshape(len(classes), width)
-        return {"classes": np.array(classes, np.int64), "means": means}
+        return {"classes": classes, "means": means.reshape(-1, width), "counts": np.ones_like(classes)}

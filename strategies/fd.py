@@ -32,10 +32,9 @@ class FD(ByClass[fd.FDParameters, FDState]):
         peers = {peer: self.state.own[peer] for peer in in_order(self.state.own) if peer != client}
         if not peers:
             return Payload()
-        if not self.aggregator.rule.plain:
-            return Payload({"prototypes": self._combined(peers)})
         alike = [own | {"counts": np.ones(len(own["classes"]))} for own in peers.values()]
-        return Payload({"prototypes": class_means(alike, {})})
+        vectors = alike if self.aggregator.rule.plain else [self.combined(peers)]
+        return Payload({"prototypes": class_means(vectors, {})})
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Keep what each client sent."""

@@ -129,7 +129,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         """Descriptors by the key `aggregation`, slot by slot of those who have it: for each block (n, K_b)."""
         slots = {
             client: {
-                f"{block}/{slot}": values.numpy()
+                (block, slot): values.numpy()
                 for block, part in enumerate(parts)
                 for slot, values in enumerate(part.unbind(1))
             }
@@ -138,7 +138,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         found = self.aggregator.average_arrays(slots)
         widths = [max(part.shape[1] for part in block) for block in zip(*told.values(), strict=True)]
         return [
-            torch.stack([to_tensor(found[f"{block}/{slot}"]) for slot in range(width)], 1)
+            torch.stack([to_tensor(found[block, slot]) for slot in range(width)], 1)
             for block, width in enumerate(widths)
         ]
 

@@ -102,12 +102,8 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
         return round != self.run.last_round
 
     def _mean(self, told: Mapping[str, Tensor]) -> Tensor:
-        """The mean of the clients' scores, (n, C); or what the key `aggregation` makes of them, class by class."""
+        """The mean of the clients' scores, (n, C), or their average by the key `aggregation`."""
         if self.aggregator.rule.plain:
             return torch.stack(list(told.values())).double().mean(0).float()
-        columns = {
-            client: {str(number): column.numpy() for number, column in enumerate(scores.unbind(1))}
-            for client, scores in told.items()
-        }
-        found = self.aggregator.average_arrays(columns)
-        return torch.stack([to_tensor(found[str(number)]) for number in range(self.state.classes)], 1)
+        arrays = {client: {"scores": scores.numpy()} for client, scores in told.items()}
+        return to_tensor(self.aggregator.average_arrays(arrays)["scores"])

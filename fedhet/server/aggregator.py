@@ -1,13 +1,20 @@
 """Aggregation as a run's configuration has it: by the sharing map, with the configured rule and clipping."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import partial
+from typing import Any, TypeVar, cast
+
+import numpy as np
 
 from fedhet.server.aggregation import average_shared
 from fedhet.server.federation import Federation
 from fedhet.server.robust import Rule, combined, cut_to_bound
 from fedhet.server.run import Run
-from fedhet.wire import Arrays, Spec, cast
+from fedhet.wire import Arrays, Spec
+from fedhet.wire import cast as cast_arrays
+
+Array = np.ndarray[Any, Any]
+K = TypeVar("K", bound=Hashable)
 
 
 class Aggregator:
@@ -49,14 +56,16 @@ class Aggregator:
         specs = self.federation.specs if specs is None else specs
         return average_shared(models, weights, specs, partial(combined, rule=rule))
 
-    def average_arrays(self, groups: Mapping[str, Arrays]) -> Arrays:
+    def average_arrays(self, groups: Mapping[str, Mapping[K, Array]]) -> dict[K, Array]:
         """Return one array of each name, of float arrays that are no part of a network.
 
         Args:
-            groups: by client, in order of name; all count the same, and a name counts for those who have it.
+            groups: by client, in order of name; all count the same, and a name, of whatever type, counts for those who
+                have it.
         """
         specs = {c: {name: (array.shape, "float32") for name, array in own.items()} for c, own in groups.items()}
-        return self.average(groups, dict.fromkeys(groups, 1.0), specs, before={})
+        found: Any = self.average(cast(Any, groups), dict.fromkeys(groups, 1.0), cast(Any, specs), before={})
+        return cast(dict[K, Array], found)
 
     def clipped(
         self, groups: Mapping[str, Arrays], before: Arrays | None = None, rule: Rule | None = None
@@ -84,5 +93,5 @@ class Aggregator:
         if keys not in parts:
             # The global model of a method that matches has other shapes than any client's, and the same names.
             own = model if self.run.traits.whole else {key: model[key] for key in keys if key in model}
-            parts[keys] = cast(own, self.run.config.wire_dtype)
+            parts[keys] = cast_arrays(own, self.run.config.wire_dtype)
         return parts[keys]
