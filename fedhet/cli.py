@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -247,18 +248,21 @@ def list_names() -> None:
 
 @app.command()
 def keys(
-    method: Annotated[
+    word: Annotated[
         str | None,
         typer.Argument(
-            metavar="[METHOD]", help="Only this method's own keys, and what they take.", autocompletion=_methods
+            metavar="[METHOD|WORD]",
+            help="Only this method's own keys, or keys with this word in their name or meaning.",
+            autocompletion=_methods,
         ),
     ] = None,
     toml: Annotated[
         bool, typer.Option("--toml", help="Print the table that pyproject.toml declares to Flower.")
     ] = False,
 ) -> None:
-    """Show all configuration keys, their defaults and what they mean."""
+    """Show configuration keys, their defaults and what they mean."""
     from fedhet import config as configuration
+    from fedhet import registry
 
     _quietly()
     if toml:
@@ -266,14 +270,15 @@ def keys(
 
         typer.echo(app_table(), nl=False)
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     with _errors():
-        table = Table("key", "default", "takes", "meaning", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for key, default, takes, meaning in configuration.keys(method=method):
-            table.add_row(key, "" if default == "" else configuration.toml_value(default), takes, meaning)
-        terminal().print(table)
+        method = word if word is not None and (":" in word or word in registry.methods()) else None
+        groups = configuration.key_groups(method=method, word=None if method else word)
+        for heading, rows in groups.items():
+            typer.echo(f"{heading}\n")
+            for key, default, takes, meaning in rows:
+                value = "" if default == "" else f" = {configuration.toml_value(default)}"
+                typer.echo(printable(f"  {key}{value}  ({takes})"))
+                typer.echo(fill(printable(meaning), 100, initial_indent="      ", subsequent_indent="      ") + "\n")
 
 
 def _run(chosen: "Config | dict[str, Any]", *, folder: Path, resume: bool = False) -> None:

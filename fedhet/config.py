@@ -252,6 +252,26 @@ def keys(*, outside: bool = True, method: str | None = None) -> Iterator[tuple[s
             yield f"{name}.{kebab(f.name)}", default_of(f), takes(f), f.metadata["help"]
 
 
+def key_groups(*, method: str | None = None, word: str | None = None) -> dict[str, list[tuple[str, Value, str, str]]]:
+    """`keys` by subject: what they are about, or the method.
+
+    Args:
+        method: those of this method alone.
+        word: those with this in their name or meaning alone.
+
+    Raises:
+        ConfigError: there is no such method, or no such key; with the nearest names.
+    """
+    about = {kebab(f.name): f"about {f.metadata['about']}" for f in common_fields()}
+    groups: dict[str, list[tuple[str, Value, str, str]]] = {each: [] for each in about.values()}
+    for row in keys(method=method):
+        if word is None or word.lower() in f"{row[0]} {row[3]}".lower():
+            groups.setdefault(about.get(row[0], row[0].rpartition(".")[0]), []).append(row)
+    if word and not any(groups.values()):
+        raise ConfigError(nearest("method or key", word, [*registry.methods(), *(row[0] for row in keys())]))
+    return {name: rows for name, rows in groups.items() if rows}
+
+
 def _key(key: str) -> str:
     """A key as it is written in files; Python's underscores are understood."""
     prefix, dot, name = key.rpartition(".")

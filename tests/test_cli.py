@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -274,7 +275,22 @@ class TestOtherCommands:
     def test_keys_shows_every_key(self) -> None:
         shown = fedhet_command("keys").stdout
         keys, *_ = zip(*configuration.keys(), strict=True)
-        assert all(key in shown for key in keys)
+        assert [line.split()[0] for line in shown.splitlines() if re.match(r"  \S", line)] == sorted(
+            keys, key=lambda key: shown.index(f"\n  {key} ")
+        )
+
+    def test_keys_of_a_method_fit_on_a_screen_and_a_word_is_searched(self) -> None:
+        shown = fedhet_command("keys", "fedhenn").stdout
+        assert len(shown.splitlines()) <= 50
+        assert max(map(len, shown.splitlines())) <= 110
+        assert "  fedhenn.eta0 = -1.0  (number)" in shown
+        found = fedhet_command("keys", "BATCH").stdout
+        assert "  batch-size = 32" in found
+        assert "  client-batching" in found
+        assert "  learning-rate" not in found
+        missing = fedhet_command("keys", "lerning-rate")
+        assert missing.exit_code == 2
+        assert "did you mean 'learning-rate'" in missing.stderr
 
     @pytest.mark.parametrize(
         ("typed", "offered"),
