@@ -8,12 +8,11 @@ from .layers import LayerGraph, LayerNode, layer_graph
 from .permutations import PermutationGroup, PermutationGroups, Slot, permutation_groups
 from .reading import architecture_graph
 from .resize import StackedLSTM, resize
-from .states import Columns, columns, cut_out, expand, permute, rows, set_rows, tie, widths, widths_of
+from .states import columns, cut_out, expand, permute, rows, set_rows, tie, widths, widths_of
 
 __all__ = [
     "ArchitectureGraph",
     "BlockAlignment",
-    "Columns",
     "LayerGraph",
     "LayerNode",
     "Node",

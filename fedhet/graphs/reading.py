@@ -123,7 +123,7 @@ class _Reader:
                     parameters[name] = self.states[each]
                 else:
                     inputs.append((name, each))
-        options = {name: value for name, value in arguments if not any(_nodes(value))}
+        options = {name: value for name, value in arguments if not _nodes(value)}
         if _writes(node):
             self.originals[node] = self._original(node.args[0])
         self._add(node, _operator(node), inputs, parameters, options)
@@ -232,12 +232,11 @@ def _recurrent_roles(arguments: Mapping[str, Any], count: int) -> list[str]:
     ]
 
 
-def _nodes(value: object) -> Iterator[fx.Node]:
-    if isinstance(value, fx.Node):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _nodes(item)
+def _nodes(value: Any) -> list[fx.Node]:
+    """The nodes in an argument, which may be a list of them."""
+    found: list[fx.Node] = []
+    fx.node.map_arg(value, found.append)
+    return found
 
 
 def _module(node: fx.Node) -> str:

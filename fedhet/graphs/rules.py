@@ -235,10 +235,8 @@ def _convolution(variables: Variables, node: Node, value: Value) -> Value:
 def _channelwise(variables: Variables, node: Node, value: Value) -> Value:
     """BatchNorm and PReLU: a number a channel, which belongs to the channel's unit."""
     for role, name in node.parameters.items():
-        if variables.graph.shapes[name] == (entries(value[1]),):
-            variables.bind(node, role, 0, value[1], writes=True)
-        else:  # PReLU with one slope for all
-            variables.bind(node, role, 0, fixed(1), writes=True)
+        one_for_all = variables.graph.shapes[name] != (entries(value[1]),)  # PReLU with one slope
+        variables.bind(node, role, 0, fixed(1) if one_for_all else value[1], writes=True)
     return value
 
 

@@ -7,8 +7,8 @@ arrays, and arrays that nothing moved are handed on, not copied.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,6 @@ from .permutations import PermutationGroups, Slot
 Array = NDArray[Any]
 State = Mapping[str, Array | Tensor]
 Assignments = Mapping[int, ArrayLike]
-
-
-@dataclass(frozen=True)
-class Columns:
-    """A run of columns of a group's matrix: which parameter they come from and what it is to its layer."""
-
-    parameter: str
-    role: str
-    width: int
 
 
 def widths(state: State, groups: PermutationGroups) -> tuple[int, ...]:
@@ -111,12 +102,9 @@ def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floa
     return np.hstack([piece.reshape(width, -1) for _, piece in _row_pieces(state, groups, index)])
 
 
-def columns(state: State, groups: PermutationGroups, index: int) -> tuple[Columns, ...]:
-    """Return the meaning of the columns of ``rows``, in their order (the four gates of an LSTM one by one)."""
-    return tuple(
-        Columns(slot.parameter, slot.role, int(np.prod(piece.shape[1:])))
-        for slot, piece in _row_pieces(state, groups, index)
-    )
+def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
+    """Return the slot that each of the D columns of ``rows`` is from."""
+    return [slot for slot, piece in _row_pieces(state, groups, index) for _ in range(prod(piece.shape[1:]))]
 
 
 def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
@@ -128,7 +116,7 @@ def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArra
         ValueError: The matrix has not as many columns as the state says.
     """
     own = widths(state, groups)
-    ends = np.cumsum([run.width for run in columns(state, groups, index)])
+    ends = np.cumsum([prod(piece.shape[1:]) for _, piece in _row_pieces(state, groups, index)])
     if matrix.ndim != 2 or matrix.shape[1] != ends[-1]:
         raise ValueError(f"group {groups[index].name!r} has {ends[-1]} columns, not a matrix of shape {matrix.shape}")
     parts = iter(np.split(matrix, ends[:-1], axis=1))

@@ -54,7 +54,7 @@ class Matching:
         limit = int(self.max_growth * max(map(len, matrices))) if self.max_growth else None
         options: dict[str, Any] = {"gamma": self.gamma, "prior_mean": prior, "sweeps": self.sweeps, "max_rows": limit}
         if self.variances == "estimated":
-            options |= estimate_variances(matrices, **options)._asdict()
+            options |= estimate_variances(matrices, **options)
         return match_layer(matrices, **options, seed=random, average=self._average_of(group))
 
     def attach(
@@ -204,15 +204,13 @@ def _prior_mean(
     states: Sequence[State], matrices: Sequence[Array], groups: PermutationGroups, index: int, *, reference: bool
 ) -> npt.NDArray[np.float64]:
     """(D,): .1 for biases, what is usual for scales (BatchNorm's are about 1), else 0."""
-    state = states[0]
     if reference and index:
         prior = np.zeros(matrices[0].shape[1])
         prior[0] = BIAS_MEAN
         return prior
-    runs = columns(state, groups, index)
-    widths = [run.width for run in runs]
-    prior = np.repeat([BIAS_MEAN if run.role.startswith("bias") else 0.0 for run in runs], widths)
-    scale = np.repeat([state[run.parameter].ndim == 1 and run.role == "weight" for run in runs], widths)
+    slots = columns(states[0], groups, index)
+    prior = np.array([BIAS_MEAN if slot.role.startswith("bias") else 0.0 for slot in slots])
+    scale = np.array([slot.role == "weight" and states[0][slot.parameter].ndim == 1 for slot in slots])
     if scale.any():
         prior[scale] = np.concatenate([matrix[:, scale] for matrix in matrices]).mean(0)
     return prior

@@ -1,19 +1,12 @@
 """Variances of a layer, estimated so that shared neurons merge and foreign ones do not."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .layer import match_layer
-
-
-class Variances(NamedTuple):
-    """The variances of one layer, named as `match_layer` takes them."""
-
-    sigma2: float
-    sigma0_2: float
 
 
 def estimate_variances(
@@ -23,7 +16,7 @@ def estimate_variances(
     prior_mean: npt.ArrayLike = 0.0,
     iterations: int = 5,
     **options: Any,
-) -> Variances:
+) -> dict[str, float]:
     """Estimates `sigma2` and `sigma0_2` of a layer from what matches in it.
 
     With FedMA's sigma2 = sigma0_2 = 1 the weights of a usual network are small against the prior, and its size grows by
@@ -43,7 +36,7 @@ def estimate_variances(
         options: Further ones of `match_layer`; rows that merge for want of room (`max_rows`) count as matches.
 
     Returns:
-        The variances, for `match_layer(weights, **variances._asdict())`.
+        `sigma2` and `sigma0_2`, for `match_layer(weights, **variances)`.
 
     Raises:
         ValueError: As `match_layer`.
@@ -53,7 +46,7 @@ def estimate_variances(
     total = sum(rows.size for rows in clients)
     spread = sum(float(np.square(rows - mean).sum()) for rows in clients) / max(total, 1)
     if not spread > 0:
-        return Variances(1.0, 1.0)
+        return {"sigma2": 1.0, "sigma0_2": 1.0}
     sigma2 = spread
     for _ in range(iterations):
         match = match_layer(
@@ -68,8 +61,8 @@ def estimate_variances(
         )
         within = residuals / (merged * clients[0].shape[1])
         if within > spread / 2:
-            return Variances(spread, spread)
+            return {"sigma2": spread, "sigma0_2": spread}
         previous, sigma2 = sigma2, spread * (spread + within) / (spread - within)
         if np.isclose(sigma2, previous, rtol=1e-3):
             break
-    return Variances(sigma2, spread)
+    return {"sigma2": sigma2, "sigma0_2": spread}

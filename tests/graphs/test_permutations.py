@@ -201,7 +201,7 @@ def groups_along(groups: PermutationGroups, parameter: str, axis: int) -> list[t
 
 
 def bias_columns(state: dict[str, Tensor], groups: PermutationGroups, index: int) -> list[bool]:
-    return [run.role.startswith("bias") for run in columns(state, groups, index) for _ in range(run.width)]
+    return [slot.role.startswith("bias") for slot in columns(state, groups, index)]
 
 
 def wider(groups: PermutationGroups, random: Random) -> tuple[dict[int, np.ndarray], dict[int, int]]:
@@ -272,7 +272,7 @@ def test_rows_follow_the_permutation_and_set_rows_undoes_rows(name: str, kinds: 
     for group in groups:
         matrix = rows(state, groups, group.index)
         assert matrix.shape[0] == group.width
-        assert matrix.shape[1] == sum(run.width for run in columns(state, groups, group.index))
+        assert matrix.shape[1] == len(columns(state, groups, group.index))
         permutation = random.permutation(group.width)
         moved = permute(state, groups, {group.index: permutation})
         np.testing.assert_array_equal(rows(moved, groups, group.index)[permutation], matrix)
