@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Context, Message
 from torch import nn
 
 from fedhet import config as configuration
+from fedhet.client.app import make_client_app
 from fedhet.engines.local import run_locally
 from fedhet.given import Given
 from fedhet.learning.batching import clients
@@ -78,3 +80,16 @@ def test_the_default_is_one_after_the_other(joint: list[int], tmp_path: Path) ->
     assert config.client_batching == "off"
     run_locally(config, tmp_path / "run", own=Given(model=Net))
     assert joint == []
+
+
+def test_clients_behind_mods_are_batched_as_well(joint: list[int], tmp_path: Path) -> None:
+    seen = []
+
+    def mod(message: Message, context: Context, call_next: Any) -> Message:
+        reply = call_next(message, context)
+        seen.append(message.metadata.message_type)
+        return reply
+
+    run_locally(configuration.resolve(SETTINGS), tmp_path / "run", app=make_client_app(Net, mods=[mod]))
+    assert max(joint) == 3
+    assert seen.count("train") == 6
