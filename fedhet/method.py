@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fedhet import options
 from fedhet.errors import ConfigError
 from fedhet.options import AGGREGATIONS, Value
-from fedhet.sharing import EVERYTHING, NOTHING, Sharing
+from fedhet.sharing import NOTHING, Sharing
 
 METRICS, STRUCTURE = "metrics", "structure"
 """Kinds of what leaves a client beside those that make a method: metrics, which a node may keep to itself without being
@@ -75,7 +75,7 @@ class Traits:
     @property
     def averages(self) -> bool:
         """Whether the server averages arrays of clients entry by entry, so that `aggregation` has a meaning."""
-        shared = self.shares.averaged and self.shares.keys is not NOTHING.keys and self.networks != "widths"
+        shared = self.shares.averaged and self.shares.keys != "nothing" and self.networks != "widths"
         return shared or "model" in self.tells or self.combined == "entries"
 
     @property
@@ -91,12 +91,12 @@ class Traits:
     @property
     def whole(self) -> bool:
         """Whether what is shared is a whole network, one for all: the global model."""
-        return self.networks != "any" and self.shares.averaged and self.shares.keys is EVERYTHING.keys
+        return self.networks != "any" and self.shares.averaged and self.shares.keys == "everything"
 
     @property
     def starts_unseen_clients(self) -> bool:
         """Whether a client that comes after the last round receives weights; where all are alone, it is as they are."""
-        return self.alone or self.scored == "received" or (self.shares.averaged and self.shares is not NOTHING)
+        return self.alone or self.scored == "received" or (self.shares.averaged and self.shares.keys != "nothing")
 
 
 AVERAGED_ALONE = "fedhet.server:FederatedStrategy"

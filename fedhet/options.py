@@ -152,11 +152,8 @@ class Config:
     )
     unseen_epochs: int = option(10, "epochs that unseen clients train alone", at_least=0, needs={"unseen-clients": ()})
     unseen_learning_rate: float = option(
-        0.0, "learning rate of it; 0: learning-rate, constant", at_least=0, needs={"unseen-clients": ()}
-    )
-    unseen_scratch_rate: float = option(
         0.0,
-        "learning rate of their training from scratch, for comparison; 0: unseen-learning-rate",
+        "constant learning rate of it; 0: learning-rate, at which those beside it train from scratch",
         at_least=0,
         needs={"unseen-clients": ()},
     )

@@ -41,13 +41,14 @@ class Sharing:
     """A map, and what is done with it.
 
     Attributes:
-        keys: the map.
+        keys: the map; `"everything"`, each array under its own name, and `"nothing"` are said, not computed, so that
+            methods can be told apart by them: only a method that shares everything has a global model.
         averaged: whether the server averages each key, so that its arrays must be alike for all clients that have it;
             otherwise each client's arrays are its own, and are only sent.
         statistics: whether BatchNorm's running statistics are always sent, or as configured.
     """
 
-    keys: Keys
+    keys: Keys | Literal["everything", "nothing"]
     averaged: bool = True
     statistics: Literal["configured", "always"] = "configured"
 
@@ -69,7 +70,10 @@ class Sharing:
             tensors: its state dict.
             statistics: whether BatchNorm's statistics are aggregated in this run.
         """
-        key_of, statistics = self.keys(network), statistics or self.statistics == "always"
+        if self.keys == "nothing":
+            return {}
+        key_of: Callable[[str], str | None] = str if self.keys == "everything" else self.keys(network)
+        statistics = statistics or self.statistics == "always"
         return {
             name: key
             for name in tensors
@@ -86,20 +90,12 @@ def _in_head(network: NetworkDescription, name: str) -> bool:
     return name.startswith(f"{network.head}.")
 
 
-def _all(network: NetworkDescription) -> Callable[[str], str | None]:
-    return lambda name: name
-
-
 def _body(network: NetworkDescription) -> Callable[[str], str | None]:
     return lambda name: None if _in_head(network, name) else name
 
 
 def _head(network: NetworkDescription) -> Callable[[str], str | None]:
     return lambda name: f"head{name.removeprefix(network.head)}" if _in_head(network, name) else None
-
-
-def _nothing(network: NetworkDescription) -> Callable[[str], str | None]:
-    return lambda name: None
 
 
 def _architecture(network: NetworkDescription) -> Callable[[str], str | None]:
@@ -148,12 +144,10 @@ def _options(module: "nn.Module") -> str:
     return str(found).replace(" ", "")
 
 
-EVERYTHING = Sharing(_all)
+EVERYTHING = Sharing("everything")
 BODY = Sharing(_body)
 HEAD = Sharing(_head)
-NOTHING = Sharing(_nothing)
+NOTHING = Sharing("nothing")
 WITHIN_ARCHITECTURES = Sharing(_architecture)
 BY_TYPE_AND_ORDER = Sharing(_type_order)
 BY_FIRST_LAYERS = Sharing(_first_layers)
-SENT = EVERYTHING.only_sent().with_statistics()
-"""All of a network, for the server to keep as that client's."""

@@ -17,6 +17,9 @@ from fedhet.methods import pfedhn
 from fedhet.server import FederatedStrategy, State
 from fedhet.wire import Arrays, Payload, Reply, check, narrowed, to_arrays, to_tensor
 
+WEIGHT_DECAY, CLIP = 0.001, 50.0
+"""Weight decay of the hypernetwork, and the largest norm of its gradient, as in the paper."""
+
 
 @dataclass
 class PFedHNState(State):
@@ -64,7 +67,7 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
             for name, gradient in (self.aggregator.average_arrays(gradients) if gradients else {}).items():
                 tensors[name].grad = to_tensor(gradient)
             optimizer = self._optimizer(tensors)
-            torch.nn.utils.clip_grad_norm_(tensors.values(), self.parameters.clip)
+            torch.nn.utils.clip_grad_norm_(tensors.values(), CLIP)
             optimizer.step()
         self.state.hypernetwork = to_arrays(tensors)
         self.state.moments = to_arrays(
@@ -78,15 +81,14 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
         tensors = {name: to_tensor(array).requires_grad_() for name, array in self.state.hypernetwork.items()}
         embedding = next(
             (tensor.shape[1] for name, tensor in tensors.items() if name.startswith("embedding/")),
-            own.embedding or 1 + len(self.state.clients) // 4,
+            1 + len(self.state.clients) // 4,
         )
-        return PersonalHypernetwork(tensors, seed, embedding, own.hidden, own.layers, own.chunk)
+        return PersonalHypernetwork(tensors, seed, embedding, own.hidden, chunk=own.chunk)
 
     def _optimizer(self, tensors: Mapping[str, Tensor]) -> torch.optim.Adam:
         """Adam where it was left."""
-        own = self.parameters
-        rate, decay = own.server_learning_rate, own.server_weight_decay
-        optimizer = eager(torch.optim.Adam)(tensors.values(), lr=rate, weight_decay=decay)
+        rate = self.parameters.server_learning_rate
+        optimizer = eager(torch.optim.Adam)(tensors.values(), lr=rate, weight_decay=WEIGHT_DECAY)
         for key, array in self.state.moments.items():
             name, _, kind = key.rpartition(":")
             optimizer.state[tensors[name]][kind] = to_tensor(array)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedhet.method import Traits
 from fedhet.sharing import (
     BODY,
     BY_FIRST_LAYERS,
@@ -13,9 +14,9 @@ from fedhet.sharing import (
     EVERYTHING,
     HEAD,
     NOTHING,
-    SENT,
     WITHIN_ARCHITECTURES,
     NetworkDescription,
+    Sharing,
     is_statistic,
 )
 
@@ -44,7 +45,7 @@ def names(sharing, of, *, statistics=True):
         (WITHIN_ARCHITECTURES, False, {*OWN, *LAST}),
         (BY_TYPE_AND_ORDER, False, {*OWN, *LAST}),
         (BY_FIRST_LAYERS, False, {*OWN, *LAST}),
-        (SENT, False, {*OWN, *STATISTICS, *LAST}),
+        (EVERYTHING.with_statistics(), False, {*OWN, *STATISTICS, *LAST}),
         (BODY.with_statistics(), False, {*OWN, *STATISTICS}),
     ],
 )
@@ -150,8 +151,21 @@ def test_by_layer_parameters_that_are_the_models_own_have_keys():
 
 def test_what_is_only_sent_is_not_averaged():
     assert EVERYTHING.averaged
-    assert not SENT.averaged
+    assert not EVERYTHING.only_sent().averaged
     assert names(EVERYTHING.only_sent(), network()) == names(EVERYTHING, network())
+
+
+def test_everything_and_nothing_are_told_by_their_values():
+    """A sharing of one's own that is everything makes a global model, as ours does; nothing is nothing."""
+    mine = Traits(networks="equal", shares=Sharing("everything", statistics="always"), together=True)
+    assert mine.whole
+    assert mine.averages
+    alone = Traits(shares=Sharing("nothing", statistics="always"), keeps="model", scored="trained")
+    assert not alone.whole
+    assert not alone.averages
+    assert not alone.starts_unseen_clients
+    assert Sharing("everything") == EVERYTHING
+    assert Sharing("nothing") == NOTHING
 
 
 def test_statistics_are_told_by_the_last_part_of_the_name():

@@ -111,8 +111,7 @@ def join(job: Job) -> Payload:
     evaluated before the first epoch and after each.
     """
     client, config = job.client, job.client.config
-    rates = {"received": config.unseen_learning_rate or config.learning_rate}
-    rates["scratch"] = config.unseen_scratch_rate or rates["received"]
+    rates = {"received": config.unseen_learning_rate or config.learning_rate, "scratch": config.learning_rate}
     for start in reversed(STARTS):  # what came may be a network of other widths
         optimisation = replace(client.optimisation(), learning_rate=rates[start], schedule=None)
         if start == "scratch":

@@ -15,7 +15,7 @@ from fedhet.client.side import AnySide, LostState
 from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.method import METRICS, STRUCTURE
 from fedhet.options import Config, listed
-from fedhet.sharing import NOTHING, is_statistic
+from fedhet.sharing import is_statistic
 from fedhet.task import Metric
 from fedhet.wire import Payload, WireError
 from fedhet.wire.protocol import Measured
@@ -97,7 +97,7 @@ class Policy:
             if not self.allowed:
                 raise Refused("this node lets out only nothing (allow = ''), so it takes part in no run")
             traits = registry.method(config.prefix, trusted=False).traits_of(config.parameters)
-            shares = {"weights"} if traits.shares != NOTHING and "model" not in traits.tells else set()
+            shares = {"weights"} if traits.shares.keys != "nothing" and "model" not in traits.tells else set()
             self._check(config, {*traits.tells.values()} | shares)
 
     # ---- before anything is computed

@@ -12,13 +12,9 @@ from fedhet.sharing import NetworkDescription, Sharing, is_statistic
 class PFedHNParameters(Parameters):
     """pFedHN's own keys, of the hypernetwork at the server; clients' steps are configured as everywhere."""
 
-    embedding: int = option(0, "width of a client's embedding; 0: 1 + N / 4 for N clients", at_least=0, at_most=2**16)
     hidden: int = option(100, "width of the hypernetwork's hidden layers and features", at_least=1, at_most=2**16)
-    layers: int = option(3, "hidden layers of the hypernetwork", at_least=0, at_most=1000)
     chunk: int = option(1024, "weights in a chunk, all of which have one head", at_least=1, at_most=2**24)
     server_learning_rate: float = option(0.01, "learning rate of the hypernetwork (Adam)", above=0)
-    server_weight_decay: float = option(0.001, "weight decay of the hypernetwork", at_least=0)
-    clip: float = option(50.0, "largest norm of the hypernetwork's gradient", above=0)
 
 
 def _weights(network: NetworkDescription) -> Callable[[str], str | None]:

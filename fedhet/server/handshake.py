@@ -14,7 +14,6 @@ from fedhet.server.hooks import Hooks
 from fedhet.server.robust import Rule
 from fedhet.server.roster import agree_on_pool, most_alike_first
 from fedhet.server.unseen import comes_last
-from fedhet.sharing import NOTHING
 from fedhet.state import ClientRecord
 from fedhet.wire import Arrays, Payload, Reply, Spec, check_finite
 from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, with_pool
@@ -59,10 +58,7 @@ class Handshake:
     @property
     def _exchanges(self) -> bool:
         """Whether clients learn anything of each other."""
-        return (
-            self.run.traits.shares.keys is not NOTHING.keys
-            or type(self.method).aggregate_fit is not Hooks.aggregate_fit
-        )
+        return self.run.traits.shares.keys != "nothing" or type(self.method).aggregate_fit is not Hooks.aggregate_fit
 
     # ---- who is there
 

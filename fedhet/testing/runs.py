@@ -22,7 +22,6 @@ from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.options import Config, Value
 from fedhet.server import FederatedStrategy, Hooks
 from fedhet.serving import serve
-from fedhet.sharing import NOTHING
 from fedhet.testing.faults import Nodes, Tampering, at, raising
 
 COMMON: dict[str, Value] = {
@@ -112,7 +111,7 @@ class Case:
     def settings(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> dict[str, Value]:
         """The settings of a run: the common ones, the case's own, and changes; without those that have no effect."""
         traits = self.traits
-        shared = traits.networks == "any" and traits.shares.averaged and traits.shares is not NOTHING
+        shared = traits.networks == "any" and traits.shares.averaged and traits.shares.keys != "nothing"
         chosen: dict[str, Value] = {
             "method": self.reference,
             "architectures": self.architectures or MIXED["alike" if shared else traits.networks],

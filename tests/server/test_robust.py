@@ -100,11 +100,12 @@ def test_scores_and_descriptors_follow_the_rule_class_by_class_and_slot_by_slot(
     assert np.abs(sent["means"] - honest.numpy()[[1, 0, 2]]).max() < 0.01
 
 
-def test_the_step_of_a_hypernetwork_follows_the_rule():
+def test_the_step_of_a_hypernetwork_follows_the_rule(monkeypatch):
     """What one client's change is worth is seen in where the shared parameters go."""
+    monkeypatch.setattr("fedhet.strategies.pfedhn.CLIP", 1e6)
 
     def step(rule, *deltas):
-        strategy = fedhet.PFedHN(aggregation=rule, **{"pfedhn.server-learning-rate": 0.01, "pfedhn.clip": 1e6})
+        strategy = fedhet.PFedHN(aggregation=rule, server_learning_rate=0.01)
         replies = {}
         for number, delta in enumerate(deltas):
             client = str(number)

@@ -74,12 +74,12 @@ def test_tiles_write_layers_of_types_that_nobody_had(federate: Any, own: dict[st
 @pytest.mark.parametrize("rate", [0.0, 0.05])
 def test_from_scratch_is_local_training_by_the_clients_own_examples(federate: Any, rate: float) -> None:
     """And where clients exchange nothing, what one receives is what it has, at the same rate."""
-    keys: dict[str, Any] = {"unseen_epochs": 3, "unseen_scratch_rate": rate, "test_on": "both", "momentum": 0.5}
+    keys: dict[str, Any] = {"unseen_epochs": 3, "unseen_learning_rate": rate, "test_on": "both", "momentum": 0.5}
     done = federate("local", unseen_clients=1, rounds=1, **keys)
     data, dataset = examples_of(done, "2")
     seed_everything(derive_seed(0, "initial weights", "2"))
     model = population.model_of(done.info("2"))
-    phase = Phase(3, Optimisation("sgd", rate or 0.1, momentum=0.5, batch_size=16))
+    phase = Phase(3, Optimisation("sgd", 0.1, momentum=0.5, batch_size=16))
     batches = torch_generator(0, "newcomer", "2")
 
     def prepare(inputs: Tensor, generator: torch.Generator) -> Tensor:
