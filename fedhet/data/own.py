@@ -43,30 +43,28 @@ def as_client_data(client: str, value: Any) -> ClientData:
 
 
 def _client_data(client: str, value: Any) -> ClientData:
-    augment = None
-    if isinstance(value, Mapping):
-        if not {"train", "test"} <= value.keys() or (others := value.keys() - {*PARTS, "augment"}):
-            named = f", and {', '.join(map(repr, others))} is none of them" if {"train", "test"} <= value.keys() else ""
-            raise DataError(
-                f"client {client}: a mapping of data has 'train' and 'test', and may have 'shared', 'common', "
-                f"'validation' and 'augment'{named}; it has {', '.join(map(repr, value)) or 'nothing'}"
-            )
-        augment, value = value.get("augment"), tuple(value.get(name) for name in PARTS)
-    if not isinstance(value, tuple | list) or not 2 <= len(value) <= len(PARTS):
+    if isinstance(value, tuple | list) and 2 <= len(value) <= len(PARTS):
+        value = dict(zip(PARTS, value, strict=False))
+    if not isinstance(value, Mapping):
         raise DataError(
             f"client {client}: the data function must return (train, test) or a mapping of these names, "
             f"not {_a(type(value).__name__)}"
         )
-    train, test, shared, common, validation = (*value, None, None, None)[: len(PARTS)]
-    return ClientData(
-        _as_examples(client, "train", train),
-        _as_examples(client, "test", test),
-        _pool(shared),
-        None if common is None else _as_examples(client, "common", common),
-        None if validation is None else _as_examples(client, "validation", validation),
-        _as_augment(client, augment),
-        train.batch_size if isinstance(train, DataLoader) else None,
-    )
+    complete, others = {"train", "test"} <= value.keys(), value.keys() - {*PARTS, "augment"}
+    if others or not complete:
+        named = f", and {', '.join(map(repr, others))} is none of them" if complete else ""
+        raise DataError(
+            f"client {client}: a mapping of data has 'train' and 'test', and may have 'shared', 'common', "
+            f"'validation' and 'augment'{named}; it has {', '.join(map(repr, value)) or 'nothing'}"
+        )
+    parts = {
+        name: _as_examples(client, name, value[name])
+        for name in ("train", "test", "common", "validation")
+        if name in ("train", "test") or value.get(name) is not None
+    }
+    shared, augment = _pool(value.get("shared")), _as_augment(client, value.get("augment"))
+    batch_size = value["train"].batch_size if isinstance(value["train"], DataLoader) else None
+    return ClientData(**parts, shared=shared, augment=augment, batch_size=batch_size)
 
 
 def as_pool(value: Any) -> Pool | None:

@@ -111,19 +111,12 @@ def _windows(text: Tensor, stride: int) -> Tensor:
 
 
 def _examples(windows: list[Tensor]) -> Examples:
-    return Examples(
-        torch.cat([window[:, :WINDOW] for window in windows]),
-        torch.cat([window[:, WINDOW] for window in windows]).long(),
-    )
+    together = torch.cat(windows)
+    return Examples(together[:, :WINDOW].contiguous(), together[:, WINDOW].long())
 
 
 def _owners(windows: list[Tensor]) -> Indices:
     return np.repeat(np.arange(len(windows)), [len(window) for window in windows])
-
-
-def as_indices(texts: Tensor) -> Tensor:
-    """Characters as int64, which embeddings take."""
-    return texts.long()
 
 
 @register_dataset("shakespeare")
@@ -165,6 +158,6 @@ def shakespeare(folder: Path | None, *, min_characters: int = 10_000, stride: in
         classes=len(CHARACTERS),
         task=get_task("next-character"),
         input_shape=(WINDOW,),
-        transform=as_indices,
+        transform=torch.Tensor.long,  # which embeddings take
         groups=Groups(tuple(texts), _owners(train), _owners(test)),
     )

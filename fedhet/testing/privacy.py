@@ -74,13 +74,8 @@ class Node:
     def __init__(self, data: Any, allow: str | None, folder: Path) -> None:
         self.app: ClientApp = make_client_app(data=data)
         config: dict[str, Any] = {"partition-id": NODE, "num-partitions": 4, "state-dir": str(folder)}
-        self.context = Context(
-            run_id=RUN_ID,
-            node_id=FIRST_NODE + NODE,
-            node_config=config | ({} if allow is None else {"allow": allow}),
-            state=RecordDict(),
-            run_config={},
-        )
+        config |= {} if allow is None else {"allow": allow}
+        self.context = Context(RUN_ID, FIRST_NODE + NODE, config, RecordDict(), {})
 
     def answers(self, messages: Sequence[tuple[str, RecordDict]]) -> Iterator[RecordDict]:
         """The replies to messages from elsewhere, each with its type."""
