@@ -1,4 +1,4 @@
-"""What FedProto's and FD's client sides share: vectors by class, made and looked up."""
+"""Vectors by class, made and looked up, for FedProto and FD."""
 
 import logging
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""What FedMA's and PFNM's client sides share."""
+"""A client side whose network is matched, for FedMA and PFNM."""
 
 from functools import cached_property
 from typing import TypeVar

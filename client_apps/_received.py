@@ -1,4 +1,4 @@
-"""What the server sent is read: one that sends what cannot be used is told so."""
+"""Reads parts of a request; one that cannot be used is refused."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -111,7 +111,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         return [phase]
 
     def _towards(self, target: Sequence[Tensor]) -> tuple[Mapping[str, Capturing], tuple[Loss, ...]]:
-        """What is captured of the network as it is now, and its distance from the target.
+        """Return the values that are captured of the network, and their distance from the target.
 
         In the shared phase the network is in training mode, places of activations were chosen in evaluation mode.
         """
@@ -133,7 +133,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         return captures, (distance,)
 
     def target(self, payload: Payload) -> list[Tensor] | None:
-        """What came, part by part; None where there is nothing."""
+        """The target that came, part by part; None where there is none."""
         client = self.client
         if "target" not in payload.arrays:
             return None
@@ -146,7 +146,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
     # ---- what is told
 
     def end(self, payload: Payload) -> Payload:
-        """What the next target is made of, and how far from the last one the network was."""
+        """Return what the next target is made of, and the mean distance from the last one."""
         client = self.client
         if client.config.batch_norm == "re-estimate":
             inputs = client.pool.inputs if client.request.closing else client.data.train.inputs
@@ -181,7 +181,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         return output.flatten(1)[:, : self.parameters.lengths[block]]
 
     def summary(self, block: int, output: Tensor) -> Tensor:
-        """What is aligned of a block's output (n, ...) where no places are chosen: its channels' means."""
+        """The channels' means of a block's output (n, ...), which are aligned where no places are chosen."""
         return channel_means(output)
 
     # ---- evaluation
@@ -193,7 +193,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         return super().evaluate(when)
 
     def finish(self, payload: Payload) -> Payload:
-        """What the trained network sees in the first of the shared images."""
+        """Return heat maps of the trained network for the first of the shared images."""
         client, own = self.client, self.parameters
         if not own.aligns or own.align == "spectral":
             return Payload()

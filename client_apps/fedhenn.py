@@ -27,7 +27,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
     """Local training of equation 5 (homogeneous) or 6 (heterogeneous)."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """What some of the pool looks like before training.
+        """Return the representation of some public examples before training.
 
         Raises:
             DataError: the pool is that of the configured data set, and the client's data are others.
@@ -42,7 +42,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return self._probe()
 
     def finish(self, payload: Payload) -> Payload:
-        """What it looks like after training."""
+        """Return their representation after training."""
         return self._probe()
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
@@ -73,7 +73,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return self.weight * distance, {"distance": distance}
 
     def end(self, payload: Payload) -> Payload:
-        """What travels of the model, what it makes of X(t+1), and how far from the target it was."""
+        """Return what is shared, the representation or posteriors of X(t+1), and the mean distance from the target."""
         reply = super().end(payload)
         if "next-rad" in payload.arrays:
             rad = self._rad(payload.arrays["next-rad"], self.client.request.round + 1)
@@ -89,7 +89,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return inputs
 
     def target(self, payload: Payload, rad: Tensor) -> Tensor | Sequence[Tensor]:
-        """What came, or what the client makes by itself; its network is as it was before this round's training."""
+        """The target that came, or one by the client's own network as it was before this round's training."""
         own, beside = self.parameters, self.client.network.beside
         if "target" not in payload.arrays:  # homogeneous: of the global model W(t-1), which is what was just received
             features = self.represent(rad)
@@ -104,7 +104,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
             return beside(values)
 
     def _telling(self, rad: Tensor) -> Arrays:
-        """What the peers' target is made of, on these rows."""
+        """Return this client's part of the peers' target, on these rows."""
         spectral = self.parameters.told == "posteriors"
         told = self.client.scores(rad, "probabilities") if spectral else self.represent(rad)
         if not told.isfinite().all():

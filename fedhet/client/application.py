@@ -111,7 +111,7 @@ class Application:
         )
 
     def _report(self, job: Job, context: Context) -> Report:
-        """What a client says of itself, beside the method's reply."""
+        """Return the client report, which goes beside the method's reply."""
         client = job.client
         report = Report(client.name, lost_state=client.request.expected if job.keeping.lost else -1)
         if client.request.question != HANDSHAKE:

@@ -1,4 +1,4 @@
-"""What a client does for a message: it trains, is evaluated, or comes after the last round.
+"""The work of a client for a message: it trains, is evaluated, or comes after the last round.
 
 A job owns its network and its streams of batches and dropout as long as it lasts, so several may be under way at once,
 and their passes be one (`fedhet.learning.batching`).

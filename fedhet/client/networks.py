@@ -57,7 +57,7 @@ class Network:
         return fitted(transform, self.precision)
 
     def beside(self, tensor: Tensor) -> Tensor:
-        """What is compared with the model's values: on its device, and floats in its dtype."""
+        """Return a tensor that is compared with the model's values: on its device, and floats in its dtype."""
         return in_precision(tensor.to(self.device), self.precision)
 
     def shared_names(self, shares: Sharing, *, statistics: bool) -> dict[str, str]:

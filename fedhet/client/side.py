@@ -1,4 +1,4 @@
-"""What a method's client side is, and what it works with: the contract.
+"""The contract of a method's client side: its hooks, and the client that it works with.
 
 A `ClientSide` takes in what came (`begin`), says what is trained (`phases`, `terms`) and what is sent back (`end`).
 Model, data, optimiser, device, random streams and lasting state come from a `Client`, made anew for every message.
@@ -173,7 +173,7 @@ class Client:
 
 
 class ClientSide(Generic[P]):
-    """What a method does at a client, made anew for every message. Subclasses override what they need.
+    """The client side of a method, made anew for every message. Subclasses override what they need.
 
     By default the network is trained on the client's examples, and what is shared travels.
     """
@@ -242,15 +242,15 @@ class ClientSide(Generic[P]):
             load_into(self.shared(), model)
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """What is added to the task's loss."""
+        """Return the terms that are added to the task's loss."""
         return ()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """What is trained, in order."""
+        """Return the phases of training, in order."""
         return [Phase(self.client.request.epochs, self.client.optimisation(), terms=self.terms(payload))]
 
     def end(self, payload: Payload) -> Payload:
-        """What is sent back after training: what is shared, and the means of what the terms recorded."""
+        """Return what is sent back after training: what is shared, and the means of what the terms recorded."""
         reply = self.share()
         reply.values |= self.client.trained.means
         return reply
@@ -258,7 +258,7 @@ class ClientSide(Generic[P]):
     # ---- evaluation
 
     def refine(self, when: str) -> Sequence[Phase]:
-        """What is trained before an evaluation, of what was `received` or `trained`, and undone behind it."""
+        """Return phases of training before an evaluation of what was `received` or `trained`, undone behind it."""
         return ()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
@@ -270,7 +270,7 @@ class ClientSide(Generic[P]):
         return self.client.model
 
     def finish(self, payload: Payload) -> Payload:
-        """What is sent back at the evaluation at the end."""
+        """Return what is sent back at the evaluation at the end."""
         return Payload()
 
 

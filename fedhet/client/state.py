@@ -1,4 +1,4 @@
-"""What a client keeps: its own state by round, its personal model, and shared pools.
+"""A client's lasting state: by round, its personal model, and shared pools.
 
 The server names the round that it expects. A client whose answer was lost goes back to the state before it, one that
 died in mid-round trains again from where it was, and none ever trains twice on top of itself.
@@ -44,7 +44,7 @@ class Written:
             self.forget(next(iter(self._kept)))
 
     def find(self, path: Path) -> dict[str, torch.Tensor] | None:
-        """What a file holds, not to be written into; None where nobody knows but the file itself."""
+        """Return a file's tensors, not to be written into; None where they are not kept."""
         version, tensors = self._kept.get(path, (None, None))
         return tensors if version is not None and version == _version(path) else None
 
@@ -55,7 +55,7 @@ class Written:
 
 
 def _version(path: Path) -> object:
-    """What changes whenever another file takes a file's place; None where there is none."""
+    """A value that changes whenever another file takes a file's place; None where there is none."""
     try:
         found = path.stat()
     except OSError:

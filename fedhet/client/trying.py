@@ -46,7 +46,7 @@ def own_network(function: ModelFunction, client: ClientInfo) -> nn.Module:
 
 
 def _unfit(model: object) -> str:
-    """What is wrong with a network, whatever the data; empty if nothing is."""
+    """Say what is wrong with a network, whatever the data; empty if nothing is."""
     name = type(model).__name__
     if not isinstance(model, nn.Module):
         return f"{name}, no nn.Module"
@@ -79,7 +79,7 @@ def take_weights(model: nn.Module, fresh: nn.Module, function: ModelFunction | N
 
 @dataclass(frozen=True)
 class Tried:
-    """What is known of a client once its network was tried out.
+    """The findings about a client whose network was tried out.
 
     Attributes:
         task: of its data.

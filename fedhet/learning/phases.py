@@ -1,4 +1,4 @@
-"""What the training loop is told: phases, how parameters are stepped, and loss terms.
+"""Phases of training, how parameters are stepped, and loss terms: the arguments of the training loop.
 
 Every method's local training is a list of `Phase`s: FedAvg is one, FedRep trains the head, then the body. A method's
 regulariser is a loss term: a function of the current `Step` that returns a scalar to add to the task's loss.
@@ -19,7 +19,7 @@ from fedhet.representations import Capturing, RandomStream, Representation
 
 @dataclass(slots=True)
 class Step:
-    """What a loss term sees of one mini-batch.
+    """One mini-batch, as a loss term sees it.
 
     Attributes:
         number: of the step in its phase, from 0.

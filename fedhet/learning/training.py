@@ -21,7 +21,7 @@ from fedhet.task import LARGEST, Task
 
 @dataclass
 class Trained:
-    """What came of a phase, or of several.
+    """The result of a phase, or of several.
 
     Attributes:
         loss: sum over epochs of the mean of the whole loss over an epoch's steps, weighted by batch size.

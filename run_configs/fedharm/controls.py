@@ -29,7 +29,7 @@ class Own(FedHARMClient):
     """The target is of the client's own network as it was before the phase."""
 
     def target(self, payload: Payload) -> list[Tensor]:
-        """What it would tell, part by part."""
+        """Its own parts, as it would tell them."""
         told = [part.values.cpu() for part in self.told()]
         generator = self.client.generator("parallel analysis")
         made = target_of(self.parameters.align, [told], error=fedharm.ERROR, generator=generator)
