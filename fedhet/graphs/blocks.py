@@ -92,9 +92,7 @@ def trunk(model: nn.Module, example: Tensor) -> list[str]:
     found: list[tuple[str, int, Tensor]] = []
     for name, nesting, value in _maps(model, example):
         if any(parameter.ndim > 1 for parameter in model.get_submodule(name).parameters()):
-            found = [
-                each for each in found if prod(each[2].shape[2:]) >= prod(value.shape[2:]) and each[2] is not value
-            ]
+            found = [each for each in found if each[2] is not value and _area(each[2]) >= _area(value)]
             found.append((name, nesting, value))
     least = min((nesting for _, nesting, _ in found), default=0)
     return [name for name, nesting, _ in found if nesting == least]
