@@ -197,9 +197,10 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with synthetic files of CIFAR-10 (200 images), MNIST (600), Shakespeare (five roles), ChestX-ray14."""
     folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        count = 10 if name == "test_batch" else 40
         # Smooth ones: of noise all images look alike to a network, and nothing can be told from a kernel.
-        coarse = rng.integers(256, size=(40, 3, 4, 4), dtype=np.uint8).repeat(8, 2).repeat(8, 3)
-        batch = {"data": coarse.reshape(40, -1), "labels": [label % 10 for label in range(40)]}
+        coarse = rng.integers(256, size=(count, 3, 4, 4), dtype=np.uint8).repeat(8, 2).repeat(8, 3)
+        batch = {"data": coarse.reshape(count, -1), "labels": [label % 10 for label in range(count)]}
         (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
     for part, count in (("train", 600), ("t10k", 50)):
         for kind, shape in (("images-idx3", (count, 28, 28)), ("labels-idx1", (count,))):

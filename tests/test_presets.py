@@ -39,9 +39,9 @@ def smaller(config: Config) -> dict[str, Any]:
     small: dict[str, Any] = {
         "rounds": 1,
         "clients": config.clients if listed else max(2, len(dealt)),
-        "samples-per-client": 10,
-        "public-samples": min(config.public_samples, 20),
-        "local-epochs": min(config.local_epochs, 2),
+        "samples-per-client": 6,
+        "public-samples": min(config.public_samples, 10),
+        "local-epochs": min(config.local_epochs, 2 if config.prefix == "fedrep" else 1),  # it divides them
         "closing-epochs": min(config.closing_epochs, 1),
     }
     for own in fields(config.parameters):
