@@ -191,7 +191,10 @@ def test_drawing_leaves_matplotlib_as_it_was(make_run):
             marks=pytest.mark.slow,
         ),
         ({"unseen_clients": True}, ["accuracy", "clients", "unseen_clients", "bytes"], "by epoch of training alone"),
-        ({"clients": 60, "rounds": 50, "cka": True}, ["accuracy", "clients", "bytes", "cka"], "cnn-1-1 (12)"),
+        pytest.param(
+            *({"clients": 60, "rounds": 50, "cka": True}, ["accuracy", "clients", "bytes", "cka"], "cnn-1-1 (12)"),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             *({"architectures": [""]}, ["accuracy", "clients", "bytes"], "undisclosed (10)"), marks=pytest.mark.slow
         ),

@@ -335,11 +335,13 @@ def test_a_client_that_lost_its_state_starts_the_pass_anew(tmp_path):
     ("round", "spoil", "reason"),
     [
         (2, {"body.3.weight": lambda a: a[:, :-1]}, r"update for group 1: body.3.weight is float32\[32, 3[0-9]"),
-        (2, {"body.3.bias": lambda a: a.astype(np.float64)}, "body.3.bias is float64"),
+        pytest.param(
+            *(2, {"body.3.bias": lambda a: a.astype(np.float64)}, "body.3.bias is float64"), marks=pytest.mark.slow
+        ),
         (3, {"body.7.weight": lambda a: np.full_like(a, np.nan)}, "body.7.weight has values that are not finite"),
-        (3, {"body.7.weight": None}, "missing .'body.7.weight'"),
+        pytest.param(3, {"body.7.weight": None}, "missing .'body.7.weight'", marks=pytest.mark.slow),
         (5, {"counts": lambda a: -a}, "class counts are negative"),
-        (5, {"counts": None}, "class counts: missing"),
+        pytest.param(5, {"counts": None}, "class counts: missing", marks=pytest.mark.slow),
     ],
 )
 def test_a_wrong_reply_is_refused_by_name(round, spoil, reason, tmp_path):
