@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedhet import models, population
 from fedhet.client import ClientSide, LostState
-from fedhet.data import Examples, Pool
+from fedhet.data import Examples, PublicDataset
 from fedhet.errors import ModelError
 from fedhet.graphs import BlockAlignment, UnsupportedArchitecture, align_blocks, blocks
 from fedhet.learning import Loss, Phase, Step, reestimate
@@ -51,7 +51,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
     @property
     def _alignment(self) -> BlockAlignment:
         client = self.client
-        return _aligned(client.config, client.network.architecture, client.find_pool(client.request.pool))
+        return _aligned(client.config, client.network.architecture, client.find_public(client.request.public))
 
     def handshake(self, payload: Payload) -> Payload:
         """How many of the slots each of its blocks fills, and how its blocks were found, if they were aligned.
@@ -92,7 +92,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         target = self.target(payload) if own.aligns else None
         if target is None and not own.task_weight:
             return []
-        inputs, labels = client.pool.inputs, client.pool.labels
+        inputs, labels = client.public.inputs, client.public.labels
         if labels is None:
             labels = torch.zeros(len(inputs), dtype=torch.long, device=client.device)
         captures, terms = ({}, ()) if target is None else self._towards(target)
@@ -140,7 +140,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         with reading_request("target"):
             parts = unpack_all(payload.arrays["target"], self.parameters.parts, fedharm.DTYPE)
             for part in parts:
-                check_rows(part, len(client.pool))
+                check_rows(part, len(client.public))
             return [client.network.beside(part) for part in parts]
 
     # ---- what is told
@@ -149,7 +149,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         """Return what the next target is made of, and the mean distance from the last one."""
         client = self.client
         if client.config.batch_norm == "re-estimate":
-            inputs = client.pool.inputs if client.request.closing else client.data.train.inputs
+            inputs = client.public.inputs if client.request.closing else client.data.train.inputs
             reestimate(client.model, inputs, client.transform)
         reply = super().end(payload)
         if "tell" in payload.values:
@@ -158,7 +158,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
 
     def told(self) -> list[Factor]:
         """Descriptors, outputs of blocks, or posteriors of the shared images, in evaluation mode."""
-        own, client, inputs = self.parameters, self.client, self.client.pool.inputs
+        own, client, inputs = self.parameters, self.client, self.client.public.inputs
         if own.align == "spectral":
             return [Factor(client.scores(inputs, "probabilities"))]
         if self.chooses:
@@ -168,8 +168,8 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
 
     def _described(self) -> tuple[list[Tensor], list[Tensor]]:
         """Descriptors of the shared images, and the places where they were taken."""
-        client, pool, own = self.client, self.client.pool, self.parameters
-        return describe(client.model, self.blocks, pool.inputs, pool.labels, own.lengths, client.transform)
+        client, public, own = self.client, self.client.public, self.parameters
+        return describe(client.model, self.blocks, public.inputs, public.labels, own.lengths, client.transform)
 
     @property
     def chooses(self) -> bool:
@@ -189,7 +189,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
         """The network; BatchNorm's statistics after the shared phase are those of its images, if taken anew."""
         if when == fedharm.BETWEEN and self.client.config.batch_norm == "re-estimate":
-            reestimate(self.client.model, self.client.pool.inputs, self.client.transform)
+            reestimate(self.client.model, self.client.public.inputs, self.client.transform)
         return super().evaluate(when)
 
     def finish(self, payload: Payload) -> Payload:
@@ -198,22 +198,22 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         if not own.aligns or own.align == "spectral":
             return Payload()
         try:
-            pool = client.pool
+            public = client.public
         except LostState:  # the evaluation counts without it
             return Payload()
-        label = None if pool.labels is None else pool.labels[:1]
-        maps = heat_maps(client.model, self.blocks, pool.inputs[:1], label, client.transform)
+        label = None if public.labels is None else public.labels[:1]
+        maps = heat_maps(client.model, self.blocks, public.inputs[:1], label, client.transform)
         finite = all(bool(heat.isfinite().all()) for heat in maps)
         tensors = {str(block): heat for block, heat in enumerate(maps)}
         return Payload({"heat": to_arrays(tensors, "float16")} if maps and finite else {})
 
 
 LOOKED_AT = 64
-"""Images of the pool by which blocks are aligned."""
+"""Images of the public dataset by which blocks are aligned."""
 
 
 @lru_cache(maxsize=16)
-def _aligned(config: Config, architecture: str, pool: Pool) -> BlockAlignment:
+def _aligned(config: Config, architecture: str, public: PublicDataset) -> BlockAlignment:
     """The blocks of an architecture that are most like those of the first one, both with their initial weights.
 
     Every client finds the same ones by itself.
@@ -232,5 +232,5 @@ def _aligned(config: Config, architecture: str, pool: Pool) -> BlockAlignment:
         for name in (architecture, names[0]):
             seed_everything(derive_seed(config.seed, "block alignment", name))
             built.append(models.build(name, dataset.input_shape, dataset.classes))
-    (model, reference), images = built, pool.inputs[:LOOKED_AT]
+    (model, reference), images = built, public.inputs[:LOOKED_AT]
     return align_blocks(model, reference, images, dataset.transform, count=len(config.parameters.lengths))

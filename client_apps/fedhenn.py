@@ -30,14 +30,14 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         """Return the representation of some public examples before training.
 
         Raises:
-            DataError: the pool is that of the configured data set, and the client's data are others.
+            DataError: the public dataset is that of the configured data set, and the client's data are others.
         """
         own = self.parameters
         if own.eta0 and own.rad_source == "train-union" and self.client.own_data:
             raise DataError(
                 f"client {self.client.name}: fedhenn.rad-source = 'train-union' is the union of the configured data "
-                "set's training parts, and this client's data are its own: let its data function return a pool as "
-                "`shared`, with rad-source = held-out"
+                "set's training parts, and this client's data are its own: let its data function return a "
+                "public dataset as `public`, with rad-source = held-out"
             )
         return self._probe()
 
@@ -83,7 +83,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
     def _rad(self, arrays: Arrays, round: int) -> Tensor:
         """X(t), raw; augmented once where training images are, and the same for all who use it."""
         client, seed = self.client, self.client.config.seed
-        inputs = rows_in(arrays, client.pool.inputs, "rows of the RAD")
+        inputs = rows_in(arrays, client.public.inputs, "rows of the RAD")
         if client.augment and self.parameters.augments(client.config):
             return client.augment(inputs, torch_generator(seed, fedhenn.AUGMENTATION, round))
         return inputs
@@ -115,11 +115,11 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         if not self.parameters.probe or not self.parameters.eta0:
             return Payload()
         try:
-            pool = self.client.pool.inputs
+            public = self.client.public.inputs
         except LostState:  # the handshake and the evaluation count without it
             return Payload()
-        order = numpy_generator(self.client.config.seed, "probe").permutation(len(pool))[: self.parameters.probe]
-        features = self.represent(pool[torch.from_numpy(order)].to(self.client.device))
+        order = numpy_generator(self.client.config.seed, "probe").permutation(len(public))[: self.parameters.probe]
+        features = self.represent(public[torch.from_numpy(order)].to(self.client.device))
         return Payload({"probe": pack(compress(features))} if features.isfinite().all() else {})
 
     def represent(self, inputs: Tensor) -> Tensor:

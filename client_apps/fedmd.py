@@ -33,14 +33,14 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
         return Payload(values={"classes": self.client.scores(self.client.data.train.inputs[:2], "logits").shape[1]})
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """The pool's labels, if the client begins; the mean scores, if there are any; its own examples."""
+        """The public dataset's labels, if the client begins; the mean scores, if there are any; its own examples."""
         own, client = self.parameters, self.client
         begins = "begun" not in client.memory
         client.memory["begun"] = torch.ones(1, dtype=torch.uint8)
         phases = []
         if begins and own.public_epochs:
-            assert client.pool.labels is not None  # as the traits say
-            public = Examples(client.pool.inputs, client.pool.labels)
+            assert client.public.labels is not None  # as the traits say
+            public = Examples(client.public.inputs, client.public.labels)
             phases.append(Phase(own.public_epochs, client.optimisation(), examples=public))
         if "mean" in payload.arrays:
             phases.append(self._digest(payload.arrays))
@@ -79,5 +79,5 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
         return Phase(epochs, self.client.optimisation(), examples=examples, terms=(match,), task_weight=0.0)
 
     def _inputs(self, arrays: Arrays) -> Tensor:
-        """The pool's examples at these rows, raw."""
-        return rows_in(arrays, self.client.pool.inputs, "rows of the pool")
+        """The public dataset's examples at these rows, raw."""
+        return rows_in(arrays, self.client.public.inputs, "rows of the public dataset")

@@ -17,7 +17,7 @@ class LabelSpreading(Classical[LabelSpreadingParameters]):
         """Fit it to both; public examples have no label."""
         from sklearn.semi_supervised import LabelSpreading
 
-        public = self._features(self.client.pool.inputs)
+        public = self._features(self.client.public.inputs)
         everything = np.concatenate([features, public])
         known = np.concatenate([labels, np.full(len(public), -1)])
         neighbours = min(self.parameters.neighbours, len(everything))

@@ -16,11 +16,11 @@ class Local(ClientSide[LocalParameters]):
     """One phase; nothing travels."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """On its own examples, or on those and the pool's."""
+        """On its own examples, or on those and the public dataset's."""
         phases = super().phases(payload)
-        if self.parameters.pool == "unused":
+        if self.parameters.public == "unused":
             return phases
-        own, pool = self.client.data.train, self.client.pool
-        assert pool.labels is not None  # as the traits say
-        both = Examples(torch.cat([own.inputs[:], pool.inputs]), torch.cat([own.labels, pool.labels]))
+        own, public = self.client.data.train, self.client.public
+        assert public.labels is not None  # as the traits say
+        both = Examples(torch.cat([own.inputs[:], public.inputs]), torch.cat([own.labels, public.labels]))
         return [replace(phase, examples=both) for phase in phases]

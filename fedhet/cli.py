@@ -218,7 +218,7 @@ def clean(
         ),
     ] = None,
 ) -> None:
-    """Remove old runs' states and pools from this node's folder."""
+    """Remove old runs' states and public datasets from this node's folder."""
     with _errors(everything_is_input=True):
         from fedhet.client.state import remove_old
         from fedhet.files import state_home

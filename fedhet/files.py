@@ -28,12 +28,12 @@ SEAL = "fedhet"
 LONGEST_NAME = 200
 """Bytes of a name; those of a file may have 255, with its ending and while it is being written."""
 
-TAKEN_NAMES = frozenset({"clients", "models", "pools", "global"})
+TAKEN_NAMES = frozenset({"clients", "models", "public", "global"})
 """Names that a folder of state or of models has for things of its own."""
 
 
 def plain_name(text: str) -> bool:
-    """Whether text can be the name of a file or folder that is a client's, a run's or a pool's, and leads nowhere else.
+    """Whether text can name a file or folder of a client, a run or a public dataset, and leads nowhere else.
 
     It is printable, no longer than `LONGEST_NAME`, not hidden, and none of `TAKEN_NAMES` on any file system.
     """

@@ -1,4 +1,4 @@
-"""What a method is, as one value: its name, its keys, the answers to six questions, and its two sides by name.
+"""A method as one value: its name, its keys, the answers to six questions, and its two sides by name.
 
 Servers and clients both know it, and each imports its own side only.
 """
@@ -44,7 +44,7 @@ class Traits:
             must keep, since the evaluation at the end is of that.
         together: from what initialisation clients start: all from one, where `shared-init` says so, or each from its
             own.
-        pool: what is needed of the shared pool: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
+        public: what is needed of the public dataset: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
         alone: whether clients exchange nothing at all: the line that the others are measured by.
         combined: what the server makes of what clients send beside arrays of a network: an average of `entries`, which
             `aggregation` may put together by another rule; something else of `whole` arrays, which can be cut to
@@ -62,7 +62,7 @@ class Traits:
     keeps: Literal["model", "rest", "nothing"] = "rest"
     scored: Literal["received", "trained"] = "received"
     together: bool = False
-    pool: Literal["none", "inputs", "labelled"] = "none"
+    public: Literal["none", "inputs", "labelled"] = "none"
     alone: bool = False
     combined: Literal["", "entries", "whole"] = ""
     tells: Mapping[str, str] = field(default_factory=dict, hash=False)

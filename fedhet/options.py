@@ -23,8 +23,8 @@ class Parameters:
     """A method's own keys: subclasses add fields made with `option`, each with the paper's value."""
 
     @property
-    def makes_pool(self) -> bool:
-        """Whether the method takes its shared pool from elsewhere than `public-samples`."""
+    def makes_public_dataset(self) -> bool:
+        """Whether the method takes its public dataset from elsewhere than `public-samples`."""
         return False
 
     def check(self, config: "Config") -> None:
@@ -101,11 +101,11 @@ class Config:
         at_node=True,
     )
     public_samples: int = option(
-        0, "examples held out of every client's training data for the methods' shared pool", at_least=0, about="data"
+        0, "examples held out of every client's training data for the methods' public dataset", at_least=0, about="data"
     )
     public_dataset: str = option(
         "",
-        "another data set whose training images are the shared pool, resized, coloured and scaled like the clients' "
+        "another data set whose training images are the public dataset, resized, coloured and scaled like the clients' "
         "own; they have labels where it has as many classes; empty: the clients' data set",
         about="data",
         needs={"public-samples": ()},

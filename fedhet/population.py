@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedhet import data, models, registry
-from fedhet.data import ClientData, DataSet, Examples, Pool, Split
+from fedhet.data import ClientData, DataSet, Examples, PublicDataset, Split
 from fedhet.errors import ConfigError, ModelError
 from fedhet.machine import memory
 from fedhet.options import Config, keys_about
@@ -83,35 +83,39 @@ def data_of(client: ClientInfo) -> ClientData:
     return _client(_data_keys(client.config), clients, number, client.split_seed)
 
 
-def shared_pool(config: Config) -> Pool | None:
-    """The pool, `public-samples` raw examples, held out with their labels or from elsewhere; None without one."""
+def public_dataset(config: Config) -> PublicDataset | None:
+    """`public-samples` raw examples, held out with their labels or from another data set; None without them."""
     if config.public_dataset and config.public_samples:
         return _elsewhere(_data_keys(config))
-    return _split(_data_keys(config), config.clients, config.seed).shared if config.public_samples else None
+    return _split(_data_keys(config), config.clients, config.seed).public if config.public_samples else None
 
 
-def pool_for(config: Config, given: Pool | None) -> Pool | None:
-    """The pool as the configured method needs it: with its labels, without them, or not at all.
+def public_dataset_for(config: Config, given: PublicDataset | None) -> PublicDataset | None:
+    """The public dataset as the configured method needs it: with its labels, without them, or not at all.
 
     Raises:
-        ConfigError: the method needs labels, and the pool that was given has none.
+        ConfigError: the method needs labels, and the public dataset that was given has none.
     """
-    need = registry.method(config.prefix).traits_of(config.parameters).pool
+    need = registry.method(config.prefix).traits_of(config.parameters).public
     if given is None or need == "none":
         return None
     if need == "labelled" and given.labels is None:
-        raise ConfigError(f"{config.prefix} needs a labelled pool, and the shared pool has no labels: give both")
+        raise ConfigError(
+            f"{config.prefix} needs a labelled public dataset, and the public dataset has no labels: give both"
+        )
     return given if need == "labelled" else given.unlabelled
 
 
-def training_union(config: Config) -> Pool:
+def training_union(config: Config) -> PublicDataset:
     """The inputs of all the clients' training parts together, in order of the clients; one object for all."""
     return _union(_data_keys(config), config.clients)
 
 
 @lru_cache(maxsize=2)
-def _union(keys: Config, clients: int) -> Pool:
-    return Pool(torch.cat([_client(keys, clients, number, keys.seed).train.inputs[:] for number in range(clients)]))
+def _union(keys: Config, clients: int) -> PublicDataset:
+    return PublicDataset(
+        torch.cat([_client(keys, clients, number, keys.seed).train.inputs[:] for number in range(clients)])
+    )
 
 
 def class_counts(config: Config, clients: Mapping[str, tuple[int, int]]) -> dict[str, list[Any]] | None:
@@ -151,13 +155,13 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
         FedhetError: what cannot, and what would do.
     """
     traits = registry.method(config.prefix).traits_of(config.parameters)
-    if traits.pool != "none" and not (config.public_samples or config.parameters.makes_pool or own_data):
+    if traits.public != "none" and not (config.public_samples or config.parameters.makes_public_dataset or own_data):
         raise ConfigError(
-            f"{config.prefix} aligns clients on a pool that all share: set public-samples, such as public-samples = 500"
+            f"{config.prefix} aligns clients on a public dataset: set public-samples, such as public-samples = 500"
         )
     if not own_data:
         _split(_data_keys(config), config.clients, config.seed)
-        pool_for(config, shared_pool(config))
+        public_dataset_for(config, public_dataset(config))
     if own_model or own_data:
         return
     dataset = dataset_of(config)
@@ -249,7 +253,7 @@ def _data_keys(config: Config) -> Config:
 
 @lru_cache(maxsize=4)
 def _split(keys: Config, clients: int, seed: int) -> Split:
-    """The data set shared out; the pool is held out by the run's seed, the rest is dealt by `seed`."""
+    """The data set shared out; the public dataset is held out by the run's seed, the rest is dealt by `seed`."""
     return data.split(
         dataset_of(keys),
         keys.partition,
@@ -265,9 +269,9 @@ def _split(keys: Config, clients: int, seed: int) -> Split:
 
 
 @lru_cache(maxsize=4)
-def _elsewhere(keys: Config) -> Pool:
+def _elsewhere(keys: Config) -> PublicDataset:
     other = data.load(keys.public_dataset, keys.public_data or None)
-    return data.pool_of(other, dataset_of(keys), keys.public_samples, keys.seed)
+    return data.public_dataset_of(other, dataset_of(keys), keys.public_samples, keys.seed)
 
 
 @lru_cache(maxsize=2048)

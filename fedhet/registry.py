@@ -213,7 +213,7 @@ def _imported_before(reference: str) -> Method | None:
 
 
 def _object(reference: str) -> Any:
-    """What `package.module:name` or `FILE.py:NAME` names."""
+    """Return the object that `package.module:name` or `FILE.py:NAME` names."""
     module, name = _place(reference)
     return getattr(module_of(module), name)
 

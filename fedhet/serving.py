@@ -11,8 +11,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedhet import config as configuration
 from fedhet import population, registry, text
-from fedhet.data import Pool
-from fedhet.data.own import as_pool
+from fedhet.data import PublicDataset
+from fedhet.data.own import as_public_dataset
 from fedhet.flower.insides import simulated
 from fedhet.given import Given
 from fedhet.learning import evaluate
@@ -34,7 +34,7 @@ def serve(
     *,
     engine: str,
     resume: bool = False,
-    shared: Pool | None = None,
+    public: PublicDataset | None = None,
     model: Any = None,
     own: Given = Given(),  # noqa: B008 - it is frozen
     evaluate_fn: EvaluateFunction | None = None,
@@ -48,7 +48,7 @@ def serve(
         folder: the run directory.
         engine: its name, for the summary.
         resume: go on with the run in the folder.
-        shared: the shared pool.
+        public: the public dataset.
         model: the clients' models, where they are not the configured ones and the server needs them.
         own: what a user gave in Python, for the run's files and, in place of `model`, for the server.
         evaluate_fn: evaluates the global model; by default on the common test set, where `test-on` asks for it.
@@ -60,7 +60,7 @@ def serve(
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.prefix)
     here = engine == "local" or simulated(grid)
     with recorded(folder, config, engine, resume=resume, own=own.words, simulated=here) as recording:
-        strategy = make(config, shared=shared, model=model or own.model, observers=[*recording, *observers])
+        strategy = make(config, public=public, model=model or own.model, observers=[*recording, *observers])
         strategy.state = recording[0].state(strategy.state_class) or strategy.state
         if evaluate_fn is None and config.test_on != "local":
             evaluate_fn = _on_common_test(strategy)
@@ -70,7 +70,7 @@ def serve(
 def make_server_app(
     *,
     model: Any = None,
-    shared: Callable[[Config], Any] | None = None,
+    public: Callable[[Config], Any] | None = None,
     evaluate_fn: EvaluateFunction | None = None,
     methods: Sequence[Method] = (),
 ) -> ServerApp:
@@ -78,9 +78,9 @@ def make_server_app(
 
     Args:
         model: the clients' models, as for `make_client_app`; only for what the server does with networks itself.
-        shared: gives the pool that all clients share: raw inputs (n, ...), or a pair (inputs, labels); by default the
-            configured data set's held-out pool, if `public-samples` asks for one. Clients whose data bring the pool
-            need none here.
+        public: gives the public dataset that all clients share: raw inputs (n, ...), or a pair (inputs, labels); by
+            default the configured data set's held-out public dataset, if `public-samples` asks for one. Clients whose
+            data bring the public dataset need none here.
         evaluate_fn: evaluates the global model at the server; by default on the configured data set's common test
             set, where `test-on` asks for it and clients have that data set.
         methods: methods of one's own that no installed package announces.
@@ -98,14 +98,14 @@ def make_server_app(
         engine = config.engine if "engine" in config.chosen else "flwr"
         home = Path.home() / ".fedhet" / "runs"
         folder = Path(config.out or new_folder(home, config)).resolve()
-        pool = as_pool(shared(config)) if shared else _pool(config)
+        dataset = as_public_dataset(public(config)) if public else _configured_public(config)
         serve(
             config,
             grid,
             folder,
             engine=engine,
             resume=config.resume,
-            shared=pool,
+            public=dataset,
             model=model,
             evaluate_fn=evaluate_fn,
             observers=[ProgressLine(text.console(force_terminal=False))],
@@ -114,10 +114,10 @@ def make_server_app(
     return app
 
 
-def _pool(config: Config) -> Pool | None:
-    """The configured data set's pool, where the method has one: a server that sends none needs no data."""
-    needed = registry.method(config.prefix).traits_of(config.parameters).pool != "none"
-    return population.shared_pool(config) if needed else None
+def _configured_public(config: Config) -> PublicDataset | None:
+    """The configured data set's public dataset, where the method has one: a server that sends none needs no data."""
+    needed = registry.method(config.prefix).traits_of(config.parameters).public != "none"
+    return population.public_dataset(config) if needed else None
 
 
 def _on_common_test(strategy: FederatedStrategy[Any, Any]) -> EvaluateFunction:

@@ -1,4 +1,4 @@
-"""What of a client's network is shared, and with whom: a map from (client, array) to a shared key.
+"""Sharing maps: which arrays of a client's network are shared, and with whom, as a map to shared keys.
 
 The server averages each key over the clients that have it, and each client receives its keys. FedAvg, FedRep,
 LG-FedAvg, averages within architectures and averages by layer are five such maps.
@@ -19,7 +19,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @dataclass(frozen=True, eq=False)
 class NetworkDescription:
-    """What a map may look at.
+    """A client's network, as a sharing map sees it.
 
     Attributes:
         model: the client's network.

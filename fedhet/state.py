@@ -43,8 +43,8 @@ class State:
         round: the last round that is complete; 0 before the first.
         clients: what is known of each client, by name.
         run: the run's own name, where clients keep their state in folders that serve several runs.
-        pool: digest of the shared pool, empty without one.
-        pool_size: examples in it.
+        public: digest of the public dataset, empty without one.
+        public_size: examples in it.
         model: what is shared, by shared key; of a method that shares whole networks, the global model.
         validation: validation accuracies of the rounds that were evaluated, where early stopping watches them.
         stopped: the round after which early stopping ended training; 0 if it did not.
@@ -53,8 +53,8 @@ class State:
     round: int = 0
     clients: dict[str, ClientRecord] = field(default_factory=dict)
     run: str = ""
-    pool: str = ""
-    pool_size: int = 0
+    public: str = ""
+    public_size: int = 0
     model: Arrays = field(default_factory=dict)
     validation: list[float] = field(default_factory=list)
     stopped: int = 0

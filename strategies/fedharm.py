@@ -151,7 +151,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         own = self.parameters
         try:
             parts = unpack_all(told, own.parts, fedharm.DTYPE)
-            check_told(own.align, parts, self.state.pool_size, self.state.slots.get(client, ()))
+            check_told(own.align, parts, self.state.public_size, self.state.slots.get(client, ()))
         except ValueError as error:
             raise WireError(f"its descriptors of the shared images cannot be used: {error}") from error
         return parts
@@ -168,7 +168,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
     def _agreement(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """How much more alike descriptors of the same image are than those of different ones (see `agreement`)."""
         told = {client: reply.arrays["told"] for client, reply in replies.items() if "told" in reply.arrays}
-        if self.parameters.align != "cosine" or len(told) < 2 or self.state.pool_size < 2:
+        if self.parameters.align != "cosine" or len(told) < 2 or self.state.public_size < 2:
             return {}
         same, other = agreement([self._unpacked(client, told[client]) for client in told])
         self.state.cosines = [*self.state.cosines, {"round": round, "same": same, "other": other}]
@@ -194,10 +194,10 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
             found["block-alignment"] = {"architectures": self.state.alignments}
         chosen = {self.state.clients[c].architecture or c: c for c in reversed(in_order(self.state.heat))}
         if chosen:
-            pool = self.public_dataset()
+            public = self.public_dataset()
             clients = in_order(chosen.values())
             found["grad-cam"] = {
-                "image": None if pool is None else pool.inputs[0].tolist(),
+                "image": None if public is None else public.inputs[0].tolist(),
                 "clients": clients,
                 "architectures": [self.state.clients[client].architecture for client in clients],
                 "maps": [[heat.tolist() for heat in self.state.heat[client].values()] for client in clients],

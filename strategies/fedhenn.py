@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from fedhet import population
-from fedhet.data import Pool
+from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import fedhenn
 from fedhet.randomness import numpy_generator, torch_generator
@@ -35,7 +35,7 @@ class FedHeNNState(State):
     Attributes:
         target: what clients are aligned with, as it travels, and
         target_round: the round on whose RAD it is.
-        before: each client's representation of some rows of the pool before training, and
+        before: each client's representation of some rows of the public dataset before training, and
         after: after it, for the report.
     """
 
@@ -51,9 +51,9 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     method = fedhenn.method
     state_class = FedHeNNState
 
-    def __init__(self, *args: Any, shared: Pool | Tensor | None = None, **settings: Any) -> None:
-        super().__init__(*args, shared=shared, **settings)
-        given = shared is not None and shared is not population.shared_pool(self.config)
+    def __init__(self, *args: Any, public: PublicDataset | Tensor | None = None, **settings: Any) -> None:
+        super().__init__(*args, public=public, **settings)
+        given = public is not None and public is not population.public_dataset(self.config)
         if self.parameters.rad_source == "train-union" and given:
             raise ConfigError(
                 "fedhenn.rad-source = 'train-union' draws the RAD from the configured data set, and a public dataset "
@@ -62,7 +62,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
 
     # ---- the handshake
 
-    def public_dataset(self) -> Pool | None:
+    def public_dataset(self) -> PublicDataset | None:
         """Return the examples that all RADs are drawn from."""
         if self.parameters.rad_source == "train-union" and self.parameters.eta0:
             return population.training_union(self.config)
@@ -72,9 +72,10 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         """Check the public dataset; a client's representation of some of it is kept for the report."""
         if not self.parameters.eta0:
             return
-        if self.state.pool_size < fedhenn.LEAST_ROWS:
+        if self.state.public_size < fedhenn.LEAST_ROWS:
             raise FedhetError(
-                f"the pool has {self.state.pool_size} examples: at least {fedhenn.LEAST_ROWS} are needed to align"
+                f"the public dataset has {self.state.public_size} examples: to align, at least "
+                f"{fedhenn.LEAST_ROWS} are needed"
             )
         if self._has_probe(reply):
             self.state.before[reply.client] = reply.arrays["probe"]
@@ -121,8 +122,8 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         return {"alignment": 1 - float(np.mean(distances))} if distances else {}
 
     def rad(self, round: int) -> np.ndarray[Any, Any]:
-        """The pool's rows that are X(t), (L,) int32, drawn from the seed."""
-        order = numpy_generator(self.config.seed, "rad", round).permutation(self.state.pool_size)
+        """The public dataset's rows that are X(t), (L,) int32, drawn from the seed."""
+        order = numpy_generator(self.config.seed, "rad", round).permutation(self.state.public_size)
         return order[: self.parameters.rad_size].astype(np.int32)
 
     @property
@@ -153,9 +154,9 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         return pack(mean_target(peers, error=fedhenn.ERROR), fedhenn.DTYPE)
 
     def _has_probe(self, reply: Reply) -> bool:
-        """Whether a client tells what its network makes of some of the pool, which must be of that many examples."""
+        """Whether a client sends a representation of some public examples, which must be of that many."""
         if reply.arrays.get("probe"):
-            self._unpacked("probe", reply, min(self.parameters.probe, self.state.pool_size))
+            self._unpacked("probe", reply, min(self.parameters.probe, self.state.public_size))
             return True
         return False
 
@@ -178,7 +179,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
             self.state.after[reply.client] = reply.arrays["probe"]
 
     def matrices(self) -> dict[str, Any]:
-        """Pairwise CKA between clients on rows of the pool, before and after training."""
+        """Pairwise CKA between clients on rows of the public dataset, before and after training."""
         before, after = self.state.before, self.state.after
         clients = [client for client in in_order(after) if client in before]
         if not clients:

@@ -1,4 +1,4 @@
-"""FedMD, server side: the mean of the clients' class scores on a subset of the pool (Li and Wang, 2019, algorithm 1).
+"""FedMD, server side: the mean of clients' class scores on some public examples (Li and Wang, 2019, algorithm 1).
 
 One exchange a round: a client of round t learns the mean on X(t), revisits its own examples, and returns its scores on
 X(t+1). The paper's order is kept: what is told in round t - 1 is learnt first thing in round t.
@@ -26,7 +26,7 @@ class FedMDState(State):
 
     Attributes:
         mean: their mean scores, as they travel, and
-        mean_round: the round on whose subset of the pool they are; 0 for none.
+        mean_round: the round on whose subset of the public dataset they are; 0 for none.
         classes: how many there are.
     """
 
@@ -93,8 +93,8 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
         return {"distance": float(np.mean(distances))} if distances else {}
 
     def rows(self, round: int) -> np.ndarray[Any, Any]:
-        """The pool's rows that are X(t), (L,) int32, drawn from the seed."""
-        order = numpy_generator(self.config.seed, "subset", round).permutation(self.state.pool_size)
+        """The public dataset's rows that are X(t), (L,) int32, drawn from the seed."""
+        order = numpy_generator(self.config.seed, "subset", round).permutation(self.state.public_size)
         return order[: self.parameters.subset].astype(np.int32)
 
     def _told_in(self, round: int) -> bool:

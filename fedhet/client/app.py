@@ -28,10 +28,10 @@ def make_client_app(
             configured architecture. Its initial weights are drawn from torch's global generator, which is seeded for
             each client. Of outputs that are a tuple the first counts, of an object its `.logits`.
         data: from a `ClientInfo` to the client's data: a `ClientData`, or (train, test), or a mapping with `train`,
-            `test` and optionally `shared` (the pool: inputs, or inputs and labels), `common` (the common test set),
-            `validation` and `augment` (from a training batch, and a generator if it takes one, to a batch); each part
-            in a form that `fedhet.data.own` knows. Inputs go to the model as they are, but bytes are scaled to [0, 1].
-            By default the configured data set's part.
+            `test` and optionally `public` (the public dataset: inputs, or inputs and labels), `common` (the common
+            test set), `validation` and `augment` (from a training batch, and a generator if it takes one, to a batch);
+            each part in a form that `fedhet.data.own` knows. Inputs go to the model as they are, but bytes are scaled
+            to [0, 1]. By default the configured data set's part.
         task: `classification`, `multi-label`, `next-character` or `regression`, for data of one's own; by default what
             labels and outputs look like.
         methods: methods of one's own that no installed package announces.

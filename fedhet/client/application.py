@@ -12,13 +12,13 @@ from fedhet.client.clients import Clients
 from fedhet.client.jobs import Job
 from fedhet.client.policy import Policy
 from fedhet.client.side import LostState
-from fedhet.data import Pool
+from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError
 from fedhet.flower import decode, mods, write_reply
 from fedhet.machine import describe
 from fedhet.wire import Payload, Refusal, Reply, Report, spec_of
-from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, pool_in
+from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
 
 
 class Application:
@@ -84,15 +84,15 @@ class Application:
         if self._clipped:
             mods.check_clipped(side.client.config.prefix, side.traits, side.shared())
         job.keeping.make_room()
-        self._take_pool(job)
+        self._take_public_dataset(job)
         return side.handshake(job.payload)
 
-    def _take_pool(self, job: Job) -> None:
+    def _take_public_dataset(self, job: Job) -> None:
         """The public dataset that the server sent is the client's from now on; without one, that of its own data."""
-        if (pool := pool_in(job.payload)) is not None:
-            self._clients.pools.keep(pool, job.keeping.pools)
-        if (pool := pool if pool is not None else _own_pool(job)) is not None:
-            job.client.request = replace(job.client.request, pool=pool.digest)
+        if (public := public_dataset_in(job.payload)) is not None:
+            self._clients.public_datasets.keep(public, job.keeping.public_datasets)
+        if (public := public if public is not None else _own_public_dataset(job)) is not None:
+            job.client.request = replace(job.client.request, public=public.digest)
 
     @staticmethod
     def _reply(job: Job, payload: Payload, report: Report) -> Reply:
@@ -131,13 +131,13 @@ class Application:
         if not job.policy.tells_metrics:
             report.note = "its node lets out no metrics (allow), so its accuracy is not known"
         report.spec = spec_of(job.side.shared())
-        pool = _own_pool(job)
-        if pool is not None and not (job.side.traits.pool == "labelled" and pool.labels is None):
-            report.pool, report.pool_size = pool.digest, len(pool)
+        public = _own_public_dataset(job)
+        if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):
+            report.public, report.public_size = public.digest, len(public)
         return report
 
 
-def _own_pool(job: Job) -> Pool | None:
+def _own_public_dataset(job: Job) -> PublicDataset | None:
     """The public dataset that the client's own data bring, with labels where the method needs them."""
-    pool = job.client.data.shared
-    return pool if pool is None or job.side.traits.pool == "labelled" else pool.unlabelled
+    public = job.client.data.public
+    return public if public is None or job.side.traits.public == "labelled" else public.unlabelled

@@ -12,9 +12,9 @@ from fedhet.client.jobs import Job
 from fedhet.client.networks import Network, Networks
 from fedhet.client.policy import Policy
 from fedhet.client.side import Client
-from fedhet.client.state import Keeping, Pools
+from fedhet.client.state import Keeping, PublicDatasets
 from fedhet.client.trying import Tried, own_data, own_network, take_weights, try_out
-from fedhet.data import ClientData, Examples, Pool, resident, with_validation
+from fedhet.data import ClientData, Examples, PublicDataset, resident, with_validation
 from fedhet.data.own import as_input
 from fedhet.errors import DataError
 from fedhet.machine import device_of, keep_freed_memory
@@ -34,7 +34,7 @@ class Clients:
 
     def __init__(self, model: ModelFunction | None, data: given.DataFunction | None, task: Task | None) -> None:
         self._model, self._data, self._task = model, data, task
-        self._networks, self.pools = Networks(), Pools()
+        self._networks, self.public_datasets = Networks(), PublicDatasets()
         self._data_kept: dict[tuple[str, object, torch.device], ClientData] = {}
         self._tried: dict[str, Tried] = {}
         self._serving: object = None
@@ -84,8 +84,8 @@ class Clients:
                 device=device,
                 transform=transform,
                 augment=dataset.augment if dataset and config.augment else data.augment,
-                find_pool=lambda digest: _fitting(
-                    self.pools.find(digest, keeping.pools, data.shared, info.name), data.train
+                find_public=lambda digest: _fitting(
+                    self.public_datasets.find(digest, keeping.public_datasets, data.public, info.name), data.train
                 ),
                 own_data=self._data is not None,
                 least=policy.least,
@@ -106,7 +106,7 @@ class Clients:
         serving = (request.run, info.config.prefix, info.config.dataset, info.config.seed)
         if serving != self._serving:
             self._serving = serving
-            self._networks, self.pools = Networks(), Pools()
+            self._networks, self.public_datasets = Networks(), PublicDatasets()
             self._data_kept.clear()
             resident.cache_clear()
             self._tried.clear()
@@ -146,16 +146,16 @@ class Clients:
         return self._data_kept[key]
 
 
-def _fitting(pool: Pool, examples: Examples) -> Pool:
+def _fitting(public: PublicDataset, examples: Examples) -> PublicDataset:
     """The public dataset, if its examples are like a client's own: of as many axes, features or channels.
 
     Raises:
         WireError: they are not.
     """
-    own, shape = examples.inputs[:1].shape, pool.inputs.shape
+    own, shape = examples.inputs[:1].shape, public.inputs.shape
     if len(shape) != len(own) or (len(own) != 3 and shape[1] != own[1]):
         raise WireError(
-            f"the request's shared pool has examples of shape {list(shape[1:])}, and this client's are of "
+            f"the request's public dataset has examples of shape {list(shape[1:])}, and this client's are of "
             f"{list(own[1:])}"
         )
-    return pool
+    return public

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedhet import registry
 from fedhet.client.networks import Network
-from fedhet.data import ClientData, Pool, resident
+from fedhet.data import ClientData, PublicDataset, resident
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError, FedhetError
 from fedhet.learning import (
@@ -58,7 +58,7 @@ class Client:
         device: where it computes.
         transform: from raw inputs to a model's.
         augment: draws variants of a raw training batch; None without augmentation.
-        find_pool: the shared pool with a given digest; raises `LostState` where it is not (any more).
+        find_public: the public dataset with a given digest; raises `LostState` where it is not (any more).
         own_data: whether its data are not the configured data set's.
         least: examples that must be behind every number that leaves it; means of fewer stay here.
         memory: named tensors that the method wants kept from one round to the next (see `ClientSide.remembers`).
@@ -74,7 +74,7 @@ class Client:
     device: torch.device
     transform: Callable[[Tensor], Tensor]
     augment: Callable[[Tensor, torch.Generator], Tensor] | None
-    find_pool: Callable[[str], Pool]
+    find_public: Callable[[str], PublicDataset]
     own_data: bool = False
     least: int = 1
     memory: dict[str, Tensor] = field(default_factory=dict)
@@ -101,13 +101,13 @@ class Client:
         return self.network.representation.head
 
     @cached_property
-    def pool(self) -> Pool:
-        """The shared pool, on the device, with labels if the method needs them.
+    def public(self) -> PublicDataset:
+        """The public dataset, on the device, with labels if the method needs them.
 
         Raises:
             LostState: it is not here (any more).
         """
-        return resident(self.find_pool(self.request.pool), self.device)
+        return resident(self.find_public(self.request.public), self.device)
 
     def work_on(self, model: nn.Module) -> None:
         """Go on with another network of the same structure, whose widths differ from the configured ones."""

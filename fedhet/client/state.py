@@ -1,4 +1,4 @@
-"""A client's lasting state: by round, its personal model, and shared pools.
+"""A client's lasting state: by round, its personal model, and public datasets.
 
 The server names the round that it expects. A client whose answer was lost goes back to the state before it, one that
 died in mid-round trains again from where it was, and none ever trains twice on top of itself.
@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 from fedhet.client.side import AnySide, LostState
-from fedhet.data import Pool
+from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
 from fedhet.files import read_tensors, state_home, write_tensors
 
 KEPT_DAYS = 90
-"""Runs and pools that were not touched for so long are removed from a node's own folder when a new run begins there."""
+"""Runs and public datasets not touched for so long are removed from a node's own folder when a new run begins there."""
 
 _log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -126,9 +126,9 @@ class Keeping:
                 _log.info("%s was not used for %d days and is removed", path, KEPT_DAYS)
 
     @property
-    def pools(self) -> Path:
-        """Folder of the shared pools, by digest."""
-        return self._base / "pools"
+    def public_datasets(self) -> Path:
+        """Folder of the public datasets, by digest."""
+        return self._base / "public"
 
     @cached_property
     def store(self) -> ClientStore:
@@ -170,17 +170,17 @@ def _lasting(side: AnySide) -> dict[str, torch.Tensor]:
 
 
 def remove_old(base: Path, days: float) -> list[Path]:
-    """Remove what was not written to for so many days: state and models of whole runs, and pools.
+    """Remove what was not written to for so many days: state and models of whole runs, and public datasets.
 
     Args:
         base: a node's folder of state.
-        days: since the newest file of a run was written, or the pool was.
+        days: since the newest file of a run was written, or the public dataset was.
 
     Returns:
         What was removed.
     """
     oldest, removed = time.time() - 86400 * days, []
-    for path in sorted([*base.glob("pools/*"), *(run for run in base.glob("*") if (run / "clients").is_dir())]):
+    for path in sorted([*base.glob("public/*"), *(run for run in base.glob("*") if (run / "clients").is_dir())]):
         files = [path, *path.rglob("*")]
         if max((each.stat().st_mtime for each in files if each.is_file()), default=0) < oldest:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -188,54 +188,54 @@ def remove_old(base: Path, days: float) -> list[Path]:
     return removed
 
 
-class Pools:
-    """The shared pools that this process has seen, and those on disk."""
+class PublicDatasets:
+    """The public datasets that this process has seen, and those on disk."""
 
     KEPT = 4
 
     def __init__(self) -> None:
-        self._known: dict[str, Pool] = {}
+        self._known: dict[str, PublicDataset] = {}
 
-    def keep(self, pool: Pool, folder: Path) -> None:
-        """Keep a pool that the server sent, on disk too."""
-        path = folder / f"{pool.digest}.safetensors"
-        if pool.digest not in self._known and self._read(pool.digest, folder) is None:
-            labels = {} if pool.labels is None else {"labels": pool.labels}
-            write_tensors(path, {"pool": pool.inputs, **labels})
-        self._remember(pool.digest, pool)
+    def keep(self, public: PublicDataset, folder: Path) -> None:
+        """Keep a public dataset that the server sent, on disk too."""
+        path = folder / f"{public.digest}.safetensors"
+        if public.digest not in self._known and self._read(public.digest, folder) is None:
+            labels = {} if public.labels is None else {"labels": public.labels}
+            write_tensors(path, {"public": public.inputs, **labels})
+        self._remember(public.digest, public)
 
-    def find(self, digest: str, folder: Path, own: Pool | None, client: str) -> Pool:
-        """The pool with this digest: the client's own, or one that was kept.
+    def find(self, digest: str, folder: Path, own: PublicDataset | None, client: str) -> PublicDataset:
+        """The public dataset with this digest: the client's own, or one that was kept.
 
         Raises:
             LostState: it is not here (any more).
         """
-        for pool in (own, own and own.unlabelled):
-            if pool is not None and pool.digest == digest:
-                return pool
+        for public in (own, own and own.unlabelled):
+            if public is not None and public.digest == digest:
+                return public
         if digest not in self._known:
             found = self._read(digest, folder) if digest else None
             if found is None:
-                raise LostState(f"client {client} has no shared pool {digest} (any more)")
+                raise LostState(f"client {client} has no public dataset {digest} (any more)")
             self._remember(digest, found)
         return self._known[digest]
 
     @staticmethod
-    def _read(digest: str, folder: Path) -> Pool | None:
-        """The pool on disk; None where there is none, or one that is damaged, which is removed."""
+    def _read(digest: str, folder: Path) -> PublicDataset | None:
+        """The public dataset on disk; None where there is none, or one that is damaged, which is removed."""
         path = folder / f"{digest}.safetensors"
         try:
             found = read_tensors(path)
-            pool = Pool(found["pool"], found.get("labels")) if found else None
-            if pool is None or pool.digest == digest:
-                return pool
-            raise FedhetError(f"{path} is another pool")
+            public = PublicDataset(found["public"], found.get("labels")) if found else None
+            if public is None or public.digest == digest:
+                return public
+            raise FedhetError(f"{path} is another public dataset")
         except (FedhetError, LookupError, ValueError) as error:
             _log.warning("%s: it is removed, and asked for again", error)
             path.unlink(missing_ok=True)
             return None
 
-    def _remember(self, digest: str, pool: Pool) -> None:
-        self._known.setdefault(digest, pool)
+    def _remember(self, digest: str, public: PublicDataset) -> None:
+        self._known.setdefault(digest, public)
         while len(self._known) > self.KEPT:
             del self._known[next(iter(self._known))]

@@ -227,7 +227,7 @@ def settled_rounds(config: Config, given: Given = Given()) -> int:  # noqa: B008
         config = config.but(state_dir=folder, out="")
         strategy: FederatedStrategy[Any, Any] = registry.strategy(config.prefix)(
             config,
-            shared=population.shared_pool(config) if given.data is None else None,
+            public=population.public_dataset(config) if given.data is None else None,
             model=given.model,
         )
         strategy.handshake(LocalGrid(make_client_app(given.model, given.data, task=given.task), config.clients))

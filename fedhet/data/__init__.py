@@ -1,10 +1,10 @@
 """Data sets by name, and how they are shared out among clients."""
 
 from fedhet.data import chestxray, digits, images, text
-from fedhet.data.examples import ClientData, DataSet, Examples, Groups, Pool, resident
+from fedhet.data.examples import ClientData, DataSet, Examples, Groups, PublicDataset, resident
 from fedhet.data.partitions import Part, partition, partitions
 from fedhet.data.registry import augments, lend, load, loaded, names, register_dataset
-from fedhet.data.split import Split, hold_out, pool_of, split, with_validation
+from fedhet.data.split import Split, hold_out, public_dataset_of, split, with_validation
 
 __all__ = [
     "ClientData",
@@ -12,7 +12,7 @@ __all__ = [
     "Examples",
     "Groups",
     "Part",
-    "Pool",
+    "PublicDataset",
     "Split",
     "augments",
     "chestxray",
@@ -25,7 +25,7 @@ __all__ = [
     "names",
     "partition",
     "partitions",
-    "pool_of",
+    "public_dataset_of",
     "register_dataset",
     "resident",
     "split",

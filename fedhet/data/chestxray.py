@@ -44,10 +44,10 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
 
     No patient is in both the training and the test part: the official `test_list.txt` is taken where it is there, else
     every fifth patient in order of their numbers is for testing. `iid` deals whole patients. The natural clients are
-    groups of patients of one sex and decade of age (at their first image), such as `F 40-49`. A held-out pool has whole
-    patients, but for its last one, and so have validation parts. All images are decoded when the data set is first
-    loaded, and kept as bytes, 5.6 GB for all of them at 224 x 224, in memory and in the user's cache folder
-    (`~/.cache/fedhet`), from where they are read the next time.
+    groups of patients of one sex and decade of age (at their first image), such as `F 40-49`. A held-out public
+    dataset has whole patients, but for its last one, and so have validation parts. All images are decoded when the
+    data set is first loaded, and kept as bytes, 5.6 GB for all of them at 224 x 224, in memory and in the user's cache
+    folder (`~/.cache/fedhet`), from where they are read the next time.
 
     Args:
         folder: holds the labels (see `LABELS`, also packed), or does in `chestxray`; and there, at any depth, PNG

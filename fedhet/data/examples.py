@@ -47,7 +47,7 @@ class Examples:
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class PublicDataset:
     """Examples that all clients share, the same for all in one order: inputs (n, ...) as they are stored, and labels.
 
     Labels are (n,) int64 classes, or (n, labels) of 0 and 1; None where there are none.
@@ -70,16 +70,16 @@ class Pool:
         return content.hexdigest()
 
     @cached_property
-    def unlabelled(self) -> "Pool":
+    def unlabelled(self) -> "PublicDataset":
         """The same without labels; the same object again."""
-        return self if self.labels is None else Pool(self.inputs)
+        return self if self.labels is None else PublicDataset(self.inputs)
 
-    def to(self, device: torch.device) -> "Pool":
+    def to(self, device: torch.device) -> "PublicDataset":
         """The same on a device."""
-        return Pool(self.inputs.to(device), None if self.labels is None else self.labels.to(device))
+        return PublicDataset(self.inputs.to(device), None if self.labels is None else self.labels.to(device))
 
 
-P = TypeVar("P", Examples, Pool)
+P = TypeVar("P", Examples, PublicDataset)
 
 
 @lru_cache(maxsize=4)
@@ -92,26 +92,26 @@ def resident(part: P, device: torch.device) -> P:
 class ClientData:
     """One client's data: its own training and test parts, and the public dataset (None without one).
 
-    A pool may be given as a tensor of inputs; the common test set is for personal models (`test-on`). The validation
-    part is never trained on; None where there is none. `augment` draws variants of a raw training batch, and
+    A public dataset may be given as a tensor of inputs; the common test set is for personal models (`test-on`). The
+    validation part is never trained on; None where there is none. `augment` draws variants of a raw training batch, and
     `batch_size` goes before the configured one, where the client has its own.
     """
 
     train: Examples
     test: Examples
-    shared: Pool | None = None
+    public: PublicDataset | None = None
     common: Examples | None = None
     validation: Examples | None = None
     augment: Augment | None = None
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        """Take a tensor for a pool without labels."""
-        if isinstance(self.shared, Tensor):
-            object.__setattr__(self, "shared", Pool(self.shared))
+        """Take a tensor for a public dataset without labels."""
+        if isinstance(self.public, Tensor):
+            object.__setattr__(self, "public", PublicDataset(self.public))
 
     def to(self, device: torch.device) -> "ClientData":
-        """The same with its examples on a device; the pool stays where it is."""
+        """The same with its examples on a device; the public dataset stays where it is."""
         common, validation = (None if part is None else part.to(device) for part in (self.common, self.validation))
         train, test = self.train.to(device), self.test.to(device)
         return replace(self, train=train, test=test, common=common, validation=validation)

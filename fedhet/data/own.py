@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import default_collate
 
-from fedhet.data.examples import Augment, ClientData, Examples, Pool
+from fedhet.data.examples import Augment, ClientData, Examples, PublicDataset
 from fedhet.data.reading import INPUTS, LABELS, LazyInputs, as_labels, as_tensor, columns_of, labels_of, not_finite
 from fedhet.errors import DataError
 
-PARTS = ("train", "test", "shared", "common", "validation")
+PARTS = ("train", "test", "public", "common", "validation")
 
 
 def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -54,7 +54,7 @@ def _client_data(client: str, value: Any) -> ClientData:
     if others or not complete:
         named = f", and {', '.join(map(repr, others))} is none of them" if complete else ""
         raise DataError(
-            f"client {client}: a mapping of data has 'train' and 'test', and may have 'shared', 'common', "
+            f"client {client}: a mapping of data has 'train' and 'test', and may have 'public', 'common', "
             f"'validation' and 'augment'{named}; it has {', '.join(map(repr, value)) or 'nothing'}"
         )
     parts = {
@@ -62,34 +62,34 @@ def _client_data(client: str, value: Any) -> ClientData:
         for name in ("train", "test", "common", "validation")
         if name in ("train", "test") or value.get(name) is not None
     }
-    shared, augment = _pool(value.get("shared")), _as_augment(client, value.get("augment"))
+    public, augment = _public(value.get("public")), _as_augment(client, value.get("augment"))
     batch_size = value["train"].batch_size if isinstance(value["train"], DataLoader) else None
-    return ClientData(**parts, shared=shared, augment=augment, batch_size=batch_size)
+    return ClientData(**parts, public=public, augment=augment, batch_size=batch_size)
 
 
-def as_pool(value: Any) -> Pool | None:
-    """A shared pool in any usual form: inputs alone, or whatever a part may be; it is read whole. None is none.
+def as_public_dataset(value: Any) -> PublicDataset | None:
+    """A public dataset in any usual form: inputs alone, or whatever a part may be; it is read whole. None is none.
 
     Raises:
         DataError: it is none of these, has other numbers of inputs and labels, or ones that are not finite.
     """
-    pool = _pool(value)
-    if pool is not None:
-        _check_finite("a shared pool", pool)
-    return pool
+    public = _public(value)
+    if public is not None:
+        _check_finite("a public dataset", public)
+    return public
 
 
-def _pool(value: Any) -> Pool | None:
-    if value is None or isinstance(value, Pool):
+def _public(value: Any) -> PublicDataset | None:
+    if value is None or isinstance(value, PublicDataset):
         return value
     if isinstance(value, Tensor) or hasattr(value, "__array__"):
-        return Pool(as_tensor(value))
+        return PublicDataset(as_tensor(value))
     if isinstance(value, str) or (isinstance(value, tuple | list) and len(value) != 2):
         raise DataError(
-            f"a shared pool must be a tensor of inputs or a pair (inputs, labels), not a {type(value).__name__}"
+            f"a public dataset must be a tensor of inputs or a pair (inputs, labels), not a {type(value).__name__}"
         )
-    examples = _as_examples("of the pool", "shared", value)
-    return Pool(examples.inputs[:], examples.labels)
+    examples = _as_examples("of the public dataset", "public", value)
+    return PublicDataset(examples.inputs[:], examples.labels)
 
 
 def _as_examples(client: str, part: str, value: Any) -> Examples:
@@ -104,7 +104,7 @@ def _as_examples(client: str, part: str, value: Any) -> Examples:
     return examples
 
 
-def _check_finite(what: str, part: Examples | Pool) -> None:
+def _check_finite(what: str, part: Examples | PublicDataset) -> None:
     """Check that numbers in memory are finite; rows that are read when they are needed are checked then.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A data set shared out for a run: the pool, held out or from another data set, and every client's part."""
+"""A data set shared out for a run: the public dataset, held out or from another data set, and every client's part."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -8,40 +8,40 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedhet.data.examples import ClientData, DataSet, Examples, Indices, Pool
+from fedhet.data.examples import ClientData, DataSet, Examples, Indices, PublicDataset
 from fedhet.data.partitions import Part, partition, proportional_sample
 from fedhet.errors import DataError
 from fedhet.randomness import numpy_generator
 
 
 def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
-    """Choose the pool that no client trains on, each class in its share, from the training examples.
+    """Choose the public dataset that no client trains on, each class in its share, from the training examples.
 
-    Where examples belong together (those of a patient) the pool has whole owners; what is left of the last one, whose
-    examples are more than there is room for, nobody gets. The same seed holds the same examples out, whatever the
-    partition and the number of clients.
+    Where examples belong together (those of a patient) the public dataset has whole owners; what is left of the last
+    one, whose examples are more than there is room for, nobody gets. The same seed holds the same examples out,
+    whatever the partition and the number of clients.
 
     Returns:
-        The pool's indices into the training examples, in random order, and those for the clients, ascending.
+        The public dataset's indices into the training examples, in random order, and those for the clients, ascending.
 
     Raises:
-        DataError: The pool would leave nothing to train on.
+        DataError: The public dataset would leave nothing to train on.
     """
     n = len(dataset.train)
     if not 0 <= size < n:
         raise DataError(f"{dataset.name} has {n} training examples, so {size} of them cannot be held out")
     rng = numpy_generator(seed, "hold-out")
     if not size or dataset.together is None:
-        pool = rng.permutation(proportional_sample(dataset.train.labels, size, rng))
-        return pool, np.setdiff1d(np.arange(n), pool)
+        public = rng.permutation(proportional_sample(dataset.train.labels, size, rng))
+        return public, np.setdiff1d(np.arange(n), public)
     owners = dataset.together.train
-    pool = rng.permutation(_owner_by_owner(owners, rng)[:size])
-    rest = np.flatnonzero(~np.isin(owners, owners[pool]))
+    public = rng.permutation(_owner_by_owner(owners, rng)[:size])
+    rest = np.flatnonzero(~np.isin(owners, owners[public]))
     if not len(rest):
         raise DataError(
             f"{dataset.name}: {size} examples that are held out belong to all of its {len(np.unique(owners))} owners"
         )
-    return pool, rest
+    return public, rest
 
 
 def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
@@ -49,19 +49,21 @@ def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
     return np.argsort(rng.permutation(owners.max() + 1)[owners], kind="stable")
 
 
-def pool_of(other: DataSet, own: DataSet, size: int, seed: int) -> Pool:
+def public_dataset_of(other: DataSet, own: DataSet, size: int, seed: int) -> PublicDataset:
     """Training images of another data set as if they were raw images of the clients' own.
 
     They are drawn by the seed, each class in its share, resized (bilinear, with a filter against aliasing), made grey
     or three times the same channel where the other has another number of channels, and scaled so that white is white.
-    The pool has labels where both data sets have as many classes of one kind of task.
+    The public dataset has labels where both data sets have as many classes of one kind of task.
 
     Raises:
         DataError: one of the data sets is not of images, or the other has too few.
     """
     for dataset in (own, other):
         if len(dataset.input_shape) != 3:
-            raise DataError(f"a pool of {other.name} for {own.name} needs images in both: {dataset.name} has none")
+            raise DataError(
+                f"a public dataset of {other.name} for {own.name} needs images in both: {dataset.name} has none"
+            )
     held = other.train.subset(hold_out(other, size, seed)[0])
     like = own.train.inputs[:1]
     _, channels, height, width = like.shape
@@ -73,7 +75,7 @@ def pool_of(other: DataSet, own: DataSet, size: int, seed: int) -> Pool:
     if not like.is_floating_point():
         images = images.round().clamp(0, own.white)
     alike = (other.classes, other.task.name) == (own.classes, own.task.name)
-    return Pool(images.to(like.dtype), held.labels if alike else None)
+    return PublicDataset(images.to(like.dtype), held.labels if alike else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,16 +84,16 @@ class Split:
 
     dataset: DataSet
     parts: list[Part]
-    pool: Indices
+    held_out: Indices
     validation: Indices
 
     @cached_property
-    def shared(self) -> Pool | None:
-        """The pool, raw as in the data set, one object for all; None without one."""
-        if not len(self.pool):
+    def public(self) -> PublicDataset | None:
+        """The public dataset, raw as in the data set, one object for all; None without one."""
+        if not len(self.held_out):
             return None
-        held = self.dataset.train.subset(self.pool)
-        return Pool(held.inputs[:], held.labels)
+        held = self.dataset.train.subset(self.held_out)
+        return PublicDataset(held.inputs[:], held.labels)
 
     @cached_property
     def common_validation(self) -> Examples | None:
@@ -110,7 +112,7 @@ def split(
     validation: float = 0.0,
     **options: Any,
 ) -> Split:
-    """Hold a pool of `public_samples` out by `seed`, then `partition` the rest by that or `partition_seed`.
+    """Hold a public dataset of `public_samples` out by `seed`, then `partition` the rest by that or `partition_seed`.
 
     With `validation`, common examples are held out as well: that share of what all clients may keep, each class in its
     share.
@@ -118,7 +120,7 @@ def split(
     Raises:
         DataError: As `hold_out` and `partition` do.
     """
-    pool, available = hold_out(dataset, public_samples, seed)
+    public, available = hold_out(dataset, public_samples, seed)
     dealt = seed if partition_seed is None else partition_seed
     kept = min(clients * options.get("samples_per_client", 0) or len(available), len(available))
     rng, common = numpy_generator(seed, "common validation"), available[:0]
@@ -126,7 +128,7 @@ def split(
         common = available[proportional_sample(dataset.train.labels[available], max(1, round(validation * kept)), rng)]
         available = np.setdiff1d(available, common)
     parts = partition(dataset, name, clients=clients, seed=dealt, available=available, **options)
-    return Split(dataset, parts, pool, common)
+    return Split(dataset, parts, public, common)
 
 
 def with_validation(

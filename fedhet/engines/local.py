@@ -71,7 +71,7 @@ def run_locally(
             folder,
             engine="local",
             resume=resume,
-            shared=population.shared_pool(config) if own.data is None else None,
+            public=population.public_dataset(config) if own.data is None else None,
             own=own,
             observers=observers,
         )

@@ -40,7 +40,7 @@ def check_clipped(method: str, traits: Traits, shared: Mapping[str, Tensor]) -> 
     Raises:
         FedhetError: it cannot, why, and what would do.
     """
-    if traits.pool != "none" or not traits.shares.averaged or not shared:
+    if traits.public != "none" or not traits.shares.averaged or not shared:
         raise FedhetError(
             f"a mod of Flower's clips the one model that a client gets and sends, and under {method} it sends other "
             "things: use fedavg, fedprox, fedrep or lg-fedavg with it, or leave it out"

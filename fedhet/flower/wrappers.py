@@ -32,7 +32,7 @@ def check_hooks(
     if (wrapper := wrapper_of(strategy)) is None:
         return
     name, kinds = type(wrapper).__name__, list(specs)
-    if not traits.shares.averaged or traits.networks == "widths" or traits.pool != "none" or not all(kinds):
+    if not traits.shares.averaged or traits.networks == "widths" or traits.public != "none" or not all(kinds):
         raise ConfigError(
             f"{name} works on one model that all clients share and the server averages, and {method} has none: "
             "use fedavg, fedprox, fedrep or lg-fedavg under it"

@@ -88,7 +88,7 @@ def _broadcast(variables: Variables, node: Node, one: Axis, other: Axis) -> Axis
 
 @_rule(*_POOLING, "mean", "sum", "amax", "softmax", "log_softmax", "flip", "select", "slice")
 def _along(variables: Variables, node: Node, value: Value) -> Value:
-    """What an operator works along must not move; along the other axes it is done for each unit alike."""
+    """The axes that an operator works along must not move; along the others it is done for each unit alike."""
     if node.operator in _POOLING:
         dims = list(range(len(value) - int(node.operator[-2]), len(value)))
     else:

@@ -1,4 +1,4 @@
-"""What FedMA's and PFNM's keys have in common, and their pictures."""
+"""Keys that FedMA and PFNM have in common, and their pictures."""
 
 from dataclasses import dataclass
 

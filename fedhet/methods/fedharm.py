@@ -107,10 +107,10 @@ def traits(parameters: FedHARMParameters) -> Traits:
     tells |= {"distance": METRICS} | ({"told": told} if parameters.aligns else {})
     if parameters.aligns and parameters.align != "spectral":
         tells["heat"] = "descriptors"
-    pool: Literal["labelled", "inputs"] = "labelled" if parameters.labels else "inputs"
+    public: Literal["labelled", "inputs"] = "labelled" if parameters.labels else "inputs"
     # CKA does not see the size of what a client tells, and posteriors have one size.
     combined: Literal["entries", ""] = "entries" if tells.get("told") == "descriptors" else ""
-    return Traits(keeps="model", scored="trained", pool=pool, combined=combined, tells=tells)
+    return Traits(keeps="model", scored="trained", public=public, combined=combined, tells=tells)
 
 
 method = Method(

@@ -35,8 +35,8 @@ class FedHeNNParameters(Parameters):
     )
     target: Literal["kernel", "spectral"] = option(
         "spectral",
-        "what clients are aligned with: how the class posteriors of all cluster the pool (fedhet's own), or the mean "
-        "kernel of the peers' representations (the paper's)",
+        "what clients are aligned with: how the class posteriors of all cluster the public dataset (fedhet's own), or "
+        "the mean kernel of the peers' representations (the paper's)",
         choices=("kernel", "spectral"),
     )
     eta0: float = option(
@@ -56,10 +56,13 @@ class FedHeNNParameters(Parameters):
     )
     rad_source: str = option(
         "held-out",
-        "pool that the RAD is drawn from: held out of all training data, or the union of the clients' (the paper's)",
+        "public dataset that the RAD is drawn from: held out of all training data, or the union of the "
+        "clients' (the paper's)",
         choices=("held-out", "train-union"),
     )
-    rad_size: int = option(5000, "rows of the pool in a round's RAD (at most the pool's)", at_least=LEAST_ROWS)
+    rad_size: int = option(
+        5000, "rows of the public dataset in a round's RAD (at most the public dataset's)", at_least=LEAST_ROWS
+    )
     rad_batch: int = option(
         128,
         "rows of the RAD in a training step (8 or more); 0: all, as in the paper",
@@ -67,7 +70,9 @@ class FedHeNNParameters(Parameters):
         needs={"kernel": ("linear", "rbf")},
     )
     rad_every: int = option(1, "take the term every so many steps, that much heavier", at_least=1)
-    probe: int = option(256, "pool rows for the report's CKA between clients before and after; 0: none", at_least=0)
+    probe: int = option(
+        256, "public dataset rows for the report's CKA between clients before and after; 0: none", at_least=0
+    )
 
     def __post_init__(self) -> None:
         """Settle what is left to the target, and check what goes together.
@@ -99,13 +104,13 @@ class FedHeNNParameters(Parameters):
 
     @property
     def told(self) -> str:
-        """What clients tell of the RAD; nothing of one global model's kernel, which each client computes."""
+        """The name of what clients send of the RAD; empty for one global model's kernel, which each client computes."""
         if not self.eta0 or (self.homogeneous and self.target == "kernel"):
             return ""
         return "posteriors" if self.target == "spectral" else "features"
 
     @property
-    def makes_pool(self) -> bool:
+    def makes_public_dataset(self) -> bool:
         """The RAD may be drawn from all training examples."""
         return self.rad_source == "train-union"
 
@@ -125,7 +130,7 @@ def traits(parameters: FedHeNNParameters) -> Traits:
         keeps="model",
         scored="trained",
         together=parameters.homogeneous,
-        pool="inputs" if parameters.eta0 else "none",
+        public="inputs" if parameters.eta0 else "none",
         combined="whole" if sized else "",
         tells=tells | ({parameters.told: parameters.told} if parameters.told else {}),
     )

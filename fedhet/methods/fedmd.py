@@ -1,4 +1,4 @@
-"""FedMD (Li and Wang, 2019): clients learn each other's mean class scores on a shared pool."""
+"""FedMD (Li and Wang, 2019): clients learn each other's mean class scores on a public dataset."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,21 +15,25 @@ class FedMDParameters(Parameters):
     """FedMD's own keys, with the values of the authors' code; `local-epochs` are those of the revisits."""
 
     public_epochs: int = option(
-        20, "epochs on the labelled pool when a client begins; 0: none, and the pool needs no labels", at_least=0
+        20,
+        "epochs on the labelled public dataset when a client begins; 0: none, and the public dataset needs no labels",
+        at_least=0,
     )
     private_epochs: int = option(
         25, "epochs on its own examples when a client begins, instead of local-epochs; 0: local-epochs too", at_least=0
     )
     digest_epochs: int = option(1, "epochs of a round in which a client learns the mean scores", at_least=1)
-    public_batch: int = option(256, "examples of the pool in a mini-batch", at_least=1)
-    subset: int = option(5000, "examples of the pool whose scores are exchanged in a round (at most all)", at_least=1)
+    public_batch: int = option(256, "examples of the public dataset in a mini-batch", at_least=1)
+    subset: int = option(
+        5000, "examples of the public dataset whose scores are exchanged in a round (at most all)", at_least=1
+    )
 
 
 def _traits(parameters: FedMDParameters) -> Traits:
     return Traits(
         keeps="model",
         scored="trained",
-        pool="labelled" if parameters.public_epochs else "inputs",
+        public="labelled" if parameters.public_epochs else "inputs",
         combined="entries",
         tells={"scores": "posteriors", "classes": STRUCTURE, "distance": METRICS},
     )

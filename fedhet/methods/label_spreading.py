@@ -17,7 +17,7 @@ class LabelSpreadingParameters(ClassicalParameters):
 
 method = Method(
     "label-spreading",
-    traits=Traits(keeps="model", scored="trained", pool="inputs", alone=True),
+    traits=Traits(keeps="model", scored="trained", public="inputs", alone=True),
     Parameters=LabelSpreadingParameters,
     server="fedhet.strategies.label_spreading:LabelSpreading",
     client="fedhet.client_apps.label_spreading:LabelSpreading",

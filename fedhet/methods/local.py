@@ -11,16 +11,16 @@ from fedhet.options import Parameters, option
 class LocalParameters(Parameters):
     """Local training's own key."""
 
-    pool: Literal["unused", "mixed"] = option(
+    public: Literal["unused", "mixed"] = option(
         "unused",
-        "a labelled shared pool: left alone, or mixed into the client's own examples, batch by batch",
+        "a labelled public dataset: left alone, or mixed into the client's own examples, batch by batch",
         choices=("unused", "mixed"),
     )
 
 
 def _traits(parameters: LocalParameters) -> Traits:
-    pool: Literal["labelled", "none"] = "labelled" if parameters.pool == "mixed" else "none"
-    return Traits(keeps="model", scored="trained", pool=pool, alone=True)
+    public: Literal["labelled", "none"] = "labelled" if parameters.public == "mixed" else "none"
+    return Traits(keeps="model", scored="trained", public=public, alone=True)
 
 
 method = Method(

@@ -16,7 +16,7 @@ class LogisticRegressionParameters(ClassicalParameters):
 
 method = Method(
     "logistic-regression",
-    traits=Traits(keeps="model", scored="trained", pool="none", alone=True),
+    traits=Traits(keeps="model", scored="trained", public="none", alone=True),
     Parameters=LogisticRegressionParameters,
     server="fedhet.strategies.logistic_regression:LogisticRegression",
     client="fedhet.client_apps.logistic_regression:LogisticRegression",

@@ -16,7 +16,7 @@ class NearestNeighbourParameters(ClassicalParameters):
 
 method = Method(
     "nearest-neighbour",
-    traits=Traits(keeps="model", scored="trained", pool="none", alone=True),
+    traits=Traits(keeps="model", scored="trained", public="none", alone=True),
     Parameters=NearestNeighbourParameters,
     server="fedhet.strategies.nearest_neighbour:NearestNeighbour",
     client="fedhet.client_apps.nearest_neighbour:NearestNeighbour",

@@ -1,4 +1,4 @@
-r"""The spectral target: how a federation as a whole clusters a pool of unlabelled examples. It is fedhet's own.
+r"""The spectral target: how a federation as a whole clusters unlabelled public examples. It is fedhet's own.
 
 Each client tells the class posteriors P_i `(L, C_i)` of the same L examples, of its own head and its own classes.
 Centred and side by side they are one soft co-association of the examples (Fred and Jain, 2005; Strehl and Ghosh, 2002:

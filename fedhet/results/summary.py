@@ -60,7 +60,7 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
 def _examples(run: RunInfo) -> dict[str, int]:
     """The labelled examples of clients and of a public dataset whose labels the method uses; its unlabelled ones."""
     labelled = sum(record.examples for record in run.state.clients.values())
-    public, sent = run.state.pool_size, run.traits.pool
+    public, sent = run.state.public_size, run.traits.public
     return {
         "labelled": labelled + (public if sent == "labelled" else 0),
         "unlabelled": public if sent == "inputs" else 0,

@@ -173,7 +173,7 @@ class Federation:
         return Request(
             round.number,
             run=run.state.run,
-            pool=run.state.pool,
+            public=run.state.public,
             closing=round.closing,
             final=round.final,
             here=proof(run.config.text()),

@@ -12,11 +12,11 @@ from fedhet.flower import Encoder, name_in, read_reply
 from fedhet.server import exchanges
 from fedhet.server.hooks import Hooks
 from fedhet.server.robust import Rule
-from fedhet.server.roster import agree_on_pool, most_alike_first
+from fedhet.server.roster import agree_on_public_dataset, most_alike_first
 from fedhet.server.unseen import comes_last
 from fedhet.state import ClientRecord
 from fedhet.wire import Arrays, Payload, Reply, Spec, check_finite
-from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, with_pool
+from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, with_public_dataset
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -66,7 +66,7 @@ class Handshake:
         """Ask nodes who they are, and admit those that can serve, of several that do not fit together the most."""
         run, federation, roster, round = self.run, self.federation, self.federation.roster, self.run.round
         public, encoder = self.method.public_dataset(), Encoder()
-        payload = Payload() if public is None else with_pool(public)
+        payload = Payload() if public is None else with_public_dataset(public)
         request = federation.request(question=HANDSHAKE)
         messages = [federation.message(MessageType.QUERY, node, encoder(payload), request) for node in new]
         faults, opened = exchanges.Faults(), dict[int, tuple[Hashable, Reply]]()
@@ -116,8 +116,10 @@ class Handshake:
         before = run.state.aside()
         try:
             if report.client not in run.state.clients:
-                if traits.pool != "none":
-                    agree_on_pool(run.state, reply, self.method.public_dataset(), labelled=traits.pool == "labelled")
+                if traits.public != "none":
+                    agree_on_public_dataset(
+                        run.state, reply, self.method.public_dataset(), labelled=traits.public == "labelled"
+                    )
                 self.method.admit(reply)
             if traits.shares.averaged and not joining:
                 self._make_first_arrays(report.spec)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from torch import nn
 
-from fedhet.data import Pool
+from fedhet.data import PublicDataset
 from fedhet.method import Method, Traits
 from fedhet.options import Config, Parameters
 from fedhet.randomness import numpy_generator
@@ -70,7 +70,7 @@ class Hooks(Generic[P, S]):
 
     # ---- the handshake
 
-    def public_dataset(self) -> Pool | None:
+    def public_dataset(self) -> PublicDataset | None:
         """Return the public dataset that clients are sent in the handshake.
 
         By default the one that the server was given; None where clients bring it along, or none is needed.
@@ -86,8 +86,8 @@ class Hooks(Generic[P, S]):
         spec: Spec | None = reply.report.spec if self.traits.networks != "any" else None
         if spec is not None and self.traits.networks == "widths":
             spec = without_widths(spec)
-        brought = self.traits.pool != "none" and self.public_dataset() is None
-        public = (reply.report.pool, reply.report.pool_size) if brought else None
+        brought = self.traits.public != "none" and self.public_dataset() is None
+        public = (reply.report.public, reply.report.public_size) if brought else None
         return reply.report.metric, reply.report.labels, None if spec is None else tuple(spec.items()), public
 
     def admit(self, reply: Reply) -> None:

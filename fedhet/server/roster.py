@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from flwr.serverapp import Grid
 
-from fedhet.data import Pool
+from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.options import Config
 from fedhet.rows import client_order
@@ -211,27 +211,29 @@ def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: 
     return sorted(opened, key=apart)
 
 
-def agree_on_pool(state: State, reply: Reply, pool: Pool | None, *, labelled: bool) -> None:
+def agree_on_public_dataset(state: State, reply: Reply, public: PublicDataset | None, *, labelled: bool) -> None:
     """Check that a client has the same public dataset as all: the server's, or else its own copy of one.
 
     Args:
         state: where the first client's is kept by its digest.
         reply: a client's answer to its handshake.
-        pool: the server's, if it has one.
+        public: the server's, if it has one.
         labelled: whether the method needs labels.
 
     Raises:
         FedhetError: there is none, or the client's is another.
     """
-    digest, size = (pool.digest, len(pool)) if pool is not None else (reply.report.pool, reply.report.pool_size)
+    digest, size = (
+        (public.digest, len(public)) if public is not None else (reply.report.public, reply.report.public_size)
+    )
     if not digest:
         raise FedhetError(
             f"there is no {'labelled ' * labelled}public dataset to align on: set public-samples, or give "
-            "make_server_app(shared=...), or have the clients' data function return it as `shared`"
+            "make_server_app(public=...), or have the clients' data function return it as `public`"
         )
-    if not state.pool:
-        state.pool, state.pool_size = digest, size
-    elif pool is None and (state.pool, state.pool_size) != (digest, size):
+    if not state.public:
+        state.public, state.public_size = digest, size
+    elif public is None and (state.public, state.public_size) != (digest, size):
         raise FedhetError("its public dataset is not the first client's: all must have the same examples in one order")
 
 

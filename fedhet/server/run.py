@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import Message
 
 from fedhet import config as configuration
-from fedhet.data import Pool
+from fedhet.data import PublicDataset
 from fedhet.flower import settings as flower_settings
 from fedhet.method import Method, Traits
 from fedhet.options import Config
@@ -78,7 +78,7 @@ class Run:
     method: Method
     config: Config
     state: State
-    public: Pool | None = None
+    public: PublicDataset | None = None
     model: ModelFunction | None = None
     traits: Traits = field(init=False)
     round: Round = field(default_factory=Round)

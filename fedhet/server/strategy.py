@@ -19,8 +19,8 @@ from torch import Tensor
 
 from fedhet import config as configuration
 from fedhet import given, population, registry
-from fedhet.data import Pool
-from fedhet.data.own import as_pool
+from fedhet.data import PublicDataset
+from fedhet.data.own import as_public_dataset
 from fedhet.errors import FedhetError
 from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.flower.insides import simulated
@@ -54,7 +54,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         config: a complete configuration; or else
         settings: single keys by keyword, with `_` for `-`: the method's own (`eta0=0.01`) and shared ones
             (`learning_rate=0.05`).
-        shared: the public dataset, a `Pool`, or raw inputs (n, ...); sent to each client once.
+        public: the public dataset, a `PublicDataset`, or raw inputs (n, ...); sent to each client once.
         model: the clients' models, where a method needs them at the server and they are not the configured ones.
         observers: told of every round.
 
@@ -66,7 +66,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         self,
         config: Config | None = None,
         *,
-        shared: Pool | Tensor | None = None,
+        public: PublicDataset | Tensor | None = None,
         model: Any = None,
         observers: Sequence[Observer] = (),
         **settings: Value,
@@ -74,8 +74,8 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         config = config or configuration.resolve(settings_of(type(self), settings))
         self.method = registry.method(config.prefix)
         state = self.state_class(run="" if config.state_dir else uuid.uuid4().hex[:12])
-        public = population.pool_for(config, as_pool(shared))
-        self.run = Run(self.method, config, state, public, given.model_function(model))
+        dataset = population.public_dataset_for(config, as_public_dataset(public))
+        self.run = Run(self.method, config, state, dataset, given.model_function(model))
         self.federation = Federation(self.run)
         self.aggregator = Aggregator(self.run, self.federation)
         self.networks = Networks(self.run, type(self).__name__)

@@ -103,7 +103,7 @@ class Recording:
             client = str(reply.content["report"]["client"])
             answers[round, kind, read_request(sent)[0].question, client] = reply.content
         config = case.config(PARTIAL)
-        strategy = case.server(config, shared=population.shared_pool(config))
+        strategy = case.server(config, public=population.public_dataset(config))
         recording = cls(answers, config.clients)
         for _ in run.rows:
             recording.before.append(strategy)

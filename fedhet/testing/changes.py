@@ -141,7 +141,7 @@ def _applied(chosen: Sequence[Change]) -> Change:
 # ---- of what a handshake says: it adds fields, names arrays that nobody has, and claims the names of others
 
 NAMES = (
-    *("pools", "Models", ".hidden", "global", "..", "con", "a/b", "a b", " a", "é" * 100, "é" * 101, "x" * 200),
+    *("public", "Models", ".hidden", "global", "..", "con", "a/b", "a b", " a", "é" * 100, "é" * 101, "x" * 200),
     *("\u202ekrow", "\x1b[2J", "\ud800", "$^$", "=1+1", "0", "1", "2", "3", "٣", "²"),
 )
 """Names of clients, of which some are those of others."""
@@ -167,8 +167,8 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "architecture": (*NAMES, "mlp", "cnn-1-1", "torchvision/resnet18", "torchvision/nosuch", "os:system", "x" * 201, 7),
     "partition": ([0, 1], [0, 0], [7, 10**15], [99, 100], [1, 0], [-1, 3], [0.5, 1.5], [1], [], "0,1", [0] * 10_000),
     "own-data": (True, 1, "true", None),
-    "pool": (*NAMES, "0" * 64, None, 5),
-    "pool-size": (0, 1, 7, -1, 2**62, 1.5, "8", None),
+    "public": (*NAMES, "0" * 64, None, 5),
+    "public dataset-size": (0, 1, 7, -1, 2**62, 1.5, "8", None),
     "device": ("\x1b]0;x\x07", "x" * 201, "gpu\n", "a device", 1),
     "note": ("\x1b[2J", "a\nb", "a note", "x" * 201, b"x"),
     "lost-state": (0, 3, -7, 2**62, "x", True),

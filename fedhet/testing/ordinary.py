@@ -108,7 +108,7 @@ class Ordinary:
     def test_it_starts_as_flowers_strategies_do(self, case: Case, loop: str, tmp_path: Path) -> None:
         """Under the method's own loop and under that of Flower's base class."""
         config = case.config(state_dir=str(tmp_path / "state"))
-        strategy = case.server(config, shared=population.shared_pool(config))
+        strategy = case.server(config, public=population.public_dataset(config))
         model = population.model_of(ClientInfo("0", 0, 3, config))
         first = ArrayRecord(model.state_dict())
         start = Strategy.start if loop == "Flower's" else case.server.start

@@ -48,7 +48,7 @@ def same_data(client: ClientInfo) -> ClientData:
     """The configured data, as data of a client's own."""
     own, common = population.data_of(client), population.common_test(client.config)
     train, test, common = (Examples(part.inputs[:].float() / 16, part.labels) for part in (own.train, own.test, common))
-    return ClientData(train, test, own.shared, common)
+    return ClientData(train, test, own.public, common)
 
 
 def other_data(client: ClientInfo) -> ClientData:
@@ -180,7 +180,7 @@ class Privacy:
         grid = LocalGrid(make_client_app(), config.clients)
         for context in grid._contexts.values():
             context.node_config["allow"] = ",".join(sent_kinds(case))
-        case.server(config, shared=population.shared_pool(config)).start(grid)
+        case.server(config, public=population.public_dataset(config)).start(grid)
         summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
         assert (summary["status"], summary["failures"]) == ("completed", 0)
         assert summary["personal_accuracy"] is None

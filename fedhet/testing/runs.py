@@ -213,7 +213,7 @@ def run_on(
     config = configuration.resolve({key: value for key, value in settings.items() if key != "clients"})
     config = config.but(state_dir=str(folder / "state"), clients=len(set(partitions)))
     grid = Nodes(make_client_app(), partitions, between=between)
-    serve(config, grid, folder, engine="local", shared=population.shared_pool(config), observers=[grid])
+    serve(config, grid, folder, engine="local", public=population.public_dataset(config), observers=[grid])
     return Run(folder)
 
 

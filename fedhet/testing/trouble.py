@@ -148,10 +148,10 @@ class Trouble:
         def forget(message: Message, client: str, reply: Message) -> None:
             if at([2], "1")(message, client):
                 reply.content.clear()
-                reply.content["report"] = ConfigRecord({"client": "1", "refusal": "no pool", "lost": True})
+                reply.content["report"] = ConfigRecord({"client": "1", "refusal": "no public dataset", "lost": True})
 
         done, crash = run(tmp_path / "run", case.settings(rounds=3), app=Tampering(after=forget)), kept("crash")
-        assert done.row(2)["failures"] == [{"client": "1", "reason": "no pool; its handshake is repeated"}]
+        assert done.row(2)["failures"] == [{"client": "1", "reason": "no public dataset; its handshake is repeated"}]
         assert done.row(3)["participants"] == ["0", "1", "2"]
         assert done.models == crash.models
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
-from fedhet.data import Pool
+from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
 from fedhet.rows import Work
 from fedhet.task import LARGEST, Metric
@@ -28,8 +28,8 @@ STARTS = ("received", "scratch")
 """From what one that comes after the last round goes on: what it received, and its own initial weights. What it
 measured after epoch 3 goes by `received-3`."""
 
-POOL = "pool"
-"""The group of arrays that is the shared pool, in a handshake."""
+PUBLIC = "public"
+"""The group of arrays that is the public dataset, in a handshake."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Request:
         final: whether this is the evaluation at the end, when personal models are saved.
         question: what is asked, in a query.
         run: the run's own name, where the client's state folder serves several runs.
-        pool: digest of the shared pool, if the method needs one.
+        public: digest of the public dataset, if the method needs one.
         flower: whether arrays travel in Flower's format, since a wrapper of Flower's may look into them.
         here: what only a server on the client's own machine can know (`fedhet.machine.proof` of the settings).
     """
@@ -58,7 +58,7 @@ class Request:
     final: bool = False
     question: str = ""
     run: Name = ""
-    pool: Name = ""
+    public: Name = ""
     flower: bool = False
     here: str = ""
 
@@ -201,24 +201,26 @@ class Refusal:
     lost: bool = False
 
 
-def with_pool(pool: Pool) -> Payload:
-    """A handshake with the shared pool in it."""
-    labels = {} if pool.labels is None else {"labels": pool.labels}
-    return Payload({POOL: to_arrays({"inputs": pool.inputs, **labels})})
+def with_public_dataset(public: PublicDataset) -> Payload:
+    """A handshake with the public dataset in it."""
+    labels = {} if public.labels is None else {"labels": public.labels}
+    return Payload({PUBLIC: to_arrays({"inputs": public.inputs, **labels})})
 
 
-def pool_in(payload: Payload) -> Pool | None:
-    """The pool in a handshake, None where there is none.
+def public_dataset_in(payload: Payload) -> PublicDataset | None:
+    """The public dataset in a handshake, None where there is none.
 
     Raises:
         WireError: it has no inputs, or not as many labels.
     """
-    sent = payload.arrays.get(POOL)
+    sent = payload.arrays.get(PUBLIC)
     if sent is None:
         return None
     inputs, labels = sent.get("inputs"), sent.get("labels")
     if inputs is None or inputs.ndim < 2 or not inputs.size:
-        raise WireError("the request's shared pool has no inputs")
+        raise WireError("the request's public dataset has no inputs")
     if labels is not None and labels.shape[:1] != inputs.shape[:1]:
-        raise WireError(f"the request's shared pool has {len(inputs)} inputs and labels of shape {list(labels.shape)}")
-    return Pool(to_tensor(inputs), None if labels is None else to_tensor(labels))
+        raise WireError(
+            f"the request's public dataset has {len(inputs)} inputs and labels of shape {list(labels.shape)}"
+        )
+    return PublicDataset(to_tensor(inputs), None if labels is None else to_tensor(labels))

@@ -32,8 +32,8 @@ class Report:
         own_data: whether its data are not the configured data set's.
         common_test: whether it has the common test set.
         spec: names, shapes and dtypes of what is shared of its network.
-        pool: digest of the pool that it has itself, empty without one.
-        pool_size: examples in that pool.
+        public: digest of the public dataset that it has itself, empty without one.
+        public_size: examples in that public dataset.
         device: where it computes, in words.
         note: what is to be told of it once, shortened on the way.
         outputs: how many outputs a prediction of its network has; 0 where it does not say.
@@ -48,8 +48,8 @@ class Report:
     own_data: bool = False
     common_test: bool = True
     spec: Spec = field(default_factory=dict)
-    pool: Name = ""
-    pool_size: int = 0
+    public: Name = ""
+    public_size: int = 0
     device: str = ""
     note: str = ""
     outputs: int = field(default=0, metadata={"at_most": 2**31})

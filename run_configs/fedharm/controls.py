@@ -42,7 +42,7 @@ class Shuffled(FedHARMServer):
     def target(self, round: int) -> list[Factor]:
         """The same with its rows permuted, all parts alike."""
         order = torch.randperm(
-            self.state.pool_size, generator=torch_generator(self.config.seed, "shuffled images", round)
+            self.state.public_size, generator=torch_generator(self.config.seed, "shuffled images", round)
         )
         return [replace(part, values=part.values[order]) for part in super().target(round)]
 

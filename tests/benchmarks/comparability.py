@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedhet import config as configuration
 from fedhet import population
-from fedhet.data import Pool
+from fedhet.data import PublicDataset
 from fedhet.graphs import blocks as blocks_of
 from fedhet.learning import read
 from fedhet.representations.descriptors import agreement, channel_means, describe, summarised
@@ -29,25 +29,25 @@ GRID = 4
 Blocks = list[Tensor]
 
 
-def networks_of(run: Path) -> tuple[list[nn.Module], Pool, Callable[[Tensor], Tensor]]:
-    """The clients' trained networks, the shared pool, and the transformation of its images."""
+def networks_of(run: Path) -> tuple[list[nn.Module], PublicDataset, Callable[[Tensor], Tensor]]:
+    """The clients' trained networks, the public dataset, and the transformation of its images."""
     config = configuration.resolve(configuration.read(run / "config.toml"), strict=False)
-    pool = population.shared_pool(config)
-    assert pool is not None, f"{run} has no shared pool"
+    public = population.public_dataset(config)
+    assert public is not None, f"{run} has no public dataset"
     networks = []
     for number in range(config.clients):
         network = population.model_of(population.ClientInfo(str(number), number, config.clients, config))
         network.load_state_dict(load_file(run / "models" / f"{number}.safetensors"))
         networks.append(network.eval())
-    return networks, pool, population.dataset_of(config).transform
+    return networks, public, population.dataset_of(config).transform
 
 
-def pooled(pool: Callable[[Tensor, int], Tensor]) -> Callable[[int, Tensor], Tensor]:
+def pooled(public: Callable[[Tensor, int], Tensor]) -> Callable[[int, Tensor], Tensor]:
     """A block's activations, flattened and adaptively pooled to as many as it has slots."""
 
     def pooled(block: int, output: Tensor) -> Tensor:
         units = output.flatten(1)
-        return pool(units[:, None], min(SLOTS[block], units.shape[1]))[:, 0]
+        return public(units[:, None], min(SLOTS[block], units.shape[1]))[:, 0]
 
     return pooled
 
@@ -99,14 +99,16 @@ def relations(clients: Sequence[Blocks]) -> list[Blocks]:
 
 def described(run: Path) -> dict[str, list[Blocks]]:
     """All descriptions of the shared images, by name: of each client, for each block (images, numbers)."""
-    networks, pool, transform = networks_of(run)
-    names = [blocks_of(network, transform(pool.inputs[:1])) for network in networks]
+    networks, public, transform = networks_of(run)
+    names = [blocks_of(network, transform(public.inputs[:1])) for network in networks]
 
     def of_all(summary: Callable[[int, Tensor], Tensor]) -> list[Blocks]:
-        return [summarised(net, own, pool.inputs, transform, summary) for net, own in zip(networks, names, strict=True)]
+        return [
+            summarised(net, own, public.inputs, transform, summary) for net, own in zip(networks, names, strict=True)
+        ]
 
     largest = [
-        describe(net, own, pool.inputs, pool.labels, SLOTS, transform)[0]
+        describe(net, own, public.inputs, public.labels, SLOTS, transform)[0]
         for net, own in zip(networks, names, strict=True)
     ]
     sizes = [[block.sort(1, descending=True).values for block in blocks] for blocks in largest]
@@ -121,7 +123,9 @@ def described(run: Path) -> dict[str, list[Blocks]]:
         f"energy by position ({GRID} x {GRID}), centred": centred(of_all(positions)),
         "channel means, matched to one client's": matched(channels),
         "relations to the other images (CKA)": relations(channels),
-        "class posteriors (`spectral`, `fedmd`)": [[read(net, pool.inputs, transform).softmax(1)] for net in networks],
+        "class posteriors (`spectral`, `fedmd`)": [
+            [read(net, public.inputs, transform).softmax(1)] for net in networks
+        ],
     }
 
 

@@ -147,15 +147,15 @@ class BareFedProto(BareLoop):
 
 
 class BareFedHeNN(BareLoop):
-    """FedHeNN with the spectral target: CKA to how all cluster the pool, by the functions that fedhet has for both."""
+    """FedHeNN with the spectral target: CKA to how all cluster the public dataset, by fedhet's functions."""
 
     target: Tensor | None = None
 
     def __init__(self, own: dict[str, object]) -> None:
         super().__init__(own)
-        pool = population.shared_pool(self.config)
-        assert pool is not None
-        self.pool = pool.inputs
+        public = population.public_dataset(self.config)
+        assert public is not None
+        self.public = public.inputs
 
     def round(self) -> None:
         own, told = self.config.parameters, []
@@ -163,7 +163,7 @@ class BareFedHeNN(BareLoop):
             if self.target is not None:
                 self.alignment = Alignment("linear", self.target, batch=own.rad_batch, generator=torch.Generator())
             self.client(model, data)
-            told.append(read(model, self.pool, self.dataset.transform).softmax(1))
+            told.append(read(model, self.public, self.dataset.transform).softmax(1))
         self.target = cluster_rows(told, generator=torch.Generator())
 
     def loss(self, model: nn.Module, images: Tensor, labels: Tensor, step: int) -> Tensor:
@@ -171,7 +171,7 @@ class BareFedHeNN(BareLoop):
         if self.target is None or step % own.rad_every:
             return loss
         rows = self.alignment.rows()
-        phi = model.body(self.dataset.transform(self.pool[rows]))
+        phi = model.body(self.dataset.transform(self.public[rows]))
         return loss + own.eta0 * own.rad_every * self.alignment.distance(phi, rows)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 import fedhet
 from fedhet import config as configuration
 from fedhet.client import node, state
-from fedhet.data import Pool
+from fedhet.data import PublicDataset
 from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import state_home
@@ -56,9 +56,9 @@ def test_a_nodes_own_folder_always_counts(federate, tmp_path):
     assert {path.stem for path in (tmp_path / "servers" / "models").iterdir()} == {"0", "2"}
 
 
-@pytest.mark.parametrize("field", ["run", "pool"])
+@pytest.mark.parametrize("field", ["run", "public"])
 def test_what_becomes_a_path_is_a_plain_name(field, federate, monkeypatch):
-    hostile = {"run": "../../up", "pool": "/etc/passwd"}[field]
+    hostile = {"run": "../../up", "public": "/etc/passwd"}[field]
     asked = Federation.request
 
     def request(self, **more):
@@ -71,7 +71,7 @@ def test_what_becomes_a_path_is_a_plain_name(field, federate, monkeypatch):
         federate("Local")
 
 
-def test_a_folder_of_the_shared_pool_does_not_count_either(tmp_path, in_a_run):
+def test_a_folder_of_the_public_dataset_does_not_count_either(tmp_path, in_a_run):
     """Nor does a preset that leads out of the folder of presets."""
     (tmp_path / "secret.toml").write_text('password = "1234"')
     chosen = {"method": "fedmd", "public-samples": 9, "public-dataset": "digits", "public-data": str(tmp_path)}
@@ -89,27 +89,27 @@ def test_a_node_whose_name_is_a_path_says_so(federate):
     assert "'../1' cannot be that of a file" in watch.rows[0]["failures"][0]["reason"]
 
 
-def test_a_pool_that_was_damaged_on_disk_is_asked_for_again(tmp_path):
-    pool, pools = Pool(torch.arange(12.0).view(3, 4)), state.Pools()
-    pools.keep(pool, tmp_path)
-    path = tmp_path / f"{pool.digest}.safetensors"
+def test_a_public_dataset_that_was_damaged_on_disk_is_asked_for_again(tmp_path):
+    public, public_datasets = PublicDataset(torch.arange(12.0).view(3, 4)), state.PublicDatasets()
+    public_datasets.keep(public, tmp_path)
+    path = tmp_path / f"{public.digest}.safetensors"
     whole = path.read_bytes()
     for damaged in (whole[:-1] + b"x", whole[:20], b""):
         path.write_bytes(damaged)
-        with pytest.raises(state.LostState, match="no shared pool"):
-            state.Pools().find(pool.digest, tmp_path, None, "0")
+        with pytest.raises(state.LostState, match="no public dataset"):
+            state.PublicDatasets().find(public.digest, tmp_path, None, "0")
         assert not path.exists()
-    state.Pools().keep(pool, tmp_path)
+    state.PublicDatasets().keep(public, tmp_path)
     assert path.read_bytes() == whole
 
 
-def test_old_runs_and_pools_are_removed_and_young_ones_stay(federate, home):
+def test_old_runs_and_public_datasets_are_removed_and_young_ones_stay(federate, home):
     federate("Local")
     base = state_home()
     (old,) = base.iterdir()
-    (base / "pools").mkdir()
-    (base / "pools" / "a.safetensors").touch()
-    for path in [*old.rglob("*"), *(base / "pools").iterdir()]:
+    (base / "public").mkdir()
+    (base / "public" / "a.safetensors").touch()
+    for path in [*old.rglob("*"), *(base / "public").iterdir()]:
         os.utime(path, (0, 0))
     (base / "not ours").mkdir()
     federate("Local")  # whose handshake removes it

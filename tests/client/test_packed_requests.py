@@ -50,7 +50,7 @@ def test_a_target_that_is_none_is_refused(method, what, tmp_path):
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 99_999], [-1, 2, 3], [0.5, 1.0, 2.0], [[1, 2]], []])
-def test_rows_of_a_pool_that_are_none_are_refused(rows, tmp_path):
+def test_rows_of_a_public_dataset_that_are_none_are_refused(rows, tmp_path):
     def before(message, client):
         if at([1], "1")(message, client):
             kind = np.int32 if not any(isinstance(row, float) for row in rows) else np.float32
@@ -59,4 +59,4 @@ def test_rows_of_a_pool_that_are_none_are_refused(rows, tmp_path):
     config = Case.of("fedmd", MD).config(rounds=1, closing_epochs=1)
     run_locally(config, tmp_path / "run", app=Tampering(before=before))
     reason = Run(tmp_path / "run").row(1)["failures"][0]["reason"]
-    assert reason.startswith("the server's request is damaged: its rows of the pool cannot be used: "), reason
+    assert reason.startswith("the server's request is damaged: its rows of the public dataset cannot be used: "), reason

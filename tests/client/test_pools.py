@@ -1,4 +1,4 @@
-"""The shared pool at clients: sent by the server or brought along, with labels where the method needs them."""
+"""The public dataset at clients: sent by the server or brought along, with labels where the method needs them."""
 
 import pytest
 import torch
@@ -6,32 +6,32 @@ import torch
 from fedhet import config as configuration
 from fedhet import registry
 from fedhet.client import ClientSide, LostState
-from fedhet.client.state import Pools
-from fedhet.data import Pool
+from fedhet.client.state import PublicDatasets
+from fedhet.data import PublicDataset
 from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.method import Method, Traits
 from fedhet.server import FederatedStrategy
 
-POOL = Pool(torch.arange(40.0).view(10, 4), torch.arange(10) % 3)
+PUBLIC = PublicDataset(torch.arange(40.0).view(10, 4), torch.arange(10) % 3)
 SEEN = []
 
 
 class Seeing(ClientSide):
-    """Notes the pool that it is given."""
+    """Notes the public dataset that it is given."""
 
     def begin(self, payload):
-        pool = self.client.pool
-        SEEN.append((self.client.name, pool.digest, pool.labels is not None, len(pool)))
+        public = self.client.public
+        SEEN.append((self.client.name, public.digest, public.labels is not None, len(public)))
 
 
 @pytest.fixture(autouse=True)
 def _methods(monkeypatch, home):
-    """Two methods that need a pool, and what their clients saw of it; state goes to a home of the test's own."""
+    """Two methods that need a public dataset, and what clients saw of it; state goes to a home of the test's own."""
     monkeypatch.setattr(registry, "_given", {})
     monkeypatch.setattr(registry, "client_side", lambda name: Seeing)
     for need in ("inputs", "labelled"):
-        registry.give(Method(need, Traits(pool=need)))
+        registry.give(Method(need, Traits(public=need)))
     SEEN.clear()
     yield
     configuration.parse.cache_clear()
@@ -39,88 +39,90 @@ def _methods(monkeypatch, home):
 
 def start(method, app, watch, shared=None, clients=2):
     config = configuration.resolve({"method": method, "rounds": 1})
-    strategy = FederatedStrategy(config, shared=shared, observers=[watch])
+    strategy = FederatedStrategy(config, public=shared, observers=[watch])
     strategy.start(LocalGrid(app, clients))
     return strategy
 
 
 def bringing(tiny, shared):
-    """Data that bring this pool along."""
+    """Data that bring this public dataset along."""
 
     def data(client):
         train, test = tiny.data(client)
-        return {"train": train, "test": test, "shared": shared(client) if callable(shared) else shared}
+        return {"train": train, "test": test, "public": shared(client) if callable(shared) else shared}
 
     return tiny.app(data=data)
 
 
-@pytest.mark.parametrize(("method", "expected"), [("labelled", POOL), ("inputs", POOL.unlabelled)])
-def test_the_servers_pool_comes_with_labels_where_the_method_needs_them(method, expected, tiny, watch):
-    strategy = start(method, tiny.app(), watch, POOL)
+@pytest.mark.parametrize(("method", "expected"), [("labelled", PUBLIC), ("inputs", PUBLIC.unlabelled)])
+def test_the_servers_public_dataset_comes_with_labels_where_the_method_needs_them(method, expected, tiny, watch):
+    strategy = start(method, tiny.app(), watch, PUBLIC)
     assert {seen[1:] for seen in SEEN} == {(expected.digest, method == "labelled", 10)}
-    assert (strategy.state.pool, strategy.state.pool_size) == (expected.digest, 10)
+    assert (strategy.state.public, strategy.state.public_size) == (expected.digest, 10)
     size = 10 * 4 * 4 + (method == "labelled") * 10 * 8
     assert [row.bytes_down for row in watch.clients if row.round == 0] == [size, size]
 
 
-@pytest.mark.parametrize(("method", "expected"), [("labelled", POOL), ("inputs", POOL.unlabelled)])
+@pytest.mark.parametrize(("method", "expected"), [("labelled", PUBLIC), ("inputs", PUBLIC.unlabelled)])
 def test_so_does_one_that_the_clients_bring_along(method, expected, tiny, watch):
-    strategy = start(method, bringing(tiny, (POOL.inputs, POOL.labels)), watch)
+    strategy = start(method, bringing(tiny, (PUBLIC.inputs, PUBLIC.labels)), watch)
     assert {seen[1:] for seen in SEEN} == {(expected.digest, method == "labelled", 10)}
-    assert (strategy.state.pool, strategy.state.pool_size) == (expected.digest, 10)
+    assert (strategy.state.public, strategy.state.public_size) == (expected.digest, 10)
     assert [row.bytes_down for row in watch.clients if row.round == 0] == [0, 0]
 
 
-def test_a_pool_without_labels_does_not_do_for_a_method_that_needs_them(tiny, watch):
-    with pytest.raises(ConfigError, match="labelled needs a labelled pool, and the shared pool has no labels"):
-        start("labelled", tiny.app(), watch, POOL.unlabelled)
+def test_a_public_dataset_without_labels_does_not_do_for_a_method_that_needs_them(tiny, watch):
+    with pytest.raises(
+        ConfigError, match="labelled needs a labelled public dataset, and the public dataset has no labels"
+    ):
+        start("labelled", tiny.app(), watch, PUBLIC.unlabelled)
     with pytest.raises(FedhetError, match="clients .0, 1.: there is no labelled public dataset to align on"):
-        start("labelled", bringing(tiny, POOL.inputs), watch)
+        start("labelled", bringing(tiny, PUBLIC.inputs), watch)
 
 
-def test_without_any_pool_the_way_to_one_is_told(tiny, watch):
+def test_without_any_public_dataset_the_way_to_one_is_told(tiny, watch):
     with pytest.raises(
         FedhetError, match="clients .0, 1.: there is no public dataset to align on: set public-samples, or"
     ):
         start("inputs", tiny.app(), watch)
 
 
-def test_a_client_whose_pool_is_another_is_refused(tiny, watch):
-    start("inputs", bringing(tiny, lambda client: POOL.inputs + (client.name == "1")), watch)
+def test_a_client_whose_public_dataset_is_another_is_refused(tiny, watch):
+    start("inputs", bringing(tiny, lambda client: PUBLIC.inputs + (client.name == "1")), watch)
     (failure,) = watch.rows[0]["failures"]
     assert failure["client"] == "1"
     assert "its public dataset is not the first client's" in failure["reason"]
 
 
-def test_the_pool_that_most_bring_along_is_that_of_all_whoever_comes_first(tiny, watch):
-    start("inputs", bringing(tiny, lambda client: POOL.inputs + (client.name == "0")), watch, clients=3)
+def test_the_public_dataset_that_most_bring_along_is_that_of_all_whoever_comes_first(tiny, watch):
+    start("inputs", bringing(tiny, lambda client: PUBLIC.inputs + (client.name == "0")), watch, clients=3)
     (failure,) = watch.rows[0]["failures"]
     assert failure["client"] == "0"
 
 
-def test_labels_that_differ_make_another_pool(tiny, watch):
+def test_labels_that_differ_make_another_public_dataset(tiny, watch):
     def shared(client):
-        return POOL.inputs, POOL.labels.roll(client.partition_id)
+        return PUBLIC.inputs, PUBLIC.labels.roll(client.partition_id)
 
     start("labelled", bringing(tiny, shared), watch)
     assert [failure["client"] for failure in watch.rows[0]["failures"]] == ["1"]
 
 
-@pytest.mark.parametrize("pool", [POOL, POOL.unlabelled])
-def test_a_kept_pool_is_found_again_in_another_process(pool, tmp_path):
-    Pools().keep(pool, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [f"{pool.digest}.safetensors"]
-    found = Pools().find(pool.digest, tmp_path, None, "3")
-    assert found.digest == pool.digest
-    assert (found.labels is None) == (pool.labels is None)
+@pytest.mark.parametrize("public", [PUBLIC, PUBLIC.unlabelled])
+def test_a_kept_public_dataset_is_found_again_in_another_process(public, tmp_path):
+    PublicDatasets().keep(public, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{public.digest}.safetensors"]
+    found = PublicDatasets().find(public.digest, tmp_path, None, "3")
+    assert found.digest == public.digest
+    assert (found.labels is None) == (public.labels is None)
 
 
-def test_a_clients_own_pool_serves_with_and_without_its_labels(tmp_path):
-    assert Pools().find(POOL.digest, tmp_path, POOL, "3") is POOL
-    assert Pools().find(POOL.unlabelled.digest, tmp_path, POOL, "3") is POOL.unlabelled
+def test_a_clients_own_public_dataset_serves_with_and_without_its_labels(tmp_path):
+    assert PublicDatasets().find(PUBLIC.digest, tmp_path, PUBLIC, "3") is PUBLIC
+    assert PublicDatasets().find(PUBLIC.unlabelled.digest, tmp_path, PUBLIC, "3") is PUBLIC.unlabelled
 
 
-def test_a_pool_that_is_not_there_is_lost(tmp_path):
+def test_a_public_dataset_that_is_not_there_is_lost(tmp_path):
     for digest in ("", "0f"):
-        with pytest.raises(LostState, match=f"client 3 has no shared pool {digest} \\(any more\\)"):
-            Pools().find(digest, tmp_path, None, "3")
+        with pytest.raises(LostState, match=f"client 3 has no public dataset {digest} \\(any more\\)"):
+            PublicDatasets().find(digest, tmp_path, None, "3")

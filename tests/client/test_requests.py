@@ -70,18 +70,18 @@ def test_a_request_that_is_none(text, grid):
 
 
 @pytest.mark.parametrize(
-    ("pool", "reason"),
+    ("public", "reason"),
     [
-        ({"labels": torch.arange(3)}, "the request's shared pool has no inputs"),
-        ({"inputs": torch.zeros(0, 4)}, "the request's shared pool has no inputs"),
-        ({"inputs": torch.tensor(1.0)}, "the request's shared pool has no inputs"),
+        ({"labels": torch.arange(3)}, "the request's public dataset has no inputs"),
+        ({"inputs": torch.zeros(0, 4)}, "the request's public dataset has no inputs"),
+        ({"inputs": torch.tensor(1.0)}, "the request's public dataset has no inputs"),
         ({"inputs": torch.zeros(3, 4), "labels": torch.arange(2)}, "has 3 inputs and labels of shape [2]"),
-        ({"inputs": torch.zeros(3, 5)}, "shared pool has examples of shape [5], and this client's are of [4]"),
-        ({"inputs": torch.zeros(3, 4, 4)}, "shared pool has examples of shape [4, 4], and this client's are of [4]"),
+        ({"inputs": torch.zeros(3, 5)}, "public dataset has examples of shape [5], and this client's are of [4]"),
+        ({"inputs": torch.zeros(3, 4, 4)}, "public dataset has examples of shape [4, 4], and this client's are of [4]"),
     ],
 )
-def test_pools_that_are_none(pool, reason, grid):
-    arrays = {"pool": {name: tensor.numpy() for name, tensor in pool.items()}}
+def test_public_datasets_that_are_none(public, reason, grid):
+    arrays = {"public": {name: tensor.numpy() for name, tensor in public.items()}}
     found = refusal(grid, json.dumps({"method": "fedhenn", "fedhenn.eta0": 1.0}), arrays=arrays)
     assert reason in found
 

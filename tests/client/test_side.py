@@ -23,7 +23,7 @@ def client_in(round, **settings):
         device=torch.device("cpu"),
         transform=lambda inputs: inputs / 2,
         augment=lambda inputs, generator: inputs + 1,
-        find_pool=lambda digest: whatever,
+        find_public=lambda digest: whatever,
     )
 
 

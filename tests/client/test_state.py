@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import save_file
 
 from fedhet.client.side import LostState
-from fedhet.client.state import ClientStore, Pools, Written
-from fedhet.data import Pool
+from fedhet.client.state import ClientStore, PublicDatasets, Written
+from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
 from fedhet.files import read_tensors, write_tensors
 
@@ -99,14 +99,14 @@ def test_one_flipped_bit_is_damage_and_a_lost_state(tmp_path, kind):
     assert store.load(1) is None
 
 
-def test_a_flipped_bit_of_a_pool_has_it_removed_and_asked_for_again(tmp_path):
-    pool, pools = Pool(torch.ones(4, 2)), Pools()
-    pools.keep(pool, tmp_path)
-    path = tmp_path / f"{pool.digest}.safetensors"
+def test_a_flipped_bit_of_a_public_dataset_has_it_removed_and_asked_for_again(tmp_path):
+    public, public_datasets = PublicDataset(torch.ones(4, 2)), PublicDatasets()
+    public_datasets.keep(public, tmp_path)
+    path = tmp_path / f"{public.digest}.safetensors"
     content = path.read_bytes()
     path.write_bytes(content.replace(b'"shape":[4,2]', b'"shape":[2,4]'))
     with pytest.raises(LostState):
-        Pools().find(pool.digest, tmp_path, None, "0")
+        PublicDatasets().find(public.digest, tmp_path, None, "0")
     assert not path.exists()
 
 

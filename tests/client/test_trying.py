@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import fedhet
 from fedhet.client.app import make_client_app
-from fedhet.data import ClientData, Examples, Pool
-from fedhet.data.own import as_client_data, as_pool
+from fedhet.data import ClientData, Examples, PublicDataset
+from fedhet.data.own import as_client_data, as_public_dataset
 from fedhet.data.reading import not_finite
 from fedhet.engines.grid import LocalGrid
 from fedhet.errors import DataError, FedhetError
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.filterwarnings("ignor
 
 INPUTS = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
 LABELS = INPUTS[:, :3].argmax(1)
-PARTS = ("train", "test", "shared", "common", "validation")
+PARTS = ("train", "test", "public", "common", "validation")
 
 
 def data(client: Any) -> Any:
@@ -89,19 +89,19 @@ def test_inputs_that_are_not_finite_are_told_with_part_and_row(part: str, value:
 
 
 def as_client_data_unchecked(parts: dict[str, Any]) -> ClientData:
-    made = {name: Examples(*pair) for name, pair in parts.items() if name != "shared"}
-    return ClientData(**made, shared=Pool(*parts["shared"]))
+    made = {name: Examples(*pair) for name, pair in parts.items() if name != "public"}
+    return ClientData(**made, public=PublicDataset(*parts["public"]))
 
 
-def test_targets_and_pools_that_are_not_finite_are_told() -> None:
+def test_targets_and_public_datasets_that_are_not_finite_are_told() -> None:
     targets = torch.ones(40)
     targets[3] = math.nan
     with pytest.raises(DataError, match="client 3: train has nan in the labels of row 3"):
         as_client_data("3", ((INPUTS, targets), (INPUTS, LABELS)))
     inputs = INPUTS.clone()
     inputs[5] = math.inf
-    with pytest.raises(DataError, match="a shared pool has inf in the inputs of row 5"):
-        as_pool(inputs)
+    with pytest.raises(DataError, match="a public dataset has inf in the inputs of row 5"):
+        as_public_dataset(inputs)
 
 
 class Rows(torch.utils.data.Dataset[Any]):

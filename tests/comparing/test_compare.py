@@ -33,13 +33,13 @@ def test_every_method_gets_the_same_settings_and_its_own_keys(tmp_path):
     assert not any(key.startswith("fedhenn.") for key in by_name["local-seed3"])
 
 
-def test_the_held_out_pool_of_one_is_given_to_all_whatever_the_order(tmp_path):
+def test_the_held_out_public_dataset_of_one_is_given_to_all_whatever_the_order(tmp_path):
     chosen = {key: value for key, value in SETTINGS.items() if not key.startswith("public")}
     for methods in (ALL, ALL[::-1]):
-        pools = {
+        public_datasets = {
             run.settings.flat()["public-samples"] for run in plan(methods, seeds=(0,), config=chosen, out=tmp_path)
         }
-        assert len(pools) == 1
+        assert len(public_datasets) == 1
 
 
 def test_equal_architectures_are_left_as_the_user_chose_them(tmp_path):

@@ -90,19 +90,19 @@ def test_no_patient_is_at_two_clients(tmp_path: Path, name: str, seed: int) -> N
         assert any(not np.array_equal(one.train, two.train) for one, two in zip(parts, other, strict=True))
 
 
-def test_a_pool_has_whole_patients_and_no_client_has_one_of_them(tmp_path: Path) -> None:
+def test_a_public_dataset_has_whole_patients_and_no_client_has_one_of_them(tmp_path: Path) -> None:
     dataset = data.load("chestxray14", write(tmp_path / "nih"))
     split = data.split(dataset, "iid", clients=3, seed=0, public_samples=10)
-    assert split.shared is not None
-    pool = split.shared.inputs[:, 0, 0, 0].numpy()
-    counts = np.unique(pool, return_counts=True)[1]
+    assert split.public is not None
+    public = split.public.inputs[:, 0, 0, 0].numpy()
+    counts = np.unique(public, return_counts=True)[1]
     assert sorted(counts) == [1, EACH, EACH, EACH]
     held = [patients(dataset.train)[part.train] for part in split.parts]
-    assert not set(pool) & set(np.concatenate(held))
+    assert not set(public) & set(np.concatenate(held))
     assert sum(map(len, held)) == len(dataset.train) - 4 * EACH
     again, other = (data.split(dataset, "iid", clients=5, seed=seed, public_samples=10) for seed in (0, 1))
-    assert np.array_equal(split.pool, again.pool)
-    assert not np.array_equal(split.pool, other.pool)
+    assert np.array_equal(split.held_out, again.held_out)
+    assert not np.array_equal(split.held_out, other.held_out)
     with pytest.raises(DataError, match="71 examples that are held out belong to all of its 24 owners"):
         data.split(dataset, "iid", clients=3, seed=0, public_samples=71)
 

@@ -1,4 +1,4 @@
-"""A shared pool of another data set's images."""
+"""A public dataset of another data set's images."""
 
 import pytest
 import torch
@@ -23,27 +23,27 @@ def images_of(pixels: torch.Tensor, *, classes: int = 10, white: int = 255, name
 def test_images_from_elsewhere_look_like_the_clients_own():
     white = torch.full((40, 3, 28, 28), 255, dtype=torch.uint8)
     white[::2] = 0  # the even classes are black
-    pool = data.pool_of(images_of(white), data.load("digits"), 20, seed=0)
-    assert pool.inputs.shape == (20, 1, 8, 8)
-    assert pool.inputs.dtype == torch.uint8
-    assert pool.labels is not None
-    assert torch.equal(pool.inputs.amax(dim=(1, 2, 3)) == 16, pool.labels % 2 == 1)
-    again = data.pool_of(images_of(white), data.load("digits"), 20, seed=0)
-    assert again.digest == pool.digest
+    public = data.public_dataset_of(images_of(white), data.load("digits"), 20, seed=0)
+    assert public.inputs.shape == (20, 1, 8, 8)
+    assert public.inputs.dtype == torch.uint8
+    assert public.labels is not None
+    assert torch.equal(public.inputs.amax(dim=(1, 2, 3)) == 16, public.labels % 2 == 1)
+    again = data.public_dataset_of(images_of(white), data.load("digits"), 20, seed=0)
+    assert again.digest == public.digest
 
 
 def test_labels_of_other_classes_are_left_out():
-    pool = data.pool_of(images_of(torch.zeros(40, 1, 8, 8), classes=4), data.load("digits"), 20, seed=0)
-    assert pool.labels is None
+    public = data.public_dataset_of(images_of(torch.zeros(40, 1, 8, 8), classes=4), data.load("digits"), 20, seed=0)
+    assert public.labels is None
 
 
 def test_only_images_can_stand_for_images():
     words = images_of(torch.zeros(40, 80), name="words")
     with pytest.raises(DataError, match="words has none"):
-        data.pool_of(words, data.load("digits"), 20, seed=0)
+        data.public_dataset_of(words, data.load("digits"), 20, seed=0)
 
 
-def test_clients_keep_the_examples_that_a_held_out_pool_would_have_taken(monkeypatch):
+def test_clients_keep_the_examples_that_a_held_out_public_dataset_would_have_taken(monkeypatch):
     elsewhere = images_of(torch.randint(0, 256, (300, 1, 28, 28), dtype=torch.uint8))
     load = data.load
     monkeypatch.setattr(
@@ -55,9 +55,9 @@ def test_clients_keep_the_examples_that_a_held_out_pool_would_have_taken(monkeyp
     def examples(config: Config) -> int:
         return sum(len(population.data_of(population.ClientInfo(str(i), i, 4, config)).train) for i in range(4))
 
-    pool = population.shared_pool(other)
-    assert pool is not None
-    assert len(pool) == 101
+    public = population.public_dataset(other)
+    assert public is not None
+    assert len(public) == 101
     assert examples(other) - examples(held) == 101
 
 

@@ -1,12 +1,12 @@
-"""Data in users' own forms, and shared pools."""
+"""Data in users' own forms, and public datasets."""
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from fedhet.data import ClientData, Examples, Pool, with_validation
-from fedhet.data.own import as_client_data, as_input, as_pool
+from fedhet.data import ClientData, Examples, PublicDataset, with_validation
+from fedhet.data.own import as_client_data, as_input, as_public_dataset
 from fedhet.data.reading import as_labels
 from fedhet.errors import DataError
 
@@ -14,31 +14,36 @@ INPUTS, LABELS = torch.arange(12.0).view(3, 4), torch.tensor([0, 1, 1])
 
 
 def test_a_digest_is_of_content_type_and_shape():
-    digest = Pool(INPUTS).digest
-    assert digest == Pool(INPUTS.clone().T.contiguous().T).digest
+    digest = PublicDataset(INPUTS).digest
+    assert digest == PublicDataset(INPUTS.clone().T.contiguous().T).digest
     others = [INPUTS + 1, INPUTS.view(4, 3), INPUTS.double(), INPUTS.flip(0)]
-    assert len({digest, *(Pool(tensor).digest for tensor in others)}) == 5
+    assert len({digest, *(PublicDataset(tensor).digest for tensor in others)}) == 5
 
 
 def test_a_digest_covers_the_labels():
-    labelled = Pool(INPUTS, LABELS)
-    assert labelled.digest == Pool(INPUTS.clone(), LABELS.clone()).digest
-    others = [Pool(INPUTS), Pool(INPUTS, LABELS.flip(0)), Pool(INPUTS, LABELS.int()), Pool(INPUTS, LABELS.view(3, 1))]
-    assert len({labelled.digest, *(pool.digest for pool in others)}) == 5
+    labelled = PublicDataset(INPUTS, LABELS)
+    assert labelled.digest == PublicDataset(INPUTS.clone(), LABELS.clone()).digest
+    others = [
+        PublicDataset(INPUTS),
+        PublicDataset(INPUTS, LABELS.flip(0)),
+        PublicDataset(INPUTS, LABELS.int()),
+        PublicDataset(INPUTS, LABELS.view(3, 1)),
+    ]
+    assert len({labelled.digest, *(public.digest for public in others)}) == 5
 
 
-def test_a_pool_without_its_labels_is_the_same_object_again():
-    labelled = Pool(INPUTS, LABELS)
+def test_a_public_dataset_without_its_labels_is_the_same_object_again():
+    labelled = PublicDataset(INPUTS, LABELS)
     assert labelled.unlabelled is labelled.unlabelled
-    assert labelled.unlabelled.digest == Pool(INPUTS).digest
+    assert labelled.unlabelled.digest == PublicDataset(INPUTS).digest
     assert labelled.unlabelled.unlabelled is labelled.unlabelled
     assert len(labelled) == 3
 
 
 @pytest.mark.parametrize("labels", [LABELS, None])
-def test_a_pool_moves_with_its_labels(labels):
-    moved = Pool(INPUTS, labels).to(torch.device("cpu"))
-    assert moved.digest == Pool(INPUTS, labels).digest
+def test_a_public_dataset_moves_with_its_labels(labels):
+    moved = PublicDataset(INPUTS, labels).to(torch.device("cpu"))
+    assert moved.digest == PublicDataset(INPUTS, labels).digest
 
 
 @pytest.mark.parametrize(
@@ -48,52 +53,52 @@ def test_a_pool_moves_with_its_labels(labels):
         [INPUTS, LABELS],
         (INPUTS.tolist(), LABELS.tolist()),
         Examples(INPUTS, LABELS),
-        Pool(INPUTS, LABELS),
+        PublicDataset(INPUTS, LABELS),
     ],
 )
-def test_a_labelled_pool_may_be_a_pair_examples_or_a_pool(value):
-    assert as_pool(value).digest == Pool(INPUTS, LABELS).digest
+def test_a_labelled_public_dataset_may_be_a_pair_examples_or_a_public_dataset(value):
+    assert as_public_dataset(value).digest == PublicDataset(INPUTS, LABELS).digest
 
 
-def test_a_pool_of_inputs_may_be_a_tensor_and_none_is_none():
-    assert as_pool(INPUTS).digest == Pool(INPUTS).digest
-    assert as_pool(None) is None
-    pool = Pool(INPUTS)
-    assert as_pool(pool) is pool
+def test_a_public_dataset_of_inputs_may_be_a_tensor_and_none_is_none():
+    assert as_public_dataset(INPUTS).digest == PublicDataset(INPUTS).digest
+    assert as_public_dataset(None) is None
+    public = PublicDataset(INPUTS)
+    assert as_public_dataset(public) is public
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("all of them", "a shared pool must be a tensor of inputs or a pair .*, not a str"),
+        ("all of them", "a public dataset must be a tensor of inputs or a pair .*, not a str"),
         ((INPUTS,), "not a tuple"),
-        ((INPUTS, LABELS[:2]), "shared has 3 inputs and 2 labels"),
+        ((INPUTS, LABELS[:2]), "public has 3 inputs and 2 labels"),
     ],
 )
-def test_what_is_no_pool_is_refused(value, message):
+def test_what_is_no_public_dataset_is_refused(value, message):
     with pytest.raises(DataError, match=message):
-        as_pool(value)
+        as_public_dataset(value)
 
 
 @pytest.mark.parametrize("form", ["mapping", "tuple", "datasets", "client data"])
-def test_a_clients_data_bring_the_pool_and_the_common_test_set_along(form):
+def test_a_clients_data_bring_the_public_dataset_and_the_common_test_set_along(form):
     part = (INPUTS, LABELS)
     given = {
-        "mapping": {"train": part, "test": part, "shared": part, "common": part},
+        "mapping": {"train": part, "test": part, "public": part, "common": part},
         "tuple": (part, part, part, part),
-        "datasets": {"train": TensorDataset(*part), "test": part, "shared": part, "common": TensorDataset(*part)},
-        "client data": ClientData(Examples(*part), Examples(*part), Pool(*part), Examples(*part)),
+        "datasets": {"train": TensorDataset(*part), "test": part, "public": part, "common": TensorDataset(*part)},
+        "client data": ClientData(Examples(*part), Examples(*part), PublicDataset(*part), Examples(*part)),
     }[form]
     data = as_client_data("3", given)
-    assert data.shared.digest == Pool(*part).digest
+    assert data.public.digest == PublicDataset(*part).digest
     assert torch.equal(data.common.inputs, INPUTS)
     assert torch.equal(data.train.labels, LABELS)
 
 
-def test_a_tensor_in_client_data_is_a_pool_without_labels():
+def test_a_tensor_in_client_data_is_a_public_dataset_without_labels():
     data = ClientData(Examples(INPUTS, LABELS), Examples(INPUTS, LABELS), INPUTS)
-    assert data.shared.digest == Pool(INPUTS).digest
-    assert as_client_data("3", (Examples(INPUTS, LABELS), Examples(INPUTS, LABELS))).shared is None
+    assert data.public.digest == PublicDataset(INPUTS).digest
+    assert as_client_data("3", (Examples(INPUTS, LABELS), Examples(INPUTS, LABELS))).public is None
 
 
 def test_bytes_alone_are_scaled():

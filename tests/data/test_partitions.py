@@ -189,36 +189,36 @@ def test_samples_per_client_keeps_class_shares_and_the_test_part() -> None:
 
 
 class TestHoldOut:
-    def test_pool_is_the_same_whatever_the_clients_and_nobody_has_it(self) -> None:
+    def test_public_dataset_is_the_same_whatever_the_clients_and_nobody_has_it(self) -> None:
         dataset = made()
         splits = [
             data.split(dataset, "iid", clients=4, seed=1, public_samples=200),
             data.split(dataset, "classes", clients=9, seed=1, public_samples=200, classes_per_client=2),
         ]
-        assert np.array_equal(splits[0].pool, splits[1].pool)
-        assert not np.array_equal(splits[0].pool, data.hold_out(dataset, 200, seed=2)[0])
+        assert np.array_equal(splits[0].held_out, splits[1].held_out)
+        assert not np.array_equal(splits[0].held_out, data.hold_out(dataset, 200, seed=2)[0])
         for split in splits:
             owned = np.concatenate([part.train for part in split.parts])
-            assert set(owned) | set(split.pool) == set(range(1000))
-            assert len(owned) + len(split.pool) == 1000
+            assert set(owned) | set(split.held_out) == set(range(1000))
+            assert len(owned) + len(split.held_out) == 1000
 
-    def test_pool_holds_every_class_in_its_share(self) -> None:
+    def test_public_dataset_holds_every_class_in_its_share(self) -> None:
         dataset = made()
-        pool, _ = data.hold_out(dataset, 200, seed=0)
-        counts, all_counts = (torch.bincount(dataset.train.labels[i]).numpy() for i in (pool, np.arange(1000)))
+        public, _ = data.hold_out(dataset, 200, seed=0)
+        counts, all_counts = (torch.bincount(dataset.train.labels[i]).numpy() for i in (public, np.arange(1000)))
         assert np.abs(counts - all_counts / 5).max() <= 1
 
-    def test_pool_is_one_tensor_of_raw_inputs(self) -> None:
+    def test_public_dataset_is_one_tensor_of_raw_inputs(self) -> None:
         split = data.split(made(), "iid", clients=4, seed=1, public_samples=20)
-        pool = split.shared
-        assert pool is not None
-        assert pool is split.shared
-        assert torch.equal(pool.inputs[:, 0], torch.from_numpy(split.pool))
-        assert pool.labels is not None
-        assert torch.equal(pool.labels, split.dataset.train.labels[torch.from_numpy(split.pool)])
-        assert data.split(made(), "iid", clients=4, seed=1).shared is None
+        public = split.public
+        assert public is not None
+        assert public is split.public
+        assert torch.equal(public.inputs[:, 0], torch.from_numpy(split.held_out))
+        assert public.labels is not None
+        assert torch.equal(public.labels, split.dataset.train.labels[torch.from_numpy(split.held_out)])
+        assert data.split(made(), "iid", clients=4, seed=1).public is None
 
-    def test_pool_must_leave_something(self) -> None:
+    def test_public_dataset_must_leave_something(self) -> None:
         with pytest.raises(DataError, match="1000 training examples, so 1000"):
             data.hold_out(made(), 1000, seed=0)
 

@@ -5,7 +5,7 @@ import torch
 
 from fedhet import config as configuration
 from fedhet import population
-from fedhet.data import ClientData, Examples, Pool, with_validation
+from fedhet.data import ClientData, Examples, PublicDataset, with_validation
 from fedhet.options import Config
 from fedhet.population import ClientInfo
 
@@ -62,10 +62,10 @@ def test_examples_of_many_labels_are_drawn_without_regard_to_them():
     assert len(with_validation(own(torch.zeros(10, 3).long()), 0.2, 0, "0").validation) == 2
 
 
-def test_the_pool_and_the_test_parts_are_what_they_were_and_training_parts_lose_it():
+def test_the_public_dataset_and_the_test_parts_are_what_they_were_and_training_parts_lose_it():
     plain = configuration.resolve({"method": "fedhenn", "public-samples": 50, "clients": 3, "samples-per-client": 20})
     apart = plain.but(validation=0.2)
-    assert population.shared_pool(apart).digest == population.shared_pool(plain).digest
+    assert population.public_dataset(apart).digest == population.public_dataset(plain).digest
     for number in range(3):
         whole, rest = (population.data_of(ClientInfo(str(number), number, 3, each)) for each in (plain, apart))
         assert torch.equal(whole.test.inputs, rest.test.inputs)
@@ -74,7 +74,7 @@ def test_the_pool_and_the_test_parts_are_what_they_were_and_training_parts_lose_
         together = torch.cat([rest.train.inputs, rest.validation.inputs]).flatten(1)
         assert sorted(together.tolist()) == sorted(whole.train.inputs.flatten(1).tolist())
     union = torch.cat([population.data_of(ClientInfo(str(n), n, 3, apart)).train.inputs for n in range(3)])
-    assert population.training_union(apart).digest == Pool(union).digest
+    assert population.training_union(apart).digest == PublicDataset(union).digest
 
 
 def test_common_examples_are_of_all_classes_and_in_nobodys_parts():
@@ -90,7 +90,7 @@ def test_common_examples_are_of_all_classes_and_in_nobodys_parts():
     assert all(each.validation is common for each in data)
     assert len(common) == 36  # a fifth of what the clients keep
     assert common.labels.unique().tolist() == list(range(10))
-    pool = population.shared_pool(config)
-    rows = [each.flatten(1) for each in (common.inputs, pool.inputs, *(one.train.inputs for one in data))]
+    public = population.public_dataset(config)
+    rows = [each.flatten(1) for each in (common.inputs, public.inputs, *(one.train.inputs for one in data))]
     assert len(torch.cat(rows).unique(dim=0)) == len(torch.cat([torch.unique(each, dim=0) for each in rows]))
-    assert torch.equal(population.shared_pool(Config(clients=6, **settings)).inputs, pool.inputs)
+    assert torch.equal(population.public_dataset(Config(clients=6, **settings)).inputs, public.inputs)

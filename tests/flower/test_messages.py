@@ -43,8 +43,8 @@ def test_a_request_comes_back_with_the_settings():
             partition=(3, 10),
             own_data=True,
             spec={"a.b": ((2, 3), "float32"), "n": ((), "int64")},
-            pool="0f",
-            pool_size=64,
+            public="0f",
+            public_size=64,
         ),
     ],
 )
@@ -94,8 +94,8 @@ def test_a_refusal_is_an_error_with_its_reason():
         read_reply(refused)
     assert not isinstance(caught.value, LostReply)
     assert name_in(refused) == "3"
-    with pytest.raises(LostReply, match="no pool"):
-        read_reply(message(write_reply(Refusal("3", "no pool", lost=True))))
+    with pytest.raises(LostReply, match="no public dataset"):
+        read_reply(message(write_reply(Refusal("3", "no public dataset", lost=True))))
 
 
 def test_an_error_has_no_name_and_tells_its_code_without_a_reason():
@@ -120,7 +120,9 @@ def test_counts_that_are_none_are_damaged(change):
         read_reply(message(record))
 
 
-@pytest.mark.parametrize("name", ["north", "0", "Müller-Klinik", "site 7", "é" * 100, "x" * 200, "a.b", "pools-2"])
+@pytest.mark.parametrize(
+    "name", ["north", "0", "Müller-Klinik", "site 7", "é" * 100, "x" * 200, "a.b", "public datasets-2"]
+)
 def test_names_that_a_file_can_have_come_through(name, tmp_path):
     assert Report.of({"client": name}).client == name
     write_text(tmp_path / f"{name}.safetensors", "")  # by way of a temporary file, whose name is longer
@@ -145,7 +147,7 @@ def test_names_that_a_file_can_have_come_through(name, tmp_path):
             "\u202egnp.exe",
             "\ud800",
         ),
-        *("x" * 201, "é" * 101, "é" * 200, "pools", "Pools", "clients", "MODELS", "global"),
+        *("x" * 201, "é" * 101, "é" * 200, "public", "PublicDatasets", "clients", "MODELS", "global"),
     ],
 )
 def test_names_that_a_file_cannot_have_are_refused(name):

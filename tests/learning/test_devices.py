@@ -32,7 +32,7 @@ def network():
 
 
 def alignment(kernel, model):
-    pool = torch.zeros(30, 3, 8, 8, dtype=torch.uint8, device=META)
+    public = torch.zeros(30, 3, 8, 8, dtype=torch.uint8, device=META)
     targets: dict[str, Tensor | list[Tensor]] = {
         "linear": torch.zeros(30, 5, device=META),
         "rbf": [torch.zeros(15, 15, device=META)] * 2,
@@ -45,7 +45,7 @@ def alignment(kernel, model):
     def distance(step):
         rows = aligned.rows()
         assert isinstance(rows, slice) or rows.device == META
-        value = aligned.distance(step.represent(normalise(pool[rows]), phi, stream), rows)
+        value = aligned.distance(step.represent(normalise(public[rows]), phi, stream), rows)
         return value, {"distance": value}
 
     return distance

@@ -29,7 +29,7 @@ class TestHypernetwork(MethodContract):
 
 @pytest.mark.slow
 class TestDescriptors(MethodContract):
-    """A labelled pool, captures of several modules, two phases with one optimiser, a schedule by step."""
+    """A labelled public dataset, captures of several modules, two phases with one optimiser, a schedule by step."""
 
     method = "toy_descriptors:method"
 

@@ -1,7 +1,8 @@
-"""A toy descriptor method on a labelled pool: clients align their most important activations, image by image.
+"""A toy descriptor method on a labelled public dataset: clients align their most important activations, image by image.
 
-For each image of the pool and each of two modules a client sends the K activations with the largest gradients of its
-loss; the server averages them by image and slot; clients train on their own examples, then on the pool towards that.
+For each image of the public dataset and each of two modules a client sends the K activations with the largest
+gradients of its loss; the server averages them by image and slot; clients train on their own examples, then on the
+public dataset towards that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,12 +29,14 @@ K = 8
 class Weights(Parameters):
     """The method's own key."""
 
-    alpha: float = option(0.5, "weight of the task's loss on the pool, beside 1 - alpha of the distance", at_least=0)
+    alpha: float = option(
+        0.5, "weight of the task's loss on the public dataset, beside 1 - alpha of the distance", at_least=0
+    )
 
 
 method = Method(
     "toy-descriptors",
-    traits=Traits(keeps="model", scored="trained", pool="labelled", tells={"descriptors": "descriptors"}),
+    traits=Traits(keeps="model", scored="trained", public="labelled", tells={"descriptors": "descriptors"}),
     Parameters=Weights,
     server="toy_descriptors:Server",
     client="toy_descriptors:Client",
@@ -58,7 +61,7 @@ class Server(FederatedStrategy[Weights, Descriptors]):
         return Payload({"target": self.state.target} if self.state.target else {})
 
     def check_reply(self, reply: Reply) -> None:
-        expected = {"values": ((self.state.pool_size, 2 * K), "float32")}
+        expected = {"values": ((self.state.public_size, 2 * K), "float32")}
         check(reply.arrays.get("descriptors", {}), expected, "its descriptors")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
@@ -92,12 +95,12 @@ class Client(ClientSide[Weights]):
             distances = 1 - F.cosine_similarity(torch.cat(found, 1), target[step.rows])
             return (1 - self.parameters.alpha) * distances.mean()
 
-        pool = self.client.pool
+        public = self.client.public
         shared = Phase(
             0,
             self.client.optimisation(1, 2),
             steps=4,
-            examples=Examples(pool.inputs, pool.labels),
+            examples=Examples(public.inputs, public.labels),
             terms=(distance,),
             task_weight=self.parameters.alpha,
             captures=self.captures,
@@ -115,12 +118,12 @@ class Client(ClientSide[Weights]):
 
     def _scored(self) -> dict[str, tuple[Tensor, Tensor]]:
         """By module, each image's activations and the gradients of its loss there, (n, units)."""
-        client, pool = self.client, self.client.pool
+        client, public = self.client, self.client.public
         client.model.eval()
         with self.captures["a"].capture() as a, self.captures["b"].capture() as b:
-            outputs = client.model(client.transform(pool.inputs))
+            outputs = client.model(client.transform(public.inputs))
         captured = {"a": a.features, "b": b.features}
-        loss = F.cross_entropy(outputs, pool.labels, reduction="sum")
+        loss = F.cross_entropy(outputs, public.labels, reduction="sum")
         gradients = torch.autograd.grad(loss, list(captured.values()))
         return {
             name: (captured[name].detach().flatten(1), gradient.flatten(1))

@@ -40,7 +40,13 @@ FAILED = "failed.txt"
 RENAMED = {
     **{f"shared-{name}": f"public-{name}" for name in ("samples", "dataset", "data", "steps")},
     **{f"newcomer-{name}": f"unseen-{name}" for name in ("epochs", "learning-rate")},
-    **{"newcomers": "unseen-clients", "hostile": "byzantine", "update-bound": "clip-norm", "cohort": "client-batching"},
+    **{
+        "newcomers": "unseen-clients",
+        "hostile": "byzantine",
+        "update-bound": "clip-norm",
+        "cohort": "client-batching",
+        "local.pool": "local.public",
+    },
 }
 """Keys of earlier commits, and what they are called now."""
 

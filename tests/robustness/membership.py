@@ -3,7 +3,8 @@
 `python tests/robustness/membership.py`. Five clients train on 60 digits each. The server holds these and 300 others,
 which nobody trained on, and gives every one of them a score of how likely it is one of a client's; the figure is the
 area under the curve, the share of pairs in which the client's own example has the higher score: 0.5 is no better than
-a coin. Where examples are described, not weights, the 600 are the pool, in which examples of clients should not be.
+a coin. Where examples are described, not weights, the 600 are the public dataset, in which examples of clients should
+not be.
 """
 
 import logging
@@ -58,19 +59,19 @@ class Digits:
         digits = load_digits()
         self.inputs = torch.tensor(digits.images[order] / 16).float().unsqueeze(1)
         self.labels = torch.tensor(digits.target[order])
-        self.pool = slice(0, CLIENTS * OWN + OTHERS)
+        self.public = slice(0, CLIENTS * OWN + OTHERS)
 
     def own(self, client):
         return slice(OWN * int(client), OWN * (int(client) + 1))
 
     def data(self, client):
-        own, test = self.own(client.partition_id), slice(self.pool.stop, None)
+        own, test = self.own(client.partition_id), slice(self.public.stop, None)
         train, test = ((self.inputs[rows], self.labels[rows]) for rows in (own, test))
-        return {"train": train, "test": test, "shared": self.inputs[self.pool]}
+        return {"train": train, "test": test, "public": self.inputs[self.public]}
 
 
 def sent(kind, digits, seed):
-    """What each client sent at last, with the rows of the pool that it is of; and the accuracy on other digits."""
+    """What each client sent at last, with the public rows that it is of; and the accuracy on other digits."""
     method, group, own = KINDS[kind]
     last = {}
 
@@ -89,8 +90,8 @@ def sent(kind, digits, seed):
 
 
 def scores_of(kind, arrays, rows, digits):
-    """How likely each of the pool's digits is one that the client trained on; higher is likelier."""
-    inputs, labels = digits.inputs[digits.pool], digits.labels[digits.pool]
+    """How likely each of the public dataset's digits is one that the client trained on; higher is likelier."""
+    inputs, labels = digits.inputs[digits.public], digits.labels[digits.public]
     if kind == "weights":  # the smaller the loss
         network = model()
         load_into(network.state_dict(), arrays)

@@ -202,7 +202,7 @@ def test_how_blocks_were_aligned_is_told_in_names_and_numbers(change, why):
     """It stands in the state, which is JSON, and in the report."""
     settings = {key: value for key, value in HARM.items() if key != "public-samples"}
     strategy = fedhet.FedHARM(configuration.resolve({"method": "fedharm", "public-samples": 8, **settings}))
-    strategy.state.pool_size = 8
+    strategy.state.public_size = 8
     angles = np.ones((2, 3), np.float32)
     payload = Payload({"alignment": {"angles": angles, "divergences": angles}}, ALIGNED | change)
     reply = Reply("0", 14, payload, Report("0", architecture="mlp"))

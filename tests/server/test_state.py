@@ -34,8 +34,8 @@ def state_of(round=3):
         round=round,
         clients={"2": ClientRecord(10, "mlp", 3, partition=(2, 11)), "10": ClientRecord(7)},
         run="abc",
-        pool="0f",
-        pool_size=64,
+        public="0f",
+        public_size=64,
         model={"0.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "count": np.array(4)},
         pass_=2,
         eta=0.1,
@@ -48,7 +48,7 @@ def state_of(round=3):
 
 def assert_equal(one, other):
     assert type(one) is type(other)
-    for name in ("round", "clients", "run", "pool", "pool_size", "pass_", "eta", "peers", "seen_by"):
+    for name in ("round", "clients", "run", "public", "public_size", "pass_", "eta", "peers", "seen_by"):
         assert getattr(one, name) == getattr(other, name)
     assert list(one.clients) == list(other.clients)
     assert one.before.keys() == other.before.keys()
@@ -124,8 +124,8 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path):
     arrays = {"model/w": np.ones(2), "target/values": np.zeros(3), "before-10/features": np.full(2, 0.5)}
     values = {
         "run": "abc",
-        "pool": "0f",
-        "pool-size": 64,
+        "public": "0f",
+        "public dataset-size": 64,
         "pass": 2,
         "peers": ["2"],
         "seen-by": {"2": 64},
@@ -135,7 +135,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path):
     text = json.dumps({"round": 3, "values": values, "clients": clients})
     write_arrays(tmp_path / "state", arrays, metadata={"state": text})
     state = Own.load(tmp_path / "state")
-    assert (state.round, state.run, state.pool, state.pool_size) == (3, "abc", "0f", 64)
+    assert (state.round, state.run, state.public, state.public_size) == (3, "abc", "0f", 64)
     assert (state.pass_, state.peers, state.seen_by, state.eta) == (2, ["2"], {"2": 64}, 0.0)
     assert state.clients == {"2": ClientRecord(10, "mlp", 3)}
     assert state.model["w"].tolist() == [1, 1]

@@ -311,14 +311,14 @@ def test_a_client_that_turns_out_to_be_lost_when_it_is_asked_is_left_out_of_the_
 
     def after(where, reply):
         if where[1] == "query" and where[0] == 1:
-            lost = ConfigRecord({"client": where[2], "refusal": "no pool", "lost": where[2] == "1"})
+            lost = ConfigRecord({"client": where[2], "refusal": "no public dataset", "lost": where[2] == "1"})
             return Message(RecordDict({"report": lost}), reply_to=asked[where[2]])
 
     asked = {}
     app = around(before=lambda where, message: asked.__setitem__(where[2], message), after=after)
     Asking(rounds=2, observers=[watch]).start(LocalGrid(app, 3))
     assert watch.rows[1]["participants"] == ["0", "2"]
-    assert {"client": "1", "reason": "no pool; its handshake is repeated"} in watch.rows[1]["failures"]
+    assert {"client": "1", "reason": "no public dataset; its handshake is repeated"} in watch.rows[1]["failures"]
     assert watch.rows[2]["participants"] == ["0", "1", "2"]
 
 
@@ -365,18 +365,18 @@ def test_the_result_carries_the_final_model(start):
 
 
 def test_a_client_that_is_refused_settles_nothing_for_the_others(start, tiny):
-    """The first clients' pool is too small: the pool of the run is that of those who can take part."""
+    """The first clients' public dataset is too small: the run's is that of those who can take part."""
 
     def data(client):
         train, test = tiny.data(client)
-        return {"train": train, "test": test, "shared": torch.ones(4 if client.name < "2" else 16, 4)}
+        return {"train": train, "test": test, "public": torch.ones(4 if client.name < "2" else 16, 4)}
 
     settings = {"eta0": 0.1, "closing_epochs": 0, "fraction_train": 1.0}
     strategy, watch, _ = start("FedHeNN", clients=4, app=tiny.app(data=data), **settings)
     assert [failure["client"] for failure in watch.rows[0]["failures"]] == ["0", "1"]
-    assert all("the pool has 4 examples" in failure["reason"] for failure in watch.rows[0]["failures"])
+    assert all("the public dataset has 4 examples" in failure["reason"] for failure in watch.rows[0]["failures"])
     assert watch.rows[1]["participants"] == ["2", "3"]
-    assert strategy.state.pool_size == 16
+    assert strategy.state.public_size == 16
 
 
 def test_initial_arrays_are_those_of_what_is_shared_and_others_are_named(start, tiny, caplog):

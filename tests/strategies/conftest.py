@@ -137,7 +137,7 @@ def federate(tmp_path):
     `since` says from which round on a partition is there, if not from the handshake (round 0).
     """
 
-    def federate(method, name="run", *, model=None, data=None, pool=None, since=None, **settings):
+    def federate(method, name="run", *, model=None, data=None, public=None, since=None, **settings):
         settings = {key.replace("_", "-"): value for key, value in settings.items()}
         config = configuration.resolve({"method": method, **SETTINGS, **settings})
         app, folder = make_client_app(model, data), tmp_path / name
@@ -156,9 +156,9 @@ def federate(tmp_path):
             return reply
 
         grid = Nodes(spying, config.clients, since or {})
-        shared = population.shared_pool(config) if pool is None else pool
+        shared = population.public_dataset(config) if public is None else public
         with torch.random.fork_rng(devices=[]):
-            serve(config, grid, folder, engine="local", shared=shared, observers=[grid])
+            serve(config, grid, folder, engine="local", public=shared, observers=[grid])
         return done
 
     return federate

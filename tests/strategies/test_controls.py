@@ -42,10 +42,10 @@ SPECTRAL = {**KERNEL, "fedhenn.target": "spectral"}
 
 
 def rad_of(done: Any, round: int, client: str = "0") -> Tensor:
-    pool = population.shared_pool(done.config)
-    assert pool is not None
+    public = population.public_dataset(done.config)
+    assert public is not None
     rows = torch.from_numpy(np.array(done.received[round, client]["rad"]["rows"])).long()
-    inputs: Tensor = pool.inputs[rows]
+    inputs: Tensor = public.inputs[rows]
     return inputs
 
 

@@ -74,13 +74,13 @@ def test_descriptors_come_up_and_their_mean_goes_down_with_the_next_message(fede
 
 def test_what_is_told_are_descriptors_of_the_trained_network(federate: Federate) -> None:
     done = harm(federate, rounds=1, closing_epochs=1, learning_rate=1e-12)
-    pool = population.shared_pool(done.config)
-    assert pool is not None
+    public = population.public_dataset(done.config)
+    assert public is not None
     transform = population.dataset_of(done.config).transform
     for client in "01":
         model = done.network(client)
-        names = blocks(model, transform(pool.inputs[:2]), chosen=BLOCKS, count=2)
-        values, _ = describe(model, names, pool.inputs, pool.labels, SLOTS, transform)
+        names = blocks(model, transform(public.inputs[:2]), chosen=BLOCKS, count=2)
+        values, _ = describe(model, names, public.inputs, public.labels, SLOTS, transform)
         for mine, expected in zip(told(done, 1, client), values, strict=True):
             torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
 
@@ -96,9 +96,9 @@ def test_the_shared_phase_begins_a_message_and_closes_the_run_and_one_adam_serve
     assert [phase.task_weight for phase in trained] == [1, 0.25, 1, 0.25]
     assert [(phase.epochs, phase.steps) for phase in trained if phase.examples is not None] == [(2, 3), (2, 3)]
     assert all(phase.continues for phase in trained)
-    pool = population.shared_pool(done.config)
-    assert pool is not None
-    assert torch.equal(trained[1].examples.labels, pool.labels)
+    public = population.public_dataset(done.config)
+    assert public is not None
+    assert torch.equal(trained[1].examples.labels, public.labels)
     # One cycle over the run, in the paper's order: private, shared, private, shared.
     rates = [(phase.optimisation.schedule(0.0), phase.optimisation.schedule(1.0)) for phase in trained]
     for (_, end), (start, _) in pairwise(rates):
@@ -138,15 +138,15 @@ def test_the_shared_sets_loss_is_the_papers(divide: bool, federate: Federate) ->
     """Alpha CE + (1 - alpha) (1 - cosine), of networks that stand still and all images in one batch."""
     settings = {"fedharm.divide": divide, "fedharm.alpha": 0.2, "batch_size": 40}
     done = harm(federate, rounds=1, closing_epochs=1, learning_rate=1e-12, **settings)
-    pool = population.shared_pool(done.config)
-    assert pool is not None
-    images, losses, cosines = population.dataset_of(done.config).transform(pool.inputs), [], []
+    public = population.public_dataset(done.config)
+    assert public is not None
+    images, losses, cosines = population.dataset_of(done.config).transform(public.inputs), [], []
     for client in "012":
         pairs = list(zip(told(done, 1, client), target(done, 2, client), strict=True))
         pairs = [(own, mean[:, : own.shape[1]]) for own, mean in pairs]
         pairs = [(torch.cat([own for own, _ in pairs], 1), torch.cat([mean for _, mean in pairs], 1))]
         cosines.append(torch.stack([F.cosine_similarity(own, mean).mean() for own, mean in pairs]).mean())
-        entropy = F.cross_entropy(done.network(client)(images), pool.labels).detach()
+        entropy = F.cross_entropy(done.network(client)(images), public.labels).detach()
         losses.append((0.2 * entropy + 0.8 * (1 - cosines[-1])) / (0.2 if divide else 1))
     closing = done.rows[2]
     assert closing["metrics"]["alignment"] == pytest.approx(float(torch.stack(cosines).mean()), abs=1e-5)
@@ -192,7 +192,7 @@ def test_without_labels_the_class_is_predicted_and_the_tasks_loss_left_out(feder
     shared = [phase for phase, _, _ in phases if phase.examples is not None]
     assert {phase.task_weight for phase in shared} == {0}
     assert not any(phase.examples.labels.any() for phase in shared)
-    assert done.state.pool == population.shared_pool(done.config).unlabelled.digest
+    assert done.state.public == population.public_dataset(done.config).unlabelled.digest
 
 
 def test_dividing_by_alpha_leaves_the_tasks_loss_as_it_is(federate: Federate, phases: Any) -> None:
@@ -216,7 +216,7 @@ def test_small_networks_fill_fewer_slots_and_batch_norm_is_taken_anew(
     widest = [max(pair) for pair in zip(*widths.values(), strict=True)]
     assert [part.shape[1] for part in target(done, 2, "0", 4)] == widest
     with torch.no_grad():
-        model, part = done.network("0"), population.shared_pool(done.config)
+        model, part = done.network("0"), population.public_dataset(done.config)
         assert part is not None
         seen: list[Tensor] = []
         first = next(m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d))
@@ -261,20 +261,20 @@ def test_a_network_without_four_stages_is_told_what_to_configure(federate: Feder
         federate("fedharm", public_samples=40, learning_rate=0.01)
 
 
-def test_a_client_without_the_labelled_pool_is_told_so(federate: Federate) -> None:
+def test_a_client_without_the_labelled_public_dataset_is_told_so(federate: Federate) -> None:
     config = resolve({"dataset": "digits", "clients": 3, "public-samples": 40})
-    pool = population.shared_pool(config)
-    assert pool is not None
+    public = population.public_dataset(config)
+    assert public is not None
 
     def mine(info: Any) -> dict[str, Any]:
         own = population.data_of(population.ClientInfo(info.name, info.partition_id, 3, config))
         parts = {"train": (own.train.inputs, own.train.labels), "test": (own.test.inputs, own.test.labels)}
-        shared = pool.inputs if info.name == "1" else (pool.inputs, pool.labels)
-        return parts | ({} if info.name == "2" else {"shared": shared})
+        shared = public.inputs if info.name == "1" else (public.inputs, public.labels)
+        return parts | ({} if info.name == "2" else {"public": shared})
 
     settings = {key: value for key, value in OWN.items() if key != "public_samples"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(population, "shared_pool", lambda config: None)
+        patch.setattr(population, "public_dataset", lambda config: None)
         with pytest.raises(
             FedhetError, match=r"client 0 alone.*\n  2 clients \(1, 2\): there is no labelled public dataset"
         ):

@@ -110,10 +110,10 @@ class Run:
         return read_history(self.folder)
 
     @property
-    def pool(self) -> Tensor:
-        pool = population.shared_pool(self.config)
-        assert pool is not None
-        return pool.inputs
+    def public(self) -> Tensor:
+        public = population.public_dataset(self.config)
+        assert public is not None
+        return public.inputs
 
     def info(self, client: str) -> ClientInfo:
         return ClientInfo(client, int(client), self.config.clients, self.config)
@@ -223,7 +223,7 @@ def test_a_round_descends_the_papers_equation_written_out(setting: str, kernel: 
         },
     )
     dataset, second = population.dataset_of(done.config), done.wire.training(2)
-    rad = done.pool[torch.from_numpy(np.array(second["0"].sent.arrays["rad"]["rows"])).long()]
+    rad = done.public[torch.from_numpy(np.array(second["0"].sent.arrays["rad"]["rows"])).long()]
     assert len(rad) == 50
     assert second["0"].sent.values["eta"] == eta0
     h = torch.eye(50, dtype=torch.float64) - 1 / 50
@@ -266,7 +266,7 @@ def test_a_round_descends_the_papers_equation_written_out(setting: str, kernel: 
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
-def test_clients_agree_more_than_alone_on_images_outside_the_pool(seed: int, tmp_path: Path) -> None:
+def test_clients_agree_more_than_alone_on_images_outside_the_public_dataset(seed: int, tmp_path: Path) -> None:
     settings = {"seed": seed, "rounds": 6, "local-epochs": 2, "fedhenn.rad-batch": 48}
     together, alone = run(tmp_path / "fedhenn", settings), run(tmp_path / "local", {**settings, "method": "local"})
     images = population.dataset_of(together.config).test.inputs[:150]
@@ -291,17 +291,17 @@ def test_clients_with_different_label_sets_and_head_sizes_align(tmp_path: Path) 
             labels = torch.tensor([own.index(int(label)) for label in examples.labels[rows]])
             return examples.inputs[rows].float() / 16, labels
 
-        return {"train": part(digits.train, 6), "test": part(digits.test, 5), "shared": pool}
+        return {"train": part(digits.train, 6), "test": part(digits.test, 5), "public": public}
 
     def model(client: ClientInfo) -> nn.Module:
         return Noisy(20 + 6 * int(client.name), len(label_sets[client.name]))
 
-    pool = digits.train.inputs[-100:].float() / 16
+    public = digits.train.inputs[-100:].float() / 16
     settings = {"rounds": 5, "local-epochs": 4, "public-samples": 0, "fedhenn.probe": 64, "fedhenn.rad-batch": 50}
     done = run(tmp_path / "together", settings, model=model, data=data)
     alone = run(tmp_path / "alone", {**settings, "method": "local"}, model=model, data=data)
     assert not any(row["failures"] for row in done.rows)
-    assert not any("pool" in exchange.sent.arrays for exchange in done.wire.log)
+    assert not any("public" in exchange.sent.arrays for exchange in done.wire.log)
 
     def agreement(of: Run) -> float:
         features = []
@@ -348,24 +348,24 @@ def test_a_round_aligns_on_the_rows_that_the_round_before_was_asked_about(tmp_pa
     assert set(rounds[2]["0"].sent.arrays["rad"]["rows"]) != set(rounds[3]["0"].sent.arrays["rad"]["rows"])
 
 
-def test_pool_is_the_held_out_one_or_the_clients_training_data(tmp_path: Path) -> None:
+def test_public_dataset_is_the_held_out_one_or_the_clients_training_data(tmp_path: Path) -> None:
     held_out, union = run(tmp_path / "one"), run(tmp_path / "two", {"fedhenn.rad-source": "train-union"})
-    sent = held_out.wire.asked("handshake")[0].sent.arrays["pool"]["inputs"]
-    np.testing.assert_array_equal(sent, held_out.pool.numpy())
-    sent = union.wire.asked("handshake")[0].sent.arrays["pool"]["inputs"]
+    sent = held_out.wire.asked("handshake")[0].sent.arrays["public"]["inputs"]
+    np.testing.assert_array_equal(sent, held_out.public.numpy())
+    sent = union.wire.asked("handshake")[0].sent.arrays["public"]["inputs"]
     parts = [population.data_of(union.info(client)).train.inputs for client in ("0", "1", "2")]
     np.testing.assert_array_equal(sent, torch.cat(parts).numpy())
 
 
-def test_pool_travels_once_and_all_bytes_are_counted(tmp_path: Path) -> None:
+def test_public_dataset_travels_once_and_all_bytes_are_counted(tmp_path: Path) -> None:
     done = run(tmp_path)
-    carried = [exchange for exchange in done.wire.log if "pool" in exchange.sent.arrays]
+    carried = [exchange for exchange in done.wire.log if "public" in exchange.sent.arrays]
     assert [(e.question, e.client) for e in carried] == [("handshake", "0"), ("handshake", "1"), ("handshake", "2")]
     for row in done.rows:
         own = [e for e in done.wire.log if e.round == row["round"]]
         assert row["bytes_down"] == sum(e.sent.nbytes for e in own)
         assert row["bytes_up"] == sum(e.answered.nbytes for e in own)
-    assert done.rows[0]["bytes_down"] == 3 * done.pool.numpy().nbytes
+    assert done.rows[0]["bytes_down"] == 3 * done.public.numpy().nbytes
     assert done.wire.training(1)["0"].sent.nbytes == 4 * 96
 
 
@@ -449,7 +449,7 @@ def test_probe_gives_the_report_its_matrices(tmp_path: Path) -> None:
         np.testing.assert_allclose(matrix, matrix.T, atol=1e-6)
         np.testing.assert_allclose(np.diag(matrix), 1, atol=1e-6)
     networks = [load_file(done.folder / "models" / f"{c}.safetensors") for c in "02"]
-    features = [done.phi(done.network(c, tensors), done.pool) for c, tensors in zip("02", networks, strict=True)]
+    features = [done.phi(done.network(c, tensors), done.public) for c, tensors in zip("02", networks, strict=True)]
     assert found["after"][0][2] == pytest.approx(float(linear_cka(*features)), abs=0.1)
     assert not (run(tmp_path / "without").folder / "matrices.json").exists()
 
@@ -539,16 +539,16 @@ def test_after_a_lost_round_no_target_is_taken_for_another_rounds(tmp_path: Path
     assert "target" in done.wire.training(4)["0"].sent.arrays
 
 
-def test_a_client_that_lost_the_pool_repeats_its_handshake_and_goes_on(tmp_path: Path) -> None:
+def test_a_client_that_lost_the_public_dataset_repeats_its_handshake_and_goes_on(tmp_path: Path) -> None:
     config = resolve({**TINY, "rounds": 4})
     steady = make_client_app()
 
     def app(message: Message, context: Context) -> Message:
-        """Client 1 is a new process for every message; before round 2 the pool on its disk is lost."""
+        """Client 1 is a new process for every message; before round 2 the public dataset on its disk is lost."""
         if context.node_config["partition-id"] != 1:
             return steady(message, context)
         if message.metadata.group_id == "2" and message.metadata.message_type == "train":
-            for path in (tmp_path / "state" / "pools").glob("*.safetensors"):
+            for path in (tmp_path / "state" / "public").glob("*.safetensors"):
                 path.unlink()
         return make_client_app()(message, context)
 
@@ -591,7 +591,7 @@ def test_wrong_settings_are_found_before_anything_starts(settings: dict[str, Any
     ("settings", "message"),
     [
         ({"public-samples": 0}, "no public dataset to align on: set public-samples"),
-        ({"public-samples": 5}, "the pool has 5 examples: at least 8"),
+        ({"public-samples": 5}, "the public dataset has 5 examples: at least 8"),
     ],
 )
 def test_settings_that_do_not_fit_the_clients(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -602,29 +602,29 @@ def test_settings_that_do_not_fit_the_clients(settings: dict[str, Any], message:
 
 
 def own_data(client: ClientInfo) -> dict[str, Any]:
-    """Data that are not the configured ones, and a pool of them."""
+    """Data that are not the configured ones, and a public dataset of them."""
     generator = torch.Generator().manual_seed(int(client.name))
     inputs = torch.randn(24, 4, generator=generator)
     train, test = ((part, part[:, :3].argmax(1)) for part in (inputs[:16], inputs[16:]))
-    return {"train": train, "test": test, "shared": POOL}
+    return {"train": train, "test": test, "public": PUBLIC}
 
 
 def own_model(client: ClientInfo) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6 + int(client.name)), nn.ReLU(), nn.Linear(6 + int(client.name), 3))
 
 
-POOL = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))
+PUBLIC = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))
 
 
-def test_the_union_of_training_data_and_a_pool_of_ones_own_exclude_each_other() -> None:
+def test_the_union_of_training_data_and_a_public_dataset_of_ones_own_exclude_each_other() -> None:
     with pytest.raises(
         ConfigError, match="'train-union' draws the RAD from the configured data set, and a public dataset was"
     ):
-        FedHeNN(rad_source="train-union", shared=POOL)
+        FedHeNN(rad_source="train-union", public=PUBLIC)
     with pytest.raises(
         ConfigError, match="'train-union' draws the RAD from the configured data set, and a public dataset was"
     ):
-        FedHeNN(rad_source="train-union", shared=POOL, public_samples=64)
+        FedHeNN(rad_source="train-union", public=PUBLIC, public_samples=64)
 
 
 @pytest.mark.parametrize("probe", [0, 64])
@@ -641,7 +641,7 @@ def test_kernel_cka_of_the_blocks_is_what_clients_report(tmp_path: Path) -> None
     settings = {"rounds": 2, "batch-size": 20, "fedhenn.kernel": "rbf", "fedhenn.rad-batch": 0}
     done = run(tmp_path, settings)
     sent = done.wire.training(2)["0"].sent.arrays
-    rad = done.pool[torch.from_numpy(np.array(sent["rad"]["rows"])).long()]
+    rad = done.public[torch.from_numpy(np.array(sent["rad"]["rows"])).long()]
     (target,) = unpack_blocks(sent["target"])
     found = []
     for client in ("0", "1", "2"):

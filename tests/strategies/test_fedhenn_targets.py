@@ -57,7 +57,7 @@ def test_the_rad_is_augmented_anew_each_round_and_alike_for_all(
         inputs: Tensor = make(half, arrays, round)
         rows = torch.from_numpy(np.array(arrays["rows"])).long()
         seen.setdefault(round, []).append(inputs)
-        assert (inputs != half.client.pool.inputs[rows]).float().mean() > 0.2
+        assert (inputs != half.client.public.inputs[rows]).float().mean() > 0.2
         return inputs
 
     monkeypatch.setattr(FedHeNN, "_rad", spying)
@@ -72,10 +72,10 @@ def test_the_rad_is_augmented_anew_each_round_and_alike_for_all(
 
 
 def _rad(done: Any, round: int, client: str = "0") -> Tensor:
-    pool = population.shared_pool(done.config)
-    assert pool is not None
+    public = population.public_dataset(done.config)
+    assert public is not None
     rows = torch.from_numpy(np.array(done.received[round, client]["rad"]["rows"])).long()
-    inputs: Tensor = pool.inputs[rows]
+    inputs: Tensor = public.inputs[rows]
     return inputs
 
 

@@ -32,7 +32,7 @@ def rows_of(arrays):
 
 def plain_rounds(done, rounds):
     """Everything written out: what each client's network is after so many rounds."""
-    config, own, pool = done.config, done.config.parameters, population.shared_pool(done.config)
+    config, own, public = done.config, done.config.parameters, population.public_dataset(done.config)
     transform = population.dataset_of(config).transform
     networks, mean, last = {}, None, None
     for round in range(1, rounds + 1):
@@ -58,14 +58,14 @@ def plain_rounds(done, rounds):
                 return (outputs - wanted).abs().mean()
 
             if fresh and own.public_epochs:
-                fit(pool.inputs, pool.labels, own.public_epochs, own.public_batch, F.cross_entropy)
+                fit(public.inputs, public.labels, own.public_epochs, own.public_batch, F.cross_entropy)
             if mean is not None:
-                fit(pool.inputs[last], mean, own.digest_epochs, own.public_batch, match)
+                fit(public.inputs[last], mean, own.digest_epochs, own.public_batch, match)
             epochs = own.private_epochs if fresh else config.local_epochs
             fit(train.inputs, train.labels, epochs, config.batch_size, F.cross_entropy)
             if rows is not None:
                 with torch.no_grad():
-                    told.append(network(transform(pool.inputs[rows])))
+                    told.append(network(transform(public.inputs[rows])))
         if rows is not None:
             mean, last = sum(told) / 3, rows
     return networks
@@ -105,7 +105,7 @@ def test_scores_take_two_bytes_each(federate):
     assert done.rows[1]["bytes_up"] <= 3 * (2 * 40 * 10 + 8)
 
 
-def test_every_round_has_another_subset_of_the_pool(federate):
+def test_every_round_has_another_subset_of_the_public_dataset(federate):
     done = federate("fedmd", rounds=4, **SMALL, **{"fedmd.subset": 20})
     drawn = [rows_of(done.received[round, "0"]["rows"]) for round in (2, 3, 4)]
     assert all(len(set(rows.tolist())) == 20 for rows in drawn)
@@ -124,7 +124,7 @@ def test_a_client_begins_when_it_comes(federate, phases):
 def test_a_mean_that_nobody_renewed_is_learnt_again_on_its_own_rows():
     config = configuration.resolve({"method": "fedmd", **{k.replace("_", "-"): v for k, v in SMALL.items()}})
     strategy = registry.strategy("fedmd")(config)
-    strategy.state.pool_size, strategy.state.classes = 48, 2
+    strategy.state.public_size, strategy.state.classes = 48, 2
     scores = {"scores": pack(Factor(torch.zeros(48, 2)))}
     strategy.aggregate_fit(1, {"0": Reply("0", 1, Payload(scores))})
     second, third = (strategy.configure_fit(round, ["0"])["0"].arrays for round in (2, 3))
@@ -143,7 +143,7 @@ def test_a_mean_that_nobody_renewed_is_learnt_again_on_its_own_rows():
 )
 def test_scores_that_cannot_be_are_refused(arrays, message):
     strategy = registry.strategy("fedmd")(configuration.resolve({"method": "fedmd"}))
-    strategy.state.pool_size, strategy.state.classes = 48, 4
+    strategy.state.public_size, strategy.state.classes = 48, 4
     with pytest.raises(WireError, match=message):
         strategy.check_reply(Reply("0", 1, Payload(arrays)))
 
@@ -159,7 +159,7 @@ def test_clients_of_other_classes_are_refused_in_words(federate):
     }
 
 
-def test_a_client_without_the_labelled_pool_is_told_so(federate):
+def test_a_client_without_the_labelled_public_dataset_is_told_so(federate):
     with pytest.raises(FedhetError, match="there is no labelled public dataset to align on"):
         federate("fedmd", rounds=1, **{**SMALL, "public_samples": 0})
 

@@ -1,4 +1,4 @@
-"""Local training with a labelled pool mixed in."""
+"""Local training with a labelled public dataset mixed in."""
 
 import pytest
 
@@ -6,15 +6,15 @@ from fedhet import population
 from fedhet.errors import FedhetError
 
 
-def test_the_pools_examples_are_trained_on_with_their_labels_like_the_clients_own(federate):
-    mixed = federate("local", public_samples=64, **{"local.pool": "mixed"})
+def test_the_public_datasets_examples_are_trained_on_with_their_labels_like_the_clients_own(federate):
+    mixed = federate("local", public_samples=64, **{"local.public": "mixed"})
     alone = federate("local", "alone", public_samples=64)
     assert mixed.failures == []
     steps = [row["work"]["steps"] for row in (mixed.rows[1], alone.rows[1])]
     assert steps == [3 * 2 * (32 + 64) // 16, 3 * 2 * 32 // 16]
-    pool = population.shared_pool(mixed.config)
+    public = population.public_dataset(mixed.config)
     right = [
-        (done.network("0")(population.dataset_of(done.config).transform(pool.inputs)).argmax(1) == pool.labels)
+        (done.network("0")(population.dataset_of(done.config).transform(public.inputs)).argmax(1) == public.labels)
         .float()
         .mean()
         for done in (mixed, alone)
@@ -22,6 +22,6 @@ def test_the_pools_examples_are_trained_on_with_their_labels_like_the_clients_ow
     assert right[0] > right[1] + 0.05
 
 
-def test_it_needs_a_pool(federate):
+def test_it_needs_a_public_dataset(federate):
     with pytest.raises(FedhetError, match="public-samples"):
-        federate("local", public_samples=0, **{"local.pool": "mixed"})
+        federate("local", public_samples=0, **{"local.public": "mixed"})
