@@ -147,7 +147,7 @@ def test_names_that_a_file_can_have_come_through(name, tmp_path):
             "\u202egnp.exe",
             "\ud800",
         ),
-        *("x" * 201, "é" * 101, "é" * 200, "public", "PublicDatasets", "clients", "MODELS", "global"),
+        *("x" * 201, "é" * 101, "é" * 200, "public", "Public", "clients", "MODELS", "global"),
     ],
 )
 def test_names_that_a_file_cannot_have_are_refused(name):

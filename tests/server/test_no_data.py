@@ -19,7 +19,7 @@ def test_a_server_without_the_data_set_serves_clients_that_have_it(method, tiny,
     settings = {"method": method, "dataset": "chestxray14", "public-samples": 100, "local-epochs": 1}
     rounds = {} if registry.method(method).settles_rounds else {"rounds": 1}
     config = configuration.resolve({**settings, **rounds}, strict=False)
-    public = serving._public(config)
+    public = serving._configured_public(config)
     serving.serve(config, LocalGrid(tiny.app(), 2), tmp_path / "run", engine="flwr", public=public)
     assert public is None
     assert (tmp_path / "run" / "summary.json").is_file()

@@ -125,7 +125,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path):
     values = {
         "run": "abc",
         "public": "0f",
-        "public dataset-size": 64,
+        "public-size": 64,
         "pass": 2,
         "peers": ["2"],
         "seen-by": {"2": 64},

@@ -41,12 +41,12 @@ def test_accuracy_is_that_of_scikit_learn(method: str, tmp_path: Path) -> None:
     done = fedhet.run(SETTINGS | {"method": method}, out=tmp_path / "run")
     config = configuration.resolve(SETTINGS | {"method": method})
     transform = population.dataset_of(config).transform
-    public = population.public_dataset(config)
-    assert public is not None
+    shared = population.public_dataset(config)
+    assert shared is not None
     right, examples = 0, 0
     for number in range(3):
         data = population.data_of(ClientInfo(str(number), number, 3, config))
-        parts = (data.train.inputs, data.test.inputs, public.inputs)
+        parts = (data.train.inputs, data.test.inputs, shared.inputs)
         train, test, public = (transform(part[:]).flatten(1).numpy() for part in parts)
         predicted = by_hand(method, train, data.train.labels.numpy(), public).predict(test)
         right += int((predicted == data.test.labels.numpy()).sum())

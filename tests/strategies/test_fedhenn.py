@@ -591,7 +591,7 @@ def test_wrong_settings_are_found_before_anything_starts(settings: dict[str, Any
     ("settings", "message"),
     [
         ({"public-samples": 0}, "no public dataset to align on: set public-samples"),
-        ({"public-samples": 5}, "the public dataset has 5 examples: at least 8"),
+        ({"public-samples": 5}, "the public dataset has 5 examples: to align, at least 8"),
     ],
 )
 def test_settings_that_do_not_fit_the_clients(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
