@@ -247,10 +247,12 @@ def _methods_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_given", dict(registry._given))
 
 
-@pytest.fixture(autouse=True)
-def _in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _in_one_process() -> Iterator[None]:
     """However long clients take: what a test watches happens in its own process, unless it asks for workers."""
-    monkeypatch.setattr("fedhet.engines.workers.WorkerGrid.patience", float("inf"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedhet.engines.workers.WorkerGrid.patience", float("inf"))
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
