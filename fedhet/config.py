@@ -84,20 +84,7 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
         method = registry.method(str(layers.get("method", Config.method)), trusted=trusted)
     except ConfigError as error:
         problems.append(str(error))
-    common: dict[str, Any] = {}
-    own: dict[str, Any] = {}
-    for key, value in {**(method.common if method else {}), **layers}.items():
-        prefix, _, name = key.rpartition(".")
-        try:
-            spec = _spec(key, prefix, name)
-            value = checked(key, value, spec)
-        except ConfigError as error:
-            problems.append(str(error))
-            continue
-        if not prefix:
-            common[spec.name] = value
-        elif method and prefix == method.family:
-            own[spec.name] = value
+    common, own = _values_of(method, layers, problems)
     if method and common.get("rounds") == 0 and not method.settles_rounds:
         problems.append(f"rounds = 0: {method.name} does not settle by itself how many it needs: set at least 1")
     problems += _conflicts(common, numbers=not problems)
@@ -119,6 +106,27 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
     config.parameters.check(config)
     by_hand = wanted.keys() if strict is True else map(_key, strict or ())
     return without_idle(config, frozenset(by_hand), layers.keys(), method.traits_of(config.parameters))
+
+
+def _values_of(
+    method: Method | None, layers: Mapping[str, Any], problems: list[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values of the common fields, and of the method's own; what is wrong with one is added to `problems`."""
+    common: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for key, value in {**(method.common if method else {}), **layers}.items():
+        prefix, _, name = key.rpartition(".")
+        try:
+            spec = _spec(key, prefix, name)
+            value = checked(key, value, spec)
+        except ConfigError as error:
+            problems.append(str(error))
+            continue
+        if not prefix:
+            common[spec.name] = value
+        elif method and prefix == method.family:
+            own[spec.name] = value
+    return common, own
 
 
 def named(config: str | Path | None, method: object = None, given: Collection[str] = ()) -> dict[str, Any]:

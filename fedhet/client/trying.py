@@ -113,7 +113,7 @@ def try_out(
         guessed: whether nobody named the network's head.
 
     Returns:
-        What is known then; with a note where a guessed head does not make the outputs, or where these are random.
+        The result, with a note where a guessed head does not make the outputs, or where these are random.
 
     Raises:
         ModelError: the network cannot take such inputs, or what it returns is no row of finite numbers an example.
@@ -121,8 +121,8 @@ def try_out(
     """
     network.model.eval()
     inputs = transform(data.train.inputs[:EXAMPLES])
-    name, origin = type(network.model).__name__, given.origin(function)
-    head = Output(network.model, network.representation.head)
+    name, origin, head_name = type(network.model).__name__, given.origin(function), network.representation.head
+    head = Output(network.model, head_name)
     try:
         with head.capture() as captured:
             outputs = network.model(inputs)
@@ -149,8 +149,8 @@ def try_out(
     note = ""
     if guessed and not _makes(captured, outputs):
         note = (
-            f"its head was guessed to be {network.representation.head!r}, the last nn.Linear, which does not make its "
-            "network's outputs: name the right one, head = '...'"
+            f"its head was guessed to be {head_name!r}, the last nn.Linear, which does not make its network's outputs: "
+            "name the right one, head = '...'"
         )
     elif not torch.allclose(outputs, again, rtol=1e-3, atol=1e-6):
         note = f"its {name} returns other outputs for the same inputs each time, in evaluation mode too{origin}"

@@ -12,9 +12,11 @@ from fedhet import running, text
 from fedhet.comparing.figures import comparison_figure
 from fedhet.comparing.measures import VariantResult, measure
 from fedhet.comparing.runs import Execution, check
-from fedhet.comparing.settings import PlannedRun, distinct, shared_settings, variants_of
+from fedhet.comparing.search import Search
+from fedhet.comparing.settings import PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import accuracies, costs, markdown, notes_below, number_rows, terminal_table, whole_table
 from fedhet.comparing.tuning import Tuning, tune, validation_note
+from fedhet.config import Value
 from fedhet.engines import children
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import check_place, write_csv, write_text
@@ -149,10 +151,7 @@ def compare(
     for note in shared.notes:
         execute.tell(note)
     tuned, untuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else ({}, {})
-    choices = {
-        name: {**dict(each.best.choice), "validation": 0.0, "validation-on": "own"} for name, each in tuned.items()
-    }
-    runs = [shared.plan(name, seed, out / f"{name}-seed{seed}", choices.get(name)) for name in names for seed in seeds]
+    runs = _planned(shared, seeds, out, tuned)
     check(runs, given)
     failed = {run.name: untuned[run.variant] for run in runs if run.variant in untuned}
     failed |= execute([run for run in runs if run.variant not in untuned])
@@ -167,6 +166,15 @@ def compare(
     if len(failed) == len(runs):
         raise FedhetError(done.failure)
     return done
+
+
+def _planned(shared: SharedSettings, seeds: Sequence[int], out: Path, tuned: Mapping[str, Search]) -> list[PlannedRun]:
+    """The reported runs, by variant: with the settings that were chosen, on whole training parts."""
+    whole: dict[str, Value] = {"validation": 0.0, "validation-on": "own"}
+    choices = {name: {**dict(each.best.choice), **whole} for name, each in tuned.items()}
+    return [
+        shared.plan(name, seed, out / f"{name}-seed{seed}", choices.get(name)) for name in shared.own for seed in seeds
+    ]
 
 
 def _write(done: Comparison, runs: Sequence[PlannedRun], notes: Sequence[str], dataset: str) -> None:
