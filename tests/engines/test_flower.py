@@ -93,7 +93,7 @@ class TestApp:
             shutil.copytree(ROOT / "fedhet", package)
             for name in ("strategies", "client_apps", "run_configs"):
                 shutil.copytree(ROOT / name, package / name)
-            monkeypatch.setattr(fedhet, "__file__", str(package / "__init__.py"))
+            monkeypatch.setattr(flower, "__file__", str(package / "engines" / "flower.py"))
         app = make_app(tmp_path / "app")
         settings, warnings = load_and_validate(app / "pyproject.toml")
         assert not warnings

@@ -46,6 +46,7 @@ RENAMED = {
         "update-bound": "clip-norm",
         "cohort": "client-batching",
         "local.pool": "local.public",
+        "pool-batch": "public-batch",
     },
 }
 """Keys of earlier commits, and what they are called now."""

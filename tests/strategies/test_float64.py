@@ -27,7 +27,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "fedrep": {"rounds": 5},
     "flha-distillation": {"learning-rate": 0.1, "rounds": 6},
     "flha-ghn": {"optimizer": "adam", "learning-rate": 0.01, "flha-ghn.steps": 1, "rounds": 2},
-    "pfedhn": {"rounds": 12, "pfedhn.server-learning-rate": 0.03},
+    "pfedhn": {"rounds": 20, "pfedhn.server-learning-rate": 0.03},
     "pfnm": {"pfnm.sweeps": 1},
 }
 CASES = {name: OF_METHOD.get(name, {}) for name in registry.own_methods()} | {
