@@ -5,7 +5,7 @@ A key has a default, a meaning and the values that it takes; a method's own keys
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Any
@@ -37,14 +37,6 @@ class Parameters:
     def idle(self, config: "Config") -> dict[str, str]:
         """Keys that have no effect whatever their values, each with the key that is the reason (`method`, if none)."""
         return {}
-
-    def set_in_vain(self, method: str, reasons: Mapping[str, Iterable[str]]) -> dict[str, str]:
-        """For `idle`: the fields that each of the method's keys leaves without effect, as keys."""
-        return {
-            f"{method}.{kebab(name)}": f"{method}.{kebab(reason)}"
-            for reason, names in reasons.items()
-            for name in names
-        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What of a network is shared, and under which keys."""
+"""The shared arrays of a network, and their keys."""
 
 import itertools
 

@@ -158,8 +158,8 @@ def compare(
 
     results = measure(runs, failed)
     done = Comparison(out, results, results[names.index(baseline) if baseline else 0], failed)
-    of_settings = [*shared.notes, *filter(None, [validation_note(shared) if tuning else ""])]
-    notes = notes_below(results, done.baseline, of_settings, tuning, list(tuned.values()))
+    settings = [*shared.notes, note] if tuning and (note := validation_note(shared)) else shared.notes
+    notes = notes_below(results, done.baseline, settings, tuning, list(tuned.values()))
     _write(done, runs, notes, "own data" if given.data is not None else runs[0].settings.dataset)
     execute.console.print(terminal_table(accuracies(results, done.baseline)))
     execute.console.print(terminal_table(costs(results), notes))

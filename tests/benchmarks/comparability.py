@@ -1,4 +1,4 @@
-"""What of networks that were trained apart is comparable, image by image: `python comparability.py RUN...`.
+"""The comparability of networks that were trained apart, image by image: `python comparability.py RUN...`.
 
 Each RUN is the directory of a run of `local` on the configuration of FedHARM's digits, whose clients never met. For
 each way to describe an image the table has the cosine between a client's description and the mean of the others' for

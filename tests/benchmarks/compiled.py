@@ -1,4 +1,4 @@
-"""What `torch.compile` makes of a batch of networks: `python tests/benchmarks/compiled.py cnn-2-2 mlp-100`.
+"""`torch.compile` on a batch of networks: `python tests/benchmarks/compiled.py cnn-2-2 mlp-100`.
 
 A forward and backward pass of 20 networks as one, batches of 16 of 8 x 8 pixels, on one core: the best of ten means
 over twenty passes, and what compiling took.

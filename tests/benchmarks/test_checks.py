@@ -1,4 +1,4 @@
-"""What it costs to look at every field and every number of what clients sent, as a share of a round."""
+"""The cost of looking at every field and every number of what clients sent, as a share of a round."""
 
 import statistics
 import time

@@ -1,4 +1,4 @@
-"""What it takes to send a large network to a worker and back."""
+"""The time to send a large network to a worker and back."""
 
 import os
 import statistics

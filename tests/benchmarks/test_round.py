@@ -79,7 +79,7 @@ class BareLoop:
         model.load_state_dict(mean)
 
     def client(self, model: nn.Module, data: ClientData) -> None:
-        """What a client does with its data."""
+        """The work of a client with its data."""
         self.evaluate(model, data.test.inputs, data.test.labels)
         self.train(model, data.train.inputs, data.train.labels)
         self.evaluate(model, data.test.inputs, data.test.labels)
@@ -97,11 +97,11 @@ class BareLoop:
         return loss_sum / len(labels)
 
     def loss(self, model: nn.Module, images: Tensor, labels: Tensor, step: int) -> Tensor:
-        """What a step goes down."""
+        """The loss of a step."""
         return nn.functional.cross_entropy(model(images), labels)
 
     def scores(self, model: nn.Module, images: Tensor) -> Tensor:
-        """What is evaluated."""
+        """The scores that are evaluated."""
         return model(images)
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""What a node decides for itself: where it writes, what leaves it, and what it does with a network that diverges."""
+"""The decisions of a node: where it writes, what leaves it, and what it does with a network that diverges."""
 
 import contextlib
 import json

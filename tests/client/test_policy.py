@@ -55,7 +55,7 @@ def forty(client, few=0):
 
 
 def asked(grid, type, settings, question="", arrays=None):
-    """What node 1 answers to a message by hand."""
+    """The answer of node 1 to a message by hand."""
     record = Encoder()(Payload(arrays or {}))
     write_request(record, Request(question=question, evaluate=True), json.dumps({"method": "fedavg", **settings}))
     (reply,) = grid.send_and_receive([Message(record, FIRST_NODE + 1, type, group_id="1")])

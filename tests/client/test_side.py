@@ -1,4 +1,4 @@
-"""What a client side works with."""
+"""The client that a client side works with."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What a client keeps on its own disk."""
+"""A client's files on its own disk."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the tests of comparisons share: one whose runs are written instead of trained."""
+"""Fixtures of comparisons: one whose runs are written instead of trained."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""What a comparison runs instead of training: a function that writes a run's files, or fails as it is told."""
+"""A stand-in for training in a comparison: a function that writes a run's files, or fails as it is told."""
 
 import json
 import os

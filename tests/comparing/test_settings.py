@@ -1,4 +1,4 @@
-"""What the methods of a comparison share, and where their own keys come from."""
+"""The settings that methods of a comparison share, and where their own keys come from."""
 
 import pytest
 import torch

@@ -127,7 +127,7 @@ def picture(value, mode="L"):
 
 
 class HuggingFaceLike:
-    """What is used of a `datasets.Dataset`: columns by name, rows by number, another format."""
+    """The used part of a `datasets.Dataset`: columns by name, rows by number, another format."""
 
     column_names = ["img", "label"]  # noqa: RUF012
 

@@ -60,7 +60,7 @@ class Federation:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def do(self, *words: str) -> str:
-        """What a command prints."""
+        """Return the output of a command."""
         done = subprocess.run(words, cwd=self.work, env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

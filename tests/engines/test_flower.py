@@ -173,7 +173,7 @@ def repeatable(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def simulate(app: Path, environment: dict[str, str], run_config: str, federation: str) -> str:
-    """What `flwr run` of an app prints."""
+    """Return the output of `flwr run` of an app."""
     options = ["--stream", "--run-config", run_config, "--federation-config", federation]
     arguments = [command("flwr"), "run", str(app), *options]
     home = Path(environment["FLWR_HOME"])

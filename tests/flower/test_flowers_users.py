@@ -1,4 +1,4 @@
-"""What Flower's users hold: their server code, arrays, names, wrappers and mods, around fedhet's strategies."""
+"""The code of Flower's users: their server code, arrays, names, wrappers and mods, around fedhet's strategies."""
 
 from itertools import pairwise
 

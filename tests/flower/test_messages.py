@@ -1,4 +1,4 @@
-"""What a request and a reply hold comes back as it was sent."""
+"""The content of requests and replies comes back as it was sent."""
 
 import math
 import re

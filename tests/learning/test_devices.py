@@ -1,4 +1,4 @@
-"""What a step of training asks of the device that it runs on: nothing that would have to be waited for.
+"""A step of training on a device: nothing that would have to be waited for.
 
 On `meta`, whose tensors have no values, whatever reads one raises; on a GPU it would make this process wait.
 """

@@ -23,7 +23,7 @@ PHI = {
 
 
 class FakeTimm(SimpleNamespace):
-    """What is used of timm."""
+    """The used part of timm."""
 
     def list_models(self) -> list[str]:
         return ["resnet18", "resnet34"]

@@ -1,4 +1,4 @@
-"""What the tests of results share: folders of runs written by hand."""
+"""Fixtures of results: folders of runs written by hand."""
 
 import sys
 from collections.abc import Callable

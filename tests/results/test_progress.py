@@ -1,4 +1,4 @@
-"""What a run shows while it is under way."""
+"""The progress that a run shows."""
 
 import io
 

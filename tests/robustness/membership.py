@@ -71,7 +71,7 @@ class Digits:
 
 
 def sent(kind, digits, seed):
-    """What each client sent at last, with the public rows that it is of; and the accuracy on other digits."""
+    """Each client's last answer, with the public rows that it is of; and the accuracy on other digits."""
     method, group, own = KINDS[kind]
     last = {}
 

@@ -1,4 +1,4 @@
-"""What run_configs/deployment/README.md says of how well a server guesses which examples a client trained on."""
+"""The claims of run_configs/deployment/README.md about how well a server guesses which examples a client trained on."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What single clients say that would cost all others the run: sizes, places and first weights."""
+"""Answers of single clients that would cost all others the run: sizes, places and first weights."""
 
 import json
 from contextlib import nullcontext
@@ -130,7 +130,7 @@ def test_what_groups_of_units_there_are_is_what_most_say_whoever_comes_first(tmp
 
 
 def test_what_cannot_be_made_for_one_client_alone_is_that_clients_failure(around):
-    """Whatever a method raises for what one client told, which no check had in mind."""
+    """An exception of a method for what one client told, which no check had in mind."""
 
     class Strict(fedhet.FedAvg):
         def payload_for(self, client):

@@ -19,7 +19,7 @@ def test_there_are_sixteen_hooks_and_each_says_what_it_is():
 
 @pytest.mark.parametrize("name", registry.own_methods())
 def test_a_method_overrides_hooks_and_nothing_else_of_the_base(name):
-    """Whatever else it has is its own."""
+    """All else that it has is its own."""
     base = {name for each in FederatedStrategy.__mro__ for name in vars(each) if not name.startswith("__")}
     for each in registry.strategy(name).__mro__:
         if each is FederatedStrategy:

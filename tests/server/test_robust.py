@@ -101,7 +101,7 @@ def test_scores_and_descriptors_follow_the_rule_class_by_class_and_slot_by_slot(
 
 
 def test_the_step_of_a_hypernetwork_follows_the_rule(monkeypatch):
-    """What one client's change is worth is seen in where the shared parameters go."""
+    """The weight of one client's change is seen in where the shared parameters go."""
     monkeypatch.setattr("fedhet.strategies.pfedhn.CLIP", 1e6)
 
     def step(rule, *deltas):

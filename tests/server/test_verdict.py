@@ -1,4 +1,4 @@
-"""What a run that completed says at its end."""
+"""The warnings of a run that completed."""
 
 import json
 import math

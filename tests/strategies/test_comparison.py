@@ -1,4 +1,4 @@
-"""What makes methods comparable: the same steps and the same tests for all, and local training beside them."""
+"""Methods are comparable: the same steps and the same tests for all, and local training beside them."""
 
 import numpy as np
 import pytest

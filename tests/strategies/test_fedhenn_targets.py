@@ -1,4 +1,4 @@
-"""What FedHeNN aligns with: the presets' own images, the kernel, and the spectral target."""
+"""FedHeNN's targets: the presets' own images, the kernel, and the spectral target."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -29,7 +29,7 @@ def plain(client=None):
 
 
 def written(arrays, model, **design):
-    """What a hypernetwork's arrays write for a network of digits."""
+    """The weights that a hypernetwork's arrays write for a network of digits."""
     graph = layer_graph(model, torch.zeros(2, 1, 8, 8))
     made = GraphHypernetwork(catalogue([graph]), Design(**design), seed=None)
     load_into(made.state_dict(), arrays)

@@ -12,7 +12,7 @@ from . import SlowParameters, slow
 
 @dataclass
 class SlowState(State):
-    """What changed in the last round, and in how many rounds anything did."""
+    """The change of the last round, and the number of rounds in which anything changed."""
 
     change: Arrays = field(default_factory=dict)
     changes: int = 0
