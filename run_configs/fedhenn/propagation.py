@@ -17,22 +17,21 @@ the graph's truth (it is of other rows), `alone` the alignment.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from pathlib import Path
 
 import torch
 from fedhet.client_apps.fedhenn import FedHeNN
-from fedhet.strategies.fedhenn import FedHeNN as FedHeNNServer
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedhet.errors import ConfigError, ModelError
 from fedhet.learning import Loss, Step
-from fedhet.method import Traits
 from fedhet.methods import fedhenn
-from fedhet.randomness import torch_generator
+from fedhet.registry import module_of
 from fedhet.representations import Rows
-from fedhet.representations.spectral import cluster_rows
-from fedhet.wire import Arrays, Payload
+from fedhet.wire import Payload
+
+controls = module_of(str(Path(__file__).resolve().parent / "controls.py"))
 
 FIRST = 4
 """The first round with propagation."""
@@ -87,23 +86,8 @@ def propagated(rows: Tensor, posteriors: Tensor) -> Tensor:
     return spread / spread.sum(1, keepdim=True).clamp_min(1e-12)
 
 
-class Own(Propagation):
+class Own(controls.OwnTarget, Propagation):
     """The graph is that of the client's own posteriors."""
-
-    def target(self, payload: Payload, rad: Tensor) -> Tensor:
-        """Their clusters."""
-        generator, posteriors = self.client.generator("parallel analysis"), self.client.scores(rad, "probabilities")
-        return self.client.network.beside(cluster_rows([posteriors], generator=generator))
-
-
-class Shuffled(FedHeNNServer):
-    """The target is the peers' one of other rows."""
-
-    def target_of(self, told: Mapping[str, Tensor], round: int) -> Arrays:
-        """The same with the rows of all peers permuted alike."""
-        rows = len(next(iter(told.values())))
-        order = torch.randperm(rows, generator=torch_generator(self.config.seed, "shuffled rows", round))
-        return super().target_of({client: values[order] for client, values in told.items()}, round)
 
 
 class Alone(Propagation):
@@ -116,13 +100,7 @@ class Alone(Propagation):
         return super().terms(payload) if self.client.request.round >= FIRST else ()
 
 
-def _without_peers(parameters: fedhenn.FedHeNNParameters) -> Traits:
-    """FedHeNN's answers, but clients tell nothing of the public dataset."""
-    traits = fedhenn.traits(parameters)
-    return replace(traits, tells={name: kind for name, kind in traits.tells.items() if name != "posteriors"})
-
-
 propagation = fedhenn.method.variant("propagation", client=Propagation)
-own = fedhenn.method.variant("propagation-own", client=Own, traits=_without_peers)
-shuffled = fedhenn.method.variant("propagation-shuffled", server=Shuffled, client=Propagation)
+own = fedhenn.method.variant("propagation-own", client=Own, traits=controls.own.traits)
+shuffled = fedhenn.method.variant("propagation-shuffled", server=controls.ShuffledTarget, client=Propagation)
 alone = fedhenn.method.variant("propagation-alone", client=Alone)
