@@ -153,8 +153,9 @@ def compare(
     tuned, untuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else ({}, {})
     runs = _planned(shared, seeds, out, tuned)
     check(runs, given)
-    failed = {run.name: untuned[run.variant] for run in runs if run.variant in untuned}
-    failed |= execute([run for run in runs if run.variant not in untuned])
+    failures = execute([run for run in runs if run.variant not in untuned])
+    failures |= {run.name: untuned[run.variant] for run in runs if run.variant in untuned}
+    failed = {run.name: failures[run.name] for run in runs if run.name in failures}  # in order of the runs, not of time
 
     results = measure(runs, failed)
     done = Comparison(out, results, results[names.index(baseline) if baseline else 0], failed)
