@@ -231,15 +231,15 @@ def clean(
 def list_names() -> None:
     """Name the methods, models, data sets, partitions and presets."""
     from fedhet import config as configuration
-    from fedhet import models, registry
+    from fedhet import data, models, registry
 
     sections = {
         "methods": registry.methods(),
-        "models": registry.models(),
+        "models": models.names(),
         "families of models": models.families(),
         "library models": ["torchvision/NAME", "timm/NAME (pip install timm)"],
-        "data sets": registry.datasets(),
-        "partitions": registry.partitions(),
+        "data sets": data.names(),
+        "partitions": data.partitions(),
         "presets": configuration.presets(),
     }
     for heading, names in sections.items():

@@ -93,7 +93,7 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
     config = Config(
         **common,
         parameters=method.Parameters(**own),
-        prefix=method.name,
+        method_name=method.name,
         family=method.family,
         chosen=frozenset(wanted),
     )
@@ -312,7 +312,7 @@ def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
 
 def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
     """Problems of names and, unless some of the `numbers` are wrong already, of keys that do not go together."""
-    from fedhet import models
+    from fedhet import data, models
 
     config = Config(**common)
     problems = []
@@ -327,12 +327,12 @@ def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
         problems.append(
             f"client-batching = {config.client_batching!r}: must be auto, gpu, off, or a number of clients from 2"
         )
-    if config.dataset not in registry.datasets():
-        problems.append(nearest("dataset", config.dataset, registry.datasets()))
-    if config.public_dataset and config.public_dataset not in registry.datasets():
-        problems.append(nearest("public-dataset", config.public_dataset, registry.datasets()))
-    if config.partition not in registry.partitions():
-        problems.append(nearest("partition", config.partition, registry.partitions()))
+    if config.dataset not in data.names():
+        problems.append(nearest("dataset", config.dataset, data.names()))
+    if config.public_dataset and config.public_dataset not in data.names():
+        problems.append(nearest("public-dataset", config.public_dataset, data.names()))
+    if config.partition not in data.partitions():
+        problems.append(nearest("partition", config.partition, data.partitions()))
     try:
         if numbers:
             models.deal(config.architectures, config.assign, config.clients, config.seed)

@@ -263,7 +263,7 @@ class Config:
     out: str = option("", "run directory; empty: a new folder under runs/", about="place", path=True)
 
     parameters: Any = None  # the method's own keys, an instance of its `Parameters`
-    prefix: str = ""  # the method's own name
+    method_name: str = ""  # its own name, where `method` is package.module:name
     family: str = ""  # the method under whose name its keys stand: itself, or the one that it is a variant of
     chosen: frozenset[str] = frozenset()  # keys that the user set, as against presets and defaults
     idle: tuple[tuple[str, str], ...] = ()  # keys put back to their defaults since they have no effect, and why
@@ -287,7 +287,7 @@ class Config:
 
     @cached_property
     def _text(self) -> str:
-        return json.dumps(self.flat() | {"method": self.prefix})
+        return json.dumps(self.flat() | {"method": self.method_name})
 
     def on_own_test_parts(self) -> "Config":
         """The configuration for data that bring no common test set, where the user did not choose `test-on`."""

@@ -96,12 +96,12 @@ def public_dataset_for(config: Config, given: PublicDataset | None) -> PublicDat
     Raises:
         ConfigError: the method needs labels, and the public dataset that was given has none.
     """
-    need = registry.method(config.prefix).traits_of(config.parameters).public
+    need = registry.traits(config).public
     if given is None or need == "none":
         return None
     if need == "labelled" and given.labels is None:
         raise ConfigError(
-            f"{config.prefix} needs a labelled public dataset, and the public dataset has no labels: give both"
+            f"{config.method_name} needs a labelled public dataset, and the public dataset has no labels: give both"
         )
     return given if need == "labelled" else given.unlabelled
 
@@ -154,10 +154,10 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
     Raises:
         FedhetError: what cannot, and what would do.
     """
-    traits = registry.method(config.prefix).traits_of(config.parameters)
+    traits = registry.traits(config)
     if traits.public != "none" and not (config.public_samples or config.parameters.makes_public_dataset or own_data):
         raise ConfigError(
-            f"{config.prefix} aligns clients on a public dataset: set public-samples, such as public-samples = 500"
+            f"{config.method_name} aligns clients on a public dataset: set public-samples, such as public-samples = 500"
         )
     if not own_data:
         _split(_data_keys(config), config.clients, config.seed)
@@ -169,11 +169,11 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
     for name in dealt:
         _check_size(name, dataset)
     if must_be_equal(config):
-        networks = registry.method(config.prefix).traits_of(config.parameters).networks
+        networks = registry.traits(config).networks
         why = "averages weights position by position and needs equal architectures"
         if networks == "widths":
             why = "matches the units of one architecture, whose widths may differ"
-        raise ConfigError(f"{config.prefix} {why}, not {', '.join(dealt)}: set architectures to one of them")
+        raise ConfigError(f"{config.method_name} {why}, not {', '.join(dealt)}: set architectures to one of them")
     batch = dataset.transform(dataset.train.inputs[:2])
     shared: dict[str, tuple[str, list[int]]] = {}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -210,7 +210,7 @@ def _bytes_of(name: str, input_shape: tuple[int, ...], classes: int) -> int:
 
 def must_be_equal(config: Config) -> bool:
     """Whether the clients' architectures differ further than the configured method's networks may."""
-    networks = registry.method(config.prefix).traits_of(config.parameters).networks
+    networks = registry.traits(config).networks
     dealt = sorted(set(architectures(config, config.clients)))
     if networks == "any" or len(dealt) == 1:
         return False
@@ -227,14 +227,14 @@ def _arrays(config: Config, name: str) -> tuple[tuple[str, int], ...]:
 
 def _check_shared(config: Config, network: NetworkDescription, known: dict[str, tuple[str, list[int]]]) -> None:
     """Check that averaged arrays are alike in all architectures; `known` has each key's first owner and shape."""
-    traits = registry.method(config.prefix).traits_of(config.parameters)
+    traits = registry.traits(config)
     sharing, alike = traits.shares, traits.networks != "widths" and traits.shares.averaged
     tensors = network.model.state_dict()
     for name, key in sharing.names(network, tensors, statistics=True).items() if alike else ():
         owner, shape = known.setdefault(key, (network.architecture, list(tensors[name].shape)))
         if list(tensors[name].shape) != shape:
             raise ConfigError(
-                f"{config.prefix} averages {key} over clients, and {network.architecture} has "
+                f"{config.method_name} averages {key} over clients, and {network.architecture} has "
                 f"{list(tensors[name].shape)} where {owner} has {shape}: choose architectures in which it is alike"
             )
 

@@ -1,4 +1,4 @@
-"""Names and what stands behind them.
+"""Methods by name, and what stands behind a name.
 
 A method is a `fedhet.method.Method`: one of ours, a module of `fedhet/methods/`; one of an installed package, by an
 entry point of the group `fedhet.methods`; one that was given in this process; or `package.module:name`, or
@@ -11,15 +11,17 @@ import pkgutil
 import sys
 from collections.abc import Mapping
 from functools import cache
-from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import module_from_spec, spec_from_loader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import ConfigError, nearest
-from fedhet.method import Drawing, Method
+from fedhet.method import Drawing, Method, Traits
+
+if TYPE_CHECKING:
+    from fedhet.options import Config
 
 _log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -28,40 +30,21 @@ GROUP = "fedhet.methods"
 _given: dict[str, Method] = {}
 
 
+@cache
 def own_methods() -> list[str]:
     """Names of the methods that come with fedhet."""
-    return sorted(_modules())
+    modules = pkgutil.iter_modules(importlib.import_module("fedhet.methods").__path__)
+    return sorted(module.name.replace("_", "-") for module in modules if not module.name.startswith("_"))
 
 
 def installed_methods() -> list[str]:
     """Names of the methods that come with fedhet or with another installed package."""
-    return sorted({*_modules(), *_installed()})
+    return sorted(_installed())
 
 
 def methods() -> list[str]:
     """Names of all methods."""
-    return sorted({*installed_methods(), *_given})
-
-
-def models() -> list[str]:
-    """Names of all architectures that come with fedhet."""
-    from fedhet import models
-
-    return models.names()
-
-
-def datasets() -> list[str]:
-    """Names of all data sets."""
-    from fedhet import data
-
-    return data.names()
-
-
-def partitions() -> list[str]:
-    """Names of all ways to deal examples to clients."""
-    from fedhet import data
-
-    return data.partitions()
+    return sorted({*_installed(), *_given})
 
 
 def give(method: Method) -> None:
@@ -72,7 +55,7 @@ def give(method: Method) -> None:
     """
     if not isinstance(method, Method):
         raise ConfigError(f"a method is a fedhet.method.Method, not a {type(method).__name__}")
-    if method.name in installed_methods():
+    if method.name in _installed():
         raise ConfigError(f"there is a method {method.name!r} already: give yours another name")
     _given[method.name] = method
 
@@ -95,10 +78,8 @@ def method(reference: str, *, trusted: bool = True) -> Method:
     """
     if reference in _given:
         return _given[reference]
-    if reference in _modules():
-        return _ours(reference)
     if reference in _installed():
-        return _from_package(reference)
+        return _loaded(reference)
     if ":" in reference and (found := _imported(reference) if trusted else _imported_before(reference)):
         give(found)
         return found
@@ -125,6 +106,11 @@ def of_data(reference: str, place: Path) -> Method:
         "of a run is data, and nothing is imported because it says so: if you trust the method, name it too, with "
         "--method MODULE:NAME (in Python, fedhet.registry.give)"
     )
+
+
+def traits(config: "Config") -> Traits:
+    """The traits of the configured method with the configured parameters."""
+    return method(config.method_name, trusted=False).traits_of(config.parameters)
 
 
 def strategy(name: str) -> type[Any]:
@@ -156,37 +142,29 @@ def drawings(name: str) -> Mapping[str, Drawing]:
 
 
 @cache
-def _modules() -> dict[str, str]:
-    package = importlib.import_module("fedhet.methods")
-    return {
-        module.name.replace("_", "-"): module.name
-        for module in pkgutil.iter_modules(package.__path__)
-        if not module.name.startswith("_")
-    }
-
-
-@cache
 def _installed() -> dict[str, EntryPoint]:
+    """Where the methods of fedhet and of other installed packages are, by name."""
+    own = {name: f"fedhet.methods.{name.replace('-', '_')}:method" for name in own_methods()}
     found = {point.name: point for point in entry_points(group=GROUP)}
-    for name in found.keys() & _modules().keys():
+    for name in found.keys() & own.keys():
         _log.warning("method %r, installed as %s, goes by the name of one of fedhet's", name, found[name].value)
-    return {name: point for name, point in found.items() if name not in _modules()}
+    return found | {name: EntryPoint(name, value, GROUP) for name, value in own.items()}
 
 
 @cache
-def _ours(name: str) -> Method:
-    return _checked(importlib.import_module(f"fedhet.methods.{_modules()[name]}").method, name)
-
-
-@cache
-def _from_package(name: str) -> Method:
+def _loaded(name: str) -> Method:
     point = _installed()[name]
     try:
-        return _checked(point.load(), name)
+        found = point.load()
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"method {name!r} of an installed package cannot be imported ({point.value}): {error}"
         ) from error
+    if not isinstance(found, Method):
+        raise ConfigError(f"method {name!r} is a {type(found).__name__}, no fedhet.method.Method")
+    if found.name != name:
+        raise ConfigError(f"method {name!r} calls itself {found.name!r}: the names must be the same")
+    return found
 
 
 def _imported(reference: str) -> Method:
@@ -233,24 +211,16 @@ def module_of(name: str) -> ModuleType:
     """
     if not name.endswith(".py") or name in sys.modules:
         return importlib.import_module(name)
-    loader = SourceFileLoader(name, name)
-    spec = spec_from_loader(name, loader)
+    spec = spec_from_file_location(name, name)
     assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[name] = module_from_spec(spec)
     try:
-        loader.exec_module(module)
+        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
-
-
-def _checked(found: object, name: str) -> Method:
-    if not isinstance(found, Method):
-        raise ConfigError(f"method {name!r} is a {type(found).__name__}, no fedhet.method.Method")
-    if found.name != name:
-        raise ConfigError(f"method {name!r} calls itself {found.name!r}: the names must be the same")
-    return found
 
 
 def _side(method: Method, which: str) -> type[Any]:

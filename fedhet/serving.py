@@ -57,7 +57,7 @@ def serve(
     Raises:
         FedhetError: as the strategy's `start`.
     """
-    make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.prefix)
+    make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
     here = engine == "local" or simulated(grid)
     with recorded(folder, config, engine, resume=resume, own=own.words, simulated=here) as recording:
         strategy = make(config, public=public, model=model or own.model, observers=[*recording, *observers])
@@ -116,7 +116,7 @@ def make_server_app(
 
 def _configured_public(config: Config) -> PublicDataset | None:
     """The configured data set's public dataset, where the method has one: a server that sends none needs no data."""
-    needed = registry.method(config.prefix).traits_of(config.parameters).public != "none"
+    needed = registry.traits(config).public != "none"
     return population.public_dataset(config) if needed else None
 
 
@@ -136,6 +136,6 @@ def _on_common_test(strategy: FederatedStrategy[Any, Any]) -> EvaluateFunction:
 
 def new_folder(parent: Path, config: Config) -> Path:
     """A folder for a new run that is not there yet, named by method, data set and time."""
-    stem = f"{config.prefix}-{config.dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"{config.method_name}-{config.dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 1000))
     return next(parent / name for name in names if not (parent / name).exists())

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fedhet import cli, registry
+from fedhet import cli, data, registry
 from fedhet import config as configuration
 from fedhet.comparing import runs
 from fedhet.engines import children, flower
@@ -50,7 +50,7 @@ NAMES = {
     "method": registry.methods(),
     "preset": DIGITS,
     "dataset": ["digits"],
-    "partition": registry.partitions(),
+    "partition": data.partitions(),
     "architectures": ["cnn", "mlp", "cnn-family", "mlp-widths", "cnn,mlp"],
     "engine": ["local", "ray"],
     "log": ["tensorboard", "wandb", "mlflow"],

@@ -14,7 +14,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import fedhet
-from fedhet import cli, registry
+from fedhet import cli, data, models, registry
 from fedhet import config as configuration
 from fedhet.errors import FedhetError
 
@@ -269,7 +269,7 @@ class TestOtherCommands:
 
     def test_list_names_everything(self) -> None:
         listed = fedhet_command("list").stdout
-        names = [*registry.methods(), *registry.models(), *registry.datasets(), *registry.partitions()]
+        names = [*registry.methods(), *models.names(), *data.names(), *data.partitions()]
         assert all(name in listed for name in [*names, *configuration.presets()])
 
     def test_keys_shows_every_key(self) -> None:

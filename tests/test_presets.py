@@ -41,13 +41,13 @@ def smaller(config: Config) -> dict[str, Any]:
         "clients": config.clients if listed else max(2, len(dealt)),
         "samples-per-client": 6,
         "public-samples": min(config.public_samples, 10),
-        "local-epochs": min(config.local_epochs, 2 if config.prefix == "fedrep" else 1),  # it divides them
+        "local-epochs": min(config.local_epochs, 2 if config.method_name == "fedrep" else 1),  # it divides them
         "closing-epochs": min(config.closing_epochs, 1),
     }
     for own in fields(config.parameters):
         value = getattr(config.parameters, own.name)
         if own.name.endswith("epochs") and value > 1:
-            small[f"{config.prefix}.{kebab(own.name)}"] = 1
+            small[f"{config.method_name}.{kebab(own.name)}"] = 1
     return small
 
 

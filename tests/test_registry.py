@@ -42,7 +42,7 @@ def _only_ours(monkeypatch):
     yield
     for name in ("of_mine", "evil"):
         sys.modules.pop(name, None)
-    for kept in (registry._installed, registry._from_package, configuration.parse):
+    for kept in (registry._installed, registry._loaded, configuration.parse):
         kept.cache_clear()
 
 
@@ -63,7 +63,7 @@ def install(module, monkeypatch):
         monkeypatch.setattr(registry, "entry_points", lambda group: points if group == registry.GROUP else [])
         monkeypatch.syspath_prepend(str(Path.cwd()))
         registry._installed.cache_clear()
-        registry._from_package.cache_clear()
+        registry._loaded.cache_clear()
 
     return install
 
@@ -92,7 +92,7 @@ class TestInstalled:
         assert "mine" not in registry.own_methods()
         assert "of_mine" not in sys.modules, "names need no import"
         config = configuration.resolve({"method": "mine", "mine.weight": 2})
-        assert (config.parameters.weight, config.rounds, config.prefix) == (2.0, 7, "mine")
+        assert (config.parameters.weight, config.rounds, config.method_name) == (2.0, 7, "mine")
         assert configuration.parse(config.text()).parameters == config.parameters
         assert ("mine.weight", 0.5, "number, >= 0", "of mine") in list(configuration.keys(method="mine"))
         assert "mine.weight" not in [key for key, *_ in configuration.keys(outside=False)]
@@ -117,7 +117,7 @@ class TestInstalled:
 class TestWorkingFolder:
     def test_a_method_is_imported_from_the_working_folder_and_known_by_its_own_name(self, module):
         config = configuration.resolve({"method": "of_mine:method", "mine.weight": 2})
-        assert (config.parameters.weight, config.rounds, config.prefix) == (2.0, 7, "mine")
+        assert (config.parameters.weight, config.rounds, config.method_name) == (2.0, 7, "mine")
         assert config.flat()["method"] == "of_mine:method", "a resumed run finds it again"
         assert json.loads(config.text())["method"] == "mine", "clients are told its name"
         assert registry.method("mine") is registry.method("of_mine:method")
@@ -172,7 +172,7 @@ mine = method.variant("fedprox-mine", server=Mine, common={"rounds": 7})
         file = Path("some/con-trols.py")
         file.write_text(self.CONTROLS)
         config = configuration.resolve({"method": f"{file}:mine", "fedprox.mu": 0.7})
-        assert (config.prefix, config.family, config.rounds, config.parameters.mu) == (
+        assert (config.method_name, config.family, config.rounds, config.parameters.mu) == (
             "fedprox-mine",
             "fedprox",
             7,

@@ -82,7 +82,7 @@ class Application:
         if question != HANDSHAKE:
             return side.answer(question, job.payload)
         if self._clipped:
-            mods.check_clipped(side.client.config.prefix, side.traits, side.shared())
+            mods.check_clipped(side.client.config.method_name, side.traits, side.shared())
         job.keeping.make_room()
         self._take_public_dataset(job)
         return side.handshake(job.payload)

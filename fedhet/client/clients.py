@@ -90,7 +90,7 @@ class Clients:
                 own_data=self._data is not None,
                 least=policy.least,
             )
-            side = registry.client_side(config.prefix)(client)
+            side = registry.client_side(config.method_name)(client)
             policy.check_shared(side)
             redraw = partial(self._redraw, info)
             yield Job(info, side, payload, keeping, redraw, policy, self._tried.get(info.name))
@@ -103,7 +103,7 @@ class Clients:
 
     def _serve(self, info: ClientInfo, request: Request) -> None:
         """Let go of what was kept for another run."""
-        serving = (request.run, info.config.prefix, info.config.dataset, info.config.seed)
+        serving = (request.run, info.config.method_name, info.config.dataset, info.config.seed)
         if serving != self._serving:
             self._serving = serving
             self._networks, self.public_datasets = Networks(), PublicDatasets()
@@ -117,16 +117,16 @@ class Clients:
         if self._model is None:
             dataset = population.dataset_of(info.config)
             own = (population.architecture_of(info), dataset.input_shape, dataset.classes)
-        return (*own, info.config.head, info.config.prefix, info.config.parameters)
+        return (*own, info.config.head, info.config.method_name, info.config.parameters)
 
     def _network(self, info: ClientInfo) -> Network:
         model = self._build(info)
         name = type(model).__name__ if self._model else population.architecture_of(info)
-        return Network(model, registry.client_side(info.config.prefix).head_of(info.config), name)
+        return Network(model, registry.client_side(info.config.method_name).head_of(info.config), name)
 
     def _build(self, info: ClientInfo) -> nn.Module:
         model = own_network(self._model, info) if self._model else population.model_of(info)
-        return registry.client_side(info.config.prefix).adapt(model, info.config)
+        return registry.client_side(info.config.method_name).adapt(model, info.config)
 
     def _redraw(self, info: ClientInfo, model: nn.Module) -> None:
         """Give a client's network fresh weights."""

@@ -96,7 +96,7 @@ class Policy:
         if self.allowed is not None:
             if not self.allowed:
                 raise Refused("this node lets out only nothing (allow = ''), so it takes part in no run")
-            traits = registry.method(config.prefix, trusted=False).traits_of(config.parameters)
+            traits = registry.traits(config)
             shares = {"weights"} if traits.shares.keys != "nothing" and "model" not in traits.tells else set()
             self._check(config, {*traits.tells.values()} | shares)
 
@@ -175,7 +175,7 @@ class Policy:
             way_out = "; batch-norm = local keeps statistics" if refused == ["statistics"] else ""
             out = ", ".join(sorted(self.allowed or ())) or "nothing"
             raise Refused(
-                f"this node lets out only {out} (allow), and {config.prefix} sends {', '.join(refused)}{way_out}"
+                f"this node lets out only {out} (allow), and {config.method_name} sends {', '.join(refused)}{way_out}"
             )
 
 

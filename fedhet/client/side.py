@@ -165,7 +165,7 @@ class Client:
             DataError: it has not.
         """
         if self.data.train.labels.ndim != 1:
-            raise DataError(f"client {self.name}: {self.config.prefix} needs examples of one class each")
+            raise DataError(f"client {self.name}: {self.config.method_name} needs examples of one class each")
 
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
         """Take BatchNorm's statistics anew from the client's training examples (see `fedhet.learning.reestimate`)."""
@@ -204,7 +204,7 @@ class ClientSide(Generic[P]):
     @cached_property
     def traits(self) -> Traits:
         """The method's answers to the contract's six questions, for these parameters."""
-        return registry.method(self.client.config.prefix, trusted=False).traits_of(self.client.config.parameters)
+        return registry.traits(self.client.config)
 
     def shared_names(self) -> dict[str, str]:
         """The shared key of each of the network's arrays that is shared, by name, as the method's `Sharing` says."""
@@ -232,7 +232,7 @@ class ClientSide(Generic[P]):
 
     def answer(self, question: str, payload: Payload) -> Payload:
         """Answer a method's question of its own, within a round."""
-        raise FedhetError(f"{self.client.config.prefix} asks its clients nothing, but was asked {question!r}")
+        raise FedhetError(f"{self.client.config.method_name} asks its clients nothing, but was asked {question!r}")
 
     # ---- a job: begin, train, end
 

@@ -215,7 +215,7 @@ class Progress:
         except FedhetError:  # being written
             return "", "", ""
         settings = run.settings
-        curve = scored_curve(rows, registry.method(settings.prefix).traits_of(settings.parameters).scored)
+        curve = scored_curve(rows, registry.traits(settings).scored)
         done = max((row["round"] for row in rows if not row.get("final")), default=0)
         last = settings.rounds + bool(settings.closing_epochs)
         left = self.ended.get(run.name)

@@ -225,7 +225,7 @@ def settled_rounds(config: Config, given: Given = Given()) -> int:  # noqa: B008
     """
     with tempfile.TemporaryDirectory() as folder, process_restored():
         config = config.but(state_dir=folder, out="")
-        strategy: FederatedStrategy[Any, Any] = registry.strategy(config.prefix)(
+        strategy: FederatedStrategy[Any, Any] = registry.strategy(config.method_name)(
             config,
             public=population.public_dataset(config) if given.data is None else None,
             model=given.model,

@@ -217,8 +217,8 @@ class _Watch:
     def __init__(self, config: Config, folder: Path, observers: Sequence[Observer]) -> None:
         self._folder, self._observers = folder, observers
         self._last = config.rounds + bool(config.closing_epochs)
-        traits = registry.method(config.prefix).traits_of(config.parameters)
-        self._run = RunInfo(config.prefix, traits, State())
+        traits = registry.traits(config)
+        self._run = RunInfo(config.method_name, traits, State())
         self._size, self._seen, self._started = -1, 0, False
         history = folder / "history.jsonl"
         self._earlier = history.stat() if history.is_file() else None

@@ -55,9 +55,9 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
         FedhetError: there is no such connection, or the run failed; with its reason.
     """
     simulated = config.engine == SIMULATION
-    if config.prefix not in registry.installed_methods():
+    if config.method_name not in registry.installed_methods():
         raise ConfigError(
-            f"method {config.prefix!r} is known in this process only, and engine = {config.engine!r} has others: "
+            f"method {config.method_name!r} is known in this process only, and engine = {config.engine!r} has others: "
             f"install it with an entry point of the group {registry.GROUP}, or run a Flower app of your own that gives "
             "it to make_client_app and make_server_app"
         )
@@ -106,7 +106,7 @@ def connections() -> list[str]:
 
 def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> dict[str, Any]:
     settings = config.flat() | {"preset": "", "out": str(folder), "resume": resume}
-    if config.prefix not in registry.own_methods():  # whose keys Flower's table cannot declare
+    if config.method_name not in registry.own_methods():  # whose keys Flower's table cannot declare
         own = {key: settings.pop(key) for key in list(settings) if key.startswith(f"{config.family}.")}
         settings[configuration.EXTRA] = configuration.to_toml(own)
     if simulated:

@@ -25,7 +25,7 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         return {name: curve[-1][1] for name, curve in curves.items()} if all(curves.values()) else None
 
     summary: dict[str, Any] = {
-        "method": config.prefix,
+        "method": config.method_name,
         "dataset": "own" if run.own_data else config.dataset,
         "clients": len(run.state.clients),
         "rounds": max((row["round"] for row in rows if not row.get("final")), default=0),

@@ -72,7 +72,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         **settings: Value,
     ) -> None:
         config = config or configuration.resolve(settings_of(type(self), settings))
-        self.method = registry.method(config.prefix)
+        self.method = registry.method(config.method_name)
         state = self.state_class(run="" if config.state_dir else uuid.uuid4().hex[:12])
         dataset = population.public_dataset_for(config, as_public_dataset(public))
         self.run = Run(self.method, config, state, dataset, given.model_function(model))

@@ -51,7 +51,7 @@ def test_checks_take_at_most_a_fiftieth_of_a_round(
     spent, config = Spent(), configuration.resolve({"preset": preset, "workers": 1, "rounds": 8}, strict=False)
     monkeypatch.setattr(federation, "read_reply", spent.around(federation.read_reply))
     monkeypatch.setattr(federation.Federation, "_check", spent.around(federation.Federation._check))
-    strategy = registry.strategy(config.prefix)
+    strategy = registry.strategy(config.method_name)
     monkeypatch.setattr(strategy, "check_reply", spent.around(strategy.check_reply))
     monkeypatch.setattr("fedhet.results.recorder.write_report", lambda folder: None)
     run_locally(config, tmp_path / "run", observers=[spent])

@@ -49,8 +49,8 @@ class TestVariants:
         texts = ["fedavg", "mild=fedprox,fedprox.mu=0.5,architectures=mlp,cnn,local-epochs=3"]
         found = shared(texts, {"preset": "fedavg/digits", "fedprox.mu": 2.0})
         plain, mild = (found.settings(name, 0) for name in ("fedavg", "mild"))
-        assert (mild.prefix, mild.parameters.mu, mild.local_epochs) == ("fedprox", 0.5, 3)
-        assert (plain.prefix, plain.local_epochs) == (
+        assert (mild.method_name, mild.parameters.mu, mild.local_epochs) == ("fedprox", 0.5, 3)
+        assert (plain.method_name, plain.local_epochs) == (
             "fedavg",
             configuration.resolve({"preset": "fedavg/digits"}).local_epochs,
         )

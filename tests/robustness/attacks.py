@@ -15,7 +15,7 @@ import numpy as np
 from fedhet import config as configuration
 from fedhet.engines.local import run_locally
 from fedhet.flower import decode_arrays, encode_arrays
-from fedhet.registry import method as method_of
+from fedhet.registry import traits
 from fedhet.testing import Tampering
 
 BYZANTINE = ("8", "9")
@@ -115,7 +115,7 @@ def table(methods):
     for method, _, chosen in (each.partition(":") for each in methods):
         config = configuration.resolve({"method": method, **COMMON, **OF_METHOD[method]}, strict=False)
         alone = accuracy(method, "mean", None, honest_only=True)
-        rules = method_of(config.prefix).traits_of(config.parameters).aggregations
+        rules = traits(config).aggregations
         for rule in chosen.split(",") if chosen else rules:
             found = {name: accuracy(method, rule, attack) for name, attack in {"none": None, **ATTACKS}.items()}
             yield method, rule, alone, found

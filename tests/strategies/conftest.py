@@ -73,13 +73,13 @@ class Done:
     @property
     def state(self):
         """The strategy's state, read from the checkpoint."""
-        state = registry.strategy(self.config.prefix).state_class
+        state = registry.strategy(self.config.method_name).state_class
         return state.load(next((self.folder / "checkpoint").iterdir()))
 
     @property
     def global_model(self):
         """The global model of the strategy's state."""
-        strategy = registry.strategy(self.config.prefix)(self.config)
+        strategy = registry.strategy(self.config.method_name)(self.config)
         strategy.state = self.state
         return strategy.global_model()
 

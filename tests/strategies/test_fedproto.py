@@ -75,7 +75,7 @@ def side_with(prototypes, labels, **own):
     client = SimpleNamespace(
         device=torch.device("cpu"),
         data=SimpleNamespace(train=SimpleNamespace(labels=labels), validation=None),
-        config=SimpleNamespace(parameters=parameters, prefix="fedproto"),
+        config=SimpleNamespace(parameters=parameters, method_name="fedproto"),
         representation=lambda inputs: inputs,
         model=None,
     )
