@@ -45,7 +45,7 @@ class ByClass(FederatedStrategy[P, C]):
 
     def admit(self, reply: Reply) -> None:
         """Vectors must be equally wide, or there is no mean of them."""
-        width = reply.told.count("width", at_least=1, at_most=MOST_CLASSES)
+        width = reply.values.count("width", at_least=1, at_most=MOST_CLASSES)
         self.state.width = self.state.width or width
         if width != self.state.width:
             raise ModelError(

@@ -47,15 +47,15 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         """The same permutation groups but for their widths, and labels of the same kind."""
         groups = self._understood(self._groups_in(reply), reply)
         alike = groups.with_widths([1] * len(groups))
-        return super().compatibility(reply), describe(alike), reply.told.flag("classes")
+        return super().compatibility(reply), describe(alike), reply.values.flag("classes")
 
     @staticmethod
     def _groups_in(reply: Reply) -> str:
-        return reply.told.text("groups", longest=2**20)
+        return reply.values.text("groups", longest=2**20)
 
     def admit(self, reply: Reply) -> None:
         """All clients must have the same permutation groups but for their widths, which each finds in its own model."""
-        state, groups, classes = self.state, self._groups_in(reply), reply.told.flag("classes")
+        state, groups, classes = self.state, self._groups_in(reply), reply.values.flag("classes")
         if (groups, classes) == (state.groups, state.classes):
             return
         told = self._understood(groups, reply)

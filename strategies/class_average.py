@@ -31,7 +31,7 @@ class ClassAverage(FederatedStrategy[class_average.ClassAverageParameters, Class
 
     def admit(self, reply: Reply) -> None:
         """Keep its class counts, one a row of the output layer."""
-        head, counts = reply.told.text("head"), reply.arrays.get("classes", {})
+        head, counts = reply.values.text("head"), reply.arrays.get("classes", {})
         rows = {shape[:1] for shape, _ in _of(reply.report.spec, head).values()}
         if len(rows) != 1:
             raise FedhetError(f"class-average needs a row for each class in all arrays of its {head!r}")

@@ -63,7 +63,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         own = self.parameters
         if not own.aligns or own.align == "spectral":
             return
-        slots = reply.told.counts("slots")
+        slots = reply.values.counts("slots")
         if len(slots) != len(own.lengths) or not all(0 < n <= most for n, most in zip(slots, own.lengths, strict=True)):
             raise FedhetError(f"its blocks fill {slots[:9]} of the slots {own.slots}")
         if own.align == "cosine" and (short := [n for n, k in enumerate(own.lengths) if slots[n] < k]):
@@ -73,8 +73,8 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
             )
         self.state.slots = {**self.state.slots, reply.client: slots}
         if measured := reply.arrays.get("alignment"):
-            found: dict[str, Any] = {name: reply.told.texts(name) for name in ("reference", "blocks")}
-            found["chosen"] = reply.told.counts("chosen", at_most=len(found["blocks"]) - 1)
+            found: dict[str, Any] = {name: reply.values.texts(name) for name in ("reference", "blocks")}
+            found["chosen"] = reply.values.counts("chosen", at_most=len(found["blocks"]) - 1)
             if not len(found["chosen"]) == len(found["reference"]) == len(own.lengths):
                 raise WireError(f"its alignment is of other than {len(own.lengths)} blocks")
             spec = (len(found["reference"]), len(found["blocks"])), "float32"
@@ -98,7 +98,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
     def check_reply(self, reply: Reply) -> None:
         """Check that what was asked for is there, of the shared images, and in as many slots as the client said."""
         super().check_reply(reply)
-        reply.told.number("distance", 0.0)
+        reply.values.number("distance", 0.0)
         if self._tells(self.state.round + 1):
             self._unpacked(reply.client, reply.arrays.get("told", {}))
 

@@ -104,7 +104,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     def check_reply(self, reply: Reply) -> None:
         """Representations must be there, and of the rows that were asked for."""
         super().check_reply(reply)
-        reply.told.number("distance", 0.0)
+        reply.values.number("distance", 0.0)
         if self.told in reply.arrays:
             self._unpacked(self.told, reply, len(self.rad(1)))
         elif self._told_in_replies(self.state.round + 1):

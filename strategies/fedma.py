@@ -133,7 +133,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
     def check_reply(self, reply: Reply) -> None:
         """All parameters of the groups that are due, in the client's widths and the global ones."""
         client, step, sizes = reply.client, self.state.step, self.sizes
-        if reply.told.flag("lost", False):
+        if reply.values.flag("lost", False):
             if "place" not in self._news(client).values:
                 raise WireError("it says that it lost what it kept of earlier rounds, and needed nothing of them")
             return
@@ -157,7 +157,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Match the group that is due, or average the output layer and complete the pass."""
         state, step = self.state, self.state.step
-        there = {client: reply for client, reply in replies.items() if not reply.told.flag("lost", False)}
+        there = {client: reply for client, reply in replies.items() if not reply.values.flag("lost", False)}
         for client in replies.keys() - there.keys():
             state.places.pop(client, None)
         states, late = {}, {}

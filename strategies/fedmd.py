@@ -47,7 +47,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
 
     def admit(self, reply: Reply) -> None:
         """All score the same classes, or there is no mean."""
-        classes = reply.told.count("classes", at_least=1, at_most=2**20)
+        classes = reply.values.count("classes", at_least=1, at_most=2**20)
         self.state.classes = self.state.classes or classes
         if classes != self.state.classes:
             raise FedhetError(
@@ -70,7 +70,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
 
     def check_reply(self, reply: Reply) -> None:
         """Scores must be there, of the examples that were asked for."""
-        reply.told.number("distance", 0.0)
+        reply.values.number("distance", 0.0)
         if not self._told_in(self.state.round + 1):
             return
         if "scores" not in reply.arrays:

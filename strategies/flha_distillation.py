@@ -39,7 +39,7 @@ class FLHADistillation(FederatedStrategy[flha_distillation.FLHADistillationParam
         """A teacher must come back as long as it is trained; then a student says whether it holds the final one."""
         if self.teaching:
             super().check_reply(reply)
-        reply.told.flag("taught", False)
+        reply.values.flag("taught", False)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """The mean of the teachers; then who holds the final one, for a client may have lost it."""

@@ -43,16 +43,20 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
         return self.parameters.share == "all" or self.parameters.head == "tiled"
 
     def admit(self, reply: Reply) -> None:
-        """Keep the client's graph for the report, if it told."""
-        told = reply.told
-        if "types" in told and reply.report.architecture:
-            types, ends = told.texts("types"), told.counts("edges")
+        """Keep the client's graph for the report, if it values."""
+        values = reply.values
+        if "types" in values and reply.report.architecture:
+            types, ends = values.texts("types"), values.counts("edges")
             if len(types) > MOST_LAYERS:
                 raise WireError(f"its graph has {len(types)} layers, and the server takes up to {MOST_LAYERS}")
             if len(ends) % 2 or max(ends, default=0) >= max(len(types), 1):
                 raise WireError("the edges of its graph are not between its layers")
             edges = [list(edge) for edge in zip(ends[::2], ends[1::2], strict=True)]
-            graph = {"types": types, "edges": edges, "unknown": len(told.texts("unknown")) if "unknown" in told else 0}
+            graph = {
+                "types": types,
+                "edges": edges,
+                "unknown": len(values.texts("unknown")) if "unknown" in values else 0,
+            }
             self.state.graphs = self.state.graphs | {reply.report.architecture: graph}
 
     def first_arrays(self, missing: Spec) -> Arrays:

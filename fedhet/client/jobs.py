@@ -70,7 +70,7 @@ def train(job: Job) -> Payload:
     """Take in what came, train the method's phases, and return what is sent back; what lasts is saved."""
     side, client = job.side, job.client
     restore(job)
-    take_in(job)
+    begin(job)
     if client.request.evaluate:
         measure(job, "received")
     phases = side.phases(job.payload)
@@ -91,7 +91,7 @@ def evaluate(job: Job) -> Payload:
     personal = side.traits.keeps == "model"
     trained = personal and client.request.expected >= 0 and not job.keeping.lost
     own = {name: tensor.clone() for name, tensor in client.tensors.items()} if trained else {}
-    take_in(job)
+    begin(job)
     measure(job, "received")
     if personal:
         if trained:
@@ -154,7 +154,7 @@ def initialise(job: Job, name: str) -> None:
     job.redraw(job.client.model)
 
 
-def take_in(job: Job) -> None:
+def begin(job: Job) -> None:
     """Take in what came; BatchNorm's statistics are taken anew if that is configured and weights came."""
     job.side.begin(job.payload)
     if job.client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:

@@ -9,7 +9,7 @@ from fedhet.errors import FedhetError
 from fedhet.files import plain_name
 from fedhet.flower.insides import no_handler
 from fedhet.flower.records import Encoder, decode
-from fedhet.wire import LostReply, Refusal, Reply, Report, Request, Told, WireError
+from fedhet.wire import Fields, LostReply, Refusal, Reply, Report, Request, WireError
 
 LONGEST_REASON = 2000
 """Characters of a refusal that are shown."""
@@ -43,7 +43,7 @@ def read_request(record: RecordDict) -> tuple[Request, str]:
             "this ClientApp is fedhet's, and the strategy that asks it is not: start one of fedhet's in the "
             "ServerApp, such as fedhet.FedAvg, or fedhet.make_server_app()"
         )
-    said = Told(found, "the request")
+    said = Fields(found, "the request")
     settings = said.text("settings", longest=2**20)
     return Request.from_json(said.text("request", longest=2**16)), settings
 

@@ -19,13 +19,14 @@ from fedhet.wire.arrays import (
     to_tensor,
     without_widths,
 )
+from fedhet.wire.fields import Fields
 from fedhet.wire.protocol import LostReply, Refusal, Reply, Request
 from fedhet.wire.report import Report
-from fedhet.wire.told import Told
 
 __all__ = [
     "DTYPES",
     "Arrays",
+    "Fields",
     "LostReply",
     "Payload",
     "Refusal",
@@ -33,7 +34,6 @@ __all__ = [
     "Report",
     "Request",
     "Spec",
-    "Told",
     "WireError",
     "as_read",
     "cast",

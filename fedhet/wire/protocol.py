@@ -17,8 +17,8 @@ from fedhet.rows import Work
 from fedhet.task import LARGEST, Metric
 from fedhet.toml import from_json
 from fedhet.wire.arrays import Arrays, Payload, WireError, to_arrays, to_tensor
+from fedhet.wire.fields import LONGEST, Fields, Name, kebab, shortened
 from fedhet.wire.report import Report
-from fedhet.wire.told import LONGEST, Name, Told, kebab, shortened
 
 HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
 """Questions that every client is asked: who it is, the weights from which all start, and, of one that comes after the
@@ -74,7 +74,7 @@ class Request:
         Raises:
             WireError: a field is not what it must be, or what would become a path is no plain name.
         """
-        return cls(**Told(from_json(text, "the request"), "the request").plain(fields(cls)))
+        return cls(**Fields(from_json(text, "the request"), "the request").plain(fields(cls)))
 
 
 @dataclass
@@ -118,9 +118,9 @@ class Reply:
         return self.payload.arrays
 
     @property
-    def told(self) -> Told:
+    def values(self) -> Fields:
         """The method's values, checked as they are read."""
-        return Told(self.payload.values)
+        return Fields(self.payload.values)
 
     def metrics(self) -> dict[str, Any]:
         """Return the client's measurements: numbers and lists of numbers by name."""
@@ -144,7 +144,7 @@ class Reply:
         Raises:
             WireError: a metric is not what it must be.
         """
-        said = Told(metrics)
+        said = Fields(metrics)
         return cls(
             client=report.client,
             examples=said.count("num-examples", at_least=1),
@@ -174,7 +174,7 @@ def _measured(metrics: Mapping[str, Any]) -> dict[str, Measured]:
             raise WireError(
                 f"its reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}"
             )
-        found[name] = Measured(Metric(tuple(values), tuple(weights)), Told(metrics).number(f"{name}-loss"))
+        found[name] = Measured(Metric(tuple(values), tuple(weights)), Fields(metrics).number(f"{name}-loss"))
     return found
 
 

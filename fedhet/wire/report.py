@@ -7,7 +7,7 @@ from typing import Any
 
 from fedhet.machine import memory
 from fedhet.wire.arrays import DTYPES, Spec, WireError
-from fedhet.wire.told import LONGEST, Name, Told, kebab, shortened
+from fedhet.wire.fields import LONGEST, Fields, Name, kebab, shortened
 
 ROOM = 4
 """A server has room for so many times what one client shares: a handshake that names more than that part of this
@@ -68,7 +68,7 @@ class Report:
         Raises:
             WireError: a field is not what it must be.
         """
-        said = Told(record)
+        said = Fields(record)
         partition = said.counts("partition") if "partition" in said else None
         if partition is not None and not (len(partition) == 2 and partition[0] < partition[1] <= MOST_PARTITIONS):
             raise WireError(
@@ -91,7 +91,7 @@ def _spec(record: Mapping[str, Any]) -> Spec:
         raise WireError(f"it shares {len(keys)} arrays, and the server takes up to {MOST_ARRAYS} of a client")
     spec: Spec = {}
     for key in keys:
-        dtype, *lengths = Told(record).text(key).split(",")
+        dtype, *lengths = Fields(record).text(key).split(",")
         name, shown = key.removeprefix("spec."), shortened(key)
         if dtype not in DTYPES or len(lengths) > 32:
             raise WireError(f"its reply is damaged: {shown} is {dtype!r} of {len(lengths)} axes")

@@ -15,8 +15,8 @@ from fedhet.flower.insides import identify
 from fedhet.rows import Work
 from fedhet.task import Metric
 from fedhet.wire import LostReply, Payload, Refusal, Reply, Report, Request, WireError
+from fedhet.wire.fields import Fields
 from fedhet.wire.protocol import Measured
-from fedhet.wire.told import Told
 
 pytestmark = pytest.mark.usefixtures("in_a_run")
 
@@ -188,8 +188,8 @@ def test_a_specification_is_of_arrays_that_hold_something(key, value, why):
 
 
 def test_lists_are_bounded_and_an_error_shows_little_of_them():
-    told = Told({"edges": [0] * 10**6, "types": ["x"] * 2**17, "odd": [2.5] * 10**6, "esc": ["\x1b"]})
-    for read, key in ((told.counts, "edges"), (told.texts, "types"), (told.counts, "odd"), (told.texts, "esc")):
+    fields = Fields({"edges": [0] * 10**6, "types": ["x"] * 2**17, "odd": [2.5] * 10**6, "esc": ["\x1b"]})
+    for read, key in ((fields.counts, "edges"), (fields.texts, "types"), (fields.counts, "odd"), (fields.texts, "esc")):
         with pytest.raises(WireError, match=f"{key} is ") as caught:
             read(key)
         assert len(str(caught.value)) < 300

@@ -9,7 +9,7 @@ from fedhet.task import LARGEST
 from fedhet.wire.arrays import WireError
 
 Name = Annotated[str, "can be the name of a file"]
-"""The type of a dataclass's field that `Told.name` reads."""
+"""The type of a dataclass's field that `Fields.name` reads."""
 
 LONGEST = 200
 """Characters of a name that came."""
@@ -18,7 +18,7 @@ MOST_IN_A_LIST = 2**16
 """Entries of a list that came: the layers of a network and the edges between them, the slots of a block."""
 
 
-class Told:
+class Fields:
     """The fields of a record that came, or of a method's own values; each is checked as it is read.
 
     Args:
