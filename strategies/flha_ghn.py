@@ -43,7 +43,7 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
         return self.parameters.share == "all" or self.parameters.head == "tiled"
 
     def admit(self, reply: Reply) -> None:
-        """Keep the client's graph for the report, if it values."""
+        """Keep the client's graph for the report, if it told one."""
         values = reply.values
         if "types" in values and reply.report.architecture:
             types, ends = values.texts("types"), values.counts("edges")
