@@ -67,7 +67,7 @@ class ByClass(FederatedStrategy[P, C]):
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """C_j = sum_i n_ij C_ij / sum_i n_ij; a class that nobody of this round holds keeps its vector."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
-        vectors = list(sent.values()) if self.aggregator.rule.plain else [self.combined(sent)]
+        vectors = list(sent.values()) if self.aggregator.plain else [self.combined(sent)]
         self.state.prototypes = class_means(vectors, self.state.prototypes)
         return {}
 

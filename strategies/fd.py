@@ -33,7 +33,7 @@ class FD(ByClass[fd.FDParameters, FDState]):
         if not peers:
             return Payload()
         alike = [own | {"counts": np.ones(len(own["classes"]))} for own in peers.values()]
-        vectors = alike if self.aggregator.rule.plain else [self.combined(peers)]
+        vectors = alike if self.aggregator.plain else [self.combined(peers)]
         return Payload({"prototypes": class_means(vectors, {})})
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:

@@ -122,7 +122,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         if not told:
             return []
         generator = torch_generator(self.config.seed, "parallel analysis", round)
-        parts = list(told.values()) if self.aggregator.rule.plain else [self._combined(told)]
+        parts = list(told.values()) if self.aggregator.plain else [self._combined(told)]
         return target_of(self.parameters.align, parts, error=fedharm.ERROR, generator=generator)
 
     def _combined(self, told: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:

@@ -103,7 +103,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
 
     def _mean(self, told: Mapping[str, Tensor]) -> Tensor:
         """The mean of the clients' scores, (n, C), or their average by the key `aggregation`."""
-        if self.aggregator.rule.plain:
+        if self.aggregator.plain:
             return torch.stack(list(told.values())).double().mean(0).float()
         arrays = {client: {"scores": scores.numpy()} for client, scores in told.items()}
         return to_tensor(self.aggregator.average_arrays(arrays)["scores"])

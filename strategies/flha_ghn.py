@@ -31,7 +31,7 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.takes_in = self.aggregator.rule.plain  # other rules need all of them at once
+        self.takes_in = self.aggregator.plain  # other rules need all of them at once
 
     def compatibility(self, reply: Reply) -> Hashable:
         """With the same heads for all, the same arrays."""

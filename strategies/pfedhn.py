@@ -52,7 +52,7 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
         By another rule than the mean, gradients of the hypernetwork's parameters are put together, each of the clients
         whose weights it wrote.
         """
-        hypernetwork, plain = self._hypernetwork(), self.aggregator.rule.plain
+        hypernetwork, plain = self._hypernetwork(), self.aggregator.plain
         tensors, gradients = hypernetwork.tensors, {}
         with one_thread():
             for client, reply in replies.items():

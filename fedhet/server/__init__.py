@@ -3,7 +3,6 @@
 from fedhet.rows import in_order
 from fedhet.server.aggregation import RunningMean, average_shared, check_class_counts, class_means, weighted_average
 from fedhet.server.hooks import Hooks
-from fedhet.server.robust import Rule
 from fedhet.server.strategy import EvaluateFunction, FederatedStrategy
 from fedhet.state import ArraysBy, ClientRecord, State
 
@@ -13,7 +12,6 @@ __all__ = [
     "EvaluateFunction",
     "FederatedStrategy",
     "Hooks",
-    "Rule",
     "RunningMean",
     "State",
     "average_shared",

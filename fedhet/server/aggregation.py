@@ -1,17 +1,141 @@
-"""Averages of what clients send."""
+"""How what clients send is aggregated: averages, rules that withstand Byzantine clients, and clipping."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from statistics import median
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 
+from fedhet.flower.rules import robust
+from fedhet.server.federation import Federation
+from fedhet.server.run import Run
 from fedhet.wire import Arrays, Reply, Spec, WireError, as_read
+from fedhet.wire import cast as cast_arrays
 
-Average = Callable[[Sequence[Arrays], Sequence[float], Spec], Arrays]
+Array = np.ndarray[Any, Any]
+K = TypeVar("K", bound=Hashable)
+
+
+class Aggregator:
+    """Averages what clients send by the sharing map, with the configured rule; clipped updates are named in the round.
+
+    Args:
+        run: its configuration and state.
+        federation: the clients, and what each shares.
+    """
+
+    def __init__(self, run: Run, federation: Federation) -> None:
+        self.run, self.federation = run, federation
+        self._parts: tuple[Arrays, dict[tuple[str, ...], Arrays]] = ({}, {})
+
+    @property
+    def bound(self) -> float:
+        """Updates of more than so many median norms are clipped to that; 0: none is."""
+        config = self.run.config
+        return config.clip_norm or (1.0 if config.aggregation == "norm-clipped" else 0.0)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the configured rule is the mean and nothing else."""
+        return self.run.config.aggregation == "mean" and not self.bound
+
+    def average(
+        self,
+        models: Mapping[str, Arrays],
+        weights: Mapping[str, float],
+        specs: Mapping[str, Spec] | None = None,
+        before: Arrays | None = None,
+    ) -> Arrays:
+        """Return one array of each shared key, over the clients that have it.
+
+        Args:
+            models: what each client sent, by shared key, in order of name.
+            weights: of each client, for the mean.
+            specs: shapes and dtypes of each client's keys; by default of what it shares of its network.
+            before: the values from which the clients set out; by default those of the state.
+        """
+        models = self.clipped(models, self.run.state.model if before is None else before)
+        specs, config = self.federation.specs if specs is None else specs, self.run.config
+        return average_shared(models, weights, specs, config.aggregation, config.byzantine)
+
+    def average_arrays(self, groups: Mapping[str, Mapping[K, Array]]) -> dict[K, Array]:
+        """Return one array of each name, of float arrays that are no part of a network.
+
+        Args:
+            groups: by client, in order of name; all count the same, and a name, of whatever type, counts for those who
+                have it.
+        """
+        specs = {c: {name: (array.shape, "float32") for name, array in own.items()} for c, own in groups.items()}
+        averages: Any = self.average(cast(Any, groups), dict.fromkeys(groups, 1.0), cast(Any, specs), before={})
+        return cast(dict[K, Array], averages)
+
+    def clipped(self, groups: Mapping[str, Arrays], before: Arrays | None = None) -> Mapping[str, Arrays]:
+        """Return what clients sent, clipped to `clip-norm` median norms if there is such a bound.
+
+        Args:
+            groups: by client.
+            before: the values from which the clients set out; a name that is not there was zero.
+        """
+        if not self.bound or not groups:
+            return groups
+        made, cuts = cut_to_bound(groups, before or {}, self.bound)
+        self.run.round.name_cuts(cuts)
+        return made
+
+    def part_of(self, client: str) -> Arrays:
+        """Return a client's part of what is shared, as it travels; one object for all that have the same keys."""
+        model = self.run.state.model
+        if self._parts[0] is not model:
+            self._parts = (model, {})
+        keys, parts = tuple(self.federation.specs.get(client, ())), self._parts[1]
+        if keys not in parts:
+            # The global model of a method that matches has other shapes than any client's, and the same names.
+            part = model if self.run.traits.whole else {key: model[key] for key in keys if key in model}
+            parts[keys] = cast_arrays(part, self.run.config.wire_dtype)
+        return parts[keys]
+
+
+# ---- averages
+
+
+def average_shared(
+    models: Mapping[str, Arrays],
+    weights: Mapping[str, float],
+    specs: Mapping[str, Spec],
+    rule: str = "mean",
+    byzantine: float = 0.0,
+) -> Arrays:
+    """Return the average of each shared key over the clients that sent it.
+
+    Args:
+        models: what each client sent, in the order in which it is summed.
+        weights: of each client, for the mean.
+        specs: shapes and dtypes of each client's keys.
+        rule: one of `fedhet.options.AGGREGATIONS`; all but `mean` count every client the same.
+        byzantine: the share of clients that may be Byzantine, for the rules that need it.
+    """
+    owners: dict[tuple[str, ...], Spec] = {}
+    for name in dict.fromkeys(key for client in models for key in specs[client]):
+        having = tuple(client for client in models if name in models[client])
+        if having:
+            owners.setdefault(having, {})[name] = specs[having[0]][name]
+    averages: Arrays = {}
+    for having, spec in owners.items():
+        groups = [models[client] for client in having]
+        if rule in ("mean", "norm-clipped"):
+            counts = [weights[client] if rule == "mean" else 1.0 for client in having]
+            averages |= weighted_average(groups, counts, spec)
+        else:
+            arrays = robust([[group[name].astype(np.float64) for name in spec] for group in groups], rule, byzantine)
+            for (name, (_, dtype)), array in zip(spec.items(), arrays, strict=True):
+                averages[name] = _rounded(torch.from_numpy(np.asarray(array)), dtype)
+    return averages
 
 
 def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: Spec) -> Arrays:
-    """The weighted mean of equal groups of arrays, summed in the order given.
+    """Return the weighted mean of equal groups of arrays, summed in the order given.
 
     Args:
         groups: one group of arrays a client, with the same names and shapes.
@@ -27,31 +151,6 @@ def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: S
             mean.add_(as_read(group[name]), alpha=weight / total)
         average[name] = _rounded(mean, dtype)
     return average
-
-
-def average_shared(
-    models: Mapping[str, Arrays],
-    weights: Mapping[str, float],
-    specs: Mapping[str, Spec],
-    average: Average = weighted_average,
-) -> Arrays:
-    """The weighted mean of each shared key, or another average of it, over the clients that sent it.
-
-    Args:
-        models: what each client sent, in the order in which it is summed.
-        weights: of each client.
-        specs: shapes and dtypes of each client's keys.
-        average: of equal groups of arrays with a weight each.
-    """
-    owners: dict[tuple[str, ...], Spec] = {}
-    for name in dict.fromkeys(key for client in models for key in specs[client]):
-        having = tuple(client for client in models if name in models[client])
-        if having:
-            owners.setdefault(having, {})[name] = specs[having[0]][name]
-    found: Arrays = {}
-    for having, spec in owners.items():
-        found |= average([models[c] for c in having], [weights[c] for c in having], spec)
-    return found
 
 
 class RunningMean:
@@ -75,15 +174,15 @@ class RunningMean:
             self._weights[name] += weight
 
     def mean(self) -> Arrays:
-        """The mean of all that was taken in; afterwards nothing is."""
-        found: Arrays = {}
+        """Return the mean of all that was taken in, and forget it."""
+        means: Arrays = {}
         for name in list(self._sums):
-            found[name] = _rounded(self._sums.pop(name).div_(self._weights[name]), self._spec[name][1])
-        return found
+            means[name] = _rounded(self._sums.pop(name).div_(self._weights[name]), self._spec[name][1])
+        return means
 
 
 def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
-    """Means of vectors by class, over clients and weighted by their numbers of examples.
+    """Return means of vectors by class, over clients and weighted by their numbers of examples.
 
     Args:
         sent: of each client `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64.
@@ -92,11 +191,11 @@ def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
     Returns:
         `classes`, ascending, and `means` (k, d) float32.
     """
-    classes, of = np.unique(np.concatenate([own["classes"] for own in sent]), return_inverse=True)
-    counts = np.concatenate([own["counts"] for own in sent]).astype(np.float64)
+    classes, rows = np.unique(np.concatenate([group["classes"] for group in sent]), return_inverse=True)
+    counts = np.concatenate([group["counts"] for group in sent]).astype(np.float64)
     sums = np.zeros((len(classes), sent[0]["means"].shape[1]))
-    np.add.at(sums, of, np.concatenate([own["means"] for own in sent]) * counts[:, None])
-    means = sums / np.bincount(of, counts)[:, None]
+    np.add.at(sums, rows, np.concatenate([group["means"] for group in sent]) * counts[:, None])
+    means = sums / np.bincount(rows, counts)[:, None]
     if known:
         kept = ~np.isin(known["classes"], classes)
         classes = np.concatenate([classes, known["classes"][kept]])
@@ -105,7 +204,7 @@ def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
     return {"classes": classes[order], "means": means[order].astype(np.float32)}
 
 
-def check_class_counts(counts: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]", reply: Reply) -> None:
+def check_class_counts(counts: Array, reply: Reply) -> None:
     """Check how many examples of each class a client says to have, (classes,) int64.
 
     Raises:
@@ -124,7 +223,48 @@ def _zeros(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.float64 if whole or dtype == "float64" else torch.float32)
 
 
-def _rounded(mean: torch.Tensor, dtype: str) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
+def _rounded(mean: torch.Tensor, dtype: str) -> Array:
     if np.dtype(dtype).kind != "f":
         mean.round_()
     return mean.numpy().astype(dtype, copy=False)
+
+
+# ---- clipping
+
+
+def cut_to_bound(
+    models: Mapping[str, Arrays], before: Arrays, bound: float
+) -> tuple[dict[str, Arrays], list[dict[str, Any]]]:
+    """Clip every update whose norm is more than `bound` times the median of all.
+
+    The norm is over all floating arrays of a client, BatchNorm's statistics included, divided by the root of their
+    number of entries, so that small networks and large ones can be compared.
+
+    Returns:
+        What the clients sent, clipped; and for each clipped update its `client`, its `norm`, and that it was cut `to`.
+    """
+    norms = {client: _norm(arrays, before) for client, arrays in models.items()}
+    most = bound * median(norms.values())
+    made, cuts = dict(models), []
+    for client, norm in norms.items():
+        if norm > most:
+            cuts.append({"client": client, "norm": norm, "to": most})
+            made[client] = {n: _toward(array, before.get(n), most / norm) for n, array in models[client].items()}
+    return made, cuts
+
+
+def _toward(array: Array, before: Array | None, share: float) -> Array:
+    """A part of the way from where an array was; whole numbers stay what they are."""
+    if array.dtype.kind != "f":
+        return array
+    start = 0.0 if before is None else before.astype(np.float64)
+    return (start + share * (array.astype(np.float64) - start)).astype(array.dtype)
+
+
+def _norm(arrays: Arrays, before: Arrays) -> float:
+    squares, entries = 0.0, 0
+    for name, array in arrays.items():
+        if array.dtype.kind == "f":
+            moved = array.astype(np.float64) - before.get(name, 0.0)
+            squares, entries = squares + float(np.vdot(moved, moved)), entries + array.size
+    return math.sqrt(squares / entries) if entries else 0.0

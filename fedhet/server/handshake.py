@@ -10,8 +10,8 @@ from flwr.app import MessageType
 from fedhet.errors import FedhetError
 from fedhet.flower import Encoder, name_in, read_reply
 from fedhet.server import exchanges
+from fedhet.server.aggregation import average_shared
 from fedhet.server.hooks import Hooks
-from fedhet.server.robust import Rule
 from fedhet.server.roster import agree_on_public_dataset, most_alike_first
 from fedhet.server.unseen import comes_last
 from fedhet.state import ClientRecord
@@ -186,11 +186,11 @@ class Handshake:
 
         Where Byzantine clients are reckoned with (`aggregation`, `clip-norm`) all are asked, and Krum chooses.
         """
-        state, specs, aggregator = self.run.state, self.federation.specs, self.method.aggregator
-        if not aggregator.rule.plain:
+        state, specs = self.run.state, self.federation.specs
+        if not self.method.aggregator.plain:
             sent = self._first([c for c in self.federation.present if specs[c].keys() - state.model.keys()])
-            krum = Rule("krum", self.run.config.byzantine)
-            state.model = aggregator.average(sent, dict.fromkeys(sent, 1.0), before={}, rule=krum) | state.model
+            equal = dict.fromkeys(sent, 1.0)
+            state.model = average_shared(sent, equal, specs, "krum", self.run.config.byzantine) | state.model
         for client in self.federation.present:  # all would give the same: drawn from the seed, not from the client
             if specs[client].keys() <= state.model.keys():
                 continue

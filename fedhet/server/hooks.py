@@ -11,7 +11,7 @@ from fedhet.method import Method, Traits
 from fedhet.options import Config, Parameters
 from fedhet.randomness import numpy_generator
 from fedhet.rows import in_order
-from fedhet.server.aggregator import Aggregator
+from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation
 from fedhet.server.networks import Networks
 from fedhet.server.run import Run

@@ -29,7 +29,7 @@ from fedhet.flower.wrappers import check_hooks
 from fedhet.observing import Observer
 from fedhet.options import Config, Value
 from fedhet.server import unseen
-from fedhet.server.aggregator import Aggregator
+from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation
 from fedhet.server.handshake import Handshake
 from fedhet.server.hooks import Hooks, P, S

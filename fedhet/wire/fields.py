@@ -12,14 +12,14 @@ Name = Annotated[str, "can be the name of a file"]
 """The type of a dataclass's field that `Fields.name` reads."""
 
 LONGEST = 200
-"""Characters of a name that came."""
+"""Characters of a received name."""
 
 MOST_IN_A_LIST = 2**16
-"""Entries of a list that came: the layers of a network and the edges between them, the slots of a block."""
+"""Entries of a received list: the layers of a network and the edges between them, the slots of a block."""
 
 
 class Fields:
-    """The fields of a record that came, or of a method's own values; each is checked as it is read.
+    """The fields of a received record, or of a method's own values; each is checked as it is read.
 
     Args:
         fields: by key, of whatever types.
@@ -72,10 +72,8 @@ class Fields:
 
     def count(self, key: str, default: int | None = None, *, at_least: int = 0, at_most: int = 2**53) -> int:
         """A whole number in a range, or the default."""
-        least, right = (
-            at_least if default is None else min(at_least, default),
-            f"a whole number from {at_least} to {at_most}",
-        )
+        least = at_least if default is None else min(at_least, default)
+        right = f"a whole number from {at_least} to {at_most}"
         return int(self._read(key, default, lambda value: _is_count(value, least, at_most), right))
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -116,7 +114,7 @@ def kebab(name: str) -> str:
 
 
 def shortened(value: object) -> str:
-    """A value that came, to be shown in an error: its first hundred characters, found without writing all of it."""
+    """The first hundred characters of a received value for an error, found without writing all of it."""
     shown = repr(value[:100] if isinstance(value, str | bytes | list) else value)
     return shown if len(shown) <= 100 else shown[:100] + "..."
 

@@ -12,7 +12,7 @@ from fedhet.errors import ConfigError
 from fedhet.files import read_tensors
 from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.options import AGGREGATIONS
-from fedhet.server.robust import Rule, combined, cut_to_bound
+from fedhet.server.aggregation import average_shared, cut_to_bound
 from fedhet.state import ClientRecord
 from fedhet.testing import Case, Tampering, run
 from fedhet.wire import Payload, Reply
@@ -22,8 +22,9 @@ HONEST = [{"w": np.array([1.0, 2, 3, 4], np.float32) + k / 10, "n": np.array(7)}
 FAR = {"w": np.array([1e8, -1e8, 1e8, 0], np.float32), "n": np.array(10**6)}
 
 
-def of(groups, name, **how):
-    return combined(groups, [1.0] * len(groups), SPEC, Rule(name, byzantine=0.2, **how))
+def of(groups, rule):
+    models = {str(number): group for number, group in enumerate(groups)}
+    return average_shared(models, dict.fromkeys(models, 1.0), dict.fromkeys(models, SPEC), rule, byzantine=0.2)
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum", "multi-krum"])
@@ -47,7 +48,7 @@ def test_an_update_is_cut_to_the_median_norm_and_named():
     before = {"w": np.ones(4, np.float32), "n": np.array(3)}
     models = {str(k): {"w": before["w"] + step, "n": np.array(9)} for k, step in enumerate((1, -1, 1, 30))}
     made, (cut,) = cut_to_bound(models, before, 2.0)
-    assert (cut.client, round(cut.norm), round(cut.to)) == ("3", 30, 2)
+    assert (cut["client"], round(cut["norm"]), round(cut["to"])) == ("3", 30, 2)
     assert np.allclose(made["3"]["w"], 3)
     assert made["3"]["n"] == 9
     assert made["0"] is models["0"]
@@ -157,7 +158,8 @@ def test_a_bound_keeps_a_byzantine_client_from_what_is_matched_and_aligned(metho
 def test_no_preset_cuts_anybody():
     """The bound is off where nobody asks for it: what honest clients' norms are like, the README says."""
     for name in configuration.presets():
-        assert Rule.of(configuration.resolve({"preset": name})).plain
+        config = configuration.resolve({"preset": name})
+        assert (config.aggregation, config.clip_norm) == ("mean", 0)
 
 
 def test_what_was_cut_stands_in_the_history(around, home, watch):
