@@ -13,9 +13,8 @@ from fedhet.server import exchanges
 from fedhet.server.aggregation import average_shared
 from fedhet.server.hooks import Hooks
 from fedhet.server.roster import agree_on_public_dataset, most_alike_first
-from fedhet.server.unseen import comes_last
 from fedhet.state import ClientRecord
-from fedhet.wire import Arrays, Payload, Reply, Spec, check_finite
+from fedhet.wire import Arrays, Payload, Reply, Report, Spec, check_finite
 from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, with_public_dataset
 
 log = logging.getLogger("flwr").getChild("fedhet")
@@ -80,7 +79,7 @@ class Handshake:
         for node, message in exchanges.by_node(federation.send(messages), round, roster, run.config.timeout):
             try:
                 reply = read_reply(message)
-                if not unseen and comes_last(reply.report, run.config.unseen_clients):
+                if not unseen and _comes_last(reply.report, run.config.unseen_clients):
                     roster.waiting.add(node)
                     continue
                 kind = self.method.compatibility(reply)
@@ -229,3 +228,19 @@ def _known(arrays: Arrays, shared: Mapping[str, Any], *, warn: bool) -> Arrays:
     if warn and (unknown := arrays.keys() - shared.keys()):
         log.warning("arrays were given that no client shares, and are left out: %s", ", ".join(sorted(unknown)[:3]))
     return {key: array for key, array in arrays.items() if key in shared}
+
+
+def _comes_last(report: Report, count: int) -> bool:
+    """Whether a client is one of the last partitions (`unseen-clients`), which train in no round.
+
+    Raises:
+        FedhetError: it tells no partition, so nobody knows.
+    """
+    if not count:
+        return False
+    if report.partition is None:
+        raise FedhetError(
+            f"unseen-clients = {count} are the last partitions, and its node tells no partition-id and num-partitions"
+        )
+    partition, partitions = report.partition
+    return partition >= partitions - count

@@ -1,4 +1,4 @@
-"""The reports of a run: its rounds for observers, and warnings at its end."""
+"""The reports of a run: its rounds for observers, statistics over clients, and warnings at its end."""
 
 import logging
 import math
@@ -10,12 +10,12 @@ from typing import Any
 from flwr.app import MetricRecord
 
 from fedhet.observing import Observer, RoundReport, RunInfo
-from fedhet.rows import ClientRow, Work, in_order, summarise
-from fedhet.server.run import Run
-from fedhet.server.verdict import Verdict
-from fedhet.state import State
+from fedhet.rows import ClientRow, Work, in_order, never_took_part, summarise
+from fedhet.server.run import Run, by_reason, named
+from fedhet.state import ClientRecord, State
 from fedhet.task import Metric
 from fedhet.wire import Reply
+from fedhet.wire.protocol import STARTS
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -33,7 +33,7 @@ class Reporter:
     def __init__(self, run: Run, observers: Sequence[Observer]) -> None:
         self.run, self.observers = run, list(observers)
         self.on_common_test: Mapping[str, Any] | None = None
-        self._verdict = Verdict(run)
+        self._rows: list[dict[str, Any]] = []
 
     def info(self, matrices: Mapping[str, Any] | None = None) -> RunInfo:
         """Return the run as observers see it."""
@@ -54,15 +54,15 @@ class Reporter:
             for observer in self.observers:
                 observer.failed(self.info(), error)
             raise
-        found = dict[str, Any]()
-        for line in self._verdict.lines():
+        for line in verdict(self.run, self._rows):
             log.warning("%s", line)
+        drawn: Mapping[str, Any] = {}
         try:
-            found |= matrices()
+            drawn = matrices()
         except Exception as error:  # pictures are no part of the result
             log.warning("the report lacks the method's matrices: %s: %s", type(error).__name__, error, exc_info=error)
         for observer in self.observers:
-            observer.finished(self.info(found))
+            observer.finished(self.info(drawn))
 
     def started(self) -> None:
         """Tell observers which rounds are about to run."""
@@ -83,8 +83,8 @@ class Reporter:
         for line in round.lines():
             log.warning("round %d, %s", round.number, line)
         row = self._row(replies, metrics) | more
+        self._rows.append(row)
         report = RoundReport(row, self._client_rows(replies))
-        self._verdict.take(row)
         if 0 < round.number < run.training_rounds:
             watch_validation(run.state, row, run.traits.scored, run.config.early_stopping)
         for observer in self.observers:
@@ -115,25 +115,15 @@ class Reporter:
 
     def _client_rows(self, replies: Mapping[str, Reply]) -> list[ClientRow]:
         """The lines of `clients.csv`."""
-        round, clients, scored = self.run.round, self.run.state.clients, self.run.traits.scored
-        measured = {
-            client: found
-            for client, reply in replies.items()
-            if (found := reply.measured.get(scored) or reply.measured.get(f"common-{scored}"))
-        }
-        return [
-            ClientRow(
-                round=round.number,
-                client=client,
-                architecture=clients[client].architecture,
-                examples=clients[client].examples,
-                accuracy=measured[client].metric.value if client in measured else None,
-                loss=measured[client].loss if client in measured else None,
-                bytes_up=round.up[client],
-                bytes_down=round.down[client],
-            )
-            for client in in_order({*replies, *round.up, *round.down})
-        ]
+        round, scored, rows = self.run.round, self.run.traits.scored, []
+        for client in in_order({*replies, *round.up, *round.down}):
+            known = self.run.state.clients[client]
+            evaluations = replies[client].measured if client in replies else {}
+            measured = evaluations.get(scored) or evaluations.get(f"common-{scored}")
+            accuracy, loss = (measured.metric.value, measured.loss) if measured else (None, None)
+            traffic = round.up[client], round.down[client]
+            rows.append(ClientRow(round.number, client, known.architecture, known.examples, accuracy, loss, *traffic))
+        return rows
 
 
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -143,40 +133,64 @@ def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] |
         replies: what the clients measured.
         on_common_test: the global model's accuracy and loss on the common test set, measured by the server.
     """
-    common = {
-        "received": dict(on_common_test) if on_common_test else over_clients(replies, "common-received"),
-        "trained": over_clients(replies, "common-trained"),
-    }
-    validation = {which: over_clients(replies, f"validation-{which}") for which in ("received", "trained")}
+    own, common, validation = (
+        {which: over_clients(replies, f"{test}{which}") for which in ("received", "trained")}
+        for test in ("", "common-", "validation-")
+    )
+    if on_common_test:
+        common["received"] = dict(on_common_test)
     return {
-        "received": over_clients(replies, "received"),
-        "trained": over_clients(replies, "trained"),
+        **own,
         "common": common if any(common.values()) else None,
         **({"validation": validation} if any(validation.values()) else {}),
     }
 
 
 def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | None:
-    """Statistics over the clients that measured it (see `fedhet.rows.summarise`); None if nobody did."""
-    return summarise(
-        {
-            client: (_weighed(reply, which), reply.measured[which].loss, _examples(reply, which))
-            for client, reply in replies.items()
-            if which in reply.measured
-        }
-    )
+    """Statistics over the clients that measured it (see `fedhet.rows.summarise`); None if nobody did.
+
+    On the common test set, where a metric weighs the same for all, clients count by their own test examples.
+    """
+    values = {}
+    for client, reply in replies.items():
+        if which not in reply.measured:
+            continue
+        metric, loss = reply.measured[which].metric, reply.measured[which].loss
+        examples = reply.validation_examples if which.startswith("validation-") else reply.test_examples
+        if which.startswith("common-"):
+            metric = Metric(metric.values, tuple(float(examples) if weight else 0.0 for weight in metric.weights))
+        values[client] = metric, loss, examples
+    return summarise(values)
 
 
-def _examples(reply: Reply, which: str) -> int:
-    return reply.validation_examples if which.startswith("validation-") else reply.test_examples
+def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int) -> dict[str, Any]:
+    """Return the part of the history on clients that train in no round, come after the last one, and go on alone.
 
+    Args:
+        replies: what each measured, in order of client name.
+        clients: what is known of each client.
+        epochs: for how many they trained.
 
-def _weighed(reply: Reply, which: str) -> Metric:
-    """A client's metric; on the common test set, where all weigh the same, clients count by their own test examples."""
-    metric = reply.measured[which].metric
-    if not which.startswith("common-"):
-        return metric
-    return Metric(metric.values, tuple(float(reply.test_examples) if weight else 0.0 for weight in metric.weights))
+    Returns:
+        By test set (`own`, `common`, where it was evaluated) and start (`received`, `scratch`) the statistics over
+        unseen clients before the first epoch and after each (see `fedhet.rows.summarise`), and under `clients` each
+        one's `architecture` and metric by epoch, of the first of the test sets that there is.
+    """
+    prefixes = {"own": "", "common": "common-"}
+    names = {start: [f"{start}-{epoch}" for epoch in range(epochs + 1)] for start in STARTS}
+    measured = {name for reply in replies.values() for name in reply.measured}
+    tests = [test for test, prefix in prefixes.items() if f"{prefix}{STARTS[0]}-0" in measured]
+    found: dict[str, Any] = {}
+    for test in tests:
+        prefix = prefixes[test]
+        found[test] = {start: [over_clients(replies, f"{prefix}{name}") for name in names[start]] for start in STARTS}
+    first = prefixes[tests[0]] if tests else ""
+    found["clients"] = {}
+    for client, reply in replies.items():
+        metrics = {name: each.metric.value for name, each in reply.measured.items()}
+        by_start = {start: [metrics.get(f"{first}{name}") for name in names[start]] for start in STARTS}
+        found["clients"][client] = {"architecture": clients[client].architecture, **by_start}
+    return found
 
 
 def metric_record(row: Mapping[str, Any]) -> MetricRecord:
@@ -206,3 +220,54 @@ def watch_validation(state: State, row: Mapping[str, Any], scored: str, patience
     if len(state.validation) > patience and max(state.validation[-patience:]) <= max(state.validation[:-patience]):
         state.stopped = row["round"]
         log.info("round %d is the last: %d evaluations brought no better validation accuracy", row["round"], patience)
+
+
+def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Return warnings at the end of a run that completed, though not all is as it should be, a sentence each.
+
+    Args:
+        run: the run's values.
+        rows: of the history, since the run was started or resumed.
+    """
+    rounds = run.last_round
+    trained = {client: record.trained for client, record in run.state.clients.items()}
+    absent = {client: why for client, why in never_took_part(rows).items() if trained.get(client, -1) < 0}
+    for reason, clients in by_reason(absent.items()).items():
+        yield f"{named(clients)} completed no round: {reason}"
+    last = max(trained.values(), default=rounds)
+    if rounds and last < rounds:
+        yield f"the last round that counted is {max(last, 0)} of {rounds}"
+    if not rounds:
+        return
+    scored = run.traits.scored
+    evaluations = [row.get(scored) or (row.get("common") or {}).get(scored) for row in rows]
+    evaluated = next(filter(None, reversed(evaluations)), None)
+    train_loss = next((row["train_loss"] for row in reversed(rows) if row["train_loss"] is not None), None)
+    if evaluated is None:
+        yield f"nothing is known of how good the models are: what clients {scored} was evaluated nowhere"
+    elif worthless := _no_better_than_constant(run, evaluated, train_loss):
+        yield f"{worthless}: a lower learning-rate than {run.config.learning_rate:g} may help"
+
+
+def _no_better_than_constant(run: Run, evaluated: Mapping[str, Any], train_loss: float | None) -> str:
+    """That what was learnt at the end is no better than the same prediction for all examples; empty if it is."""
+    value, loss = (_weighted(evaluated.get(kind)) for kind in ("accuracy", "loss"))
+    if run.metric == "r2":  # 0 is that of the mean
+        if value is None or value > 0:
+            return ""
+        return f"at the end predictions are no better than the mean of the targets (R2 {value:.3g})"
+    if run.outputs < 2 or loss is None or train_loss is None:
+        return ""
+    least = math.log(2 if run.metric == "auc" else run.outputs)
+    if min(loss, train_loss) < least:
+        return ""
+    return (
+        f"at the end the loss is not below that of a constant prediction ({least:.3g}, all outputs alike): it is "
+        f"{train_loss:.3g} in training and {loss:.3g} in the evaluation"
+    )
+
+
+def _weighted(value: Any) -> float | None:
+    """A statistic over clients, or the number of a single model."""
+    number = value.get("weighted") if isinstance(value, Mapping) else value
+    return None if number is None or not math.isfinite(number) else float(number)

@@ -28,13 +28,12 @@ from fedhet.flower.settings import settings_of
 from fedhet.flower.wrappers import check_hooks
 from fedhet.observing import Observer
 from fedhet.options import Config, Value
-from fedhet.server import unseen
 from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation
 from fedhet.server.handshake import Handshake
 from fedhet.server.hooks import Hooks, P, S
 from fedhet.server.networks import Networks
-from fedhet.server.reporter import Reporter, metric_record, statistics
+from fedhet.server.reporter import Reporter, metric_record, statistics, unseen_clients
 from fedhet.server.roster import await_nodes
 from fedhet.server.run import Round, Run
 from fedhet.wire import Reply
@@ -225,8 +224,8 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         if not self.config.unseen_clients:
             return self.reporter.record(replies, {})
         known = dict(self.state.clients)
-        came = unseen.record(self._handshake.join(), self.state.clients, self.config.unseen_epochs)
-        result = self.reporter.record(replies, {}, unseen_clients=came)
+        joined = unseen_clients(self._handshake.join(), self.state.clients, self.config.unseen_epochs)
+        result = self.reporter.record(replies, {}, unseen_clients=joined)
         self.state.clients = known  # they had no part in what the run trained
         return result
 

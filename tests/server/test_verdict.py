@@ -16,7 +16,7 @@ from fedhet.engines.grid import LocalGrid
 from fedhet.engines.local import run_locally
 from fedhet.errors import FedhetError
 from fedhet.rows import never_took_part
-from fedhet.server.verdict import Verdict
+from fedhet.server.reporter import verdict
 from fedhet.state import ClientRecord
 from fedhet.testing.runs import COMMON
 
@@ -32,10 +32,7 @@ def said(rows: list[dict[str, Any]], metric: str = "accuracy", outputs: int = 10
     run = fedhet.Local(rounds=len(rows), learning_rate=20.0).run
     run.metric, run.outputs = metric, outputs
     run.state.clients = {name: ClientRecord(10, trained=last) for name, last in ({"0": len(rows)} | known).items()}
-    verdict = Verdict(run)
-    for each in rows:
-        verdict.take(each)
-    return list(verdict.lines())
+    return list(verdict(run, rows))
 
 
 @pytest.mark.parametrize(
