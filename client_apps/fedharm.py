@@ -1,24 +1,21 @@
-"""FedHARM, client side: images that all clients share come to look alike to them (Kastellos et al., 2024, algorithm 1).
+"""FedHARM, client side: networks learn to describe shared images alike (Kastellos et al., 2024, algorithm 1).
 
 A message begins with the shared phase that closes the round before, towards the target that came with it, and goes on
-with the private phase of its own; what the next target is made of goes up with the reply.
+with its own private phase; descriptors for the next target go up with the reply.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from fedhet import models, population
 from fedhet.client import ClientSide, LostState
-from fedhet.data import Examples, PublicDataset
+from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.graphs import BlockAlignment, UnsupportedArchitecture, align_blocks, blocks
+from fedhet.graphs import UnsupportedArchitecture, blocks
 from fedhet.learning import Loss, Phase, Step, reestimate
 from fedhet.methods import fedharm
-from fedhet.options import Config
-from fedhet.randomness import derive_seed, seed_everything
 from fedhet.representations import Capturing, Output
 from fedhet.representations.descriptors import channel_means, describe, gathered, heat_maps, summarised
 from fedhet.representations.packing import Factor, pack_all, unpack_all
@@ -41,41 +38,24 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         """
         client, own = self.client, self.parameters
         try:
-            if own.blocks == fedharm.ALIGNED:
-                return self._alignment.blocks
             example = client.transform(client.data.train.inputs[:2])
             return blocks(client.model, example, chosen=own.blocks, count=len(own.lengths))
         except UnsupportedArchitecture as error:
             raise ModelError(f"fedharm.blocks = {own.blocks!r}: {error}") from error
 
-    @property
-    def _alignment(self) -> BlockAlignment:
-        client = self.client
-        return _aligned(client.config, client.network.architecture, client.find_public(client.request.public))
-
     def handshake(self, payload: Payload) -> Payload:
-        """How many of the slots each of its blocks fills, and how its blocks were found, if they were aligned.
+        """Return how many of the slots each of its blocks fills.
 
         Raises:
             DataError: examples have no single class.
             ModelError: the network has no such blocks.
         """
-        client, own = self.client, self.parameters
+        client = self.client
         client.check_classes()
-        if not own.aligns or own.align == "spectral":
+        if not self.parameters.aligns_blocks:
             return Payload()
-        example = client.data.train.inputs[:1]
-        slots = [
-            part.shape[1] for part in summarised(client.model, self.blocks, example, client.transform, self.filled)
-        ]
-        if own.blocks != fedharm.ALIGNED or not client.config.disclose_architecture:
-            return Payload(values={"slots": slots})
-        found = self._alignment
-        values = {"slots": slots, "blocks": list(found.candidates), "reference": list(found.reference)}
-        return Payload(
-            {"alignment": to_arrays({"angles": found.angles, "divergences": found.divergences})},
-            values | {"chosen": list(found.chosen)},
-        )
+        filled = summarised(client.model, self.blocks, client.data.train.inputs[:1], client.transform, self.filled)
+        return Payload(values={"slots": [part.shape[1] for part in filled]})
 
     # ---- training
 
@@ -111,9 +91,9 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         return [phase]
 
     def _towards(self, target: Sequence[Tensor]) -> tuple[Mapping[str, Capturing], tuple[Loss, ...]]:
-        """Return the values that are captured of the network, and their distance from the target.
+        """The values that are captured of the network in training mode, and the term of their distance to the target.
 
-        In the shared phase the network is in training mode, places of activations were chosen in evaluation mode.
+        Places of activations were chosen in evaluation mode.
         """
         own, client, distance_from = self.parameters, self.client, distance_of(self.parameters.align)
         places = self._described()[1] if self.chooses else None
@@ -143,10 +123,10 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
                 check_rows(part, len(client.public))
             return [client.network.beside(part) for part in parts]
 
-    # ---- what is told
+    # ---- descriptors
 
     def end(self, payload: Payload) -> Payload:
-        """Return what the next target is made of, and the mean distance from the last one."""
+        """Return descriptors for the next target, and the mean distance to the last one."""
         client = self.client
         if client.config.batch_norm == "re-estimate":
             inputs = client.public.inputs if client.request.closing else client.data.train.inputs
@@ -167,7 +147,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         return [compress(part, error=fedharm.ERROR) if own.align == "cka" else Factor(part) for part in found]
 
     def _described(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Descriptors of the shared images, and the places where they were taken."""
+        """Descriptors of the shared images, and the places of their activations."""
         client, public, own = self.client, self.client.public, self.parameters
         return describe(client.model, self.blocks, public.inputs, public.labels, own.lengths, client.transform)
 
@@ -177,11 +157,11 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         return self.parameters.align == "cosine"
 
     def filled(self, block: int, output: Tensor) -> Tensor:
-        """As many numbers (n, k) of a block's output (n, ...) as its part of a descriptor has."""
+        """The first numbers (n, k) of a block's output (n, ...), as many as its part of a descriptor has."""
         return output.flatten(1)[:, : self.parameters.lengths[block]]
 
     def summary(self, block: int, output: Tensor) -> Tensor:
-        """The channels' means of a block's output (n, ...), which are aligned where no places are chosen."""
+        """The values (n, k) of a block's output (n, ...) that are aligned where no places are chosen: channel means."""
         return channel_means(output)
 
     # ---- evaluation
@@ -194,43 +174,15 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
 
     def finish(self, payload: Payload) -> Payload:
         """Return heat maps of the trained network for the first of the shared images."""
-        client, own = self.client, self.parameters
-        if not own.aligns or own.align == "spectral":
+        client = self.client
+        if not self.parameters.aligns_blocks:
             return Payload()
         try:
             public = client.public
-        except LostState:  # the evaluation counts without it
+        except LostState:  # without it there are no heat maps, but the evaluation counts
             return Payload()
         label = None if public.labels is None else public.labels[:1]
         maps = heat_maps(client.model, self.blocks, public.inputs[:1], label, client.transform)
         finite = all(bool(heat.isfinite().all()) for heat in maps)
         tensors = {str(block): heat for block, heat in enumerate(maps)}
         return Payload({"heat": to_arrays(tensors, "float16")} if maps and finite else {})
-
-
-LOOKED_AT = 64
-"""Images of the public dataset by which blocks are aligned."""
-
-
-@lru_cache(maxsize=16)
-def _aligned(config: Config, architecture: str, public: PublicDataset) -> BlockAlignment:
-    """The blocks of an architecture that are most like those of the first one, both with their initial weights.
-
-    Every client finds the same ones by itself.
-
-    Raises:
-        UnsupportedArchitecture: the architecture is none that the configuration names, or has too few blocks.
-    """
-    names, dataset = models.expand(config.architectures), population.dataset_of(config)
-    if architecture not in names:
-        raise UnsupportedArchitecture(
-            f"{architecture} is none of the architectures ({', '.join(dict.fromkeys(names))}), and others cannot be "
-            "built by all: name the modules that end its blocks"
-        )
-    built = []
-    with torch.random.fork_rng(devices=[]):
-        for name in (architecture, names[0]):
-            seed_everything(derive_seed(config.seed, "block alignment", name))
-            built.append(models.build(name, dataset.input_shape, dataset.classes))
-    (model, reference), images = built, public.inputs[:LOOKED_AT]
-    return align_blocks(model, reference, images, dataset.transform, count=len(config.parameters.lengths))

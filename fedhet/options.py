@@ -195,7 +195,7 @@ class Config:
     )
     disclose_architecture: bool = option(
         True,
-        "clients tell the name of their architecture, and its graph or blocks where a method draws them",
+        "clients tell the name of their architecture, and its graph where a method draws it",
         about="node",
         at_node=True,
     )

@@ -1,7 +1,9 @@
-"""FedHARM, server side: the mean of what clients make of shared images (Kastellos et al., 2024, algorithm 1).
+"""FedHARM, server side: the mean of the clients' descriptors of shared images (Kastellos et al., 2024, algorithm 1).
 
 One exchange a round: descriptors come up in the reply, and their mean goes down with the next message, which begins
 with the shared phase. So the shared phase of the last round is the closing round. No weights travel.
+
+Client side: client_apps/fedharm.py; keys: fedhet/methods/fedharm.py.
 """
 
 import logging
@@ -26,7 +28,7 @@ from fedhet.wire import Arrays, Payload, Reply, WireError, check, to_tensor
 log = logging.getLogger("flwr").getChild("fedhet")
 
 MOST_PIXELS = 2**18
-"""Of a heat map, which is drawn in the report."""
+"""Largest heat map that is taken in for the report."""
 
 
 @dataclass
@@ -34,18 +36,16 @@ class FedHARMState(State):
     """Descriptors and facts that clients sent.
 
     Attributes:
-        told: each client's newest descriptors, features or posteriors, as they travel; who is absent keeps his.
+        told: each client's newest descriptors, features or posteriors, as they travel; an absent client keeps its own.
         slots: how many slots of each block each client has.
         cosines: of the rounds so far, for the report: `round`, and by block `same` and `other`.
         heat: each client's heat maps of one image, by block.
-        alignments: how the blocks of each architecture were found that clients disclosed, by its name, for the report.
     """
 
     told: ArraysBy = field(default_factory=dict)
     slots: dict[str, list[int]] = field(default_factory=dict)
     cosines: list[dict[str, Any]] = field(default_factory=list)
     heat: ArraysBy = field(default_factory=dict)
-    alignments: dict[str, Any] = field(default_factory=dict)
 
 
 class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
@@ -55,13 +55,13 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
     state_class = FedHARMState
 
     def admit(self, reply: Reply) -> None:
-        """Its blocks may be smaller than the slots: it fills fewer of them, which is said once.
+        """Keep how many slots the client's blocks fill; small blocks fill fewer, which is logged.
 
         Raises:
-            FedhetError: it does not say how many, or what it tells of its blocks does not fit.
+            FedhetError: the numbers do not fit `fedharm.slots`.
         """
         own = self.parameters
-        if not own.aligns or own.align == "spectral":
+        if not own.aligns_blocks:
             return
         slots = reply.values.counts("slots")
         if len(slots) != len(own.lengths) or not all(0 < n <= most for n, most in zip(slots, own.lengths, strict=True)):
@@ -72,52 +72,42 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
                 "client %s fills fewer slots than fedharm.slots has, its blocks are smaller: %s", reply.client, told
             )
         self.state.slots = {**self.state.slots, reply.client: slots}
-        if measured := reply.arrays.get("alignment"):
-            found: dict[str, Any] = {name: reply.values.texts(name) for name in ("reference", "blocks")}
-            found["chosen"] = reply.values.counts("chosen", at_most=len(found["blocks"]) - 1)
-            if not len(found["chosen"]) == len(found["reference"]) == len(own.lengths):
-                raise WireError(f"its alignment is of other than {len(own.lengths)} blocks")
-            spec = (len(found["reference"]), len(found["blocks"])), "float32"
-            check(measured, {"angles": spec, "divergences": spec}, "its alignment of blocks")
-            found |= {name: array.tolist() for name, array in measured.items()}
-            self.state.alignments = self.state.alignments | {reply.report.architecture: found}
 
     # ---- a round
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """From the second round on the target on the shared images; and whether to tell what the next is made of."""
-        payloads = super().configure_fit(round, clients)
-        values = {**({"shared": True} if round > 1 else {}), **({"tell": True} if self._tells(round) else {})}
-        target = pack_all(self.target(round), fedharm.DTYPE) if round > 1 and self.travels else {}
-        for payload in payloads.values():
-            payload.values |= values
-            if target:
-                payload.arrays["target"] = target
-        return payloads
+        """From the second round on the target on the shared images; and whether to send descriptors for the next."""
+        common = Payload()
+        if round > 1:
+            common.values["shared"] = True
+            if self.travels and (target := pack_all(self.target(round), fedharm.DTYPE)):
+                common.arrays["target"] = target
+        if self._tells(round):
+            common.values["tell"] = True
+        return dict.fromkeys(clients, common)
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that what was asked for is there, of the shared images, and in as many slots as the client said."""
-        super().check_reply(reply)
+        """Descriptors must be there, of the shared images, and of as many slots as the client has."""
         reply.values.number("distance", 0.0)
         if self._tells(self.state.round + 1):
             self._unpacked(reply.client, reply.arrays.get("told", {}))
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Keep what clients told; how alike it is, what the shared phase came to, how far from the target it ended."""
+        """Keep the clients' descriptors; measure their agreement, and accuracy and alignment of the shared phase."""
         self.state.told = self.state.told | {c: r.arrays["told"] for c, r in replies.items() if "told" in r.arrays}
-        return {**self._aligned(replies), **self._agreement(round, replies)}
+        return self._aligned(replies) | self._agreement(round, replies)
 
     @property
     def travels(self) -> bool:
-        """Whether clients tell the server anything of the shared images."""
+        """Whether clients send anything of the shared images."""
         return "told" in self.traits.tells
 
     def _tells(self, round: int) -> bool:
-        """Whether clients tell with this round's reply what the next target is made of; of the last none is made."""
+        """Whether replies of this round have descriptors for the next target; after the last round there is none."""
         return self.travels and round != self.run.last_round
 
     def target(self, round: int) -> list[Factor]:
-        """Return the target, part by part, of what all clients sent."""
+        """Return the target, part by part, of the newest descriptors of all clients."""
         told = {client: self._unpacked(client, self.state.told[client]) for client in in_order(self.state.told)}
         if not told:
             return []
@@ -126,7 +116,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         return target_of(self.parameters.align, parts, error=fedharm.ERROR, generator=generator)
 
     def _combined(self, told: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
-        """Descriptors by the key `aggregation`, slot by slot of those who have it: for each block (n, K_b)."""
+        """The clients' descriptors averaged by the key `aggregation`, slot by slot: for each block (n, K_b)."""
         slots = {
             client: {
                 (block, slot): values.numpy()
@@ -143,11 +133,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         ]
 
     def _unpacked(self, client: str, told: Arrays) -> list[Tensor]:
-        """Return a client's descriptors, features or posteriors.
-
-        Raises:
-            WireError: it cannot be read, or does not fit.
-        """
+        """A client's descriptors, features or posteriors, checked; raises WireError."""
         own = self.parameters
         try:
             parts = unpack_all(told, own.parts, fedharm.DTYPE)
@@ -166,7 +152,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         return found | ({"alignment": 1 - float(np.mean(distances))} if distances else {})
 
     def _agreement(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """How much more alike descriptors of the same image are than those of different ones (see `agreement`)."""
+        """Cosines of descriptors of the same image and of different ones (see `agreement`)."""
         told = {client: reply.arrays["told"] for client, reply in replies.items() if "told" in reply.arrays}
         if self.parameters.align != "cosine" or len(told) < 2 or self.state.public_size < 2:
             return {}
@@ -188,10 +174,8 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
             self.state.heat = {**self.state.heat, reply.client: heat}
 
     def matrices(self) -> dict[str, Any]:
-        """Cosines by round and block; how blocks were found; heat maps of one image, a client of each architecture."""
+        """Cosines by round and block; heat maps of one image, a client of each architecture."""
         found: dict[str, Any] = {"cosines": {"rounds": self.state.cosines}} if self.state.cosines else {}
-        if self.state.alignments:
-            found["block-alignment"] = {"architectures": self.state.alignments}
         chosen = {self.state.clients[c].architecture or c: c for c in reversed(in_order(self.state.heat))}
         if chosen:
             public = self.public_dataset()

@@ -1,8 +1,7 @@
 """A model as a graph, its permutation groups, and its parameters along them."""
 
-from .aligned import BlockAlignment, align_blocks
 from .axes import Segment
-from .blocks import blocks, stages, trunk
+from .blocks import blocks, stages
 from .graph import ArchitectureGraph, Node, UnsupportedArchitecture
 from .layers import LayerGraph, LayerNode, layer_graph
 from .permutations import PermutationGroup, PermutationGroups, Slot, permutation_groups
@@ -12,7 +11,6 @@ from .states import columns, cut_out, expand, permute, rows, set_rows, tie, widt
 
 __all__ = [
     "ArchitectureGraph",
-    "BlockAlignment",
     "LayerGraph",
     "LayerNode",
     "Node",
@@ -22,7 +20,6 @@ __all__ = [
     "Slot",
     "StackedLSTM",
     "UnsupportedArchitecture",
-    "align_blocks",
     "architecture_graph",
     "blocks",
     "columns",
@@ -36,7 +33,6 @@ __all__ = [
     "set_rows",
     "stages",
     "tie",
-    "trunk",
     "widths",
     "widths_of",
 ]

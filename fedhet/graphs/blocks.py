@@ -79,29 +79,6 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
     return [name for _, name in ends.values()]
 
 
-def trunk(model: nn.Module, example: Tensor) -> list[str]:
-    """The modules that return a network's feature maps one after another, from its input on.
-
-    They have weights, and among those that do they are nested the least, lists of modules not counted; of modules that
-    return the same maps it is the outermost. A branch whose maps are smaller than those that follow is left out.
-
-    Args:
-        model: any `nn.Module`; runs once, in evaluation mode; its modes are put back.
-        example: a batch (n, channels, height, width) of its inputs.
-    """
-    found: list[tuple[str, int, Tensor]] = []
-    for name, nesting, value in _maps(model, example):
-        if any(parameter.ndim > 1 for parameter in model.get_submodule(name).parameters()):
-            found = [each for each in found if each[2] is not value and _area(each[2]) >= _area(value)]
-            found.append((name, nesting, value))
-    least = min((nesting for _, nesting, _ in found), default=0)
-    return [name for name, nesting, _ in found if nesting == least]
-
-
-def _area(maps: Tensor) -> int:
-    return prod(maps.shape[2:])
-
-
 def _maps(model: nn.Module, example: Tensor) -> list[tuple[str, int, Tensor]]:
     """The feature maps that modules return, in the order in which they are done; not what pools.
 

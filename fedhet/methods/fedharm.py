@@ -8,16 +8,13 @@ from fedhet.method import METRICS, STRUCTURE, Drawing, Method, Traits
 from fedhet.options import Config, Parameters, option
 
 BETWEEN = "aligned"
-"""What the evaluation between the two phases goes by: after the shared one, before the private one."""
-
-ALIGNED = "aligned"
-"""The value of `blocks` by which they are chosen to be like those of the first architecture."""
+"""Name of the evaluation between the shared phase and the private one."""
 
 ERROR = 0.002
-"""Of CKA's gradient, which compressed outputs of blocks aim at; 0: they travel whole."""
+"""Error of CKA's gradient that compression of block outputs may cause; 0: they travel whole."""
 
 DTYPE: Literal["float16", "float32"] = "float16"
-"""Of what clients tell of the shared images, and of targets, on the wire."""
+"""Of descriptors and targets on the wire."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +28,19 @@ class FedHARMParameters(Parameters):
         choices=("cosine", "cka", "spectral"),
     )
     alpha: float = option(
-        0.5, "weight of the task's loss on the shared set, beside 1 - alpha of the distance", at_least=0, at_most=1
+        0.5,
+        "weight of the task's loss on the shared set, beside 1 - alpha of the distance; 0: the set needs no labels, "
+        "and an image's class is what a network predicts",
+        at_least=0,
+        at_most=1,
     )
     divide: bool = option(
         False, "divide the shared set's loss by alpha, so that alpha does not weaken the task's loss as well"
     )
-    labels: bool = option(
-        True, "the shared set has labels; else the class is what a network predicts, and the task's loss is left out"
-    )
     blocks: str = option(
         "last-four",
         "blocks of a network: last-four or stride (torchvision's families; of others their stages), stages (by spatial "
-        "size), aligned (those most like the blocks of the first of `architectures`, both untrained), or modules by "
-        "name: a,b,c,d; lists for other networks follow after semicolons",
+        "size), or modules by name: a,b,c,d; lists for other networks follow after semicolons",
         needs={"align": ("cosine", "cka")},
     )
     slots: str = option(
@@ -57,15 +54,11 @@ class FedHARMParameters(Parameters):
     )
 
     def __post_init__(self) -> None:
-        """Check what goes together.
+        """Check the slots.
 
         Raises:
-            ConfigError: what does not.
+            ConfigError: they are no list of numbers.
         """
-        if self.divide and not self.alpha:
-            raise ConfigError("fedharm.divide divides by fedharm.alpha, which is 0: leave one of them out")
-        if not self.labels and self.alpha == 1:
-            raise ConfigError("fedharm.labels = false with fedharm.alpha = 1 leaves nothing to train on the shared set")
         if not all(part.strip().isdecimal() and int(part) for part in self.slots.split(",")):
             raise ConfigError(f"fedharm.slots = {self.slots!r}: must be positive whole numbers separated by commas")
 
@@ -76,38 +69,43 @@ class FedHARMParameters(Parameters):
 
     @property
     def aligns(self) -> bool:
-        """Whether the distance weighs anything."""
+        """Whether the distance has any weight."""
         return self.alpha < 1
 
     @property
+    def aligns_blocks(self) -> bool:
+        """Whether the distance is one between blocks."""
+        return self.aligns and self.align != "spectral"
+
+    @property
     def parts(self) -> int:
-        """How many parts a client tells of the shared images."""
+        """How many arrays (n, width) a client tells of the n shared images: one a block, or its posteriors."""
         return 1 if self.align == "spectral" else len(self.lengths)
 
     @property
     def weight(self) -> float:
-        """Of the distance, in the loss on the shared set."""
+        """Weight of the distance in the loss on the shared set."""
         return (1 - self.alpha) / (self.alpha if self.divide else 1.0)
 
     @property
     def task_weight(self) -> float:
-        """Of the task's own loss there."""
-        return (1.0 if self.divide else self.alpha) if self.labels else 0.0
+        """Weight of the task's loss on the shared set."""
+        return 1.0 if self.divide else self.alpha
 
     def idle(self, config: Config) -> dict[str, str]:
-        """Without a distance nothing is aligned."""
-        names = () if self.aligns else ("align", "divide", "blocks", "slots")
+        """Without a distance nothing is aligned; without the task's loss there is nothing to keep from weakening."""
+        names = ("align", "divide", "blocks", "slots") if not self.aligns else () if self.alpha else ("divide",)
         return {f"fedharm.{name}": "fedharm.alpha" for name in names}
 
 
 def traits(parameters: FedHARMParameters) -> Traits:
     """The answers to the six questions."""
-    told = {"cka": "features", "spectral": "posteriors"}.get(parameters.align, "descriptors")
-    tells = dict.fromkeys(("slots", "blocks", "reference", "chosen", "alignment"), STRUCTURE)
-    tells |= {"distance": METRICS} | ({"told": told} if parameters.aligns else {})
-    if parameters.aligns and parameters.align != "spectral":
+    tells = {"slots": STRUCTURE, "distance": METRICS}
+    if parameters.aligns:
+        tells["told"] = {"cka": "features", "spectral": "posteriors"}.get(parameters.align, "descriptors")
+    if parameters.aligns_blocks:
         tells["heat"] = "descriptors"
-    public: Literal["labelled", "inputs"] = "labelled" if parameters.labels else "inputs"
+    public: Literal["labelled", "inputs"] = "labelled" if parameters.alpha else "inputs"
     # CKA does not see the size of what a client tells, and posteriors have one size.
     combined: Literal["entries", ""] = "entries" if tells.get("told") == "descriptors" else ""
     return Traits(keeps="model", scored="trained", public=public, combined=combined, tells=tells)
@@ -134,11 +132,6 @@ method = Method(
             "fedhet.results.drawings:cosines_figure",
             "Cosine between a client's descriptors and the mean of the others', for the same image and for different "
             "ones, by round and block.",
-        ),
-        "block-alignment": Drawing(
-            "fedhet.results.drawings:block_alignment_figure",
-            "Angle and Kullback-Leibler divergence between blocks of the first architecture and those of the others, "
-            "untrained; circles are the blocks that were chosen.",
         ),
         "grad-cam": Drawing(
             "fedhet.results.drawings:heat_maps_figure",

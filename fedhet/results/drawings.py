@@ -139,29 +139,6 @@ def cosines_figure(matrices: Mapping[str, Any]) -> "Figure":
     return figure
 
 
-def block_alignment_figure(matrices: Mapping[str, Any]) -> "Figure":
-    """Angle and divergence between the blocks of a reference and those of each architecture, a column an architecture.
-
-    Args:
-        matrices: `architectures`, by name each with the `reference`'s blocks, its own `blocks`, `angles` and
-            `divergences`, (reference blocks, blocks), and for each of the reference's which was `chosen`.
-    """
-    networks = matrices["architectures"]
-    widest = max(len(each["blocks"]) for each in networks.values())
-    figure, panels = new_figure(1.0 + (0.9 + 0.16 * widest) * len(networks), 4.6, panels=len(networks), rows=2)
-    for row, (which, words) in enumerate((("angles", "angle, right angles"), ("divergences", "divergence, nats"))):
-        largest = max(value for each in networks.values() for line in each[which] for value in line)
-        for axes, (name, each) in zip(panels[row * len(networks) :], networks.items(), strict=False):
-            image = draw_image(axes, each[which], vmin=0, vmax=max(largest, 1e-9), cmap="viridis_r", aspect="auto")
-            axes.plot(each["chosen"], range(len(each["chosen"])), "o", color="white", markeredgecolor="black")
-            axes.set_yticks(range(len(each["reference"])), each["reference"], fontsize=7)
-            axes.set_xticks(range(len(each["blocks"])), each["blocks"] if row else [], fontsize=7, rotation=90)
-            if not row:
-                axes.set_title(name, fontsize=9, color=INK)
-        colour_bar(image, panels[row * len(networks) : (row + 1) * len(networks)], words, fraction=0.04)
-    return figure
-
-
 def heat_maps_figure(matrices: Mapping[str, Any]) -> "Figure":
     """The regions that networks attend to in an image, a row a client: the image, then each block's heat map over it.
 

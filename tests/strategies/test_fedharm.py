@@ -16,7 +16,7 @@ from fedhet.graphs import blocks
 from fedhet.methods import fedharm
 from fedhet.representations.descriptors import describe, mean_descriptor
 from fedhet.representations.packing import Factor, pack_all, unpack_all
-from fedhet.results.drawings import block_alignment_figure, cosines_figure, heat_maps_figure
+from fedhet.results.drawings import cosines_figure, heat_maps_figure
 
 # Networks without BatchNorm, whose blocks are named by hand: fast, and alike in training and in evaluation.
 BLOCKS = "body.1,body.2; body.2,body.4"
@@ -187,7 +187,7 @@ def test_alpha_1_is_the_shared_set_without_alignment(federate: Federate, phases:
 
 
 def test_without_labels_the_class_is_predicted_and_the_tasks_loss_left_out(federate: Federate, phases: Any) -> None:
-    done = harm(federate, **{"fedharm.labels": False, "fedharm.divide": True})
+    done = harm(federate, **{"fedharm.alpha": 0.0})
     assert done.failures == []
     shared = [phase for phase, _, _ in phases if phase.examples is not None]
     assert {phase.task_weight for phase in shared} == {0}
@@ -226,33 +226,6 @@ def test_small_networks_fill_fewer_slots_and_batch_norm_is_taken_anew(
     torch.testing.assert_close(first.running_mean, seen[0].mean((0, 2, 3)), rtol=1e-3, atol=1e-4)
 
 
-# ---- blocks that are aligned
-
-
-def test_every_client_finds_its_aligned_blocks_by_itself_and_the_report_has_the_matrices(federate: Federate) -> None:
-    """They are those of untrained networks, so they stay the same in all rounds."""
-    names = ("small-resnet-a", "small-efficientnet-a")
-    aligned = {"fedharm.blocks": "aligned", "fedharm.slots": "32,32,32,24", "architectures": ",".join(names)}
-    done = harm(federate, clients=2, local_epochs=1, closing_epochs=1, **aligned)
-    assert done.failures == []
-    found = done.matrices["block-alignment"]["architectures"]
-    assert list(found) == list(names)
-    assert [found[names[0]]["blocks"][place] for place in found[names[0]]["chosen"]][:3] == [
-        f"stages.{number}" for number in range(3)
-    ]
-    rows = found[names[1]]
-    assert len(rows["angles"]) == len(rows["reference"]) == 4
-    assert len(rows["angles"][0]) == len(rows["blocks"])
-    figure = block_alignment_figure({"architectures": found})
-    marked: list[Any] = [axes.get_lines()[0].get_xdata() for axes in figure.axes[:2]]
-    assert [list(places) for places in marked] == [found[name]["chosen"] for name in names]
-
-
-def test_blocks_of_a_network_that_others_cannot_build_are_named_by_hand(federate: Federate) -> None:
-    with pytest.raises(FedhetError, match=r"clients .*: fedharm\.blocks = 'aligned': .*name the modules that end"):
-        harm(federate, model=population_model, **{"fedharm.blocks": "aligned"})
-
-
 # ---- what is refused
 
 
@@ -288,8 +261,7 @@ def population_model(info: Any) -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("chosen", "why"),
     [
-        ({"alpha": 0.0, "divide": True}, "fedharm.divide divides by fedharm.alpha"),
-        ({"alpha": 1.0, "labels": False}, "leaves nothing to train on the shared set"),
+        ({"alpha": 0.0, "divide": True}, "fedharm.divide has no effect with fedharm.alpha"),
         ({"slots": "128,0"}, "must be positive whole numbers separated by commas"),
         ({"slots": "128,a"}, "must be positive whole numbers separated by commas"),
         ({"align": "spectral", "blocks": "stride"}, "fedharm.blocks has no effect with fedharm.align"),

@@ -33,8 +33,8 @@ OF_METHOD: dict[str, dict[str, Any]] = {
 CASES = {name: OF_METHOD.get(name, {}) for name in registry.own_methods()} | {
     "fedhenn rbf": {"fedhenn.eta0": 1.0, "fedhenn.kernel": "rbf", "fedhenn.rad-batch": 32},
     "fedhenn spectral": {"fedhenn.eta0": 1.0, "fedhenn.target": "spectral"},
-    "fedharm cka": HARM | {"fedharm.align": "cka", "fedharm.labels": False},
-    "fedharm spectral": HARM | {"fedharm.align": "spectral", "fedharm.labels": False},
+    "fedharm cka": HARM | {"fedharm.align": "cka", "fedharm.alpha": 0.0},
+    "fedharm spectral": HARM | {"fedharm.align": "spectral", "fedharm.alpha": 0.0},
 }
 
 pytestmark = pytest.mark.usefixtures("no_report")
