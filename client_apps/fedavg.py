@@ -1,8 +1,8 @@
 """FedAvg, client side: train what the server sent, send it back (McMahan et al., AISTATS 2017)."""
 
 from fedhet.client import ClientSide
-from fedhet.methods._averages import AveragingParameters
+from fedhet.options import Parameters
 
 
-class FedAvg(ClientSide[AveragingParameters]):
+class FedAvg(ClientSide[Parameters]):
     """The defaults of `ClientSide`: one phase of training, then what is shared travels."""

@@ -1,4 +1,7 @@
-"""FedProx, server side: FedAvg's (Li et al., MLSys 2020)."""
+"""FedProx, server side: FedAvg's (Li et al., MLSys 2020).
+
+Client side: client_apps/fedprox.py; keys: fedhet/methods/fedprox.py.
+"""
 
 from fedhet.methods import fedprox
 from fedhet.server import FederatedStrategy, State

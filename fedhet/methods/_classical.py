@@ -1,5 +1,9 @@
-"""The methods without networks: keys of training have no effect."""
+"""The methods of scikit-learn: no network and no peers. Keys of training have no effect."""
 
+from dataclasses import dataclass
+from typing import Literal
+
+from fedhet.method import Method, Traits
 from fedhet.options import Config, Parameters
 
 TRAINING = (
@@ -8,9 +12,23 @@ TRAINING = (
 )
 
 
+@dataclass(frozen=True)
 class ClassicalParameters(Parameters):
     """Keys of a method of scikit-learn."""
 
     def idle(self, config: Config) -> dict[str, str]:
         """No network is trained."""
         return dict.fromkeys(TRAINING, "method")
+
+
+def classical(name: str, Parameters: type[ClassicalParameters], public: Literal["none", "inputs"] = "none") -> Method:
+    """A method whose two sides are classes of one name in `strategies/classical.py` and `client_apps/classical.py`."""
+    side = f"classical:{name.title().replace('-', '')}"
+    return Method(
+        name,
+        traits=Traits(keeps="model", scored="trained", public=public, alone=True),
+        Parameters=Parameters,
+        server=f"fedhet.strategies.{side}",
+        client=f"fedhet.client_apps.{side}",
+        common={"rounds": 1},
+    )

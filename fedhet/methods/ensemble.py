@@ -7,7 +7,6 @@ method = Method(
     "ensemble",
     traits=Traits(shares=EVERYTHING.only_sent(), keeps="model", scored="trained", together=True),
     server="fedhet.strategies.ensemble:Ensemble",
-    client="fedhet.client_apps.ensemble:Ensemble",
     common={
         "clients": 16,
         "rounds": 1,

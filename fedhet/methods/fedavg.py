@@ -1,12 +1,11 @@
 """FedAvg (McMahan et al., AISTATS 2017)."""
 
-from fedhet.method import Method
-from fedhet.methods._averages import AveragingParameters, average_traits
+from fedhet.method import Method, Traits
+from fedhet.sharing import EVERYTHING
 
 method = Method(
     "fedavg",
-    traits=average_traits,
-    Parameters=AveragingParameters,
+    traits=Traits(networks="equal", shares=EVERYTHING, together=True),
     server="fedhet.strategies.fedavg:FedAvg",
     client="fedhet.client_apps.fedavg:FedAvg",
 )

@@ -2,21 +2,21 @@
 
 from dataclasses import dataclass
 
-from fedhet.method import Method
-from fedhet.methods._averages import AveragingParameters, average_traits
-from fedhet.options import option
+from fedhet.method import Method, Traits
+from fedhet.options import Parameters, option
+from fedhet.sharing import EVERYTHING
 
 
 @dataclass(frozen=True)
-class FedProxParameters(AveragingParameters):
-    """FedProx's own keys."""
+class FedProxParameters(Parameters):
+    """FedProx's own key."""
 
     mu: float = option(0.1, "weight of the proximal term mu/2 ||W - W(t-1)||^2", at_least=0)
 
 
 method = Method(
     "fedprox",
-    traits=average_traits,
+    traits=Traits(networks="equal", shares=EVERYTHING, together=True),
     Parameters=FedProxParameters,
     server="fedhet.strategies.fedprox:FedProx",
     client="fedhet.client_apps.fedprox:FedProx",

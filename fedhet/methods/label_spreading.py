@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedhet.method import Method, Traits
-from fedhet.methods._classical import ClassicalParameters
+from fedhet.methods._classical import ClassicalParameters, classical
 from fedhet.options import option
 
 
@@ -15,11 +14,4 @@ class LabelSpreadingParameters(ClassicalParameters):
     alpha: float = option(0.2, "share of its own label that an example takes from its neighbours", above=0, below=1)
 
 
-method = Method(
-    "label-spreading",
-    traits=Traits(keeps="model", scored="trained", public="inputs", alone=True),
-    Parameters=LabelSpreadingParameters,
-    server="fedhet.strategies.label_spreading:LabelSpreading",
-    client="fedhet.client_apps.label_spreading:LabelSpreading",
-    common={"rounds": 1},
-)
+method = classical("label-spreading", LabelSpreadingParameters, public="inputs")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fedhet.method import Method, Traits
 from fedhet.options import Parameters, option
-from fedhet.sharing import BY_FIRST_LAYERS, BY_TYPE_AND_ORDER
+from fedhet.sharing import BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_ARCHITECTURES
 
 
 @dataclass(frozen=True)
@@ -19,19 +19,17 @@ class LayerAverageParameters(Parameters):
     by: str = option(
         "type-order",
         "what is averaged: the k-th layer of each type over all networks that have it; the first layers that all "
-        "networks have in common, the others staying with the clients (prefix: FlexiFed's Basic-Common); or each "
-        "layer over the networks that are alike up to it (Max-Common)",
-        choices=("type-order", "prefix", "max-common"),
+        "networks have in common, the others staying with the clients (prefix: FlexiFed's Basic-Common); each layer "
+        "over the networks that are alike up to it (Max-Common); or all layers within each architecture",
+        choices=("type-order", "prefix", "max-common", "architecture"),
     )
 
 
 def _traits(parameters: LayerAverageParameters) -> Traits:
-    if parameters.by == "type-order":
-        return Traits(shares=BY_TYPE_AND_ORDER, together=True)
-    if parameters.by == "max-common":
-        return Traits(shares=BY_FIRST_LAYERS, together=True)
-    tells = {"common": "weights"}
-    return Traits(shares=BY_FIRST_LAYERS, keeps="model", scored="trained", together=True, tells=tells)
+    shares = {"type-order": BY_TYPE_AND_ORDER, "architecture": WITHIN_ARCHITECTURES}.get(parameters.by, BY_FIRST_LAYERS)
+    if parameters.by != "prefix":
+        return Traits(shares=shares, together=True)
+    return Traits(shares=shares, keeps="model", scored="trained", together=True, tells={"common": "weights"})
 
 
 method = Method(

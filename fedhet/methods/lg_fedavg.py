@@ -7,5 +7,4 @@ method = Method(
     "lg-fedavg",
     traits=Traits(shares=HEAD, keeps="model", scored="trained", together=True),
     server="fedhet.strategies.lg_fedavg:LGFedAvg",
-    client="fedhet.client_apps.lg_fedavg:LGFedAvg",
 )

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedhet.method import Method, Traits
-from fedhet.methods._classical import ClassicalParameters
+from fedhet.methods._classical import ClassicalParameters, classical
 from fedhet.options import option
 
 
@@ -14,11 +13,4 @@ class NearestNeighbourParameters(ClassicalParameters):
     neighbours: int = option(1, "own examples that vote", at_least=1)
 
 
-method = Method(
-    "nearest-neighbour",
-    traits=Traits(keeps="model", scored="trained", public="none", alone=True),
-    Parameters=NearestNeighbourParameters,
-    server="fedhet.strategies.nearest_neighbour:NearestNeighbour",
-    client="fedhet.client_apps.nearest_neighbour:NearestNeighbour",
-    common={"rounds": 1},
-)
+method = classical("nearest-neighbour", NearestNeighbourParameters)

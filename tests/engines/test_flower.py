@@ -69,8 +69,12 @@ class TestApp:
         names = members(fab)
         wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fedhet").rglob("*.py")}
         for method in registry.own_methods():
-            module = method.replace("-", "_")
-            wanted |= {f"strategies/{module}.py", f"client_apps/{module}.py", f"run_configs/{method}/digits.toml"}
+            wanted |= {f"fedhet/methods/{method.replace('-', '_')}.py", f"run_configs/{method}/digits.toml"}
+        wanted |= {
+            path.relative_to(ROOT).as_posix()
+            for side in ("strategies", "client_apps")
+            for path in (ROOT / side).glob("*.py")
+        }
         assert wanted <= names
         assert {name.split("/")[0] for name in names} == {
             "fedhet",

@@ -53,8 +53,9 @@ def test_local_training_exchanges_nothing(federate):
     assert (done.folder / "models" / "2.safetensors").is_file()
 
 
-@pytest.mark.parametrize(("method", "own"), [("fedavg", {"fedavg.average": "architecture"}), ("layer-average", {})])
-def test_a_model_put_together_of_shared_parts_is_scored_on_the_common_test_set_by_its_client(federate, method, own):
-    summary = federate(method, test_on="global", architectures="cnn-2-2,cnn-3-2", **own).summary
+@pytest.mark.parametrize("by", ["architecture", "type-order"])
+def test_a_model_put_together_of_shared_parts_is_scored_on_the_common_test_set_by_its_client(federate, by):
+    settings = {"architectures": "cnn-2-2,cnn-3-2", "layer-average.by": by}
+    summary = federate("layer-average", test_on="global", **settings).summary
     assert summary["global_accuracy"] is None
     assert 0 <= summary["personal_accuracy"]["weighted"] <= 1

@@ -1,4 +1,4 @@
-"""FedAvg against plain computations, its averages among unlike networks, and what all methods have from the base."""
+"""FedAvg against plain computations, and what all methods have from the base."""
 
 from itertools import pairwise
 
@@ -79,22 +79,3 @@ def test_learning_rates_follow_the_schedule_and_the_closing_round_still_learns(f
     assert rates[4] == rates[3] > 0
     assert [phase.epochs for phase, *_ in phases] == [2, 2, 2, 2, 3]
     assert changed(*phases[-1][1:])
-
-
-# ---- averages among clients whose networks differ
-
-
-def test_averages_within_architectures_are_fedavg_run_apart_in_each(federate):
-    mixed = federate("fedavg", "mixed", clients=4, architectures="mlp,cnn-1-1", **{"fedavg.average": "architecture"})
-    assert mixed.failures == []
-    for architecture, ours, others in (("mlp", "02", [1, 3]), ("cnn-1-1", "13", [0, 2])):
-        apart = federate("fedavg", architecture, clients=4, architectures=architecture, since=dict.fromkeys(others, 99))
-        assert apart.rows[1]["participants"] == list(ours)
-        average = {name: tensor.numpy() for name, tensor in apart.saved("global").items()}
-        found = {key: array for key, array in mixed.state.model.items() if key.startswith(f"{architecture}/")}
-        assert found.keys() == {f"{architecture}/{name}" for name in average}
-        for name, array in average.items():
-            assert np.array_equal(found[f"{architecture}/{name}"], array)
-        own = [(r.round, r.client, r.accuracy, r.loss, r.bytes_up, r.bytes_down) for r in apart.clients if r.round]
-        beside = [(r.round, r.client, r.accuracy, r.loss, r.bytes_up, r.bytes_down) for r in mixed.clients if r.round]
-        assert own == [row for row in beside if row[1] in ours]

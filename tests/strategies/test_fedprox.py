@@ -20,14 +20,6 @@ def test_without_its_term_it_is_fedavg_to_the_byte(federate):
     assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
 
 
-def test_averages_within_architectures_are_fedavgs_too(federate):
-    mixed = {"clients": 4, "architectures": "mlp,cnn-1-1"}
-    one = federate("fedprox", "prox", **mixed, **{"fedprox.mu": 0.0, "fedprox.average": "architecture"})
-    other = federate("fedavg", "avg", **mixed, **{"fedavg.average": "architecture"})
-    assert one.failures == []
-    assert one.rows == other.rows
-
-
 def test_clients_stay_closer_to_what_they_were_sent(federate):
     def moved(sent):
         return sum(np.square(sent[1, "0"]["model"][n] - sent[1, "1"]["model"][n]).sum() for n in ("head.weight",))

@@ -90,3 +90,21 @@ def test_batchnorms_statistics_stay_and_are_taken_anew(federate):
     mine, theirs = (set(done.sent[1, client]["model"]) for client in "01")
     assert mine & theirs, "unlike networks share layers"
     assert theirs - mine
+
+
+def test_averages_within_architectures_are_fedavg_run_apart_in_each(federate):
+    mixed = federate(
+        "layer-average", "mixed", clients=4, architectures="mlp,cnn-1-1", **{"layer-average.by": "architecture"}
+    )
+    assert mixed.failures == []
+    for architecture, ours, others in (("mlp", "02", [1, 3]), ("cnn-1-1", "13", [0, 2])):
+        apart = federate("fedavg", architecture, clients=4, architectures=architecture, since=dict.fromkeys(others, 99))
+        assert apart.rows[1]["participants"] == list(ours)
+        average = {name: tensor.numpy() for name, tensor in apart.saved("global").items()}
+        found = {key: array for key, array in mixed.state.model.items() if key.startswith(f"{architecture}/")}
+        assert found.keys() == {f"{architecture}/{name}" for name in average}
+        for name, array in average.items():
+            assert np.array_equal(found[f"{architecture}/{name}"], array)
+        own = [(r.round, r.client, r.accuracy, r.loss, r.bytes_up, r.bytes_down) for r in apart.clients if r.round]
+        beside = [(r.round, r.client, r.accuracy, r.loss, r.bytes_up, r.bytes_down) for r in mixed.clients if r.round]
+        assert own == [row for row in beside if row[1] in ours]

@@ -148,8 +148,8 @@ def test_one_for_whom_there_is_nothing_is_told_so(federate: Any) -> None:
         "unseen_epochs": 1,
         "rounds": 1,
     }
-    done = federate("fedavg", **networks, **{"fedavg.average": "architecture"})
-    assert done.failures == [(2, "2", "fedavg has nothing to give it: nobody who trained had layers like its")]
+    done = federate("layer-average", **networks, **{"layer-average.by": "architecture"})
+    assert done.failures == [(2, "2", "layer-average has nothing to give it: nobody who trained had layers like its")]
     assert "unseen_clients" not in done.summary
     assert done.summary["personal_accuracy"]
 

@@ -1,0 +1,119 @@
+"""The methods of scikit-learn, client side: a client's own examples, no network and no peers.
+
+The controls from outside: a method for networks that does not beat them has not shown that networks, or peers, help.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedhet.client import ClientSide
+from fedhet.learning import Phase, Trained
+from fedhet.methods._classical import ClassicalParameters
+from fedhet.methods.label_spreading import LabelSpreadingParameters
+from fedhet.methods.logistic_regression import LogisticRegressionParameters
+from fedhet.methods.nearest_neighbour import NearestNeighbourParameters
+from fedhet.wire import Payload
+
+P = TypeVar("P", bound=ClassicalParameters)
+
+LEAST = 1e-6
+"""The lowest probability of a class, so that the cross entropy of a wrong prediction is finite."""
+
+
+class Classical(ClientSide[P]):
+    """Trains no network; predictions are those of a classifier of inputs."""
+
+    def handshake(self, payload: Payload) -> Payload:
+        """Return nothing.
+
+        Raises:
+            DataError: examples have no single class.
+        """
+        self.client.check_classes()
+        return Payload()
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        """None."""
+        return ()
+
+    def end(self, payload: Payload) -> Payload:
+        """Return nothing; the training loss is that of the classifier on the client's own examples."""
+        train, task = self.client.data.train, self.client.task
+        loss = task.loss(self.evaluate("trained")(self.client.transform(train.inputs[:])), train.labels)
+        self.client.trained = Trained(float(loss), epochs=1)
+        return Payload()
+
+    def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
+        """Log probabilities (n, classes) by the classifier; even odds where it gives none."""
+        outputs = self.client.model(self.client.transform(self.client.data.train.inputs[:1]))
+        columns = torch.as_tensor(self._classifier.classes_, device=outputs.device)
+
+        def predict(batch: Tensor) -> Tensor:
+            with np.errstate(invalid="ignore", divide="ignore"):  # label spreading, where no label reaches an example
+                known = torch.from_numpy(self._classifier.predict_proba(_flat(batch))).to(outputs)
+            known = torch.where(known.isfinite(), known, 1 / len(columns))
+            probabilities = torch.full((len(batch), outputs.shape[-1]), LEAST).to(outputs)
+            probabilities[:, columns] = known.clamp_min(LEAST)
+            return probabilities.log()
+
+        return predict
+
+    @cached_property
+    def _classifier(self) -> Any:
+        train = self.client.data.train
+        return self.fitted(self._features(train.inputs[:]), train.labels.cpu().numpy())
+
+    def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
+        """Return a classifier of scikit-learn, fitted to the client's features (n, d) and labels (n,)."""
+        raise NotImplementedError
+
+    def _features(self, inputs: Tensor) -> NDArray[Any]:
+        return _flat(self.client.transform(inputs))
+
+
+class NearestNeighbour(Classical[NearestNeighbourParameters]):
+    """The class of the nearest of the client's own examples, by Euclidean distance of inputs (Cover and Hart, 1967)."""
+
+    def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
+        """Keep the examples."""
+        from sklearn.neighbors import KNeighborsClassifier
+
+        return KNeighborsClassifier(min(self.parameters.neighbours, len(labels))).fit(features, labels)
+
+
+class LogisticRegression(Classical[LogisticRegressionParameters]):
+    """A linear classifier of inputs, with an L2 penalty."""
+
+    def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
+        """Fit it; a client of one class says that class."""
+        from sklearn.dummy import DummyClassifier
+        from sklearn.linear_model import LogisticRegression
+
+        if len(np.unique(labels)) == 1:
+            return DummyClassifier().fit(features, labels)
+        return LogisticRegression(C=self.parameters.c, max_iter=1000).fit(features, labels)
+
+
+class LabelSpreading(Classical[LabelSpreadingParameters]):
+    """The client's labels, spread over the neighbour graph of its own and the public inputs (Zhou et al., 2003)."""
+
+    def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
+        """Fit it to both; public examples have no label."""
+        from sklearn.semi_supervised import LabelSpreading
+
+        public = self._features(self.client.public.inputs)
+        everything = np.concatenate([features, public])
+        known = np.concatenate([labels, np.full(len(public), -1)])
+        neighbours = min(self.parameters.neighbours, len(everything))
+        classifier = LabelSpreading(kernel="knn", n_neighbors=neighbours, alpha=self.parameters.alpha, max_iter=200)
+        return classifier.fit(everything, known)
+
+
+def _flat(batch: Tensor) -> NDArray[Any]:
+    return batch.detach().flatten(1).cpu().numpy()

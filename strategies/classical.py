@@ -1,0 +1,25 @@
+"""The methods of scikit-learn, server side: nothing is shared; the clients are only counted and evaluated.
+
+Client side: client_apps/classical.py; keys: fedhet/methods/nearest_neighbour.py and so on.
+"""
+
+from fedhet.methods import label_spreading, logistic_regression, nearest_neighbour
+from fedhet.server import FederatedStrategy, State
+
+
+class NearestNeighbour(FederatedStrategy[nearest_neighbour.NearestNeighbourParameters, State]):
+    """The class of the nearest of a client's own examples."""
+
+    method = nearest_neighbour.method
+
+
+class LogisticRegression(FederatedStrategy[logistic_regression.LogisticRegressionParameters, State]):
+    """A linear classifier of a client's own inputs."""
+
+    method = logistic_regression.method
+
+
+class LabelSpreading(FederatedStrategy[label_spreading.LabelSpreadingParameters, State]):
+    """A client's own labels, spread over the public inputs."""
+
+    method = label_spreading.method
