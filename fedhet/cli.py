@@ -236,7 +236,7 @@ def list_names() -> None:
     sections = {
         "methods": registry.methods(),
         "models": models.names(),
-        "families of models": models.families(),
+        "families of models": sorted(models.FAMILIES),
         "library models": ["torchvision/NAME", "timm/NAME (pip install timm)"],
         "data sets": data.names(),
         "partitions": data.partitions(),

@@ -7,6 +7,7 @@ depth. A "b" is wider and deeper than an "a".
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,8 +17,6 @@ from fedhet.models.registry import register_model
 
 Block = Callable[[int, int, int, int], nn.Module]
 """From stage, channels in, channels out and stride to a block."""
-STRIDES = (1, 2, 2, 2)
-"""By how much each stage shrinks the image."""
 
 
 class SqueezeExcitation(nn.Module):
@@ -26,18 +25,12 @@ class SqueezeExcitation(nn.Module):
     def __init__(self, channels: int, squeezed: int, activation: Activation, gate: Activation):
         """Build the gate: channels scaled, width between, the activation there, and the last one (a sigmoid)."""
         super().__init__()
-        self.scale = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1),
-            nn.Conv2d(channels, squeezed, 1),
-            activation(),
-            nn.Conv2d(squeezed, channels, 1),
-            gate(),
-        )
+        layers = [nn.Conv2d(channels, squeezed, 1), activation(), nn.Conv2d(squeezed, channels, 1), gate()]
+        self.scale = nn.Sequential(nn.AdaptiveAvgPool2d(1), *layers)
 
     def forward(self, maps: Tensor) -> Tensor:
         """Feature maps (n, channels, height, width), scaled."""
-        scaled: Tensor = maps * self.scale(maps)
-        return scaled
+        return maps * self.scale(maps)
 
 
 class InvertedResidual(nn.Module):
@@ -59,10 +52,10 @@ class InvertedResidual(nn.Module):
     ):
         """Build the block: channels in, between and out; `gate` makes the module that scales the channels between."""
         super().__init__()
-        layers = [] if expanded == fan_in else [convolution(fan_in, expanded, 1, activation)]
-        layers.append(convolution(expanded, expanded, kernel, activation, stride=stride, groups=expanded))
+        layers = [] if expanded == fan_in else [convolution(fan_in, expanded, kernel=1, activation=activation)]
+        layers.append(convolution(expanded, expanded, stride, kernel=kernel, groups=expanded, activation=activation))
         gates = [] if gate is None else [gate(expanded)]
-        self.body = nn.Sequential(*layers, *gates, convolution(expanded, fan_out, 1, None))
+        self.body = nn.Sequential(*layers, *gates, convolution(expanded, fan_out, kernel=1, activation=None))
         self.residual = stride == 1 and fan_in == fan_out
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -85,36 +78,33 @@ class StagedNetwork(nn.Module):
         activation: Activation,
         widened: int = 1,
     ):
-        """Build the network.
+        """Build the network for images of at least 8 x 8.
 
         Args:
-            input_shape: (channels, height, width) of an image, at least 8 x 8.
+            input_shape: (channels, height, width) of an image.
             classes: outputs of the head.
             widths: channels of each stage; the stem is as wide as the first.
             depths: blocks of each stage, the first of which shrinks the image.
             block: makes a block.
             activation: of the stem and behind the stages.
             widened: by how much the last convolution widens; 1: there is none.
-
-        Raises:
-            ModelError: the input is not an image or too small.
         """
         super().__init__()
         channels, _, _ = image_shape(input_shape, smallest=8)
-        stem, width = convolution(channels, widths[0], 3, activation), widened * widths[-1]
-        last = convolution(widths[-1], width, 1, activation) if widened > 1 else nn.Identity()
+        width = widened * widths[-1]
+        self.stem = convolution(channels, widths[0], activation=activation)
+        last = convolution(widths[-1], width, kernel=1, activation=activation) if widened > 1 else nn.Identity()
         stages: list[nn.Module] = []
-        for stage, (fan_in, fan_out, depth) in enumerate(zip((widths[0], *widths), widths, depths, strict=False)):
-            first = block(stage, fan_in, fan_out, STRIDES[stage])
-            stages.append(nn.Sequential(first, *(block(stage, fan_out, fan_out, 1) for _ in range(depth - 1))))
-        self.stem, self.stages, self.last = stem, nn.Sequential(*stages), last
+        for stage, (fan_in, fan_out) in enumerate(pairwise((widths[0], *widths))):
+            first = block(stage, fan_in, fan_out, 2 if stage else 1)
+            stages.append(nn.Sequential(first, *(block(stage, fan_out, fan_out, 1) for _ in range(depths[stage] - 1))))
+        self.stages, self.last = nn.Sequential(*stages), last
         self.mean = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(1))
         self.head = nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (n, classes) of images (n, channels, height, width), float."""
-        logits: Tensor = self.head(self.mean(self.last(self.stages(self.stem(images)))))
-        return logits
+        return self.head(self.mean(self.last(self.stages(self.stem(images)))))
 
 
 def _basic(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:

@@ -36,36 +36,29 @@ _LAYOUTS: dict[str, tuple[tuple[str, int], ...]] = {
 
 
 class FLHANetwork(Classifier):
-    """A stem, layers, the mean over the image, and a head."""
+    """A stem, layers, the mean over the image, and a head, for images of at least 4 x 4.
+
+    `layout` names the layers, each `conv`, `add` or `concat` and its stage; `widths` are the channels of each stage,
+    the first also of the stem.
+    """
 
     def __init__(
         self, input_shape: tuple[int, ...], classes: int, *, layout: Sequence[tuple[str, int]], widths: Sequence[int]
     ):
-        """Build the network.
-
-        Args:
-            input_shape: (channels, height, width) of an image, at least 4 x 4.
-            classes: outputs of the head.
-            layout: `conv`, `add` or `concat`, and its stage.
-            widths: channels of each stage; the stem is as wide as the first.
-
-        Raises:
-            ModelError: the input is not an image or too small.
-        """
         channels, height, width = image_shape(input_shape, smallest=4)
-        layers: list[nn.Module] = []
+        layers: list[nn.Module]
         if min(height, width) >= LARGE:
-            layers += [convolution(channels, widths[0], 7, nn.ReLU, stride=2), nn.MaxPool2d(3, stride=2, padding=1)]
+            layers = [convolution(channels, widths[0], 2, kernel=7), nn.MaxPool2d(3, stride=2, padding=1)]
         else:
-            layers.append(_convolution(channels, widths[0]))
+            layers = [convolution(channels, widths[0])]
         channels = widths[0]
         for kind, stage in layout:
-            stride = 1 if widths[stage] == channels else 2
             if kind == "concat":
-                layers.append(ConcatBlock(channels))
+                layers.append(ConcatBlock(channels, channels))
                 channels *= 2
             else:
-                layers.append((ResidualBlock if kind == "add" else _convolution)(channels, widths[stage], stride))
+                stride = 1 if widths[stage] == channels else 2
+                layers.append((ResidualBlock if kind == "add" else convolution)(channels, widths[stage], stride))
                 channels = widths[stage]
         super().__init__([*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(1)], channels, classes)
 
@@ -77,31 +70,18 @@ class ConcatBlock(ResidualBlock):
     ResNet-18's types of layers.
     """
 
-    def __init__(self, channels: int):
-        """Build the block: channels in; twice as many come out."""
-        super().__init__(channels, channels, stride=1)
-
     def forward(self, maps: Tensor) -> Tensor:
         """Feature maps (n, 2 channels, height / 2, width / 2), rounded up, of maps (n, channels, height, width)."""
         return F.max_pool2d(torch.cat([F.relu(self.convolved(maps)), maps], 1), 2, ceil_mode=True)
 
 
-def _convolution(fan_in: int, fan_out: int, stride: int = 1) -> nn.Module:
-    return convolution(fan_in, fan_out, 3, nn.ReLU, stride=stride)
-
-
-def _named(size: str, layout: str) -> str:
-    return f"{size}-{layout.removeprefix('arch-')}" if size == "flha-small" else f"{size}-{layout}"
-
-
 for _size, _widths in WIDTHS.items():
+    _names = {name: f"{_size}-{name}".replace("small-arch", "small") for name in _LAYOUTS}
     for _name, _layout in _LAYOUTS.items():
-        register_model(_named(_size, _name), family=_size if _name.startswith("arch") else None)(
+        register_model(_names[_name], family=_size if _name.startswith("arch") else None)(
             partial(FLHANetwork, layout=_layout, widths=_widths)
         )
-    FAMILIES[f"{_size}-hybrids"] = tuple(
-        _named(_size, _name) for _name in ("arch-0", "hybrid-1", "hybrid-2", "hybrid-3")
-    )
+    FAMILIES[f"{_size}-hybrids"] = tuple(_names[name] for name in ("arch-0", "hybrid-1", "hybrid-2", "hybrid-3"))
     # The ablation without messages: first and last layer aside, all are of one type, 64 (small: 16) channels and no
     # stride. The paper does not tell of pooling, so there is none but the mean at the end.
     for _layers in (4, 7, 10, 13):

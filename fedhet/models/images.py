@@ -1,6 +1,7 @@
 """Networks for images of (channels, height, width): plain CNNs, an MLP, VGG-9 and a small ResNet.
 
-All end in `head`, an `nn.Linear`, whose input is the representation Phi (n, d).
+All end in `head`, an `nn.Linear`, whose input is the representation Phi (n, d). A `ModelError` refuses inputs that
+are no images or too small.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,10 +34,7 @@ def image_shape(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, 
 
 def _linear_stack(widths: Sequence[int]) -> list[nn.Module]:
     """Linear layers from width to width, each followed by ReLU."""
-    layers: list[nn.Module] = []
-    for fan_in, fan_out in pairwise(widths):
-        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
-    return layers
+    return [layer for fan_in, fan_out in pairwise(widths) for layer in (nn.Linear(fan_in, fan_out), nn.ReLU())]
 
 
 class Classifier(nn.Module):
@@ -49,32 +47,21 @@ class Classifier(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits (n, classes) of inputs (n, *input_shape), float."""
-        logits: Tensor = self.head(self.body(inputs))
-        return logits
+        return self.head(self.body(inputs))
 
 
 class ConvNet(Classifier):
-    """Convolutions, each with ReLU and 2 x 2 max pooling, then fully connected layers.
+    """Convolutions, each with ReLU and 2 x 2 max pooling, then fully connected layers; images of at least 4 x 4.
 
     A convolution is 5 x 5 without padding while the image is at least 12 wide, as in LeNet; on smaller images it is
     3 x 3 with padding, and pools only down to 2, so that no dimension vanishes.
     """
 
-    def __init__(self, input_shape: tuple[int, ...], channels: Sequence[int], hidden: Sequence[int], classes: int):
-        """Build the network.
-
-        Args:
-            input_shape: (channels, height, width) of an image, at least 4 x 4.
-            channels: Filters of each convolution.
-            hidden: Widths of the fully connected layers before the head.
-            classes: Outputs of the head.
-
-        Raises:
-            ModelError: The input is not an image or too small.
-        """
+    def __init__(self, input_shape: tuple[int, ...], classes: int, channels: Sequence[int], hidden: Sequence[int]):
+        """Build the network: filters of each convolution, widths of the fully connected layers before the head."""
         filters, height, width = image_shape(input_shape, smallest=4)
         layers: list[nn.Module] = []
-        for fan_in, fan_out in zip((filters, *channels), channels, strict=False):
+        for fan_in, fan_out in pairwise((filters, *channels)):
             large = min(height, width) >= 12
             layers += [nn.Conv2d(fan_in, fan_out, 5) if large else nn.Conv2d(fan_in, fan_out, 3, padding=1), nn.ReLU()]
             if large:
@@ -82,8 +69,7 @@ class ConvNet(Classifier):
             if min(height, width) >= 4:
                 layers.append(nn.MaxPool2d(2))
                 height, width = height // 2, width // 2
-            filters = fan_out
-        widths = (filters * height * width, *hidden)
+        widths = (channels[-1] * height * width, *hidden)
         super().__init__([*layers, nn.Flatten(1), *_linear_stack(widths)], widths[-1], classes)
 
 
@@ -93,7 +79,7 @@ def cnn(input_shape: tuple[int, ...], classes: int, *, convolutions: int = 2, la
     # 64 filters and 120 and 64 units are FedHeNN's; an image of 8 x 8 has no use for as many.
     small = max(input_shape[1:], default=0) < 16
     filters, hidden = (32, (64, 32)) if small else (64, (120, 64))
-    return ConvNet(input_shape, (filters,) * convolutions, hidden[: layers - 1], classes)
+    return ConvNet(input_shape, classes, (filters,) * convolutions, hidden[: layers - 1])
 
 
 # FedHeNN's heterogeneous clients: "5 CNNs, 1 conv + 1 fc to 3 conv + 3 fc"; the three between are ours.
@@ -106,48 +92,34 @@ for _convolutions, _layers in ((1, 1), (2, 1), (2, 2), (3, 2), (3, 3)):
 @register_model("lenet")
 def lenet(input_shape: tuple[int, ...], classes: int, *, filters: int = 20) -> nn.Module:
     """FedMA's LeNet: 20 and 50 filters of 5 x 5, one layer of 500; 431,080 parameters on MNIST."""
-    return ConvNet(input_shape, (filters, filters * 5 // 2), (25 * filters,), classes)
-
-
-# One graph in several widths, for methods that match units; lenet-20 is LeNet.
-for _filters in (10, 14, 20):
-    register_model(f"lenet-{_filters}", family="lenet-widths")(partial(lenet, filters=_filters))
-
-
-class MLP(Classifier):
-    """Fully connected layers with ReLU; takes inputs of any shape."""
-
-    def __init__(self, input_shape: tuple[int, ...], hidden: Sequence[int], classes: int):
-        """Build the network: input_shape of one example, hidden widths, outputs of the head."""
-        widths = (prod(input_shape), *hidden)
-        super().__init__([nn.Flatten(1), *_linear_stack(widths)], widths[-1], classes)
+    return ConvNet(input_shape, classes, (filters, filters * 5 // 2), (25 * filters,))
 
 
 @register_model("mlp")
-def mlp(input_shape: tuple[int, ...], classes: int, *, units: int = 200) -> nn.Module:
-    """Two hidden layers of 200 units: the 2NN of McMahan et al. (AISTATS 2017)."""
-    return MLP(input_shape, (units, units), classes)
+class MLP(Classifier):
+    """Two hidden layers of 200 units, the 2NN of McMahan et al. (AISTATS 2017); takes inputs of any shape."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int, *, units: int = 200):
+        super().__init__([nn.Flatten(1), *_linear_stack((prod(input_shape), units, units))], units, classes)
 
 
-# One graph in several widths, for methods that match units; mlp-200 is the MLP.
+# One graph in several widths, for methods that match units; lenet-20 is LeNet, and mlp-200 the MLP.
+for _filters in (10, 14, 20):
+    register_model(f"lenet-{_filters}", family="lenet-widths")(partial(lenet, filters=_filters))
 for _units in (100, 150, 200):
-    register_model(f"mlp-{_units}", family="mlp-widths")(partial(mlp, units=_units))
+    register_model(f"mlp-{_units}", family="mlp-widths")(partial(MLP, units=_units))
 for _units in (20, 30):  # for digits, where matching is to take no time
-    register_model(f"mlp-{_units}")(partial(mlp, units=_units))
+    register_model(f"mlp-{_units}")(partial(MLP, units=_units))
 
 
+@register_model("vgg9")
 class VGG9(Classifier):
     """VGG-9 of FedMA (table 4): 6 convolutions of 3 x 3 in pairs, 3 fully connected layers, no BatchNorm.
 
-    3,491,530 parameters on CIFAR-10.
+    For images of at least 8 x 8; 3,491,530 parameters on CIFAR-10.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int):
-        """Build the network for images of at least 8 x 8.
-
-        Raises:
-            ModelError: The input is not an image or too small.
-        """
         channels, height, width = image_shape(input_shape, smallest=8)
         layers: list[nn.Module] = []
         for first, second, dropout in ((32, 64, 0.0), (128, 128, 0.05), (256, 256, 0.1)):
@@ -160,11 +132,14 @@ class VGG9(Classifier):
         super().__init__([*layers, nn.Flatten(1), *_linear_stack(widths), nn.Dropout(0.1)], widths[-1], classes)
 
 
-register_model("vgg9")(VGG9)
-
-
 def convolution(
-    fan_in: int, fan_out: int, kernel: int, activation: Activation | None, *, stride: int = 1, groups: int = 1
+    fan_in: int,
+    fan_out: int,
+    stride: int = 1,
+    *,
+    kernel: int = 3,
+    groups: int = 1,
+    activation: Activation | None = nn.ReLU,
 ) -> nn.Sequential:
     """A convolution that keeps height and width, or divides them by `stride`; BatchNorm; the activation, if any."""
     layers: list[nn.Module] = [
@@ -177,7 +152,7 @@ def convolution(
 class ResidualBlock(nn.Module):
     """Two 3 x 3 convolutions with BatchNorm and a shortcut, a 1 x 1 convolution where the shape changes."""
 
-    def __init__(self, fan_in: int, fan_out: int, stride: int):
+    def __init__(self, fan_in: int, fan_out: int, stride: int = 1):
         """Build the block: channels in, channels out, stride of the first convolution."""
         super().__init__()
         self.conv1 = nn.Conv2d(fan_in, fan_out, 3, stride=stride, padding=1, bias=False)
@@ -186,7 +161,7 @@ class ResidualBlock(nn.Module):
         self.norm2 = nn.BatchNorm2d(fan_out)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or fan_in != fan_out:
-            self.shortcut = convolution(fan_in, fan_out, 1, None, stride=stride)
+            self.shortcut = convolution(fan_in, fan_out, stride, kernel=1, activation=None)
 
     def forward(self, maps: Tensor) -> Tensor:
         """Feature maps (n, fan_out, height / stride, width / stride) of maps (n, fan_in, height, width)."""
@@ -194,23 +169,18 @@ class ResidualBlock(nn.Module):
 
     def convolved(self, maps: Tensor) -> Tensor:
         """The two convolutions of feature maps, before the shortcut is added."""
-        residual: Tensor = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(maps)))))
-        return residual
+        return self.norm2(self.conv2(F.relu(self.norm1(self.conv1(maps)))))
 
 
+@register_model("resnet8")
 class ResNet8(Classifier):
-    """The CIFAR ResNet (He et al., 2016) with n = 1: a stem and three blocks of 16, 32 and 64 channels, BatchNorm."""
+    """The CIFAR ResNet (He et al., 2016) with n = 1: a stem and three blocks of 16, 32 and 64 channels, BatchNorm.
+
+    For images of at least 4 x 4.
+    """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int):
-        """Build the network for images of at least 4 x 4.
-
-        Raises:
-            ModelError: The input is not an image or too small.
-        """
         channels, _, _ = image_shape(input_shape, smallest=4)
-        layers: list[nn.Module] = [*convolution(channels, 16, 3, nn.ReLU)]
-        layers += [ResidualBlock(16, 16, stride=1), ResidualBlock(16, 32, stride=2), ResidualBlock(32, 64, stride=2)]
+        layers: list[nn.Module] = [*convolution(channels, 16)]
+        layers += [ResidualBlock(16, 16), ResidualBlock(16, 32, stride=2), ResidualBlock(32, 64, stride=2)]
         super().__init__([*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(1)], 64, classes)
-
-
-register_model("resnet8")(ResNet8)

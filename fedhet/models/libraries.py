@@ -1,13 +1,8 @@
-"""Networks of other libraries, untrained, by `torchvision/NAME` and `timm/NAME`.
-
-Neither library is imported before such a name is asked for.
-"""
+"""Networks of other libraries, untrained, by `torchvision/NAME` and `timm/NAME`; imported when they are asked for."""
 
 import importlib
-from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +12,7 @@ from fedhet.errors import ModelError
 LIBRARIES = ("torchvision", "timm")
 
 # Their auxiliary outputs would make a tuple of what the loss is taken of, but only in training.
-_WITHOUT_AUXILIARY_OUTPUTS: Mapping[str, Mapping[str, Any]] = {
-    name: {"aux_logits": False, "init_weights": True} for name in ("googlenet", "inception_v3")
-}
+_WITH_AUXILIARY_OUTPUTS = ("googlenet", "inception_v3")
 
 
 def of_library(name: str) -> bool:
@@ -34,7 +27,8 @@ def check_name(name: str) -> None:
         ModelError: The library is not installed, or does not have the model.
     """
     library, _, model = name.partition("/")
-    known = _import(library).list_models(**({"module": _import(library)} if library == "torchvision" else {}))
+    module = _import(library)
+    known = module.list_models(module=module) if library == "torchvision" else module.list_models()
     if model not in known:
         close = " or ".join(repr(f"{library}/{match}") for match in get_close_matches(model, known, n=3))
         hint = f"; did you mean {close}?" if close else ";"
@@ -55,8 +49,10 @@ def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) ->
     if len(input_shape) != 3:
         raise ModelError(f"takes images of (channels, height, width), not {input_shape}")
     library, _, model = name.partition("/")
-    build: Callable[[str, int, int], nn.Module] = _torchvision if library == "torchvision" else _timm
-    network = build(model, input_shape[0], classes)
+    if library == "torchvision":
+        network = _torchvision(model, input_shape[0], classes)
+    else:
+        network = _import("timm").create_model(model, pretrained=False, num_classes=classes, in_chans=input_shape[0])
     try:
         with torch.no_grad():
             outputs = network.eval()(torch.zeros(2, *input_shape))
@@ -71,24 +67,15 @@ def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) ->
 
 
 def _torchvision(model: str, channels: int, classes: int) -> nn.Module:
-    options = _WITHOUT_AUXILIARY_OUTPUTS.get(model, {})
+    """A model whose first convolution is drawn anew where it takes another number of channels."""
+    options = {"aux_logits": False, "init_weights": True} if model in _WITH_AUXILIARY_OUTPUTS else {}
     network: nn.Module = _import("torchvision").get_model(model, weights=None, num_classes=classes, **options)
     name, first = next((name, module) for name, module in network.named_modules() if isinstance(module, nn.Conv2d))
     if first.in_channels != channels:
-        network.set_submodule(name, _with_channels(first, channels))
+        like = ("out_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode")
+        settings = {name: getattr(first, name) for name in like}
+        network.set_submodule(name, nn.Conv2d(channels, bias=first.bias is not None, **settings))
     return network
-
-
-def _timm(model: str, channels: int, classes: int) -> nn.Module:
-    network: nn.Module = _import("timm").create_model(model, pretrained=False, num_classes=classes, in_chans=channels)
-    return network
-
-
-def _with_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
-    """A new convolution like that one, but for its number of input channels."""
-    like = ("out_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode")
-    options = {name: getattr(convolution, name) for name in like}
-    return nn.Conv2d(channels, bias=convolution.bias is not None, **options)
 
 
 def _import(library: str) -> ModuleType:

@@ -1,21 +1,24 @@
-"""Models by name: fedhet's own, those that users register, and those of other libraries."""
+"""Models by name, fedhet's own, those that users register, and those of other libraries; and how they are dealt."""
 
-from collections.abc import Callable, Container
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import TypeVar
 
 from torch import nn
 
 from fedhet.errors import ModelError, nearest
 from fedhet.models.libraries import build_from_library, check_name, of_library
+from fedhet.randomness import numpy_generator
 
 Builder = Callable[[tuple[int, ...], int], nn.Module]
 B = TypeVar("B", bound=Builder)
 
 _BUILDERS: dict[str, Builder] = {}
 
-# A family is a list of models that a federation's clients are dealt from.
 FAMILIES: dict[str, tuple[str, ...]] = {}
+"""Lists of models that a federation's clients are dealt from."""
+
+ASSIGNMENTS = ("round-robin", "blocks", "random", "one-of-each")
 
 
 def register_model(name: str, family: str | None = None) -> Callable[[B], B]:
@@ -37,16 +40,6 @@ def names() -> list[str]:
     return sorted(_BUILDERS)
 
 
-def families() -> list[str]:
-    """Names of the families of models, sorted."""
-    return sorted(FAMILIES)
-
-
-def known(name: str) -> bool:
-    """Whether a name means a model or a family, rather than anything else; a library need not have such a model."""
-    return name in _BUILDERS or name in FAMILIES or of_library(name)
-
-
 def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """A new model, its initialisation drawn from torch's global generator, which the caller seeds.
 
@@ -58,7 +51,8 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     Raises:
         ModelError: There is no such model, or it cannot take such an input.
     """
-    _check_name(name, _BUILDERS)
+    if name not in _BUILDERS:
+        _check_library(name)
     builder = _BUILDERS.get(name) or partial(build_from_library, name)
     try:
         return builder(tuple(input_shape), classes)
@@ -67,26 +61,59 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def expand(architectures: str) -> list[str]:
-    """The models that a configuration's `architectures` stands for.
-
-    Args:
-        architectures: Names of models and families, separated by commas; a library's model is imported to be found.
+    """The models that a comma-separated list of models and families stands for; a library is imported to be asked.
 
     Raises:
         ModelError: A name is unknown, or there is none.
     """
     chosen: list[str] = []
     for name in filter(None, (part.strip() for part in architectures.split(","))):
-        _check_name(name, {**_BUILDERS, **FAMILIES})
+        if name not in _BUILDERS and name not in FAMILIES:
+            _check_library(name)
         chosen.extend(FAMILIES.get(name, (name,)))
     if not chosen:
-        raise ModelError(f"no architecture given; known: {', '.join([*names(), *families()])}")
+        raise ModelError(f"no architecture given; known: {', '.join([*names(), *sorted(FAMILIES)])}")
     return chosen
 
 
-def _check_name(name: str, registered: Container[str]) -> None:
-    if name in registered:
-        return
+@lru_cache(maxsize=64)
+def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ...]:
+    """Deal architectures to clients.
+
+    Args:
+        architectures: What there is to deal, as `expand` takes it.
+        how: `round-robin` (client i gets the i-th, over and over), `blocks` (the first of K goes to the first K-th of
+            the clients, and so on), `random` (uniform and independent, by the seed), `one-of-each` (the i-th client
+            has the i-th of as many architectures), or an explicit list, one a client.
+        clients: Number of clients.
+        seed: Seed of `random`; the same seed deals the same.
+
+    Returns:
+        Each client's architecture, in order of the clients.
+
+    Raises:
+        ModelError: An architecture or `how` is unknown, or the numbers do not agree.
+    """
+    dealt = expand(architectures)
+    if how == "round-robin":
+        return tuple(dealt[client % len(dealt)] for client in range(clients))
+    if how == "blocks":
+        return tuple(dealt[client * len(dealt) // clients] for client in range(clients))
+    if how == "random":
+        draws = numpy_generator(seed, "assign").integers(len(dealt), size=clients)
+        return tuple(dealt[draw] for draw in draws)
+    if how != "one-of-each":
+        if "," not in how and how not in _BUILDERS and how not in FAMILIES and not of_library(how):
+            raise ModelError(nearest("way to assign architectures", how, ASSIGNMENTS))
+        dealt = expand(how)
+    if len(dealt) != clients:
+        where = "to assign one-of-each" if how == "one-of-each" else "in the list"
+        raise ModelError(f"{len(dealt)} architectures {where}, but {clients} clients: there must be as many")
+    return tuple(dealt)
+
+
+def _check_library(name: str) -> None:
+    """Find out whether a name that is not registered is one of a library's models."""
     if not of_library(name):
         raise ModelError(nearest("model", name, [*_BUILDERS, *FAMILIES]))
     check_name(name)

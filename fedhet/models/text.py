@@ -9,11 +9,10 @@ from fedhet.models.registry import register_model
 class CharLSTM(nn.Module):
     """FedMA's character LSTM (table 5): embedding of 8, one LSTM layer of 256 units, a decoder.
 
-    293,584 parameters for LEAF's vocabulary of 80. It reads a text and says which character comes next, as in LEAF.
+    293,584 parameters for LEAF's vocabulary of 80. It reads a text and predicts the character that comes next.
     """
 
     def __init__(self, vocabulary: int, embedding: int = 8, units: int = 256):
-        """Build the network: number of characters, width of their embedding, LSTM units."""
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.lstm = nn.LSTM(embedding, units, batch_first=True)
@@ -22,8 +21,7 @@ class CharLSTM(nn.Module):
     def forward(self, texts: Tensor) -> Tensor:
         """Logits (n, vocabulary) of the character after each text, of texts (n, steps) int64."""
         states, _ = self.lstm(self.embedding(texts))
-        logits: Tensor = self.head(states[:, -1])
-        return logits
+        return self.head(states[:, -1])
 
 
 @register_model("char-lstm")

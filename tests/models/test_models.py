@@ -100,34 +100,36 @@ def test_expand_keeps_order_and_repetition() -> None:
     assert models.expand("mlp, cnn,mlp") == ["mlp", "cnn", "mlp"]
 
 
-class TestAssign:
+class TestDeal:
     def test_round_robin(self) -> None:
-        assert models.assign(["a", "b"], "round-robin", 5, seed=0) == ["a", "b", "a", "b", "a"]
+        assert models.deal("mlp,cnn", "round-robin", 5, 0) == ("mlp", "cnn", "mlp", "cnn", "mlp")
 
     def test_random_follows_the_seed_and_uses_all(self) -> None:
-        first = models.assign(["a", "b", "c"], "random", 300, seed=4)
-        assert first == models.assign(["a", "b", "c"], "random", 300, seed=4)
-        assert first != models.assign(["a", "b", "c"], "random", 300, seed=5)
-        assert all(60 < first.count(name) < 140 for name in "abc")
+        first = models.deal("mlp,cnn,lenet", "random", 300, 4)
+        assert first != models.deal("mlp,cnn,lenet", "random", 300, 5)
+        models.deal.cache_clear()
+        assert first == models.deal("mlp,cnn,lenet", "random", 300, 4)
+        assert all(60 < first.count(name) < 140 for name in ("mlp", "cnn", "lenet"))
 
     def test_one_of_each(self) -> None:
-        assert models.assign(["a", "b"], "one-of-each", 2, seed=0) == ["a", "b"]
+        assert models.deal("mlp,cnn", "one-of-each", 2, 0) == ("mlp", "cnn")
         with pytest.raises(ModelError, match="2 architectures to assign one-of-each, but 3 clients"):
-            models.assign(["a", "b"], "one-of-each", 3, seed=0)
+            models.deal("mlp,cnn", "one-of-each", 3, 0)
 
     def test_blocks(self) -> None:
-        assert models.assign(["a", "b"], "blocks", 5, seed=0) == ["a", "a", "a", "b", "b"]
+        assert models.deal("mlp,cnn", "blocks", 5, 0) == ("mlp", "mlp", "mlp", "cnn", "cnn")
 
     def test_explicit_list(self) -> None:
-        assert models.assign([], ["b", "b"], 2, seed=0) == ["b", "b"]
+        assert models.deal("mlp", "cnn,cnn", 2, 0) == ("cnn", "cnn")
+        assert models.deal("mlp", "cnn-family", 5, 0) == models.FAMILIES["cnn-family"]
         with pytest.raises(ModelError, match="1 architectures in the list, but 2 clients"):
-            models.assign([], ["b"], 2, seed=0)
+            models.deal("mlp", "cnn", 2, 0)
 
     def test_bad_requests(self) -> None:
         with pytest.raises(ModelError, match="did you mean 'round-robin'"):
-            models.assign(["a"], "round_robin", 2, seed=0)
-        with pytest.raises(ModelError, match="no architectures"):
-            models.assign([], "random", 2, seed=0)
+            models.deal("mlp", "round_robin", 2, 0)
+        with pytest.raises(ModelError, match="no architecture"):
+            models.deal(" ", "random", 2, 0)
 
 
 @pytest.mark.parametrize(("family", "usual"), [("mlp-widths", "mlp"), ("lenet-widths", "lenet")])
