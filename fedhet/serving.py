@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, Context, MetricRecord
-from flwr.serverapp import Grid, ServerApp
-
 from fedhet import config as configuration
 from fedhet import population, registry, text
 from fedhet.data import PublicDataset
 from fedhet.data.own import as_public_dataset
+from fedhet.flower import ArrayRecord, Context, Grid, MetricRecord, ServerApp
 from fedhet.flower.insides import simulated
 from fedhet.given import Given
 from fedhet.learning import evaluate

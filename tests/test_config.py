@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from fedhet import config as configuration
 from fedhet import registry
 from fedhet.config import Config, parse, parse_setting, read, resolve, to_toml
-from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError
+from fedhet.flower.grid import LocalGrid
 
 
 def problems(**settings):

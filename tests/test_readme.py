@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import fedhet
 from fedhet import cli, registry
 from fedhet import config as configuration
-from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError
+from fedhet.flower.grid import LocalGrid
 from fedhet.results.run_result import RunResult
 from fedhet.testing import MethodContract
 

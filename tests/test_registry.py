@@ -11,8 +11,8 @@ import pytest
 from fedhet import config as configuration
 from fedhet import registry
 from fedhet.client import ClientSide
-from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower.grid import LocalGrid
 from fedhet.method import Method, Traits
 from fedhet.options import Parameters, option
 from fedhet.server import FederatedStrategy

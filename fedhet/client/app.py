@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flwr.clientapp import ClientApp
-
 from fedhet import given, registry
 from fedhet.client.application import Application
 from fedhet.client.clients import Clients
+from fedhet.flower import ClientApp
 from fedhet.flower.mods import clips, in_flowers_format
 from fedhet.method import Method
 from fedhet.task import get_task

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from flwr.app import Context, Message
 
 from fedhet import population
 from fedhet.client import jobs, node
@@ -15,7 +14,7 @@ from fedhet.client.side import LostState
 from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError
-from fedhet.flower import decode, mods, write_reply
+from fedhet.flower import Context, Message, decode, mods, write_reply
 from fedhet.machine import describe
 from fedhet.wire import Payload, Refusal, Reply, Report, spec_of
 from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in

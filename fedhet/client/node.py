@@ -12,13 +12,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message
-
 from fedhet import config as configuration
 from fedhet.client.policy import Policy, Refused
 from fedhet.errors import ConfigError
 from fedhet.files import plain_name
-from fedhet.flower import read_request
+from fedhet.flower import ConfigRecord, Context, Message, read_request
 from fedhet.machine import proof
 from fedhet.options import Config, keys_about, keys_of_nodes, path_keys
 from fedhet.population import ClientInfo

@@ -11,8 +11,8 @@ from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.client.app import make_client_app
 from fedhet.config import Config, Value
-from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError
+from fedhet.flower.grid import LocalGrid
 from fedhet.given import Given
 from fedhet.machine import process_restored
 from fedhet.options import keys_about

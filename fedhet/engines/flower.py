@@ -4,10 +4,16 @@ Everything goes through the `flwr` command, as a user's own runs would, with a F
 that server and clients cannot come from another checkout.
 """
 
+import contextlib
+import json
+import logging
 import shutil
+import subprocess
 import tempfile
+import time
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +21,32 @@ import torch
 
 from fedhet import config as configuration
 from fedhet import registry
-from fedhet.engines.commands import SIMULATION, environment_of_commands, flwr_home, follow, superlink
-from fedhet.errors import ConfigError, nearest
+from fedhet.errors import ConfigError, FedhetError, nearest
+from fedhet.flower.commands import (
+    SIMULATION,
+    begin,
+    command,
+    end,
+    environment_of_commands,
+    flwr_home,
+    superlink,
+    tail,
+)
+from fedhet.flower.insides import started_run, status_of_run
 from fedhet.machine import cores, device_of
-from fedhet.observing import Observer
+from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.options import Config
+from fedhet.results.history import read_clients, read_history
 from fedhet.results.recorder import check_folder
+from fedhet.rows import client_order
 from fedhet.signals import ended_by_signals
+from fedhet.state import State
 from fedhet.version import __version__
 
+PATIENCE = 30.0
+"""Seconds for a command to answer."""
+
+_log = logging.getLogger("flwr").getChild("fedhet")
 _BESIDE = ("strategies", "client_apps", "run_configs")
 _PROJECT = """[project]
 name = "fedhet"
@@ -70,26 +93,119 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
         if config.engine not in known:
             raise ConfigError(nearest("engine", config.engine, ["local", SIMULATION, *known]))
         federation = []
-    with ended_by_signals(), tempfile.TemporaryDirectory(prefix="fedhet-") as temporary:
+    with ended_by_signals(), tempfile.TemporaryDirectory(prefix="fedhet-") as temporary, ExitStack() as stack:
         work = Path(temporary)
         run_config = work / "run.toml"
         run_config.write_text(configuration.to_toml(_run_config(config, folder, resume, simulated)), encoding="utf-8")
         arguments = [str(make_app(work / "app")), config.engine, "--stream", "--run-config", str(run_config)]
-        if not simulated:
-            # Flower may start a SuperLink of its own that stays, so its folder must stay and hold no code.
-            follow([*arguments, *federation], flwr_home(), environment_of_commands(), config, folder, work, observers)
-            return
-        home = work / "flower"
-        environment = environment_of_commands() | {
-            "FLWR_HOME": str(home),
-            "OMP_NUM_THREADS": str(config.threads_per_client),
-        }
+        # Flower may start a SuperLink of its own that stays, so its folder must stay and hold no code.
+        place, environment = flwr_home(), environment_of_commands()
+        if simulated:
+            home, place = work / "flower", work / "empty"
+            environment |= {"FLWR_HOME": str(home), "OMP_NUM_THREADS": str(config.threads_per_client)}
+            stack.callback(_keep_log, work / "run.log", folder)
+            stack.enter_context(superlink(home, place, environment, work / "superlink.log"))
+        watch = _Watch(config, folder, observers)
         try:
-            with superlink(home, work, environment):
-                follow([*arguments, *federation], work / "empty", environment, config, folder, work, observers)
-        finally:
-            if folder.is_dir() and (work / "run.log").is_file():
-                shutil.copyfile(work / "run.log", folder / "flower.log")
+            _follow([*arguments, *federation], place, environment, config.engine, work / "run.log", watch)
+        except BaseException as error:  # Ctrl-C and SIGTERM among them
+            watch.failed(error)
+            raise
+        watch.finished()
+
+
+def _keep_log(log: Path, folder: Path) -> None:
+    if folder.is_dir() and log.is_file():
+        shutil.copyfile(log, folder / "flower.log")
+
+
+def _follow(
+    arguments: Sequence[str], place: Path, environment: Mapping[str, str], engine: str, log: Path, watch: "_Watch"
+) -> None:
+    """Start the run, look at its rounds until it ends, and find out how it ended."""
+    process = begin(["flwr", "run", *arguments], place, environment, log)
+
+    def ask(*words: str) -> str:
+        options: Any = {"cwd": place, "env": environment, "capture_output": True, "text": True, "timeout": PATIENCE}
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return subprocess.run([command("flwr"), *words], check=False, **options).stdout
+        return ""
+
+    def started() -> str | None:
+        return started_run(log.read_text(encoding="utf-8", errors="replace"))
+
+    try:
+        while process.poll() is None:
+            watch.look()
+            time.sleep(0.2)
+        watch.look()
+    except BaseException:
+        if (run := started()) is not None:
+            _log.warning("stopping the run")
+            ask("stop", run, engine)
+        raise
+    finally:
+        end(process)
+    if (run := started()) is None:
+        raise FedhetError(f"Flower did not start the run:\n{tail(log)}")
+    # Flower exits with 0 whatever became of a run; the truth is in its list and in the run's own summary.
+    status, details = status_of_run(ask("list", "--run-id", run, engine, "--format", "json"))
+    summary = watch.summary()
+    if summary.get("status", "completed") != "completed" or status != "finished:completed":
+        raise FedhetError(str(summary.get("error", f"the run ended as {status}: {details}\n{tail(log)}")))
+
+
+class _Watch:
+    """Tells observers of rounds as they appear in the run directory."""
+
+    def __init__(self, config: Config, folder: Path, observers: Sequence[Observer]) -> None:
+        self._folder, self._observers = folder, observers
+        self._last = config.rounds + bool(config.closing_epochs)
+        traits = registry.traits(config)
+        self._run = RunInfo(config.method_name, traits, State())
+        self._size, self._seen = -1, 0
+        self._started: Sequence[Observer] = ()
+        history = folder / "history.jsonl"
+        self._earlier = history.stat() if history.is_file() else None
+
+    def look(self) -> None:
+        """Read what is new."""
+        history = self._folder / "history.jsonl"
+        if not self._observers or not history.is_file():
+            return
+        status = history.stat()
+        if status.st_size == self._size or (self._earlier and status.st_ino == self._earlier.st_ino):
+            return  # nothing new, or still that of the run to be resumed
+        if not history.read_bytes().endswith(b"\n"):
+            return  # being written
+        self._size = status.st_size
+        rows = read_history(self._folder)
+        if not self._started:
+            self._started, self._seen = self._observers, len(rows) if self._earlier else 0
+            first = max((row["round"] for row in rows[: self._seen]), default=0) + 1
+            for observer in self._observers:
+                observer.started(self._run, first, self._last)
+        for row in rows[self._seen :]:
+            clients = [each for each in read_clients(self._folder) if each.round == row["round"]]
+            report = RoundReport(row, sorted(clients, key=lambda each: client_order(each.client)))
+            for observer in self._observers:
+                observer.round(self._run, report)
+        self._seen = len(rows)
+
+    def summary(self) -> dict[str, Any]:
+        """The run's own summary; empty where there is none."""
+        path = self._folder / "summary.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+    def finished(self) -> None:
+        """The run is at its end."""
+        for observer in self._started:
+            observer.finished(self._run)
+
+    def failed(self, error: BaseException) -> None:
+        """The run ended before its end."""
+        for observer in self._started:
+            observer.failed(self._run, error)
 
 
 def connections() -> list[str]:

@@ -6,11 +6,10 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from flwr.clientapp import ClientApp
-
 from fedhet import population
 from fedhet.client.app import make_client_app
-from fedhet.engines.grid import LocalGrid
+from fedhet.flower import ClientApp
+from fedhet.flower.grid import LocalGrid
 from fedhet.given import Given
 from fedhet.learning import ClientBatching
 from fedhet.machine import cores, device_of, process_restored, room_on

@@ -24,8 +24,9 @@ from typing import Any
 
 import cloudpickle
 import torch
-from flwr.app import Array
 from torch import Tensor
+
+from fedhet.flower import Array
 
 LARGE = 1 << 17
 """Bytes from which a buffer goes beside what is pickled."""

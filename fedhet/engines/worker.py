@@ -11,13 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
-
 from fedhet import data, registry
 from fedhet.engines.children import Child, ChildError
-from fedhet.engines.grid import handled
 from fedhet.engines.messages import SHARES, SharedMessage, receive, send
+from fedhet.flower import ClientApp, Context, Message
+from fedhet.flower.grid import handled
 from fedhet.flower.insides import be_server
 from fedhet.learning import ClientBatching
 

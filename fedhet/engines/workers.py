@@ -13,14 +13,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from multiprocessing.connection import wait
 
-from flwr.app import Context, Message, MessageType
-from flwr.clientapp import ClientApp
-
 from fedhet.engines import children
 from fedhet.engines.children import ChildError
-from fedhet.engines.grid import LocalGrid
 from fedhet.engines.messages import SharedMessage
 from fedhet.engines.worker import Worker, recipe
+from fedhet.flower import ClientApp, Context, Message, MessageType
+from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import failure, identify
 from fedhet.learning import ClientBatching
 

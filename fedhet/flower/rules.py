@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
+from flwr.server.strategy.aggregate import aggregate_krum, aggregate_median, aggregate_trimmed_avg
 
 Array = np.ndarray[Any, Any]
 
@@ -17,8 +18,6 @@ def robust(clients: list[list[Array]], rule: str, share: float) -> list[Array]:
             clients (Blanchard et al., NeurIPS 2017).
         share: of the clients may be Byzantine; the median needs no such number.
     """
-    from flwr.server.strategy.aggregate import aggregate_krum, aggregate_median, aggregate_trimmed_avg
-
     count, weighted = len(clients), [(arrays, 1) for arrays in clients]
     # Fewer than half of all, or no rule helps; at least one where any are expected.
     byzantine = min(math.ceil(share * count), (count - 1) // 2)

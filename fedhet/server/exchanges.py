@@ -8,10 +8,8 @@ import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from flwr.app import Message, RecordDict
-from flwr.serverapp import Grid
-
 from fedhet.errors import FedhetError
+from fedhet.flower import Grid, Message, RecordDict
 from fedhet.server.roster import Roster
 from fedhet.server.run import Round
 

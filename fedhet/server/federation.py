@@ -6,11 +6,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from flwr.app import Message, MessageType, RecordDict
-from flwr.serverapp import Grid
-
 from fedhet.errors import FedhetError
-from fedhet.flower import Encoder, read_reply, write_request
+from fedhet.flower import Encoder, Grid, Message, MessageType, RecordDict, read_reply, write_request
 from fedhet.machine import proof
 from fedhet.rows import client_order, in_order
 from fedhet.server import exchanges

@@ -5,10 +5,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from flwr.app import MessageType
-
 from fedhet.errors import FedhetError
-from fedhet.flower import Encoder, name_in, read_reply
+from fedhet.flower import Encoder, MessageType, name_in, read_reply
 from fedhet.server import exchanges
 from fedhet.server.aggregation import average_shared
 from fedhet.server.hooks import Hooks

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from flwr.app import MetricRecord
-
+from fedhet.flower import MetricRecord
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.rows import ClientRow, Work, in_order, never_took_part, summarise
 from fedhet.server.run import Run, by_reason, named

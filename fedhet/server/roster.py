@@ -8,10 +8,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from flwr.serverapp import Grid
-
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower import Grid
 from fedhet.options import Config
 from fedhet.rows import client_order
 from fedhet.server.run import named

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Message
-
 from fedhet import config as configuration
 from fedhet.data import PublicDataset
+from fedhet.flower import Message
 from fedhet.flower import settings as flower_settings
 from fedhet.method import Method, Traits
 from fedhet.options import Config

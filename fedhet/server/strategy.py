@@ -12,9 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedhet import config as configuration
@@ -22,7 +19,18 @@ from fedhet import given, population, registry
 from fedhet.data import PublicDataset
 from fedhet.data.own import as_public_dataset
 from fedhet.errors import FedhetError
-from fedhet.flower import decode_arrays, encode_arrays
+from fedhet.flower import (
+    ArrayRecord,
+    ConfigRecord,
+    Grid,
+    Message,
+    MessageType,
+    MetricRecord,
+    Result,
+    Strategy,
+    decode_arrays,
+    encode_arrays,
+)
 from fedhet.flower.insides import simulated
 from fedhet.flower.settings import settings_of
 from fedhet.flower.wrappers import check_hooks

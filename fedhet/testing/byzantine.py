@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fedhet import population
-from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.errors import FedhetError
-from fedhet.flower import read_request
+from fedhet.flower import ClientApp, ConfigRecord, Error, Message, RecordDict, read_request
+from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.insides import copy_of, identify
 from fedhet.server import FederatedStrategy, State
 from fedhet.testing.changes import Change, changes, handshakes, shared

@@ -8,11 +8,19 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import strategies as st
 
 from fedhet.errors import FedhetError
-from fedhet.flower import STYPE, decode_arrays, encode_arrays
+from fedhet.flower import (
+    STYPE,
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    MetricRecord,
+    RecordDict,
+    decode_arrays,
+    encode_arrays,
+)
 from fedhet.flower.insides import fields_of
 
 Change = Callable[[RecordDict], None]

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
 
 from fedhet.client.app import make_client_app
-from fedhet.engines.grid import LocalGrid
-from fedhet.flower import decode_arrays, encode_arrays
+from fedhet.flower import Array, ClientApp, Context, Message, RecordDict, decode_arrays, encode_arrays
+from fedhet.flower.grid import LocalGrid
 from fedhet.observing import Observer, RoundReport, RunInfo
 
 Before = Callable[[Message, str], None]

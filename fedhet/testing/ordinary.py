@@ -8,17 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, RecordDict
-from flwr.serverapp.strategy import Strategy
 
 from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.client.app import make_client_app
-from fedhet.engines.grid import LocalGrid
 from fedhet.engines.local import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.files import read_tensors
-from fedhet.flower import STYPE, Encoder, decode, decode_arrays, read_reply, read_request, write_reply, write_request
+from fedhet.flower import (
+    STYPE,
+    ArrayRecord,
+    Encoder,
+    RecordDict,
+    Strategy,
+    decode,
+    decode_arrays,
+    read_reply,
+    read_request,
+    write_reply,
+    write_request,
+)
+from fedhet.flower.grid import LocalGrid
 from fedhet.population import ClientInfo
 from fedhet.representations import head_name
 from fedhet.server import State

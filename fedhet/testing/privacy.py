@@ -14,15 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 
 from fedhet import population
 from fedhet.client.app import make_client_app
 from fedhet.client.policy import KINDS
 from fedhet.data import ClientData, Examples
-from fedhet.engines.grid import FIRST_NODE, LocalGrid
-from fedhet.flower import decode_arrays, encode_arrays
+from fedhet.flower import (
+    ArrayRecord,
+    ClientApp,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+    decode_arrays,
+    encode_arrays,
+)
+from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.insides import RUN_ID, be_server, identify
 from fedhet.method import METRICS, STRUCTURE
 from fedhet.population import ClientInfo

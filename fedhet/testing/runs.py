@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import pytest
-from flwr.app import Message, RecordDict
-from flwr.clientapp import ClientApp
 
 from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.client.app import make_client_app
 from fedhet.engines.local import run_locally
+from fedhet.flower import ClientApp, Message, RecordDict
 from fedhet.method import Method, Traits
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.options import Config, Value

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import fedhet
 from fedhet import registry
 from fedhet.engines import local
-from fedhet.engines.grid import FIRST_NODE
 from fedhet.engines.workers import WorkerGrid
 from fedhet.errors import FedhetError
-from fedhet.flower import decode_arrays
+from fedhet.flower import Array, ArrayRecord, ConfigRecord, Message, RecordDict, decode_arrays
+from fedhet.flower.grid import FIRST_NODE
 from fedhet.testing.faults import REPLIES, Stop, Tampering, at, dropping, killing, raising, where
 from fedhet.testing.ordinary import differing
 from fedhet.testing.runs import FAULTY, PARTIAL, Case, Kept, Run, run, run_on

@@ -79,7 +79,7 @@ def test_memory_of_a_step_of_resnet18() -> None:
 SERVER = """
 import psutil
 from flwr.app import Array, ArrayRecord, Message
-from fedhet.engines.grid import LocalGrid
+from fedhet.flower.grid import LocalGrid
 from fedhet.flower import STYPE, write_reply
 from fedhet.flower.insides import identify
 from fedhet.strategies.flha_ghn import FLHAGHN

@@ -11,10 +11,10 @@ from fedhet import config as configuration
 from fedhet import learning
 from fedhet.client.app import make_client_app
 from fedhet.data import ClientData, Examples
-from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.errors import FedhetError
 from fedhet.files import read_tensors
 from fedhet.flower import read_reply
+from fedhet.flower.grid import FIRST_NODE, LocalGrid
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -13,9 +13,9 @@ import fedhet
 from fedhet import config as configuration
 from fedhet.client import node, state
 from fedhet.data import PublicDataset
-from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import state_home
+from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.server.federation import Federation
 
 pytestmark = pytest.mark.usefixtures("home")

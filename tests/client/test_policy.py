@@ -14,9 +14,9 @@ from fedhet import registry
 from fedhet.client.app import make_client_app
 from fedhet.client.policy import KINDS, Policy, Refused
 from fedhet.data.files import cache_folder
-from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.errors import ConfigError, DataError, FedhetError
 from fedhet.flower import Encoder, read_reply, write_request
+from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.method import METRICS, STRUCTURE
 from fedhet.task import Metric
 from fedhet.wire import Payload, Request

@@ -8,8 +8,8 @@ from fedhet import registry
 from fedhet.client import ClientSide, LostState
 from fedhet.client.state import PublicDatasets
 from fedhet.data import PublicDataset
-from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower.grid import LocalGrid
 from fedhet.method import Method, Traits
 from fedhet.server import FederatedStrategy
 

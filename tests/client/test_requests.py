@@ -8,8 +8,8 @@ from flwr.app import ConfigRecord, Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.flower import Encoder, read_reply, write_request
+from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.testing.changes import changes
 from fedhet.testing.faults import where
 from fedhet.testing.privacy import Node, from_elsewhere, same_data

@@ -17,8 +17,8 @@ from fedhet.client.app import make_client_app
 from fedhet.data import ClientData, Examples, PublicDataset
 from fedhet.data.own import as_client_data, as_public_dataset
 from fedhet.data.reading import not_finite
-from fedhet.engines.grid import LocalGrid
 from fedhet.errors import DataError, FedhetError
+from fedhet.flower.grid import LocalGrid
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.filterwarnings("ignore:`torch.jit")]
 

@@ -18,8 +18,8 @@ import pytest
 
 import fedhet
 from fedhet import config as configuration
-from fedhet.engines.commands import _free_port, command, end, environment_of_commands
 from fedhet.engines.local import run_locally
+from fedhet.flower.commands import _free_port, command, end, environment_of_commands
 from fedhet.results.history import read_history
 from fedhet.testing.faults import Tampering, at, raising
 

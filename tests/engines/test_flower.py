@@ -25,9 +25,9 @@ import fedhet
 from fedhet import config as configuration
 from fedhet import registry
 from fedhet.engines import flower
-from fedhet.engines.commands import command, environment_of_commands, superlink
 from fedhet.engines.flower import app_table, make_app
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower.commands import command, environment_of_commands, superlink
 from fedhet.results.history import read_history
 from fedhet.results.run_result import RunResult
 
@@ -190,7 +190,7 @@ def simulating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
     """The environment of a SuperLink that simulates, the same for several runs."""
     work = tmp_path_factory.mktemp("superlink")
     environment = environment_of_commands() | {"FLWR_HOME": str(work / "flower"), "OMP_NUM_THREADS": "1"}
-    with superlink(work / "flower", work, environment):
+    with superlink(work / "flower", work / "empty", environment, work / "superlink.log"):
         yield environment
 
 

@@ -12,8 +12,8 @@ import fedhet
 from fedhet import cli
 from fedhet import config as configuration
 from fedhet.client.app import make_client_app
-from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower.grid import LocalGrid
 from fedhet.testing import Stop
 
 pytestmark = pytest.mark.usefixtures("no_report", "home")

@@ -13,8 +13,8 @@ from flwr.serverapp import strategy as flower
 from torch import nn
 
 import fedhet
-from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower.grid import LocalGrid
 from fedhet.flower.mods import tell
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -21,8 +21,8 @@ from torch import nn
 
 from fedhet import config as configuration
 from fedhet.client.app import make_client_app
-from fedhet.engines.grid import FIRST_NODE
 from fedhet.flower import Encoder, write_request
+from fedhet.flower.grid import FIRST_NODE
 from fedhet.flower.insides import RUN_ID, be_server, identify
 from fedhet.wire import Payload, Request, to_arrays
 

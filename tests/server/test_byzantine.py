@@ -10,10 +10,10 @@ from flwr.app import ConfigRecord
 import fedhet
 from fedhet import config as configuration
 from fedhet import population
-from fedhet.engines.grid import LocalGrid
 from fedhet.engines.local import run_locally
 from fedhet.errors import FedhetError
 from fedhet.flower import decode_arrays, encode_arrays
+from fedhet.flower.grid import LocalGrid
 from fedhet.hypernets import start
 from fedhet.testing import Case, Run, Tampering
 from fedhet.testing.faults import at

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import fedhet
-from fedhet.engines.grid import LocalGrid
+from fedhet.flower.grid import LocalGrid
 from fedhet.server import exchanges
 from fedhet.server.exchanges import by_node, send
 from fedhet.server.roster import Roster

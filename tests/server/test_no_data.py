@@ -4,8 +4,8 @@ import pytest
 
 from fedhet import config as configuration
 from fedhet import data, registry, serving
-from fedhet.engines.grid import LocalGrid
 from fedhet.errors import DataError
+from fedhet.flower.grid import LocalGrid
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 

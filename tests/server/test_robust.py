@@ -61,7 +61,7 @@ def test_an_update_is_cut_to_the_median_norm_and_named():
 @pytest.mark.parametrize("method", ["FedAvg", "LGFedAvg", "FedProto", "LayerAverage"])
 @pytest.mark.parametrize("rule", ["median", "krum"])
 def test_a_byzantine_fifth_leaves_no_trace_in_a_run(method, rule, around, tiny, home, new_watch):
-    from fedhet.engines.grid import LocalGrid
+    from fedhet.flower.grid import LocalGrid
 
     def after(where, reply):
         if where[1] == "train" and where[2] == "2":
@@ -163,7 +163,7 @@ def test_no_preset_cuts_anybody():
 
 
 def test_what_was_cut_stands_in_the_history(around, home, watch):
-    from fedhet.engines.grid import LocalGrid
+    from fedhet.flower.grid import LocalGrid
 
     def after(where, reply):
         if where == (2, "train", "1"):

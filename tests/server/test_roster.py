@@ -4,8 +4,8 @@ import pytest
 from torch import nn
 
 import fedhet
-from fedhet.engines.grid import LocalGrid
 from fedhet.errors import FedhetError
+from fedhet.flower.grid import LocalGrid
 from fedhet.server.roster import Roster
 from fedhet.wire import Payload, Reply, Report
 

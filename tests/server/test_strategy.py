@@ -10,9 +10,9 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 import fedhet
-from fedhet.engines.grid import FIRST_NODE, LocalGrid
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import decode_arrays, encode_arrays
+from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.server import FederatedStrategy, roster
 from fedhet.wire import Payload
 

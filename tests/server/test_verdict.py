@@ -12,9 +12,9 @@ from torch import nn
 import fedhet
 from fedhet import config as configuration
 from fedhet.client.app import make_client_app
-from fedhet.engines.grid import LocalGrid
 from fedhet.engines.local import run_locally
 from fedhet.errors import FedhetError
+from fedhet.flower.grid import LocalGrid
 from fedhet.rows import never_took_part
 from fedhet.server.reporter import verdict
 from fedhet.state import ClientRecord

@@ -10,9 +10,9 @@ import torch
 
 from fedhet import config as configuration
 from fedhet import learning, make_client_app, population, registry
-from fedhet.engines.grid import LocalGrid
 from fedhet.files import read_tensors
 from fedhet.flower import decode
+from fedhet.flower.grid import LocalGrid
 from fedhet.population import ClientInfo
 from fedhet.results.history import read_clients, read_history
 from fedhet.serving import serve

@@ -7,8 +7,8 @@ import torch
 import fedhet
 from fedhet import config as configuration
 from fedhet import population
-from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower.grid import LocalGrid
 
 
 def test_each_class_of_the_output_layer_is_averaged_over_who_has_it(federate):

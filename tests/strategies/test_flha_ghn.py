@@ -11,8 +11,8 @@ from torch import nn
 
 from fedhet import FedAvg, make_client_app, population
 from fedhet import config as configuration
-from fedhet.engines.grid import LocalGrid
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower.grid import LocalGrid
 from fedhet.graphs import layer_graph
 from fedhet.hypernets import Design, catalogue
 from fedhet.hypernets.hypernetwork import GraphHypernetwork

@@ -8,8 +8,8 @@ from flwr.serverapp.strategy import Strategy
 
 from fedhet import FedAvg, FedMA, make_client_app, models
 from fedhet.config import parse
-from fedhet.engines.grid import LocalGrid
 from fedhet.flower import decode_arrays
+from fedhet.flower.grid import LocalGrid
 
 SETTINGS = {"dataset": "digits", "architectures": "mlp", "clients": 3, "samples_per_client": 32, "batch_size": 16}
 CLOSING = {"rounds": 2, "closing_epochs": 5, "local_epochs": 1, "fraction_train": 0.34, "learning_rate": 0.05}

@@ -11,7 +11,7 @@ from torch import Tensor
 import fedhet
 from fedhet import population
 from fedhet.data import ClientData, DataSet
-from fedhet.engines.grid import LocalGrid
+from fedhet.flower.grid import LocalGrid
 from fedhet.graphs import layer_graph
 from fedhet.hypernets import Design, catalogue
 from fedhet.hypernets.hypernetwork import GraphHypernetwork

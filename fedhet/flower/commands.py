@@ -1,0 +1,121 @@
+"""Flower's commands as processes: a SuperLink of a run's own, and an orderly end of all that one starts."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from fedhet.errors import FedhetError
+
+SIMULATION = "ray"
+STARTUP, FAREWELL = 60.0, 3.0
+"""Seconds for a SuperLink to start, and for processes to end when they are asked to."""
+
+_QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def flwr_home() -> Path:
+    """Where Flower keeps its config."""
+    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
+
+
+def environment_of_commands() -> dict[str, str]:
+    """Flower's commands start each other by name, so they must be found where the virtual environment is not active."""
+    path = os.pathsep.join(filter(None, [sysconfig.get_path("scripts"), os.environ.get("PATH")]))
+    return {**os.environ, **_QUIET, "PATH": path}
+
+
+def command(name: str) -> str:
+    """The path of one of Flower's commands.
+
+    Raises:
+        FedhetError: it is not installed.
+    """
+    path = shutil.which(name, path=environment_of_commands()["PATH"])
+    if path is None:
+        raise FedhetError(f"Flower's command {name!r} is not installed beside {sys.executable}")
+    return path
+
+
+@contextlib.contextmanager
+def superlink(home: Path, place: Path, environment: Mapping[str, str], output: Path) -> Iterator[None]:
+    """A SuperLink for one simulation, in a folder without code; it and all that it starts end with this context."""
+    port = _free_port()
+    place.mkdir()
+    home.mkdir()
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{SIMULATION}"\n\n[superlink.{SIMULATION}]\naddress = "127.0.0.1:{port}"\n'
+        "insecure = true\n",
+        encoding="utf-8",
+    )
+    words = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
+    words += ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(port)]
+    process = begin(words, place, environment, output)
+    try:
+        _await_health(port, process, output)
+        yield
+    finally:
+        end(process)
+
+
+def begin(words: Sequence[str], place: Path, environment: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
+    """Start one of Flower's commands in a session of its own: Ctrl-C is for this process, which ends the others."""
+    with output.open("wb") as sink:
+        return subprocess.Popen(
+            [command(words[0]), *words[1:]],
+            cwd=place,
+            env={**environment, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _await_health(port: int, process: subprocess.Popen[bytes], output: Path) -> None:
+    patience = time.monotonic() + STARTUP
+    while process.poll() is None and time.monotonic() < patience:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+            return
+        time.sleep(0.1)
+    raise FedhetError(f"Flower's SuperLink did not start:\n{tail(output)}")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started: Flower's simulation goes on training when it is only asked to stop."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(process.pid)
+        family = [root, *root.children(recursive=True)]
+        process.terminate()
+        _, left = psutil.wait_procs(family, timeout=FAREWELL)
+        for parent in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for each in [*parent.children(recursive=True), parent]:
+                    each.kill()
+    process.wait()
+
+
+def tail(path: Path, lines: int = 20) -> str:
+    """The last lines of a file, indented."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
