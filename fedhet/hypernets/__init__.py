@@ -3,7 +3,6 @@
 `fedhet.hypernets.hypernetwork` imports PyTorch Geometric, which takes seconds, and so is not imported here.
 """
 
-from .design import Catalogue, Design, LayerType, Slot, catalogue, slots_of, std_of
-from .starts import start
+from .design import Catalogue, Design, LayerType, Slot, catalogue, slots_of, start, std_of
 
 __all__ = ["Catalogue", "Design", "LayerType", "Slot", "catalogue", "slots_of", "start", "std_of"]

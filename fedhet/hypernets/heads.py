@@ -1,18 +1,32 @@
-"""Heads: from a node's h by z to the arrays of its layer; each type has its own.
+"""Heads: from a node's embedding h by z to the arrays of its layer.
 
-Arrays are written for all layers of a type in one product, (layers, *shape), and taken apart by `unbind`: indexing
-would cost a zero tensor of the whole size for each of them in the backward pass.
+Most layer types have a head each. Its arrays are written for all layers of the type in one product, (layers, *shape),
+and taken apart by `unbind`: indexing would cost a zero tensor of the whole size for each of them in the backward pass.
+`Tiles` is one head for all types: weights laid out in tiles that one decoder writes, each from its layer and its place,
+so that layers of types that nobody had in training get weights too. Tiles with a place of their own are those of
+GHN-2's decoder in spirit (Knyazev et al., NeurIPS 2021), which writes one large tile and cuts it.
 """
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import ceil, cos, prod, sin
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.hypernets.design import Design, LayerType, Slot
-from fedhet.hypernets.starts import BASE
+from fedhet.hypernets.design import BASE, Design, LayerType, Slot
+
+LATENT = 16
+"""Width of z, and of the hidden layer that s is made of."""
+
+TILE, KERNEL, TILE_LATENT = 16, 3, 128
+"""Channels in and out of a tile, its height and width, and the width of a tile's z."""
+
+ROLES = ("weight", "bias", "norm_weight", "norm_bias")
+FREQUENCIES = tuple(4.0**-power for power in range(4))
+PLACE = 5 * 2 * len(FREQUENCIES)
 
 
 def normalised(z: Tensor) -> Tensor:
@@ -27,104 +41,92 @@ class Latents(nn.Module):
     product: in small networks it is the number of calls that costs.
     """
 
-    def __init__(self, types: Sequence[str], latent: int, design: Design) -> None:
+    def __init__(self, types: Sequence[str], design: Design) -> None:
         super().__init__()
-        self.latent, self.normalise = latent, design.normalise
+        self.normalise = design.normalise
         self.weight, self.bias, self.factor = nn.ParameterDict(), nn.ParameterDict(), nn.ParameterDict()
-        hidden = latent + (design.latent if design.scale else 0)
         for type in types:
-            self.weight[type] = nn.Parameter(torch.empty(hidden, design.width))
-            self.bias[type] = nn.Parameter(torch.empty(hidden))
-            if design.scale:
-                self.factor[type] = nn.Parameter(torch.empty(design.latent))
+            self.weight[type] = nn.Parameter(torch.empty(2 * LATENT, design.width))
+            self.bias[type] = nn.Parameter(torch.empty(2 * LATENT))
+            self.factor[type] = nn.Parameter(torch.empty(LATENT))
 
-    def forward(self, h: Tensor, types: Sequence[str], row: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Gives z (nodes, latent) and s (nodes,), or None if it is not predicted.
+    def forward(self, h: Tensor, types: Sequence[str], row: Tensor) -> tuple[Tensor, Tensor]:
+        """Gives z (nodes, LATENT) and s (nodes,).
 
         Args:
             h: (nodes, width).
             types: those that occur, each once.
             row: (nodes,) int64, each node's place in `types`.
         """
-        weight = torch.stack([self.weight[type] for type in types])[row]
-        bias = torch.stack([self.bias[type] for type in types])[row]
-        hidden = F.leaky_relu(torch.baddbmm(bias[..., None], weight, h[..., None])[..., 0])
-        z = hidden[:, : self.latent]
-        z = normalised(z) if self.normalise else z
-        if not self.factor:
-            return z, None
-        factor = torch.stack([self.factor[type] for type in types])[row]
-        return z, 1 + (hidden[:, self.latent :] * factor).sum(-1)
+        weight, bias, factor = (
+            torch.stack([each[type] for type in types])[row] for each in (self.weight, self.bias, self.factor)
+        )
+        z, hidden = F.leaky_relu(torch.baddbmm(bias[..., None], weight, h[..., None])[..., 0]).chunk(2, 1)
+        return normalised(z) if self.normalise else z, 1 + (hidden * factor).sum(-1)
 
 
 class Dense(nn.Module):
     """W = sum_l z_l D_l + B, a whole weight for each of z's entries, and B = 0 at first: the paper's head."""
 
-    def __init__(self, shape: tuple[int, ...], latent: int) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.dense, self.bias = nn.Parameter(torch.empty(latent, *shape)), nn.Parameter(torch.empty(shape))
+        self.dense, self.bias = nn.Parameter(torch.empty(LATENT, *shape)), nn.Parameter(torch.empty(shape))
 
-    def forward(self, z: Tensor, scale: Tensor | None) -> Tensor:
-        """(layers, *shape) of z (layers, latent) and scale (layers,)."""
-        bias = self.bias.flatten() if scale is None else scale[:, None] * self.bias.flatten()
-        return torch.addmm(bias, _scaled(z, scale), self.dense.flatten(1)).view(-1, *self.bias.shape)
+    def forward(self, z: Tensor, scale: Tensor) -> Tensor:
+        """(layers, *shape) of z (layers, LATENT) and scale (layers,)."""
+        bias = scale[:, None] * self.bias.flatten()
+        return torch.addmm(bias, z * scale[:, None], self.dense.flatten(1)).view(-1, *self.bias.shape)
 
 
 class LowRank(nn.Module):
     """W = U V with U (units, rank) and V (rank, fan-in) linear in z."""
 
-    def __init__(self, shape: tuple[int, ...], latent: int, rank: int) -> None:
+    def __init__(self, shape: tuple[int, ...], rank: int) -> None:
         super().__init__()
         self.shape = shape
         units, fan_in = shape[0], prod(shape[1:])
         rank = min(rank, units, fan_in)
-        self.left = nn.Parameter(torch.empty(latent, units, rank))
-        self.right = nn.Parameter(torch.empty(latent, rank, fan_in))
+        self.left = nn.Parameter(torch.empty(LATENT, units, rank))
+        self.right = nn.Parameter(torch.empty(LATENT, rank, fan_in))
 
-    def forward(self, z: Tensor, scale: Tensor | None) -> Tensor:
-        """(layers, *shape) of z (layers, latent) and scale (layers,)."""
-        return (_linear(_scaled(z, scale), self.left) @ _linear(z, self.right)).view(-1, *self.shape)
+    def forward(self, z: Tensor, scale: Tensor) -> Tensor:
+        """(layers, *shape) of z (layers, LATENT) and scale (layers,)."""
+        return (_linear(z * scale[:, None], self.left) @ _linear(z, self.right)).view(-1, *self.shape)
 
 
 class BaseLowRank(nn.Module):
     """W = 4 B + U V, a base weight of all layers of a type and a layer's own change, V = 0 at first."""
 
-    def __init__(self, shape: tuple[int, ...], latent: int, rank: int) -> None:
+    def __init__(self, shape: tuple[int, ...], rank: int) -> None:
         super().__init__()
         units, fan_in = shape[0], prod(shape[1:])
         rank = min(rank, units, fan_in)
         self.base = nn.Parameter(torch.empty(shape))
-        self.basis = nn.Parameter(torch.empty(latent, units, rank))
-        self.change = nn.Parameter(torch.empty(latent, rank, fan_in))
+        self.basis = nn.Parameter(torch.empty(LATENT, units, rank))
+        self.change = nn.Parameter(torch.empty(LATENT, rank, fan_in))
 
-    def forward(self, z: Tensor, scale: Tensor | None) -> Tensor:
-        """(layers, *shape) of z (layers, latent) and scale (layers,)."""
-        base = BASE * self.base.flatten(1)
-        base = base if scale is None else base * scale[:, None, None]
-        u, v = _linear(_scaled(z, scale), self.basis), _linear(z, self.change)
+    def forward(self, z: Tensor, scale: Tensor) -> Tensor:
+        """(layers, *shape) of z (layers, LATENT) and scale (layers,)."""
+        base = BASE * self.base.flatten(1) * scale[:, None, None]
+        u, v = _linear(z * scale[:, None], self.basis), _linear(z, self.change)
         return torch.baddbmm(base, u, v).view(-1, *self.base.shape)
 
 
-def _scaled(z: Tensor, scale: Tensor | None) -> Tensor:
-    """Scaling z scales what is linear in it, and is cheaper."""
-    return z if scale is None else z * scale[:, None]
-
-
 def _linear(z: Tensor, maps: Tensor) -> Tensor:
-    """sum_l z_l M_l, (layers, ...) of z (layers, latent) and M (latent, ...)."""
+    """sum_l z_l M_l, (layers, ...) of z (layers, LATENT) and M (LATENT, ...)."""
     return (z @ maps.flatten(1)).view(-1, *maps.shape[1:])
 
 
 class Vector(nn.Module):
     """A bias, or what a normalisation multiplies and adds: where it starts plus a linear map of z, at first 0."""
 
-    def __init__(self, slot: Slot, latent: int) -> None:
+    def __init__(self, slot: Slot) -> None:
         super().__init__()
         self.shape, self.start = slot.shape, slot.start
-        self.vector = nn.Parameter(torch.empty(latent, prod(slot.shape)))
+        self.vector = nn.Parameter(torch.empty(LATENT, prod(slot.shape)))
 
-    def forward(self, z: Tensor, scale: Tensor | None) -> Tensor:
-        """(layers, *shape) of z (layers, latent); not scaled."""
+    def forward(self, z: Tensor, scale: Tensor) -> Tensor:
+        """(layers, *shape) of z (layers, LATENT); not scaled."""
         written = z @ self.vector
         return (written + self.start if self.start else written).view(-1, *self.shape)
 
@@ -132,8 +134,112 @@ class Vector(nn.Module):
 def head(layer: LayerType, slot: Slot, design: Design) -> nn.Module:
     """The head for one array of a type."""
     if slot.std is None:
-        return Vector(slot, design.latent)
+        return Vector(slot)
     if design.head == "dense":
-        return Dense(slot.shape, design.latent)
-    kind = BaseLowRank if design.head == "base-lowrank" else LowRank
-    return kind(slot.shape, design.latent, design.rank * layer.occurrences)
+        return Dense(slot.shape)
+    low_rank = LowRank if design.head == "lowrank" else BaseLowRank
+    return low_rank(slot.shape, design.rank * layer.occurrences)
+
+
+# ---- one head for all types
+
+
+@dataclass
+class Tiled:
+    """Rows of tiles that are decoded together, and the arrays that they make.
+
+    Attributes:
+        nodes: of each row, the layer it is of.
+        places: of each row, where it is, (PLACE,) numbers.
+        arrays: name, layer, slot and grid of tiles of each array.
+    """
+
+    nodes: list[int] = field(default_factory=list)
+    places: list[list[float]] = field(default_factory=list)
+    arrays: list[tuple[str, int, Slot, tuple[int, ...]]] = field(default_factory=list)
+
+    def add(self, name: str, node: int, slot: Slot, grid: tuple[int, ...], role: int) -> None:
+        """One more array."""
+        for place in product(*map(range, grid)):
+            numbers = (*place, *(0,) * (4 - len(place)), role)
+            waves = [wave(each * frequency) for each in numbers for frequency in FREQUENCIES for wave in (sin, cos)]
+            self.nodes.append(node)
+            self.places.append(waves)
+        self.arrays.append((name, node, slot, grid))
+
+
+def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]]) -> dict[str, Tiled]:
+    """How arrays of layers, given by names and slots, are laid out in tiles.
+
+    There are whole tiles (`kernels`), their centres alone (`matrices`), and `vectors`.
+    """
+    rows = {"kernels": Tiled(), "matrices": Tiled(), "vectors": Tiled()}
+    for node, (names, slots) in enumerate(layers):
+        others = [role for role in slots if role not in ROLES]
+        for role, slot in slots.items():
+            number = ROLES.index(role) if role in ROLES else len(ROLES) + others.index(role)
+            if slot.std is None:
+                rows["vectors"].add(names[role], node, slot, (ceil(prod(slot.shape) / TILE),), number)
+                continue
+            units, fan_in, height, width = _four(slot.shape)
+            grid: tuple[int, ...] = (ceil(units / TILE), ceil(fan_in / TILE))
+            if height * width > 1:
+                grid = (*grid, ceil(height / KERNEL), ceil(width / KERNEL))
+            rows["kernels" if len(grid) > 2 else "matrices"].add(names[role], node, slot, grid, number)
+    return rows
+
+
+class Tiles(nn.Module):
+    """The decoder, z of a tile, and s of a layer.
+
+    z of a tile is LeakyReLU(W h + b + W' p) at unit RMS, p being sines and cosines of its place in the array. A weight
+    has its tiles times s times its standard deviation before training.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.node = nn.Linear(width, TILE_LATENT)
+        self.place = nn.Linear(PLACE, TILE_LATENT, bias=False)
+        self.tile = nn.Parameter(torch.empty(TILE_LATENT, TILE, TILE, KERNEL, KERNEL))
+        self.vectors = nn.Parameter(torch.empty(TILE_LATENT, TILE))
+        self.scale = nn.Linear(width, LATENT)
+        self.factor = nn.Parameter(torch.empty(LATENT))
+
+    def forward(
+        self, h: Tensor, rows: Mapping[str, Tiled], places: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Each array by its name.
+
+        Args:
+            h: (layers, width) of those that are tiled.
+            rows: as `tiling` gives them.
+            places: their `nodes` (rows,) and `places` (rows, PLACE) as tensors, by `kernels-nodes` and so on.
+        """
+        nodes, scales = self.node(h), 1 + F.leaky_relu(self.scale(h)) @ self.factor
+        middle = KERNEL // 2
+        decoders = {"kernels": self.tile, "matrices": self.tile[..., middle, middle], "vectors": self.vectors}
+        for kind, tiled in rows.items():
+            if not tiled.arrays:
+                continue
+            z = normalised(F.leaky_relu(nodes[places[f"{kind}-nodes"]] + self.place(places[f"{kind}-places"])))
+            parts = (z @ decoders[kind].flatten(1)).split([prod(grid) for *_, grid in tiled.arrays])
+            for (name, node, slot, grid), part in zip(tiled.arrays, parts, strict=True):
+                if slot.std is None:
+                    yield name, (part.flatten()[: prod(slot.shape)] + slot.start).view(slot.shape)
+                else:
+                    yield name, _laid(part, slot.shape, grid) * (slot.std * scales[node])
+
+
+def _laid(tiles: Tensor, shape: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
+    """Tiles side by side, cut to shape."""
+    sides = (TILE, TILE, KERNEL, KERNEL)[: len(grid)]
+    axes = [axis for place in range(len(grid)) for axis in (place, place + len(grid))]
+    sizes = [count * side for count, side in zip(grid, sides, strict=True)]
+    whole = tiles.view(*grid, *sides).permute(axes).reshape(sizes)
+    return whole[tuple(slice(size) for size in _four(shape)[: len(grid)])].reshape(shape)
+
+
+def _four(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """A weight's axes as units, inputs, and two of the kernel."""
+    units, fan_in, *kernel = shape
+    return units, fan_in, *((kernel[0], prod(kernel[1:])) if kernel else (1, 1))

@@ -4,39 +4,97 @@ Litany et al., "Federated Learning with Heterogeneous Architectures using Graph 
 Zhang et al., "Graph HyperNetworks for Neural Architecture Search" (ICLR 2019).
 """
 
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import cos, log2, pi, prod, sin
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedhet.graphs import LayerGraph
-from fedhet.hypernets.design import Catalogue, Design, slots_of
-from fedhet.hypernets.embedding import FEATURES, Embedding, shape_features
-from fedhet.hypernets.heads import Latents, head
-from fedhet.hypernets.starts import start
-from fedhet.hypernets.tiles import Target, Tiled, Tiles, tiling
+from fedhet.graphs import LayerGraph, LayerNode
+from fedhet.hypernets.design import Catalogue, Design, slots_of, start
+from fedhet.hypernets.heads import Latents, Tiled, Tiles, head, tiling
+
+with warnings.catch_warnings():  # PyTorch Geometric uses torch.jit, which PyTorch has deprecated
+    warnings.simplefilter("ignore")
+    from torch_geometric.nn import GraphConv
+
+KINDS = ("c", "ct", "l", "add", "cat", "stack")
+FEATURES = 3 * 5 + len(KINDS) + 1
+
+
+class Embedding(nn.Module):
+    """Nodes' embeddings h: each layer learns of its place by T steps of a graph network over the layers of a network.
+
+    A step is h'_v = ReLU(W1 h_v + sum_u->v W2 h_u + b) (equation 2); a LayerNorm follows the last. At first
+    h is one vector a type (a one-hot type times a matrix), or for types that have none a linear map of what
+    `shape_features` says.
+
+    Args:
+        types: the types that have a vector.
+        design: width, steps, and whether the LayerNorm is there.
+    """
+
+    def __init__(self, types: Sequence[str], design: Design) -> None:
+        super().__init__()
+        width = design.width
+        self.types = nn.ParameterDict({type: nn.Parameter(torch.empty(width)) for type in types})
+        self.shapes = nn.Linear(FEATURES, width)
+        self.normalise = design.normalise
+        self.steps = nn.ModuleList([GraphConv(width, width) for _ in range(design.steps)])
+
+    def forward(self, known: Sequence[str | None], features: Tensor, edges: Tensor) -> Tensor:
+        """Embeddings (nodes, width).
+
+        Args:
+            known: each node's type, None where its features take the place of one.
+            features: (nodes without a type, FEATURES), in their order.
+            edges: (2, edges) int64, from and to.
+        """
+        others = iter(self.shapes(features).unbind(0)) if len(features) else iter(())
+        h = torch.stack([next(others) if type is None else self.types[type] for type in known])
+        for step in self.steps:
+            h = F.relu(step(h, edges))
+        return F.layer_norm(h, h.shape[-1:]) if self.normalise else h
+
+
+def shape_features(node: LayerNode) -> list[float]:
+    """Features that any layer has: sizes (in, out, kernel, stride, groups) on a scale of doublings, and its type.
+
+    Sizes also go by sine and cosine, so that those that are near each other differ by more than a little.
+    """
+    weight = next((shape for shape in node.shapes.values() if len(shape) > 1), ())
+    units = weight or next(iter(node.shapes.values()), ())
+    options = (re.search(rf"_{letter}(\d+)", node.type) for letter in "sg")
+    stride, groups = (int(option[1]) if option else 1 for option in options)
+    sizes = (prod(weight[1:2]), prod(units[:1]), prod(weight[2:3]), stride, groups)
+    doublings = [log2(max(size, 1)) for size in sizes]
+    waves = [wave(each * pi / 4) for each in doublings for wave in (sin, cos)]
+    found = re.match(r"(?:ct|c|l)(?=\d)|[a-z_]+(?=_|$)", node.type)
+    kind = found[0] if found and found[0] in KINDS else ""
+    return [*(each / 8 for each in doublings), *waves, *(float(kind == each) for each in ("", *KINDS))]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Graphs as a hypernetwork goes through them; `GraphHypernetwork.read` makes it.
+    """A graph as a hypernetwork goes through it; `GraphHypernetwork.read` makes it.
 
     Attributes:
-        graphs: how many there are.
         known: each node's type, None for one that the hypernetwork has no vector of.
-        heads: of each type that a head writes and of each of its arrays' roles, where its layers' arrays go; None: a
-            layer has none.
+        heads: of each type that a head writes and of each of its arrays' roles, the names of its layers' arrays; None:
+            a layer has none.
         rows: what is laid out in tiles.
-        names: of the arrays that are written, of all graphs.
+        names: of the arrays that are written.
         unknown: types of layers that have no head, where heads go by type; nothing is written for them without tiles.
         tensors: index tensors and features.
     """
 
-    graphs: int
     known: tuple[str | None, ...]
-    heads: Mapping[str, Mapping[str, Sequence[Target | None]]]
+    heads: Mapping[str, Mapping[str, Sequence[str | None]]]
     rows: Mapping[str, Tiled]
     names: tuple[str, ...]
     unknown: tuple[str, ...]
@@ -53,92 +111,85 @@ class GraphHypernetwork(nn.Module):
     Args:
         types: the layer types that have heads of their own; of no use to tiled heads.
         design: how it is built.
-        seed: of its values before training (see `fedhet.hypernets.starts`); None: they are arbitrary, to be filled in.
+        seed: of its values before training (see `start`); None: they are arbitrary, to be filled in.
     """
 
     def __init__(self, types: Catalogue, design: Design | None = None, *, seed: int | None = 0) -> None:
         super().__init__()
-        self.design = design = design or Design()
+        design = design or Design()
         self.catalogue: Catalogue = {} if design.head == "tiled" else types
         written = {type: layer for type, layer in self.catalogue.items() if layer.slots}
         self.embedding = Embedding(list(self.catalogue), design)
-        self.latents = Latents(list(written), design.latent, design)
+        self.latents = Latents(list(written), design)
         self.heads = nn.ModuleDict(
             {
                 type: nn.ModuleDict({role: head(layer, slot, design) for role, slot in layer.slots.items()})
                 for type, layer in written.items()
             }
         )
-        self.tiles = Tiles(design) if design.head == "tiled" else None
+        self.tiles = Tiles(design.width) if design.head == "tiled" else None
         if seed is not None:
             with torch.no_grad():
                 for key, parameter in self.named_parameters():
                     parameter.copy_(start(key, tuple(parameter.shape), seed, normalise=design.normalise))
 
-    def read(self, *graphs: LayerGraph) -> Reading:
-        """Prepare the graphs of the networks to be written for `write`; messages go along the data flow."""
-        nodes = [(number, node) for number, graph in enumerate(graphs) for node in graph]
-        known = tuple(node.type if node.type in self.catalogue else None for _, node in nodes)
-        slots = [slots_of(node) for _, node in nodes]
+    def read(self, graph: LayerGraph) -> Reading:
+        """Prepare the graph of a network to be written for `write`; messages go along the data flow."""
+        nodes, slots = graph.nodes, [slots_of(node) for node in graph]
+        known = tuple(node.type if node.type in self.catalogue else None for node in nodes)
         places: dict[str, list[int]] = {}
-        unknown: list[int] = []
-        for place, (_, node) in enumerate(nodes):
+        others: list[int] = []
+        for place, node in enumerate(nodes):
             if slots[place]:
-                (unknown if known[place] is None else places.setdefault(node.type, [])).append(place)
-        tiled = unknown if self.tiles else []
+                (others if known[place] is None else places.setdefault(node.type, [])).append(place)
+        tiled = others if self.tiles else []
         heads = {
             type: {
-                role: [(nodes[p][0], nodes[p][1].parameters[role]) if role in slots[p] else None for p in members]
-                for role in self.catalogue[type].slots
+                role: [nodes[place].parameters.get(role) for place in members] for role in self.catalogue[type].slots
             }
             for type, members in places.items()
         }
-        rows = tiling(
-            ((nodes[place][0], index, nodes[place][1].parameters, slots[place]) for index, place in enumerate(tiled)),
-            self.design.tile,
-        )
-        described = [shape_features(node) for (_, node), type in zip(nodes, known, strict=True) if type is None]
-        index = {
-            "edges": torch.tensor(_edges(graphs), dtype=torch.long).view(-1, 2).T.contiguous(),
-            "order": torch.tensor([place for members in places.values() for place in members], dtype=torch.long),
-            "row": torch.tensor([row for row, each in enumerate(places.values()) for _ in each], dtype=torch.long),
-            "tiled": torch.tensor(tiled, dtype=torch.long),
-        }
-        features = {"features": torch.tensor(described).view(-1, FEATURES)}
-        for kind, each in rows.items():
-            index[f"{kind}-nodes"] = torch.tensor(each.nodes, dtype=torch.long)
-            features[f"{kind}-places"] = torch.tensor(each.places)
-        written = [place for members in (*places.values(), tiled) for place in members]
-        names = tuple(nodes[place][1].parameters[role] for place in written for role in slots[place])
-        others = () if self.design.head == "tiled" else tuple(dict.fromkeys(nodes[place][1].type for place in unknown))
-        return Reading(len(graphs), known, heads, rows, names, others, index | features)
+        rows = tiling((nodes[place].parameters, slots[place]) for place in tiled)
+        described = [shape_features(node) for node, type in zip(nodes, known, strict=True) if type is None]
+        ordered = [place for members in places.values() for place in members]
+        index: dict[str, list[int]] = {
+            "order": ordered,
+            "row": [row for row, members in enumerate(places.values()) for _ in members],
+            "tiled": tiled,
+        } | {f"{kind}-nodes": each.nodes for kind, each in rows.items()}
+        tensors = {name: torch.tensor(values, dtype=torch.long) for name, values in index.items()}
+        tensors["edges"] = torch.tensor(graph.edges, dtype=torch.long).view(-1, 2).T.contiguous()
+        tensors["features"] = torch.tensor(described).view(-1, FEATURES)
+        tensors |= {f"{kind}-places": torch.tensor(each.places) for kind, each in rows.items()}
+        names = tuple(nodes[place].parameters[role] for place in (*ordered, *tiled) for role in slots[place])
+        unknown = () if self.tiles else tuple(dict.fromkeys(nodes[place].type for place in others))
+        return Reading(known, heads, rows, names, unknown, tensors)
 
     def embeddings(self, reading: Reading) -> Tensor:
-        """The embeddings h of all nodes of all graphs, (nodes, width)."""
+        """The embeddings h of all nodes, (nodes, width)."""
         h: Tensor = self.embedding(reading.known, reading.tensors["features"], reading.tensors["edges"])
         return h
 
-    def write(self, reading: Reading) -> list[dict[str, Tensor]]:
-        """For each graph the arrays of its network by their names in its state dict, part of autograd's graph.
+    def write(self, reading: Reading) -> dict[str, Tensor]:
+        """The arrays of the network by their names in its state dict, part of autograd's graph.
 
         What is not there is the network's own: statistics, parameters that its forward pass does not use, layers of
         unknown types.
         """
-        written: list[dict[str, Tensor]] = [{} for _ in range(reading.graphs)]
+        written: dict[str, Tensor] = {}
         h, tensors = self.embeddings(reading), reading.tensors
         if reading.heads:
             z, scale = self.latents(h[tensors["order"]], list(reading.heads), tensors["row"])
             sizes = [len(next(iter(roles.values()))) for roles in reading.heads.values()]
-            scales = scale.split(sizes) if scale is not None else [None] * len(sizes)
-            for (type, roles), own, factor in zip(reading.heads.items(), z.split(sizes), scales, strict=True):
+            for (type, roles), own, factor in zip(
+                reading.heads.items(), z.split(sizes), scale.split(sizes), strict=True
+            ):
                 heads: nn.ModuleDict = self.heads[type]  # type: ignore[assignment]
-                for role, targets in roles.items():
-                    for target, array in zip(targets, heads[role](own, factor).unbind(0), strict=True):
-                        if target is not None:
-                            written[target[0]][target[1]] = array
+                for role, names in roles.items():
+                    arrays = zip(names, heads[role](own, factor).unbind(0), strict=True)
+                    written |= {name: array for name, array in arrays if name is not None}
         if self.tiles is not None and len(tensors["tiled"]):
-            for (graph, name), array in self.tiles(h[tensors["tiled"]], reading.rows, tensors):
-                written[graph][name] = array
+            written |= self.tiles(h[tensors["tiled"]], reading.rows, tensors)
         return written
 
 
@@ -153,15 +204,12 @@ class Written(nn.Module):
         self.hypernetwork, self.network, self.reading = hypernetwork, network, reading
         everything = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
         self._tied = len({id(tensor) for _, tensor in everything}) < len(everything)
-        floats = {name: tensor.dtype for name, tensor in everything if tensor.is_floating_point()}
-        self._others = {name: dtype for name, dtype in floats.items() if dtype != torch.float32}
+        self._dtypes = {name: tensor.dtype for name, tensor in everything if tensor.is_floating_point()}
 
     def write(self) -> dict[str, Tensor]:
         """The network's arrays by name, in its own dtypes."""
-        written = self.hypernetwork.write(self.reading)[0]
-        for name in self._others.keys() & written.keys():
-            written[name] = written[name].to(self._others[name])
-        return written
+        written = self.hypernetwork.write(self.reading)
+        return {name: array.to(self._dtypes.get(name, array.dtype)) for name, array in written.items()}
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The network's outputs; in mixed precision the weights are still written in float32."""
@@ -170,13 +218,3 @@ class Written(nn.Module):
         # To look for tied tensors in each call costs a small network a twentieth of its step.
         outputs: Tensor = functional_call(self.network, written, (inputs,), tie_weights=self._tied)
         return outputs
-
-
-def _edges(graphs: Sequence[LayerGraph]) -> list[tuple[int, int]]:
-    """The edges of graphs side by side."""
-    found: list[tuple[int, int]] = []
-    offset = 0
-    for graph in graphs:
-        found += [(offset + source, offset + to) for source, to in dict.fromkeys(graph.edges)]
-        offset += len(graph)
-    return found

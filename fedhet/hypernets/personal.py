@@ -5,10 +5,9 @@
 v_i is the client's embedding and a its architecture. The paper's head of an architecture is a matrix of as many rows as
 it has weights and as many columns as f_i: 1.1 billion numbers for a ResNet-18. Here it is a product over chunks of c
 weights: row j of C_a (chunks x width) says which features chunk j takes, and W (width x c) is one for all chunks and
-architectures. So each architecture is served, and the head has a rank of at most `width`. The scale s is fixed:
-Kaiming's sqrt(2 / fan-in) for matrices and filters; vectors start near b, 1 for a normalisation's weight and else 0.
-Embeddings start close together, so that the clients of an architecture start from nearly equal weights, as they do
-where layers start as PyTorch's do; started far apart they hardly learn from one another.
+architectures. The scale s is fixed: Kaiming's sqrt(2 / fan-in) for matrices and filters; vectors start near b, 1 for a
+normalisation's weight and else 0. Embeddings start close together, so that the clients of an architecture start from
+nearly equal weights; started far apart they hardly learn from one another.
 """
 
 import math
@@ -21,9 +20,6 @@ import torch
 from torch import Tensor
 
 from fedhet.randomness import torch_generator
-
-Shapes = Mapping[str, tuple[int, ...]]
-"""Names and shapes of a network's weights, in order."""
 
 SPREAD = 0.1
 """How far embeddings are apart before training, beside a first bias of 1."""
@@ -52,12 +48,12 @@ class PersonalHypernetwork:
     layers: int = 3
     chunk: int = 1024
 
-    def write(self, client: str, shapes: Shapes) -> dict[str, Tensor]:
+    def write(self, client: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         """The weights of a client's network by name, float32, part of the graph.
 
         Args:
             client: its name.
-            shapes: of its weights; networks with equal ones are of one architecture.
+            shapes: names and shapes of its weights, in order; networks with equal ones are of one architecture.
         """
         features = self._drawn(f"embedding/{client}", (1, self.embedding), SPREAD)
         for layer in range(self.layers + 1):
@@ -69,13 +65,16 @@ class PersonalHypernetwork:
             weight = self._drawn(f"mlp/{layer}/weight", (fan_in, self.hidden), math.sqrt(gain / fan_in))
             bias = self._drawn(f"mlp/{layer}/bias", (self.hidden,), 0.0 if layer else math.sqrt(gain))
             features = features @ weight + bias
-        sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-        chunks = math.ceil(sum(sizes.values()) / self.chunk)
-        chosen = self._drawn(f"chunks/{_kind(shapes)}", (chunks, self.hidden), 1.0)
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        architecture = sha256(repr(sorted(shapes.items())).encode()).hexdigest()[:16]
+        chosen = self._drawn(f"chunks/{architecture}", (math.ceil(sum(sizes) / self.chunk), self.hidden), 1.0)
         tile = self._drawn("head", (self.hidden, self.chunk), self.hidden**-0.5)
-        flat = ((features * chosen) @ tile).flatten()[: sum(sizes.values())]
-        pieces = zip(shapes.items(), flat.split(list(sizes.values())), strict=True)
-        return {name: _base(name, shape) + scale_of(shape) * piece.view(shape) for (name, shape), piece in pieces}
+        flat = ((features * chosen) @ tile).flatten()[: sum(sizes)]
+        written = {}
+        for (name, shape), piece in zip(shapes.items(), flat.split(sizes), strict=True):
+            base = float(len(shape) == 1 and name.rpartition(".")[2] == "weight")
+            written[name] = base + scale_of(shape) * piece.view(shape)
+        return written
 
     def _drawn(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
         if name not in self.tensors:
@@ -87,14 +86,6 @@ class PersonalHypernetwork:
 def scale_of(shape: tuple[int, ...]) -> float:
     """The fixed scale s of an array of weights: sqrt(2 / fan-in) of (out, in, ...)."""
     return math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else VECTORS
-
-
-def _base(name: str, shape: tuple[int, ...]) -> float:
-    return float(len(shape) == 1 and name.rpartition(".")[2] == "weight")
-
-
-def _kind(shapes: Shapes) -> str:
-    return sha256(repr(sorted(shapes.items())).encode()).hexdigest()[:16]
 
 
 @contextmanager

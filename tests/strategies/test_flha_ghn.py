@@ -14,7 +14,7 @@ from fedhet import config as configuration
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.graphs import layer_graph
-from fedhet.hypernets import Design, catalogue
+from fedhet.hypernets import Design, catalogue, heads
 from fedhet.hypernets.hypernetwork import GraphHypernetwork
 from fedhet.learning import reestimate
 from fedhet.methods.flha_ghn import FLHAGHNParameters
@@ -34,7 +34,7 @@ def written(arrays, model, **design):
     made = GraphHypernetwork(catalogue([graph]), Design(**design), seed=None)
     load_into(made.state_dict(), arrays)
     with torch.no_grad():
-        return made.write(made.read(graph))[0]
+        return made.write(made.read(graph))
 
 
 # ---- equivalences
@@ -45,7 +45,11 @@ def test_with_all_else_switched_off_it_is_fedavg(federate, tmp_path, monkeypatch
 
     A step moves D and B alike, so it is FedAvg at twice the rate; whatever else is trained does not change z.
     """
-    design = {"head": "dense", "latent": 1, "scale": False}
+    monkeypatch.setattr(heads, "LATENT", 1)
+    latents = heads.Latents.forward
+    of_length_one = lambda *args: (latents(*args)[0].sign(), torch.ones(len(args[1])))  # noqa: E731
+    monkeypatch.setattr(heads.Latents, "forward", of_length_one)
+    design = {"head": "dense"}
     settings = {"flha-ghn.head": "dense", "flha-ghn.share": "own"}
     monkeypatch.setattr(FLHAGHNParameters, "design", Design(**design))
     common = {"momentum": 0.5, "lr_schedule": "constant", "weight_decay": 0.0}
@@ -188,7 +192,7 @@ def test_a_late_client_gets_weights_for_its_own_architecture_and_statistics_of_i
         received["heads.c1_8_k3_s1.weight.base"], done.received[1, "0"]["model"]["heads.c1_8_k3_s1.weight.base"]
     )
     load_into(made.state_dict(), received)
-    (arrays,) = made.write(made.read(graphs[1]))
+    arrays = made.write(made.read(graphs[1]))
     for name, array in arrays.items():
         assert torch.allclose(before[name], array, atol=1e-6)
     model.load_state_dict({**model.state_dict(), **arrays})

@@ -47,7 +47,7 @@ def test_a_hypernetwork_writes_for_an_architecture_that_nobody_had(federate: Any
     graphs = [layer_graph(model, torch.zeros(2, 1, 8, 8)) for model in models]
     made = GraphHypernetwork(catalogue(graphs), Design(), seed=None)
     load_into(made.state_dict(), done.state.model)
-    (arrays,) = made.write(made.read(graphs[1]))
+    arrays = made.write(made.read(graphs[1]))
     models[1].load_state_dict({**models[1].state_dict(), **arrays})
     reestimate(models[1], data.train.inputs, dataset.transform)
     score = evaluate(models[1], data.test, dataset.task, dataset.transform)
