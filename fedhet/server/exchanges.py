@@ -27,8 +27,8 @@ def send(grid: Grid, made: Iterable[Message], timeout: float, *, one_by_one: boo
         made: the messages.
         timeout: seconds to wait for all of them together; a grid that answers for each by itself is left to.
         one_by_one: fetch replies in the order of the messages and only as they are asked for, so that those that
-            nobody has looked at yet wait where they are. Messages are large then, and empty once they are sent: what
-            the grid has is a copy, which may be the one that a client in this process gets.
+            nobody has looked at yet wait where they are. The messages are empty once they are sent: the grid has
+            copies, which may be what a client in this process gets.
     """
     if not one_by_one:
         return grid.send_and_receive(made, timeout=timeout)
@@ -41,14 +41,14 @@ def send(grid: Grid, made: Iterable[Message], timeout: float, *, one_by_one: boo
 
 def _fetched(grid: Grid, waiting: list[str], deadline: float) -> Iterator[Message]:
     for key in filter(None, waiting):
-        while not (found := list(grid.pull_messages([key]))) and time.monotonic() < deadline:
+        while not (replies := list(grid.pull_messages([key]))) and time.monotonic() < deadline:
             time.sleep(POLL)
-        while found:  # nothing is held here while it is looked at elsewhere
-            yield found.pop()
+        while replies:  # nothing is held here while it is looked at elsewhere
+            yield replies.pop()
 
 
 def by_node(replies: Iterable[Message], round: Round, roster: Roster, timeout: float) -> Iterator[tuple[int, Message]]:
-    """Replies by the node that was asked, in the order in which they were asked; one that does not answer is a failure.
+    """Replies with the nodes that were asked, in the order in which they were asked; without a reply a node fails.
 
     A reply that comes before its turn waits.
     """
@@ -80,12 +80,12 @@ class Faults:
 
     def __init__(self) -> None:
         self._raised: dict[str, Exception] = {}
-        self._meant = False
+        self._refused = False
 
     def reason(self, client: str, error: Exception, of: str = "its reply") -> str:
-        """Why this client is left out, who is shown by what was read."""
+        """Why this client is left out; `of` names what was read."""
         if isinstance(error, FedhetError):
-            self._meant = True
+            self._refused = True
             return str(error)
         log.warning("client %s: %s raised", client, of, exc_info=error)
         self._raised[client] = error
@@ -98,7 +98,7 @@ class Faults:
             FedhetError: they did, and there are several: that is no client's fault.
         """
         causes = {(type(error), *traceback.extract_tb(error.__traceback__)[-1][:2]) for error in self._raised.values()}
-        if len(self._raised) > 1 and len(causes) == 1 and not self._meant:
+        if len(self._raised) > 1 and len(causes) == 1 and not self._refused:
             error = next(iter(self._raised.values()))
             raise FedhetError(
                 f"the replies of all clients ({', '.join(self._raised)}) raise the same, which is none's fault: "

@@ -14,9 +14,15 @@ from fedhet.server import exchanges
 from fedhet.server.exchanges import Faults
 from fedhet.server.roster import Roster
 from fedhet.server.run import Run
+from fedhet.state import State
 from fedhet.wire import LostReply, Payload, Reply, Request, Spec, WireError, check, check_finite, narrowed
 
 log = logging.getLogger("flwr").getChild("fedhet")
+
+Check = Callable[[Reply], None]
+"""Refuses a valid reply by what it raises, and may take from it what is large."""
+Make = Callable[[Sequence[str]], dict[str, Payload]]
+"""Makes what each of some clients receives."""
 
 
 class Federation:
@@ -29,9 +35,8 @@ class Federation:
         one_by_one: whether replies are large, and so are fetched one by one in order of client name.
     """
 
-    def __init__(self, run: Run, *, one_by_one: bool = False) -> None:
-        self.run, self.one_by_one = run, one_by_one
-        self.roster = Roster()
+    def __init__(self, run: Run) -> None:
+        self.run, self.roster, self.one_by_one = run, Roster(), False
         self.grid: Grid | None = None
 
     @property
@@ -51,9 +56,7 @@ class Federation:
 
     # ---- what methods ask of it
 
-    def ask(
-        self, question: str, payloads: Mapping[str, Payload], check: Callable[[Reply], None] | None = None
-    ) -> dict[str, Reply]:
+    def ask(self, question: str, payloads: Mapping[str, Payload], check: Check | None = None) -> dict[str, Reply]:
         """Ask clients a question, an exchange of its own within a round.
 
         Args:
@@ -80,9 +83,7 @@ class Federation:
                 self.run.round.fail(client, "is not there")
         return [client for client in self.roster.nodes if client in wanted]
 
-    def payloads(
-        self, clients: Sequence[str], make: Callable[[Sequence[str]], dict[str, Payload]]
-    ) -> dict[str, Payload]:
+    def payloads(self, clients: Sequence[str], make: Make) -> dict[str, Payload]:
         """Return what a hook makes for clients, of those that are still there.
 
         One for whom alone it raises an unexpected exception is left out.
@@ -96,28 +97,27 @@ class Federation:
         except FedhetError:
             raise
         except Exception as error:
-            made = self._for_the_others(clients, make, before, error)
+            spoilt = self._spoilt(clients, make, before)
+            self.run.state = before
+            with self.guarded(f"make what clients {', '.join(clients)} receive"):
+                if not spoilt or 1 < len(spoilt) == len(clients):
+                    raise error
+                for client, reason in spoilt.items():
+                    self.refuse(client, reason)
+                made = make([client for client in clients if client not in spoilt])
         # A client may turn out to be lost when it is asked something on the way.
         return {client: payload for client, payload in made.items() if client in self.roster.nodes}
 
-    def _for_the_others(
-        self, clients: Sequence[str], make: Callable[[Sequence[str]], dict[str, Payload]], before: Any, whole: Exception
-    ) -> dict[str, Payload]:
-        """Return what a hook makes for those for whom it raises nothing, each tried alone."""
-        run, faults, spoilt = self.run, Faults(), dict[str, str]()
+    def _spoilt(self, clients: Sequence[str], make: Make, before: State) -> dict[str, str]:
+        """The clients for whom a hook raises when it is tried for each alone, and why."""
+        faults, spoilt = Faults(), dict[str, str]()
         for client in clients:
-            run.state = before.aside()
+            self.run.state = before.aside()
             try:
                 make([client])
             except Exception as error:
                 spoilt[client] = faults.reason(client, error, "what it told of itself")
-        run.state = before
-        with self.guarded(f"make what clients {', '.join(clients)} receive"):
-            if not spoilt or 1 < len(spoilt) == len(clients):
-                raise whole
-            for client, reason in spoilt.items():
-                self.refuse(client, reason)
-            return make([client for client in clients if client not in spoilt])
+        return spoilt
 
     @contextmanager
     def guarded(self, doing: str) -> Iterator[None]:
@@ -151,8 +151,8 @@ class Federation:
         request = self.request(**asked)
         encoder, made = Encoder(flower=request.flower), []
         for client, payload in payloads.items():
-            own = replace(request, expected=self.run.state.clients[client].trained)
-            made.append(self.message(kind, self.roster.nodes[client], encoder(payload), own))
+            expecting = replace(request, expected=self.run.state.clients[client].trained)
+            made.append(self.message(kind, self.roster.nodes[client], encoder(payload), expecting))
             self.run.round.down[client] += payload.nbytes
         return made
 
@@ -160,9 +160,8 @@ class Federation:
         """Return a message to a node, noted in the round."""
         round = self.run.round
         write_request(content, request, self.run.config.text(), self.run.further)
-        made = Message(content, dst_node_id=node, message_type=kind, group_id=str(round.number))
-        round.sent[node] = made
-        return made
+        round.sent[node] = Message(content, dst_node_id=node, message_type=kind, group_id=str(round.number))
+        return round.sent[node]
 
     def request(self, **asked: Any) -> Request:
         """Return a request of the round under way."""
@@ -183,26 +182,25 @@ class Federation:
         assert self.grid is not None, "a strategy talks to its clients only after start or configure_train"
         return exchanges.send(self.grid, messages, self.run.config.timeout, one_by_one=self.one_by_one)
 
-    def exchange(self, messages: Iterable[Message], check: Callable[[Reply], None] | None = None) -> dict[str, Reply]:
+    def exchange(self, messages: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
         """Send messages and receive the replies."""
         return self.receive(self.send(messages), check)
 
-    def receive(self, replies: Iterable[Message], check: Callable[[Reply], None] | None = None) -> dict[str, Reply]:
+    def receive(self, replies: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
         """Return the valid replies, in order of client name; whatever is wrong with the others is noted.
 
         Args:
-            replies: what came.
-            check: what each is given to after the checks that are the same for all methods, in order of client name; it
-                refuses the reply by what it raises, and may take from it what is large.
+            replies: the replies as they come.
+            check: what each is given to, in order of client name, after the checks that are the same for all methods.
         """
         run, round, roster = self.run, self.run.round, self.roster
         names = {node: client for client, node in roster.nodes.items()}
-        found: dict[str, Reply] = {}
+        valid: dict[str, Reply] = {}
         faults = Faults()
-        for node, came in exchanges.by_node(replies, round, roster, run.config.timeout):
+        for node, message in exchanges.by_node(replies, round, roster, run.config.timeout):
             client = names[node]
             try:
-                reply = read_reply(came)
+                reply = read_reply(message)
                 round.up[client] += reply.payload.nbytes
                 self._check(client, reply)
                 if check:
@@ -217,12 +215,12 @@ class Federation:
             if reply.report.lost_state >= 0:
                 log.warning("client %s lost its state of round %s and started afresh", client, reply.report.lost_state)
                 round.lost.append(client)
-            found[client] = reply
-            del came  # what was taken in of it is free before the next one comes
-        if not found:
+            valid[client] = reply
+            del message  # what was taken in of it is free before the next one comes
+        if not valid:
             faults.blame_nobody()
         round.failures.sort(key=lambda failure: client_order(failure["client"]))
-        return {client: found[client] for client in in_order(found)}
+        return {client: valid[client] for client in in_order(valid)}
 
     def _check(self, client: str, reply: Reply) -> None:
         """Check what is the same for all methods: who answers, counts and metrics, names and shapes of arrays."""

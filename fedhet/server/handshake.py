@@ -1,7 +1,7 @@
 """The handshake: which clients are admitted, and what all of them must know before a round."""
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from fedhet.server.aggregation import average_shared
 from fedhet.server.hooks import Hooks
 from fedhet.server.roster import agree_on_public_dataset, most_alike_first
 from fedhet.state import ClientRecord
-from fedhet.wire import Arrays, Payload, Reply, Report, Spec, check_finite
+from fedhet.wire import Arrays, Payload, Reply, Report, check_finite
 from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, with_public_dataset
 
 log = logging.getLogger("flwr").getChild("fedhet")
@@ -38,24 +38,20 @@ class Handshake:
         Raises:
             FedhetError: nobody can serve, or one client alone where there are others; with all reasons.
         """
-        roster, round = self.federation.roster, self.run.round
+        roster, round, shares = self.federation.roster, self.run.round, self.run.traits.shares
         assert self.federation.grid is not None
         if new := roster.new_nodes(self.federation.grid, unseen_clients=unseen):
             self._ask(new, unseen=unseen)
         if not roster.nodes:
             nobody = "there are no nodes" if not roster.waiting else "all come after the last round (unseen-clients)"
             raise FedhetError(f"no client can serve:\n{round.reasons(nobody)}")
-        if len(roster.nodes) == 1 and roster.refused and self._exchanges:
+        learns = shares.keys != "nothing" or type(self.method).aggregate_fit is not Hooks.aggregate_fit
+        if len(roster.nodes) == 1 and roster.refused and learns:
             (left,) = roster.nodes
             raise FedhetError(
                 f"refusals leave {self.run.method.name} with client {left} alone, who has nobody to share with:\n"
                 f"{round.reasons()}"
             )
-
-    @property
-    def _exchanges(self) -> bool:
-        """Whether clients learn anything of each other."""
-        return self.run.traits.shares.keys != "nothing" or type(self.method).aggregate_fit is not Hooks.aggregate_fit
 
     # ---- who is there
 
@@ -104,34 +100,27 @@ class Handshake:
             faults.blame_nobody()
 
     def _admit(self, node: int, reply: Reply, *, joining: bool) -> None:
-        run, report, traits, roster = self.run, reply.report, self.run.traits, self.federation.roster
+        run, report, roster = self.run, reply.report, self.federation.roster
         for name, group in reply.arrays.items():
             check_finite(group, f"its {name[:100]}")
-        roster.check(run.method.name, reply, networks=traits.networks, averaged=traits.shares.averaged)
+        roster.check(run.method.name, reply, networks=run.traits.networks, averaged=run.traits.shares.averaged)
         if not report.common_test and run.config.test_on != "local":
             self._test_on_own_parts()
         before = run.state.aside()
         try:
-            if report.client not in run.state.clients:
-                if traits.public != "none":
-                    agree_on_public_dataset(
-                        run.state, reply, self.method.public_dataset(), labelled=traits.public == "labelled"
-                    )
-                self.method.admit(reply)
-            if traits.shares.averaged and not joining:
-                self._make_first_arrays(report.spec)
+            self._agree(reply, joining=joining)
         except Exception:  # one that is refused settles nothing for the others
             run.state = before
             raise
-        known = run.state.clients
-        if report.client not in known:
-            known[report.client] = ClientRecord(reply.examples, report.architecture, partition=report.partition)
-        elif known[report.client].examples != reply.examples:
+        known = run.state.clients.setdefault(
+            report.client, ClientRecord(reply.examples, report.architecture, partition=report.partition)
+        )
+        if known.examples != reply.examples:
             log.warning(
                 "client %s has %d training examples now, and had %d before",
-                *(report.client, reply.examples, known[report.client].examples),
+                *(report.client, reply.examples, known.examples),
             )
-            known[report.client].examples = reply.examples
+            known.examples = reply.examples
         roster.admit(reply, node)
         run.metric, run.own_data = report.metric, run.own_data or report.own_data
         run.outputs = max(run.outputs, report.outputs)
@@ -140,6 +129,19 @@ class Handshake:
         if report.note and report.note not in self._notes:
             self._notes.add(report.note)
             log.warning("client %s: %s", report.client, report.note)
+
+    def _agree(self, reply: Reply, *, joining: bool) -> None:
+        """Have the method take a client in, and make what is shared first where the server does."""
+        state, traits, spec = self.run.state, self.run.traits, reply.report.spec
+        if reply.client not in state.clients:
+            if traits.public != "none":
+                public, labelled = self.method.public_dataset(), traits.public == "labelled"
+                agree_on_public_dataset(state, reply, public, labelled=labelled)
+            self.method.admit(reply)
+        if traits.shares.averaged and not joining:
+            missing = {key: each for key, each in spec.items() if key not in state.model | self.run.initial}
+            if missing and (made := self.method.first_arrays(missing)) is not None:
+                state.model = state.model | made
 
     def _test_on_own_parts(self) -> None:
         """Evaluate clients on their own test parts alone, since one of them has no common test set.
@@ -158,22 +160,18 @@ class Handshake:
 
     # ---- what is shared before the first round
 
-    def _make_first_arrays(self, spec: Spec) -> None:
-        """Make what one client shares and nobody has given yet, where the server does."""
-        state = self.run.state
-        missing = {key: each for key, each in spec.items() if key not in state.model | self.run.initial}
-        if missing and (made := self.method.first_arrays(missing)) is not None:
-            state.model = state.model | made
-
     def settle(self) -> None:
         """Settle what depends on the clients that are there: what is shared before the first round; how many rounds."""
-        run, specs = self.run, self.federation.specs
+        run, state = self.run, self.run.state
         if run.traits.shares.averaged:
-            shared = {key: spec for client in self.federation.present for key, spec in specs[client].items()}
+            shared = {key for client in self.federation.present for key in self.federation.specs[client]}
+            unknown = sorted(run.initial.keys() - shared)
+            if unknown and not state.round:
+                log.warning("arrays were given that no client shares, and are left out: %s", ", ".join(unknown[:3]))
             if run.initial:
-                run.state.model = run.state.model | _known(run.initial, shared, warn=not run.state.round)
+                state.model = state.model | {key: array for key, array in run.initial.items() if key in shared}
                 run.initial = {}
-            if shared.keys() - run.state.model.keys() and run.traits.together and run.config.shared_init:
+            if shared - state.model.keys() and run.traits.together and run.config.shared_init:
                 self._fetch_first_arrays()
         if (rounds := self.method.number_of_rounds()) != run.config.rounds:
             run.override({"rounds": rounds})
@@ -191,9 +189,8 @@ class Handshake:
         for client in self.federation.present:  # all would give the same: drawn from the seed, not from the client
             if specs[client].keys() <= state.model.keys():
                 continue
-            if model := self._first([client]).get(client):
-                first = {key: array.astype(specs[client][key][1]) for key, array in model.items()}
-                state.model = first | state.model
+            model = self._first([client]).get(client, {})
+            state.model = {key: array.astype(specs[client][key][1]) for key, array in model.items()} | state.model
         if not state.model:
             raise FedhetError(f"no client gave the first weights:\n{self.run.round.reasons()}")
 
@@ -209,8 +206,7 @@ class Handshake:
         known = set(self.federation.present)
         self.admit(unseen=True)
         new = [client for client in self.federation.present if client not in known]
-        make = partial(self.method.evaluation_payloads, amid_training=False)
-        payloads = self.federation.payloads(new, make)
+        payloads = self.federation.payloads(new, partial(self.method.evaluation_payloads, amid_training=False))
         if not self.run.traits.alone:
             for client in [client for client, payload in payloads.items() if not payload.arrays]:
                 del payloads[client]
@@ -219,13 +215,6 @@ class Handshake:
                 )
         self.run.round.joining = frozenset(payloads)
         return self.federation.ask(JOIN, payloads) if payloads else {}
-
-
-def _known(arrays: Arrays, shared: Mapping[str, Any], *, warn: bool) -> Arrays:
-    """Return what a caller gave for shared keys, without what no client shares."""
-    if warn and (unknown := arrays.keys() - shared.keys()):
-        log.warning("arrays were given that no client shares, and are left out: %s", ", ".join(sorted(unknown)[:3]))
-    return {key: array for key, array in arrays.items() if key in shared}
 
 
 def _comes_last(report: Report, count: int) -> bool:

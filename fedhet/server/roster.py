@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
@@ -22,22 +21,8 @@ log = logging.getLogger("flwr").getChild("fedhet")
 GRACE = 10.0
 """Seconds to wait for nodes that must be there and are only just starting."""
 
-
 MOST_PREDICTIONS = 2**16
 """Predictions of one example: a text has one for each character."""
-
-
-class Counts(NamedTuple):
-    """The size of a client's data, as it says in every reply."""
-
-    training_examples: int
-    test_examples: int
-    validation_examples: int
-
-    @classmethod
-    def of(cls, reply: Reply) -> "Counts":
-        """Those of a reply."""
-        return cls(reply.examples, reply.test_examples, reply.validation_examples)
 
 
 @dataclass
@@ -52,7 +37,7 @@ class Roster:
         keys: for each shared key, what its arrays are like, and the first client that has it.
         metric: name of the task's metric, and the first client that named it.
         labels: how many numbers the metric has.
-        counts: the size of each client's data.
+        counts: the numbers of each client's examples, which it says in every reply.
     """
 
     nodes: dict[str, int] = field(default_factory=dict)
@@ -62,7 +47,7 @@ class Roster:
     keys: dict[str, tuple[tuple[tuple[int, ...], str], str]] = field(default_factory=dict)
     metric: tuple[str, str] | None = None
     labels: int = 1
-    counts: dict[str, "Counts"] = field(default_factory=dict)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def new_nodes(self, grid: Grid, *, unseen_clients: bool) -> list[int]:
         """Return the nodes that are new, with those that are waiting if it is time for unseen clients.
@@ -78,13 +63,10 @@ class Roster:
         return sorted(present - set(self.nodes.values()) - self.refused.keys() - self.waiting)
 
     def rivals(self, claims: Mapping[int, str]) -> dict[int, list[int]]:
-        """The other nodes that are there and go by the same name: clients, nodes refused for it, and those asked about.
+        """The other nodes, refused ones too, that go by the name of a node, for each that has any.
 
         Args:
             claims: nodes that are no clients, and the name that each goes by.
-
-        Returns:
-            For each of the nodes that has any.
         """
         by_name: dict[str, set[int]] = {name: {node} for name, node in self.nodes.items()}
         for node, name in (*self.refused.items(), *claims.items()):
@@ -105,8 +87,7 @@ class Roster:
         Args:
             method: its name, for errors.
             reply: the answer to a handshake.
-            networks: which may differ (`Traits.networks`): with `equal` all clients must have the same arrays, with
-                `widths` the same but for their widths.
+            networks: which may differ (`Traits.networks`).
             averaged: whether the arrays of one shared key must be alike, where widths may not differ.
 
         Raises:
@@ -120,21 +101,21 @@ class Roster:
             )
         if networks != "any" and self.specs:
             first = min(self.specs, key=client_order)
-            theirs, own = self.specs[first], report.spec
+            theirs, spec = self.specs[first], report.spec
             if networks == "widths":
-                theirs, own = without_widths(theirs), without_widths(own)
-            if own != theirs:
+                theirs, spec = without_widths(theirs), without_widths(spec)
+            if spec != theirs:
                 but = " but for their widths" * (networks == "widths")
                 raise FedhetError(
-                    f"{method} needs equal architectures{but}, and this one's {difference(own, theirs)} unlike that of "
-                    f"client {first}"
+                    f"{method} needs equal architectures{but}, and this one's {difference(spec, theirs)} unlike that "
+                    f"of client {first}"
                 )
-        for key, spec in report.spec.items() if averaged and networks != "widths" else ():
-            known, owner = self.keys.get(key, (spec, name))
-            if spec != known:
+        for key, array in report.spec.items() if averaged and networks != "widths" else ():
+            known, owner = self.keys.get(key, (array, name))
+            if array != known:
                 raise FedhetError(
-                    f"{method} averages {key} over clients, and this one's is {spec[1]}{list(spec[0])}, that of client "
-                    f"{owner} {known[1]}{list(known[0])}: what is shared must be alike"
+                    f"{method} averages {key} over clients, and this one's is {array[1]}{list(array[0])}, that of "
+                    f"client {owner} {known[1]}{list(known[0])}: what is shared must be alike"
                 )
 
     def check_that_clients_can_be_scored(self, test_on: str) -> None:
@@ -143,7 +124,7 @@ class Roster:
         Raises:
             FedhetError: nobody has a test example.
         """
-        without = [client for client in self.nodes if not self.counts[client].test_examples]
+        without = [client for client in self.nodes if not self.counts[client]["test examples"]]
         if test_on == "global" or not without:
             return
         if len(without) == len(self.nodes):
@@ -159,12 +140,12 @@ class Roster:
         Raises:
             WireError: it is not.
         """
-        now, then = Counts.of(reply), self.counts[reply.client]
-        for what, count, before in zip(Counts._fields, now, then, strict=True):
+        for kind, count in _counts(reply).items():
+            before = self.counts[reply.client][kind]
             if count != before:
-                raise WireError(f"it has {count} {what.replace('_', ' ')} now, and had {before} in its handshake")
+                raise WireError(f"it has {count} {kind} now, and had {before} in its handshake")
         for name, measured in reply.measured.items():
-            examples = now.validation_examples if name.startswith("validation-") else now.test_examples
+            examples = reply.validation_examples if name.startswith("validation-") else reply.test_examples
             most = math.inf if name.startswith("common-") else examples * max(examples, MOST_PREDICTIONS)
             if len(measured.metric.values) != self.labels or max(measured.metric.weights) > most:
                 raise WireError(f"its metric {name} is of other labels, or weighs more, than it has examples for")
@@ -175,12 +156,20 @@ class Roster:
         """Take a client in that was checked."""
         name, report = reply.client, reply.report
         self.nodes[name], self.specs[name] = node, report.spec
-        self.counts[name] = Counts.of(reply)
+        self.counts[name] = _counts(reply)
         if self.metric is None:
             self.metric, self.labels = (report.metric, name), report.labels
         for key, spec in report.spec.items():
             self.keys.setdefault(key, (spec, name))
         self.nodes = {client: self.nodes[client] for client in sorted(self.nodes, key=client_order)}
+
+
+def _counts(reply: Reply) -> dict[str, int]:
+    return {
+        "training examples": reply.examples,
+        "test examples": reply.test_examples,
+        "validation examples": reply.validation_examples,
+    }
 
 
 def _measure(metric: str, labels: int) -> str:
@@ -222,9 +211,8 @@ def agree_on_public_dataset(state: State, reply: Reply, public: PublicDataset | 
     Raises:
         FedhetError: there is none, or the client's is another.
     """
-    digest, size = (
-        (public.digest, len(public)) if public is not None else (reply.report.public, reply.report.public_size)
-    )
+    report = reply.report
+    digest, size = (report.public, report.public_size) if public is None else (public.digest, len(public))
     if not digest:
         raise FedhetError(
             f"there is no {'labelled ' * labelled}public dataset to align on: set public-samples, or give "
@@ -244,13 +232,10 @@ def await_nodes(grid: Grid, config: Config) -> None:
     """
     exact = "clients" in config.chosen
     wanted = config.clients if exact else config.min_clients
-    patience = time.monotonic() + config.wait_for_clients
-    grace = time.monotonic() + GRACE
+    started, patience = time.monotonic(), config.wait_for_clients
     while True:
-        count = len(list(grid.get_node_ids()))
-        if count >= wanted and (exact or time.monotonic() >= patience):
-            break
-        if time.monotonic() >= max(patience, grace):
+        count, waited = len(list(grid.get_node_ids())), time.monotonic() - started
+        if waited >= max(patience, GRACE) or (count >= wanted and (exact or waited >= patience)):
             break
         time.sleep(0.1)
     if exact and count != wanted:

@@ -19,7 +19,7 @@ from fedhet.wire import Arrays
 
 @dataclass
 class Round:
-    """A round under way: who trains or joins, what was asked of whom, what it cost, and who lost his state."""
+    """A round under way: who trains or joins, what was asked of whom, what it cost, and who lost their state."""
 
     number: int = 0
     final: bool = False
@@ -49,7 +49,7 @@ class Round:
         return [f"{named(clients)}: {reason}" for reason, clients in hit.items()]
 
     def reasons(self, otherwise: str = "") -> str:
-        """Return all failures as indented lines, or what is said without any."""
+        """Return all failures as indented lines; without any, the words given."""
         return "\n".join(f"  {line}" for line in self.lines() or [otherwise])
 
 
@@ -63,7 +63,6 @@ class Run:
         state: all that outlives a round.
         public: the public dataset that the server was given or that is configured, if there is one.
         model: the clients' models, where they are a user's own.
-        traits: the method's answers to the six questions, for these parameters.
         round: the round under way.
         metric: name of the task's metric, the same for all clients.
         own_data: whether clients have data that are not the configured data set's.
@@ -79,7 +78,6 @@ class Run:
     state: State
     public: PublicDataset | None = None
     model: ModelFunction | None = None
-    traits: Traits = field(init=False)
     round: Round = field(default_factory=Round)
     metric: str = "accuracy"
     own_data: bool = False
@@ -89,9 +87,10 @@ class Run:
     flower: bool = True
     further: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        """Ask the method once, not for every client of every round."""
-        self.traits = self.method.traits_of(self.config.parameters)
+    @property
+    def traits(self) -> Traits:
+        """The method's answers to the six questions, for these parameters."""
+        return self.method.traits_of(self.config.parameters)
 
     @property
     def training_rounds(self) -> int:
@@ -113,7 +112,6 @@ class Run:
             chosen = {key: value for key, value in self.config.flat().items() if value != ""}
             changed = configuration.resolve({**chosen, **settings}, strict=False)
             self.config = changed.but(chosen=self.config.chosen, idle=self.config.idle)
-            self.traits = self.method.traits_of(self.config.parameters)
 
     def take(self, settings: Mapping[str, Any]) -> None:
         """Take a configuration of Flower's: keys of ours change the run's, others are for mods around the clients."""

@@ -44,7 +44,7 @@ from fedhet.server.networks import Networks
 from fedhet.server.reporter import Reporter, metric_record, statistics, unseen_clients
 from fedhet.server.roster import await_nodes
 from fedhet.server.run import Round, Run
-from fedhet.wire import Reply
+from fedhet.wire import Payload, Reply
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -98,9 +98,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         self._handshake.admit()  # clients that come late
         self._handshake.settle()
 
-        chosen = federation.choose(self.state.clients if run.round.closing else self.participants(round))
-        payloads = federation.payloads(chosen, partial(self.configure_fit, round))
-        run.round.training = frozenset(payloads)
+        payloads = self._choose()
         evaluate = run.round.closing or run.evaluates(round)
         epochs = self.config.closing_epochs if run.round.closing else self.config.local_epochs
         messages = federation.messages(MessageType.TRAIN, payloads, epochs=epochs, evaluate=evaluate)
@@ -111,6 +109,14 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         replies = federation.exchange(messages, self._check)
         metrics = self._aggregate(replies)
         return self.reporter.record(replies, metrics)
+
+    def _choose(self) -> dict[str, Payload]:
+        """Choose who trains in the round under way; returns what each receives."""
+        round = self.run.round
+        chosen = self.federation.choose(self.state.clients if round.closing else self.participants(round.number))
+        payloads = self.federation.payloads(chosen, partial(self.configure_fit, round.number))
+        round.training = frozenset(payloads)
+        return payloads
 
     def _check(self, reply: Reply) -> None:
         """Check what a client sent that trained, and take out of it what is large."""
@@ -137,8 +143,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
 
     def _evaluation(self, clients: Sequence[str], *, amid_training: bool = False) -> list[Message]:
         """Messages to clients that are only evaluated."""
-        make = partial(self.evaluation_payloads, amid_training=amid_training)
-        payloads = self.federation.payloads(clients, make)
+        payloads = self.federation.payloads(clients, partial(self.evaluation_payloads, amid_training=amid_training))
         return self.federation.messages(MessageType.EVALUATE, payloads, evaluate=True)
 
     # ---- the run
@@ -164,8 +169,8 @@ class FederatedStrategy(Hooks[P, S], Strategy):
                 resumed; by default the first client's initial weights.
             num_rounds: rounds of training.
             timeout: seconds to wait for replies.
-            train_config: keys of the configuration to change, for training and the evaluation that rides with it;
-                Flower's names (`lr`) are understood, and keys that are not fedhet's reach mods around the clients.
+            train_config: keys of the configuration to change; Flower's names (`lr`) are understood, and keys that are
+                not fedhet's reach mods around the clients.
             evaluate_config: likewise; where both name a key, `train_config` wins.
             evaluate_fn: evaluates the global model at the server, before the first round and after each; its arrays are
                 in Flower's format.
@@ -247,11 +252,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         self.reporter.on_common_test = common
 
     def _check_that_rounds_counted(self) -> None:
-        """Check that the last rounds (`LAST`) of a run did not all come to nothing.
-
-        Raises:
-            FedhetError: they did, so it is no finished run.
-        """
+        """Raise a FedhetError if the last rounds (`LAST`) of a run all came to nothing: it is no finished run."""
         last = self.run.last_round
         counted = max([0, *(client.trained for client in self.state.clients.values())])
         if last - counted >= min(LAST, math.ceil(last / 2)) > 0:
@@ -283,11 +284,9 @@ class FederatedStrategy(Hooks[P, S], Strategy):
             run.initial = decode_arrays(arrays)
         self._handshake.admit()
         self._handshake.settle()
-        chosen = federation.choose(self.participants(server_round))
-        payloads = federation.payloads(chosen, partial(self.configure_fit, server_round))
+        payloads = self._choose()
         specs = [federation.specs[client] for client in federation.present]
         check_hooks(self, self.method.name, run.traits, specs, arrays, run.config, payloads)
-        run.round.training = frozenset(payloads)
         return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs)
 
     def aggregate_train(
