@@ -98,6 +98,6 @@ class FedProto(ByClass[FedProtoParameters]):
     def candidates(self) -> Tensor:
         """The rows of the global prototypes among which is predicted, (candidates,) int64."""
         known = torch.arange(len(self.classes), device=self.client.device)
-        if self.parameters.classes == "all":
+        if self.parameters.predict == "all-prototypes":
             return known
         return known[torch.isin(self.classes, self.client.data.train.labels)]

@@ -1,7 +1,7 @@
-"""FLHA-distillation, client side: train the shared teacher; then train one's own network towards it.
+"""FLHA-distillation, client side: train the shared teacher; then train the client's own network towards it.
 
-A student's loss is (1 - alpha) CE + alpha 2 T^2 KL on the client's own examples (FLHA-GHN, appendix E). The usual
-factor is T^2; the 2 is the paper's.
+A student's loss is (1 - alpha) CE + alpha 2 T^2 KL(teacher || student) on the client's own examples (FLHA-GHN, appendix
+E). The usual factor is T^2; the 2 is the paper's.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +19,9 @@ from fedhet.randomness import derive_seed, seed_everything
 from fedhet.representations.precision import in_precision
 from fedhet.sharing import is_statistic
 from fedhet.wire import Payload
+
+ALPHA, TEMPERATURE = 0.7, 20.0
+"""The paper's weight of the distillation and temperature T, by which logits are divided."""
 
 
 class FLHADistillation(ClientSide[FLHADistillationParameters]):
@@ -67,20 +70,20 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
         if self.teaching:
             return [Phase(self.client.request.epochs, self._optimisation(), module=self.teacher)]
         own = Phase(self.client.request.epochs, self._optimisation(), terms=self.terms(payload))
-        return [replace(own, task_weight=1 - self.parameters.alpha) if own.terms else own]
+        return [replace(own, task_weight=1 - ALPHA) if own.terms else own]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """The term alpha 2 T^2 KL(teacher || student); none for a client that lost the teacher with its state."""
         if not self.client.memory:
             return ()
-        own, many_labels = self.parameters, self.client.task.name == "multi-label"
+        many_labels = self.client.task.name == "multi-label"
         self.teacher.eval()
 
         def distance(step: Step) -> Tensor:
             with torch.no_grad():
                 wanted = self.teacher(step.inputs)
-            divergence = soft_divergence(step.outputs, wanted, own.temperature, many_labels=many_labels)
-            return own.alpha * 2 * own.temperature**2 * divergence
+            divergence = soft_divergence(step.outputs, wanted, TEMPERATURE, many_labels=many_labels)
+            return ALPHA * 2 * TEMPERATURE**2 * divergence
 
         return (distance,)
 

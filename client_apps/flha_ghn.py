@@ -27,6 +27,9 @@ from fedhet.wire import Payload
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
+REFINE_RATE = 0.001
+"""Learning rate of the refinement."""
+
 
 class FLHAGHN(ClientSide[FLHAGHNParameters]):
     """The network is written anew from what came; statistics, and layers that nothing is written for, are its own."""
@@ -91,13 +94,13 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
         return super().end(payload)
 
     def refine(self, when: str) -> Sequence[Phase]:
-        """Some epochs on the last layer, or on all, of the written network."""
+        """One epoch on the last layer, or on all, of the written network (the paper: the last layer)."""
         own, head = self.parameters, f"{self.client.head}."
         if own.refine == "none":
             return ()
-        optimisation = self.client.optimisation().at(own.refine_rate)
+        optimisation = self.client.optimisation().at(REFINE_RATE)
         trains = (lambda name: name.startswith(head)) if own.refine == "head" else None
-        return [Phase(own.refine_epochs, optimisation, trains=trains)]
+        return [Phase(1, optimisation, trains=trains)]
 
     @torch.no_grad()
     def _write(self) -> None:

@@ -3,6 +3,8 @@
 Where clients went is passed back through it: theta_i is what client i was sent, delta_i how far its steps went, and
 the gradient of the hypernetwork phi is -(d theta_i / d phi)^T delta_i. The paper takes one client a step; here a round
 is a step, with the mean over its clients.
+
+Client side: client_apps/pfedhn.py; keys: fedhet/methods/pfedhn.py.
 """
 
 from collections.abc import Mapping
@@ -23,7 +25,7 @@ WEIGHT_DECAY, CLIP = 0.001, 50.0
 
 @dataclass
 class PFedHNState(State):
-    """`hypernetwork` are its parameters by name, `moments` what Adam keeps of each, by name and kind."""
+    """`hypernetwork` holds its parameters by name, `moments` Adam's state of each, by name and kind."""
 
     hypernetwork: Arrays = field(default_factory=dict)
     moments: Arrays = field(default_factory=dict)
@@ -47,10 +49,9 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
         check(reply.arrays.get("delta", {}), spec, "its change of weights")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """A step of Adam; what belongs to clients or architectures that are not in the round stays as it is.
+        """Take a step of Adam; parameters of clients and architectures that are not in the round stay as they are.
 
-        By another rule than the mean, gradients of the hypernetwork's parameters are put together, each of the clients
-        whose weights it wrote.
+        By another rule than the mean, the clients' gradients of the hypernetwork's parameters are aggregated.
         """
         hypernetwork, plain = self._hypernetwork(), self.aggregator.plain
         tensors, gradients = hypernetwork.tensors, {}
@@ -76,14 +77,13 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
         return {}
 
     def _hypernetwork(self) -> PersonalHypernetwork:
-        """As it is now; what is not in it yet is drawn when it is needed."""
-        own, seed = self.parameters, self.config.seed
+        """The hypernetwork as it is now; parameters that it lacks are drawn when they are needed."""
         tensors = {name: to_tensor(array).requires_grad_() for name, array in self.state.hypernetwork.items()}
         embedding = next(
             (tensor.shape[1] for name, tensor in tensors.items() if name.startswith("embedding/")),
             1 + len(self.state.clients) // 4,
         )
-        return PersonalHypernetwork(tensors, seed, embedding, own.hidden, chunk=own.chunk)
+        return PersonalHypernetwork(tensors, self.config.seed, embedding)
 
     def _optimizer(self, tensors: Mapping[str, Tensor]) -> torch.optim.Adam:
         """Adam where it was left."""

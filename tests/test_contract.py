@@ -16,14 +16,12 @@ OF_METHOD: dict[str, dict[str, Any]] = {
         "fedharm.slots": "20,20,10",
     },
     "fedhenn": {"fedhenn.eta0": 1.0},
-    "fedma": {"fedma.sweeps": 1},
     "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 2, "fedmd.private-epochs": 0, "fedmd.public-batch": 32},
     "fedproto": {"fedproto.width": 32},
     "fedrep": {"local-epochs": 3},
     "flha-distillation": {"architectures": "cnn-1-1,mlp"},
     "flha-ghn": {"optimizer": "adam", "learning-rate": 0.005, "flha-ghn.steps": 2},
     "nearest-neighbour": {"nearest-neighbour.neighbours": 3},
-    "pfnm": {"pfnm.sweeps": 1},
     "pfedhn": {"architectures": "cnn-1-1,mlp", "rounds": 12, "pfedhn.server-learning-rate": 0.03},
 }
 CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.methods()} | {

@@ -12,7 +12,6 @@ class MatchingParameters(Parameters):
     """The keys of matching, with FedMA's values."""
 
     gamma: float = option(7.0, "mass of the beta process: larger opens more global units (LSTMs: 0.001)", above=0)
-    sweeps: int = option(5, "how often each client is matched again", at_least=0)
     average: str = option(
         "map",
         "global weights: posterior mean (the authors' code) or plain mean (the paper); embeddings and LSTMs are always "

@@ -19,14 +19,9 @@ class FedProtoParameters(Parameters):
     )
     predict: str = option(
         "prototype",
-        "prediction by the nearest global prototype (the paper) or by the head",
-        choices=("prototype", "head"),
-    )
-    classes: str = option(
-        "own",
-        "prototypes among which is predicted: those of the client's own classes (the authors), or all",
-        choices=("own", "all"),
-        needs={"predict": ("prototype",)},
+        "prediction by the nearest global prototype (the paper) of the client's own classes (the authors' code) or of "
+        "all classes, or by the head",
+        choices=("prototype", "all-prototypes", "head"),
     )
 
 

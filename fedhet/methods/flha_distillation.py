@@ -25,10 +25,6 @@ class FLHADistillationParameters(Parameters):
     student_learning_rate: float = option(
         0.0, "learning rate of the clients' own networks; 0: a tenth of learning-rate", at_least=0
     )
-    temperature: float = option(20.0, "T, by which the logits of teacher and student are divided", above=0)
-    alpha: float = option(
-        0.7, "weight of 2 T^2 KL(teacher || student), beside 1 - alpha of the task's loss", at_least=0, at_most=1
-    )
 
     def check(self, config: Config) -> None:
         """Check that nothing ends the run before clients have networks of their own.

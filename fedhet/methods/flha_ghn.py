@@ -57,11 +57,10 @@ class FLHAGHNParameters(Parameters):
     )
     refine: Literal["head", "none", "all"] = option(
         "head",
-        "what of a written network is trained before it is evaluated: its last layer (the paper's), nothing, or all",
+        "what of a written network is trained for an epoch before it is evaluated: its last layer (the paper's), "
+        "nothing, or all",
         choices=("head", "none", "all"),
     )
-    refine_epochs: int = option(1, "epochs of it", at_least=1, needs={"refine": ("head", "all")})
-    refine_rate: float = option(0.001, "learning rate of it", above=0, needs={"refine": ("head", "all")})
 
     @property
     def design(self) -> "Design":

@@ -10,10 +10,8 @@ from fedhet.sharing import NetworkDescription, Sharing, is_statistic
 
 @dataclass(frozen=True)
 class PFedHNParameters(Parameters):
-    """pFedHN's own keys, of the hypernetwork at the server; clients' steps are configured as everywhere."""
+    """pFedHN's own key, of the hypernetwork at the server; clients' steps are configured as everywhere."""
 
-    hidden: int = option(100, "width of the hypernetwork's hidden layers and features", at_least=1, at_most=2**16)
-    chunk: int = option(1024, "weights in a chunk, all of which have one head", at_least=1, at_most=2**24)
     server_learning_rate: float = option(0.01, "learning rate of the hypernetwork (Adam)", above=0)
 
 

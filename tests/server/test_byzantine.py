@@ -122,7 +122,7 @@ def test_what_groups_of_units_there_are_is_what_most_say_whoever_comes_first(tmp
         if name == "0" and message.metadata.message_type == "query" and reply.has_content():
             reply.content["values"]["classes"] = False
 
-    config = Case.of("pfnm", {"pfnm.sweeps": 1}).config(rounds=1)
+    config = Case.of("pfnm", {}).config(rounds=1)
     run_locally(config, tmp_path / "run", app=Tampering(after=after))
     done = Run(tmp_path / "run")
     assert done.failures == [(0, "0")]
@@ -242,7 +242,7 @@ def test_a_client_has_not_lost_what_it_was_never_sent(lost, tmp_path):
         if name == "1" and at([1], "1")(message, name):
             reply.content["values"] = ConfigRecord({"lost": lost})
 
-    config = Case.of("fedma", {"fedma.sweeps": 1}).config(rounds=2)
+    config = Case.of("fedma", {}).config(rounds=2)
     run_locally(config, tmp_path / "run", app=Tampering(after=after))
     done = Run(tmp_path / "run")
     assert done.summary["status"] == "completed"

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedhet import config as configuration
 from fedhet import population, registry
-from fedhet.errors import ConfigError, ModelError
+from fedhet.errors import ModelError
 from fedhet.learning import Step, evaluate
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.representations import Representation
@@ -71,7 +71,7 @@ def test_prototypes_that_cannot_be_are_refused(classes, counts, means):
 
 def side_with(prototypes, labels, **own):
     """A client side that has received global prototypes and holds examples of these labels."""
-    parameters = SimpleNamespace(**{"weight": 1.0, "width": 0, "predict": "prototype", "classes": "own", **own})
+    parameters = SimpleNamespace(**{"weight": 1.0, "width": 0, "predict": "prototype", **own})
     client = SimpleNamespace(
         device=torch.device("cpu"),
         data=SimpleNamespace(train=SimpleNamespace(labels=labels), validation=None),
@@ -210,15 +210,15 @@ def test_a_head_that_is_no_linear_layer_is_refused_by_name():
         registry.client_side("fedproto").adapt(model, config)
 
 
-@pytest.mark.parametrize(("classes", "expected"), [("own", [4, 2]), ("all", [3, 2])])
-def test_prediction_is_among_the_clients_own_classes_or_all(classes, expected):
+@pytest.mark.parametrize(("predict", "expected"), [("prototype", [4, 2]), ("all-prototypes", [3, 2])])
+def test_prediction_is_among_the_clients_own_classes_or_all(predict, expected):
     means = np.array([[9.0, 9.0], [0.0, 0.0], [1.0, 0.0], [5.0, 5.0]], np.float32)
-    side = side_with({"classes": np.array([2, 3, 4, 8]), "means": means}, torch.tensor([4, 2, 2, 0]), classes=classes)
+    side = side_with({"classes": np.array([2, 3, 4, 8]), "means": means}, torch.tensor([4, 2, 2, 0]), predict=predict)
     side.client.data.test = SimpleNamespace(labels=torch.tensor([4, 9]))
     scores = side.evaluate("trained")(torch.tensor([[0.1, 0.0], [8.0, 8.0]]))
-    assert scores.shape[1] == 10 if classes == "all" else scores.shape[1] >= 10
+    assert scores.shape[1] == 10 if predict == "all-prototypes" else scores.shape[1] >= 10
     assert scores.argmax(1).tolist() == expected
-    known = {"own": [2, 4], "all": [2, 3, 4, 8]}[classes]
+    known = {"prototype": [2, 4], "all-prototypes": [2, 3, 4, 8]}[predict]
     assert (scores > -1e4).nonzero()[:, 1].unique().tolist() == known
     assert scores.isfinite().all()
 
@@ -227,11 +227,6 @@ def test_without_a_prototype_of_its_own_classes_a_client_predicts_by_its_head():
     side = side_with({"classes": np.array([2]), "means": np.zeros((1, 3), np.float32)}, torch.tensor([4, 5]))
     side.client.model = nn.Identity()
     assert side.evaluate("received") is side.client.model
-
-
-def test_a_head_predicts_among_all_classes_anyway():
-    with pytest.raises(ConfigError, match=r"fedproto.classes has no effect with fedproto.predict = head"):
-        configuration.resolve({"method": "fedproto", "fedproto.classes": "all", "fedproto.predict": "head"})
 
 
 @pytest.mark.parametrize("width", [0, 7])

@@ -212,15 +212,15 @@ def test_refinement_is_for_the_evaluation_alone(federate, phases, changed, refin
         "flha-ghn",
         architectures="mlp",
         rounds=1,
-        learning_rate=0.001,
-        **{"flha-ghn.refine": refine, "flha-ghn.refine-epochs": 2, "flha-ghn.refine-rate": 0.002},
+        learning_rate=0.002,
+        **{"flha-ghn.refine": refine},
     )
     refined = [each for each in phases if each[0].module is None]
     trained = [each for each in phases if each[0].module is not None]
     assert len(trained) == 3
     assert len(refined) == 9  # before training, after it, and at the end
     for phase, before, after in refined:
-        assert (phase.epochs, phase.optimisation.learning_rate) == (2, 0.002)
+        assert (phase.epochs, phase.optimisation.learning_rate) == (1, 0.001)
         assert changed(before, after) == (moves or set(before))
     expected = written(done.state.model, population.model_of(done.info()))
     assert all(torch.allclose(done.saved("0")[name], array, atol=1e-6) for name, array in expected.items())
@@ -232,7 +232,6 @@ def test_keys_that_another_makes_idle_are_put_back_and_refused_by_hand():
     contradictions = (
         {"head": "tiled", "rank": 8},
         {"head": "dense", "rank": 8},
-        {"refine": "none", "refine-rate": 0.1},
         {"head": "tiled", "share": "own"},
         {"head": "lowrank", "normalise": False},
     )

@@ -21,14 +21,13 @@ HARM: dict[str, Any] = {
 OF_METHOD: dict[str, dict[str, Any]] = {
     "fedharm": HARM,
     "fedhenn": {"fedhenn.eta0": 1.0, "fedhenn.target": "kernel", "fedhenn.rad-batch": 32},
-    "fedma": {"fedma.sweeps": 1, "rounds": 0},
+    "fedma": {"rounds": 0},
     "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 1, "fedmd.private-epochs": 0, "fedmd.public-batch": 32},
     "fedproto": {"fedproto.width": 32},
     "fedrep": {"rounds": 5},
     "flha-distillation": {"learning-rate": 0.1, "rounds": 6},
     "flha-ghn": {"optimizer": "adam", "learning-rate": 0.01, "flha-ghn.steps": 1, "rounds": 2},
     "pfedhn": {"rounds": 20, "pfedhn.server-learning-rate": 0.03},
-    "pfnm": {"pfnm.sweeps": 1},
 }
 CASES = {name: OF_METHOD.get(name, {}) for name in registry.own_methods()} | {
     "fedhenn rbf": {"fedhenn.eta0": 1.0, "fedhenn.kernel": "rbf", "fedhenn.rad-batch": 32},

@@ -116,7 +116,7 @@ def test_a_residual_network_learns(batch_norm, tmp_path):
 @pytest.mark.parametrize("batch_norm", ["local", "re-estimate"])
 def test_statistics_travel_whatever_is_said_of_batch_norm(batch_norm, tmp_path):
     settings = {"architectures": "resnet8", "local_epochs": 1, "samples_per_client": 16, "clients": 2, "rounds": 2}
-    rows, _ = run(tmp_path / "run", batch_norm=batch_norm, partition="iid", pfnm__sweeps=1, **settings)
+    rows, _ = run(tmp_path / "run", batch_norm=batch_norm, partition="iid", **settings)
     assert not any(row["failures"] for row in rows)
     model = load_file(tmp_path / "run" / "models" / "global.safetensors")
     assert len(model["body.1.running_mean"]) == len(model["body.0.weight"])
