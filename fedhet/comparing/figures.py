@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedhet.comparing.measures import VariantResult
-from fedhet.results.plotting import BLUE, INK, ORANGE, PALETTE, draw_line, label_axes, legend_beside, new_figure
+from fedhet.results.plotting import BLUE, INK, ORANGE, PALETTE, draw_line, label_axes, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,6 @@ def _draw_curves(axes: "Axes", results: Sequence[VariantResult], metric: str) ->
         axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
     label_axes(axes, "round", f"personal {metric}")
     axes.set_title("by round (band: spread over seeds)", fontsize=10, color=INK)
-    legend_beside(axes)
 
 
 def _draw_bars(axes: "Axes", results: Sequence[VariantResult], metric: str) -> None:
@@ -56,7 +55,6 @@ def _draw_bars(axes: "Axes", results: Sequence[VariantResult], metric: str) -> N
     axes.set_ylim(len(results) - 0.5, -0.5)
     axes.set_xlim(0, 1.2 * axes.dataLim.x1)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(metric)
+    label_axes(axes, metric, "", whole=False)
     title = "after the last round" + (" (* equal models)" * any(result.equalised for result in results))
     axes.set_title(title, fontsize=10, color=INK)
-    legend_beside(axes)

@@ -37,10 +37,10 @@ class Appended:
         _append(self._folder / DIGESTS, csv_lines([[round, *(self._content[name].hexdigest() for name in FILES)]]))
 
     def go_back(self, last: int, lines: Mapping[str, int]) -> None:
-        """Cut the files back to the last complete round, once it is known that they hold what was recorded.
+        """Cut the files back to a complete round, once it is known that they hold what was recorded.
 
         Args:
-            last: that round; -1 before the first.
+            last: that round.
             lines: how many lines of each file stay.
 
         Raises:
@@ -48,8 +48,8 @@ class Appended:
         """
         texts = {name: b"".join(_lines(self._folder / name)[:number]) for name, number in lines.items()}
         recorded = {round: digests for round, digests in self._recorded().items() if round <= last}
-        for name in FILES if last >= 0 else ():
-            if recorded.get(last, {}).get(name) != _digest(texts[name]).hexdigest():
+        for name, text in texts.items():
+            if recorded.get(last, {}).get(name) != _digest(text).hexdigest():
                 raise FedhetError(
                     f"{self._folder / name} is damaged: up to round {last} it is not what {DIGESTS} says was recorded, "
                     "so the run cannot go on from it; restore the folder from a copy, or run it again"

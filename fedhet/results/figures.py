@@ -1,13 +1,21 @@
 """The figures of a run, and of several runs; each is None where there is nothing to draw."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from itertools import accumulate
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedhet.method import Drawing
-from fedhet.results.history import TestSet, Which, accuracy_curve, final_clients, flat, scored_curve, unseen_lines
+from fedhet.results.history import (
+    TestSet,
+    Which,
+    final_clients,
+    learning_curve,
+    models_round,
+    scored_curve,
+    unseen_lines,
+)
 from fedhet.results.plotting import (
     BLUE,
     INK,
@@ -18,7 +26,6 @@ from fedhet.results.plotting import (
     draw_line,
     faded,
     label_axes,
-    legend_beside,
     new_figure,
 )
 from fedhet.results.run_files import RunFiles
@@ -66,7 +73,7 @@ def further_figures(run: RunFiles) -> "dict[str, Figure]":
         "partition": partition_figure(run.partition) if run.partition else None,
         "losses": loss_figure(run),
         "courses": clients_by_round_figure(run),
-        "cost": cost_figure({str(run.settings.get("method", "run")): run}),
+        "cost": runs_figure({"": run}, by_bytes=True),
     }
     return _there(drawn)
 
@@ -77,20 +84,19 @@ def _there(drawn: "Mapping[str, Figure | None]") -> "dict[str, Figure]":
 
 def accuracy_figure(run: RunFiles) -> "Figure | None":
     """Accuracy by round: weighted over clients, with the range over clients behind it."""
-    labels = _CURVE_LABELS[run.personal]
     figure, (axes,) = new_figure(7.2, 3.6)
     colours: dict[Which, str] = {"received": ORANGE, "trained": BLUE}
     for which, colour in colours.items():
         main = run.personal in (which, None)
         if which == "received" and not (run.has_global or main):
             continue
-        label = labels[which] if run.has_global or not main else "personal models"
+        label = _CURVE_LABELS[run.personal][which] if run.has_global or not main else "personal models"
         for test, style, where in _TESTS:
-            curve = accuracy_curve(run.rows, which, test=test)
+            curve = learning_curve(run.rows, which, test=test)
             if not curve:
                 continue
             draw_line(axes, curve, style, color=colour, label=label + where)
-            low, high = (dict(accuracy_curve(run.rows, which, end, test)) for end in ("min", "max"))
+            low, high = (dict(learning_curve(run.rows, which, end, test)) for end in ("min", "max"))
             inside = [r for r, _ in curve if r in low and r in high]
             if main and curve == scored_curve(run.rows, which) and low != high and len(inside) > 1:
                 lows, highs = [low[r] for r in inside], [high[r] for r in inside]
@@ -98,7 +104,6 @@ def accuracy_figure(run: RunFiles) -> "Figure | None":
     if not axes.lines:
         return None
     label_axes(axes, "round", run.metric)
-    legend_beside(axes)
     return figure
 
 
@@ -140,7 +145,6 @@ def unseen_figure(run: RunFiles) -> "Figure | None":
         points = [(epoch, value) for epoch, value in enumerate(values) if value is not None]
         draw_line(axes, points, style, color=colour, label=label + where)
     label_axes(axes, "epochs of training alone", run.metric)
-    legend_beside(axes)
     return figure
 
 
@@ -152,29 +156,22 @@ def bytes_figure(rows: Sequence[Mapping[str, Any]]) -> "Figure | None":
     figure, panels = new_figure(7.2, 2.9, panels=2)
     for axes, title, running in zip(panels, ("a round", "in total so far"), (False, True), strict=True):
         for name, colour, style in (("up", BLUE, "-"), ("down", ORANGE, "--")):
-            flow = [row.get(f"bytes_{name}", 0) for row in rows]
+            flow = [row[f"bytes_{name}"] for row in rows]
             values = list(accumulate(flow)) if running else flow
-            draw_line(axes, list(zip(rounds, values, strict=True)), style, color=colour, label=name)
+            draw_line(
+                axes, list(zip(rounds, values, strict=True)), style, color=colour, label=name if running else None
+            )
         axes.set_title(title, fontsize=10, color=INK)
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(lambda value, _: format_bytes(value))
         label_axes(axes, "round (0: handshake)", "")
-    panels[0].legend(frameon=False, labelcolor=INK)
     return figure
 
 
 def loss_figure(run: RunFiles) -> "Figure | None":
     """The loss in training, with what the method adds to it, and the loss on test data."""
-    which = run.personal or "trained"
     training = [(row["round"], row["train_loss"]) for row in run.rows if row.get("train_loss") is not None]
-    tested = []
-    for row in run.rows:
-        values = flat(row)  # on the common test set, of clients or of the server, where nothing else is
-        places = f"{which}/loss/weighted", f"common/{which}/loss/weighted", f"common/{which}/loss"
-        mean = next((values[place] for place in places if place in values), None)
-        if mean is not None:
-            before = which == "received" or row.get("final", False)
-            tested.append((row["round"] - before, mean))
+    tested = scored_curve(run.rows, run.scored, "loss")
     if not training and not tested:
         return None
     figure, (axes,) = new_figure(7.2, 3.0)
@@ -182,29 +179,26 @@ def loss_figure(run: RunFiles) -> "Figure | None":
         if points:
             draw_line(axes, points, color=colour, label=label)
     label_axes(axes, "round", "loss")
-    legend_beside(axes)
     return figure
 
 
 def clients_by_round_figure(run: RunFiles) -> "Figure | None":
     """Each client's accuracy by round, by the evaluation that its method is scored by; two rounds at least."""
-    before = _scored(run) == "received"
-    curves: dict[str, dict[int, float]] = {}
-    for row in run.clients:
-        if row.accuracy is not None:
-            final = run.rows and run.rows[-1].get("final") and row.round == run.rows[-1]["round"]
-            curves.setdefault(row.client, {})[row.round - bool(before or final)] = row.accuracy
-    if len({r for curve in curves.values() for r in curve}) < 2:
-        return None
     from matplotlib.collections import LineCollection
 
+    after = {row["round"]: models_round(row, run.scored) for row in run.rows}
+    curves: dict[str, dict[int, float]] = {}
+    for row in run.clients:
+        if row.accuracy is not None and row.round in after:
+            curves.setdefault(row.client, {})[after[row.round]] = row.accuracy
+    if len({r for curve in curves.values() for r in curve}) < 2:
+        return None
     figure, (axes,) = new_figure(7.2, 3.2)
     lines = {client: sorted(curves[client].items()) for client in sorted(curves, key=client_order)}
     if len(curves) <= MOST_NAMED:
         for place, (client, points) in enumerate(lines.items()):
             style, colour = "-" if place < len(PALETTE) else "--", PALETTE[place % len(PALETTE)]
             axes.plot(*zip(*points, strict=True), style, color=colour, linewidth=1, label=client)
-        legend_beside(axes)
     else:  # at once: thousands of lines of their own take seconds
         axes.add_collection(LineCollection(list(lines.values()), colors=BLUE, linewidths=1, alpha=0.35))
     label_axes(axes, "round", f"{run.metric} of each client")
@@ -233,45 +227,24 @@ def partition_figure(partition: Mapping[str, Any]) -> "Figure":
     return figure
 
 
-def cost_figure(runs: Mapping[str, RunFiles]) -> "Figure | None":
-    """Accuracy by payload bytes sent so far, of one run or of several."""
+def runs_figure(runs: Mapping[str, RunFiles], *, by_bytes: bool = False) -> "Figure | None":
+    """Accuracy by round of one run or of several, each by the evaluation that its method is scored by.
 
-    def by_bytes(run: RunFiles) -> list[tuple[float, float]]:
-        sent = accumulate(row.get("bytes_up", 0) + row.get("bytes_down", 0) for row in run.rows)
-        by_round = dict(zip((row["round"] for row in run.rows), sent, strict=True))
-        return [(by_round[r] / MEGABYTE, value) for r, value in _curve(run) if by_round.get(r)]
-
-    return _of_runs(runs, by_bytes, "payload so far, all clients, both ways (MB)", whole=False)
-
-
-def overlay_figure(runs: Mapping[str, RunFiles]) -> "Figure | None":
-    """Accuracy by round of several runs, each by the evaluation that its method is scored by."""
-    return _of_runs(runs, _curve, "round", whole=True)
-
-
-def _of_runs(
-    runs: Mapping[str, RunFiles],
-    points_of: Callable[[RunFiles], Sequence[tuple[float, float]]],
-    along: str,
-    *,
-    whole: bool,
-) -> "Figure | None":
-    """A curve of accuracy for each run that has points."""
+    Args:
+        runs: by their names in the legend.
+        by_bytes: by payload bytes sent so far in place of rounds.
+    """
     figure, (axes,) = new_figure(7.2, 3.4)
     for place, (name, run) in enumerate(runs.items()):
-        if points := points_of(run):
+        points: Sequence[tuple[float, float]] = run.curve
+        if by_bytes:
+            sent = accumulate(row["bytes_up"] + row["bytes_down"] for row in run.rows)
+            by_round = dict(zip((row["round"] for row in run.rows), sent, strict=True))
+            points = [(by_round[r] / MEGABYTE, value) for r, value in points if by_round.get(r)]
+        if points:
             draw_line(axes, points, color=PALETTE[place % len(PALETTE)], label=name)
     if not axes.lines:
         return None
-    label_axes(axes, along, next(iter(runs.values())).metric, whole=whole)
-    if len(runs) > 1:
-        legend_beside(axes)
+    along = "payload so far, all clients, both ways (MB)" if by_bytes else "round"
+    label_axes(axes, along, next(iter(runs.values())).metric, whole=not by_bytes)
     return figure
-
-
-def _scored(run: RunFiles) -> Which:
-    return run.personal or "trained"
-
-
-def _curve(run: RunFiles) -> list[tuple[int, float]]:
-    return scored_curve(run.rows, _scored(run))

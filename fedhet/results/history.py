@@ -5,17 +5,17 @@ Accuracies and losses are means over examples (the key `accuracy` holds whatever
 """
 
 import csv
+import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 from fedhet.errors import FedhetError
-from fedhet.results import shapes
-from fedhet.rows import STATISTICS, ClientRow, Statistics, client_order
-from fedhet.text import printable
+from fedhet.rows import ClientRow, client_order
+from fedhet.text import all_printable, printable
 
 Row = dict[str, Any]
 Which = Literal["received", "trained"]
@@ -39,14 +39,27 @@ def read_history(folder: Path | str) -> list[Row]:
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
         try:
-            row = shapes.parsed(line, shapes.ROW)
+            rows.append(parse_object(line))
         except ValueError as error:
             if number < len(lines):
                 raise FedhetError(f"{path}, line {number}: damaged ({error}); every line must be one round") from None
             _log.warning("%s, line %d: torn, probably by a crash in mid-write; ignored", path, number)
-        else:
-            rows.append(row)
     return rows
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """Return the object that JSON text holds, its strings printable.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    try:
+        value = all_printable(json.loads(text))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("an object was expected")
+    return value
 
 
 def read_clients(folder: Path | str) -> list[ClientRow]:
@@ -65,25 +78,18 @@ def read_clients(folder: Path | str) -> list[ClientRow]:
         _log.warning("%s: the last line is torn, probably by a crash in mid-write; ignored", path)
     reader = csv.DictReader(whole.split("\n"))
     try:
-        return [ClientRow(**{name: read(record[name]) for name, read in _CELLS.items()}) for record in reader]
+        return [_client_row(record) for record in reader]
     except (KeyError, TypeError, ValueError, AttributeError, csv.Error) as error:
         raise FedhetError(f"{path}, line {reader.line_num}: damaged ({error!r})") from None
 
 
-def _count(text: str) -> int:
-    shapes.check(number := int(text), shapes.WHOLE)
-    return number
-
-
-def _score(text: str) -> float | None:
-    return float(text) if text else None
-
-
-_CELLS: dict[str, Callable[[str], Any]] = {
-    **{"round": _count, "client": printable, "architecture": printable, "examples": _count},
-    **{"accuracy": _score, "loss": _score, "bytes_up": _count, "bytes_down": _count},
-}
-"""The columns of `clients.csv`, and how each is read."""
+def _client_row(record: Mapping[str, str]) -> ClientRow:
+    accuracy, loss = (float(record[name]) if record[name] else None for name in ("accuracy", "loss"))
+    round, examples, bytes_up, bytes_down = (
+        int(record[name]) for name in ("round", "examples", "bytes_up", "bytes_down")
+    )
+    client, architecture = printable(record["client"]), printable(record["architecture"])
+    return ClientRow(round, client, architecture, examples, accuracy, loss, bytes_up, bytes_down)
 
 
 def final_clients(rows: Iterable[ClientRow]) -> list[ClientRow]:
@@ -92,39 +98,48 @@ def final_clients(rows: Iterable[ClientRow]) -> list[ClientRow]:
     return [last[client] for client in sorted(last, key=client_order)]
 
 
-def accuracy_curve(
-    rows: Iterable[Row], which: Which = "trained", statistic: str = "weighted", test: TestSet = "own"
+def learning_curve(
+    rows: Iterable[Row],
+    which: Which = "trained",
+    statistic: str = "weighted",
+    test: TestSet = "own",
+    measure: Literal["accuracy", "loss"] = "accuracy",
 ) -> list[tuple[int, float]]:
     """The accuracy by round: pairs (r, accuracy after round r), with rounds ascending.
 
-    What a round received is the model as it was after the round before; the final row, which only evaluates, stands for
-    the last training round. Where a round was evaluated twice the later evaluation counts.
+    Where a round was evaluated twice the later evaluation counts.
 
     Args:
         rows: the history, see `read_history`.
         which: the models as clients `received` them, or the personal models after they were `trained`.
         statistic: over clients, one of `STATISTICS`; a single model on the common test set has just one value.
         test: on the clients' `own` test parts, on the `common` test set or on the clients' `validation` parts.
+        measure: accuracy, or the loss in its place.
     """
     curve: dict[int, float] = {}
     for row in rows:
-        block = (row if test == "own" else row.get(test) or {}).get(which)
-        accuracy = (block or {}).get("accuracy")
-        value = accuracy.get(statistic) if isinstance(accuracy, Mapping) else accuracy
+        evaluated = (row if test == "own" else row.get(test) or {}).get(which)
+        values = (evaluated or {}).get(measure)
+        value = values.get(statistic) if isinstance(values, Mapping) else values
         if value is not None and math.isfinite(value):
-            before = which == "received" or row.get("final", False)
-            curve[row["round"] - 1 if before else row["round"]] = float(value)
+            curve[models_round(row, which)] = float(value)
     return sorted(curve.items())
 
 
-def scored_curve(rows: Sequence[Row], which: Which) -> list[tuple[int, float]]:
-    """The accuracy that a run is scored by, by round: on the clients' own test parts, else on the common test set.
+def models_round(row: Row, which: Which) -> int:
+    """The round after which the models of a row's evaluation are.
 
-    Args:
-        rows: the history, see `read_history`.
-        which: see `accuracy_curve`.
+    A round received the model of the round before, and the final row, which only evaluates, has that of the last round.
     """
-    return accuracy_curve(rows, which) or accuracy_curve(rows, which, test="common")
+    before = which == "received" or row.get("final", False)
+    return row["round"] - 1 if before else row["round"]
+
+
+def scored_curve(
+    rows: Sequence[Row], which: Which, measure: Literal["accuracy", "loss"] = "accuracy"
+) -> list[tuple[int, float]]:
+    """The learning curve that a run is scored by: on the clients' own test parts, else on the common test set."""
+    return learning_curve(rows, which, measure=measure) or learning_curve(rows, which, test="common", measure=measure)
 
 
 def flat(row: Row) -> dict[str, float]:
@@ -132,25 +147,18 @@ def flat(row: Row) -> dict[str, float]:
 
     Those on the common test set and on validation parts have it in front, as `common/trained/accuracy/weighted`.
     """
-    numbers: dict[str, Any] = {}
-    for test in ("", "common", "validation"):
-        tested = (row.get(test) or {}) if test else row
-        for which, kind in product(("received", "trained"), ("accuracy", "loss")):
-            values, place = (tested.get(which) or {}).get(kind), f"{test}/{which}/{kind}".removeprefix("/")
-            of_each = (
-                {f"/{name}": value for name, value in values.items()} if isinstance(values, dict) else {"": values}
-            )
-            numbers |= {place + name: value for name, value in of_each.items()}
-    numbers |= {"train/loss": row.get("train_loss"), "bytes/up": row["bytes_up"], "bytes/down": row["bytes_down"]}
+    numbers = {"train/loss": row.get("train_loss"), "bytes/up": row["bytes_up"], "bytes/down": row["bytes_down"]}
     numbers |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
+    tested = {"": row, "common/": row.get("common") or {}, "validation/": row.get("validation") or {}}
+    for test, which, measure in product(tested, ("received", "trained"), ("accuracy", "loss")):
+        values, place = (tested[test].get(which) or {}).get(measure), f"{test}{which}/{measure}"
+        by_name = values if isinstance(values, dict) else {"": values}
+        numbers |= {f"{place}/{name}".removesuffix("/"): value for name, value in by_name.items()}
     return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
 def unseen_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | None]]:
     """The accuracy of those who came after the last round, weighted by their examples, by epoch of training alone.
-
-    Args:
-        rows: the history, see `read_history`.
 
     Returns:
         By test set and start (`received`, `scratch`), before the first epoch and after each; empty without unseen
@@ -163,36 +171,3 @@ def unseen_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | 
         for test in tests
         for start, by_epoch in record.get(test, {}).items()
     }
-
-
-def last10(
-    rows: Sequence[Row], personal: Which, *, has_global: bool = True, test: TestSet = "own"
-) -> dict[str, Statistics | None] | None:
-    """Means over the last ten rounds, one after the other, of the statistics over clients; nothing is picked.
-
-    Args:
-        rows: the history, see `read_history`.
-        personal: which evaluation is that of the method's personal model (`personal` of `summary.json`).
-        has_global: whether the method has a global model; without one its part is None.
-        test: see `accuracy_curve`.
-
-    Returns:
-        `personal_accuracy` with all `STATISTICS` and `global_accuracy` with `weighted` and `mean`, each None where one
-        of the last ten rounds was not evaluated; None where both are, or there are fewer rounds.
-    """
-    last = max((row["round"] for row in rows if not row.get("final", False)), default=0)
-    if last < 10:
-        return None
-
-    def means(which: Which, statistics: Sequence[str]) -> Statistics | None:
-        curves = {name: dict(accuracy_curve(rows, which, name, test)) for name in statistics}
-        ten = {name: [curve.get(round) for round in range(last - 9, last + 1)] for name, curve in curves.items()}
-        if any(value is None for values in ten.values() for value in values):
-            return None
-        return {name: math.fsum(value or 0.0 for value in values) / 10 for name, values in ten.items()}
-
-    means_of = {
-        "personal_accuracy": means(personal, STATISTICS),
-        "global_accuracy": means("received", STATISTICS[:2]) if has_global else None,
-    }
-    return means_of if any(means_of.values()) else None

@@ -127,13 +127,22 @@ def draw_image(axes: "Axes", values: Any, **options: Any) -> Any:
 
 
 def label_axes(axes: "Axes", x: str, y: str, *, whole: bool = True) -> None:
-    """Name the axes, and have ticks of the x axis at whole numbers only, such as rounds."""
+    """Name the axes, and put a legend of all that has a label to their right, where it hides no data.
+
+    Args:
+        axes: with everything drawn in them.
+        x: name of the x axis.
+        y: name of the y axis.
+        whole: whether ticks of the x axis are at whole numbers only, such as rounds.
+    """
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set(xlabel=x, ylabel=y)
     if whole:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    if handles := {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}:
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
+        axes.legend(handles.values(), handles.keys(), **place, frameon=False, labelcolor=INK)
 
 
 def colour_bar(image: Any, panels: "Sequence[Axes]", label: str = "", **place: float) -> None:
@@ -142,11 +151,3 @@ def colour_bar(image: Any, panels: "Sequence[Axes]", label: str = "", **place: f
     bar.set_label(label, color=INK)
     bar.ax.tick_params(color=GRID, labelcolor=INK, labelsize=8)
     bar.outline.set_visible(False)
-
-
-def legend_beside(axes: "Axes") -> None:
-    """A legend to the right of the axes, where it hides no data; each label once."""
-    handles = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    axes.legend(
-        handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, labelcolor=INK
-    )

@@ -26,6 +26,7 @@ from fedhet.results.appended import Appended
 from fedhet.results.history import read_clients, read_history
 from fedhet.results.loggers import loggers
 from fedhet.results.report import write_report
+from fedhet.results.run_files import showing
 from fedhet.results.summary import summarised
 from fedhet.rows import ClientRow, client_order
 from fedhet.state import State
@@ -36,7 +37,6 @@ log = logging.getLogger("flwr").getChild("fedhet")
 S = TypeVar("S", bound=State)
 
 COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
-CHECKPOINTS = "checkpoint"
 PACKAGES = ("fedhet", "flwr", "torch", "numpy", "scipy")
 
 
@@ -69,11 +69,11 @@ class RunDirectory(Observer):
         self.started_at = time.perf_counter()
         self.earlier_seconds = 0.0
         check_folder(folder, resume=resume)
+        self._own = own
         self._files = Appended(folder)
         if resume:
-            self._check_rounds()
-            self._rewind()
-        self._own = own
+            with showing(folder):
+                self._rewind()
         self._write_config()
         log.info("results go to %s", folder)
         if not resume:
@@ -119,7 +119,7 @@ class RunDirectory(Observer):
         if not report.row.get("final"):
             self._files.record(report.row["round"])
             earlier = self._checkpoints()
-            path = self.folder / CHECKPOINTS / f"{report.row['round']}.safetensors"
+            path = self.folder / "checkpoint" / f"{report.row['round']}.safetensors"
             # A new name, then the old one away: replacing a file makes the disk's journal wait for the data.
             run.state.save(path)
             for old in earlier:
@@ -130,79 +130,67 @@ class RunDirectory(Observer):
         """Write models, matrices, summary and report."""
         models = self.folder / "models"
         # Clients leave their models in their state folder; on a disk of another machine they stay there.
-        own = run.state.run
-        places = [Path(self.config.state_dir or self.folder / "state"), *([state_home()] if own else [])]
+        places = [Path(self.config.state_dir or self.folder / "state"), *([state_home()] if run.state.run else [])]
         for place in places:
-            for path in sorted((place / own / "models").glob("*.safetensors")):
+            for path in sorted((place / run.state.run / "models").glob("*.safetensors")):
                 models.mkdir(exist_ok=True)
                 shutil.move(path, models / path.name)
         if run.traits.whole and run.state.model:
             write_arrays(models / "global.safetensors", run.state.model)
-        self._write("summary.json", self._summary("completed", run))
-        try:  # pictures are no part of the result
-            if run.matrices:
-                self._write("matrices.json", run.matrices)
-            if self.config.report:
-                write_report(self.folder)
-        except OSError:
-            raise
-        except Exception as error:
-            log.warning("the report was not written: %s: %s", type(error).__name__, error, exc_info=error)
+        self._write_summary(run, "completed")
+        self._show(run.matrices)
         log.info("results are in %s", self.folder)
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
         """Write the summary of a run that ended before its end, and a report of what there is."""
         reason = str(error) if isinstance(error, FedhetError) else f"{type(error).__name__}: {error}"
-        self._write("summary.json", self._summary("failed", run) | {"error": reason})
+        self._write_summary(run, "failed", error=reason)
+        self._show({})
+
+    def _write_summary(self, run: RunInfo, status: str, **further: str) -> None:
+        summary = summarised(read_history(self.folder), run, self.config)
+        seconds = round(self.earlier_seconds + time.perf_counter() - self.started_at, 3)
+        self._write("summary.json", {**summary, "engine": self.engine, "seconds": seconds, "status": status, **further})
+
+    def _show(self, matrices: Mapping[str, Any]) -> None:
+        """Write matrices and report; they are no part of the result, so what they raise is a warning."""
         try:
+            if matrices:
+                self._write("matrices.json", matrices)
             if self.config.report:
                 write_report(self.folder)
-        except Exception as broken:  # the reason of the failure is what must be seen
-            log.warning("the report was not written: %s: %s", type(broken).__name__, broken)
-
-    def _summary(self, status: str, run: RunInfo) -> dict[str, Any]:
-        seconds = round(self.earlier_seconds + time.perf_counter() - self.started_at, 3)
-        summary = summarised(read_history(self.folder), run, self.config)
-        return {**summary, "engine": self.engine, "seconds": seconds, "status": status}
+        except Exception as error:
+            log.warning("the report was not written: %s: %s", type(error).__name__, error, exc_info=error)
 
     def _rewind(self) -> None:
         """Cut the files back to the last complete round, and forget the end of an earlier run.
 
         Raises:
+            ConfigError: the run is to have fewer rounds than it has already.
             FedhetError: a file is damaged; nothing was changed.
         """
-        last = self._last_checkpoint()
-        if last is not None:
-            read_arrays(last)
+        last, rounds = self._last_checkpoint(), self.config.rounds
         complete = int(last.stem) if last else -1
-        rows = [row for row in read_history(self.folder) if row["round"] <= complete and not row.get("final")]
-        clients = [row for row in read_clients(self.folder) if row.round <= complete]
-        self.earlier_seconds = sum(row["timing"]["seconds"] for row in rows)
+        done = complete - bool(self.config.closing_epochs)
+        if 0 < rounds < done:
+            raise ConfigError(f"rounds = {rounds}: {self.folder} has {done} rounds already; set at least as many")
         if last is None:
             self._files.begin(COLUMNS)
         else:
+            read_arrays(last)
+            rows = [row for row in read_history(self.folder) if row["round"] <= complete and not row.get("final")]
+            clients = [row for row in read_clients(self.folder) if row.round <= complete]
+            self.earlier_seconds = sum(row["timing"]["seconds"] for row in rows)
             self._files.go_back(complete, {"history.jsonl": len(rows), "clients.csv": 1 + len(clients)})
         for name in ("summary.json", "matrices.json", "report.html"):
             (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.folder / "models", ignore_errors=True)
 
-    def _check_rounds(self) -> None:
-        """Check that a resumed run is not to be shorter than it is already.
-
-        Raises:
-            ConfigError: it would be.
-        """
-        rounds, last = self.config.rounds, self._last_checkpoint()
-        done = (int(last.stem) if last else 0) - bool(self.config.closing_epochs)
-        if 0 < rounds < done:
-            raise ConfigError(f"rounds = {rounds}: {self.folder} has {done} rounds already; set at least as many")
-
     def _last_checkpoint(self) -> Path | None:
         return max(self._checkpoints(), key=lambda path: int(path.stem), default=None)
 
     def _checkpoints(self) -> list[Path]:
-        found = (self.folder / CHECKPOINTS).glob("[0-9]*.safetensors")
-        return [path for path in found if path.stem.isdecimal()]
+        return [path for path in (self.folder / "checkpoint").glob("*.safetensors") if path.stem.isdecimal()]
 
     def _write(self, name: str, value: Any) -> None:
         write_text(self.folder / name, json.dumps(value, indent=2) + "\n")

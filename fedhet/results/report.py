@@ -13,7 +13,7 @@ from fedhet import registry
 from fedhet.errors import FedhetError
 from fedhet.files import write_text
 from fedhet.method import Drawing
-from fedhet.results.figures import cost_figure, further_figures, main_figures, overlay_figure
+from fedhet.results.figures import further_figures, main_figures, runs_figure
 from fedhet.results.page import PAGE, SHARED, TOGETHER
 from fedhet.results.plotting import lay_out, save_png, to_svg
 from fedhet.results.run_files import RunFiles, read_run, showing
@@ -221,7 +221,8 @@ def write_together(
         shown: the runs that the figures are of; all by default.
     """
     shown = shown or runs
-    drawn = {"comparison": first, "overlay": None if first else overlay_figure(shown), "cost": cost_figure(shown)}
+    overlay, cost = None if first else runs_figure(shown), runs_figure(shown, by_bytes=True)
+    drawn = {"comparison": first, "overlay": overlay, "cost": cost}
     of = "" if shown is runs else " Of each method's first seed."
     captions = {name: text + of * (name != "comparison") for name, text in _CAPTIONS_TOGETHER.items()}
     pictures = _pictures({name: figure for name, figure in drawn.items() if figure is not None}, captions)

@@ -8,8 +8,7 @@ from typing import Any
 
 from fedhet import toml
 from fedhet.errors import FedhetError
-from fedhet.results import shapes
-from fedhet.results.history import Row, Which, read_clients, read_history
+from fedhet.results.history import Row, Which, parse_object, read_clients, read_history, scored_curve
 from fedhet.rows import ClientRow
 from fedhet.text import all_printable
 
@@ -32,6 +31,16 @@ class RunFiles:
     def personal(self) -> Which | None:
         """Which evaluation is that of the method's personal model; None as long as there is no summary."""
         return self.summary.get("personal") if self.summary else None
+
+    @property
+    def scored(self) -> Which:
+        """Which evaluation scores the run."""
+        return self.personal or "trained"
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """The accuracy by round that scores the run."""
+        return scored_curve(self.rows, self.scored)
 
     @property
     def has_global(self) -> bool:
@@ -74,15 +83,15 @@ def read_run(folder: Path | str) -> RunFiles:
         settings=toml.flatten(settings),
         rows=read_history(folder),
         clients=read_clients(folder),
-        summary=_read_json(folder / "summary.json", shapes.SUMMARY),
-        matrices=_read_json(folder / "matrices.json", shapes.MATRICES) or {},
-        partition=_read_json(folder / "partition.json", shapes.PARTITION),
+        summary=_read_json(folder / "summary.json"),
+        matrices=_read_json(folder / "matrices.json") or {},
+        partition=_read_json(folder / "partition.json"),
     )
 
 
 @contextmanager
 def showing(folder: object) -> Iterator[None]:
-    """Say of whatever a run directory's values make the drawing of it raise that they are damaged.
+    """Say of whatever a run directory's values raise while they are used that they are damaged.
 
     Raises:
         FedhetError: in place of it.
@@ -93,16 +102,12 @@ def showing(folder: object) -> Iterator[None]:
         raise
     except Exception as error:
         raise FedhetError(
-            f"{folder} cannot be shown, since its files hold values that no run writes "
-            f"({type(error).__name__}: {error})"
+            f"{folder} cannot be read, since its files hold values that no run writes ({type(error).__name__}: {error})"
         ) from error
 
 
-def _read_json(path: Path, shape: shapes.Shape) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
+def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        content: dict[str, Any] = shapes.parsed(path.read_text(encoding="utf-8"), shape)
+        return parse_object(path.read_text(encoding="utf-8")) if path.exists() else None
     except ValueError as error:
         raise FedhetError(f"{path}: damaged ({error})") from None
-    return content

@@ -1,11 +1,12 @@
 """The summary of a run, from its history: the content of `summary.json`."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from fedhet.observing import RunInfo
 from fedhet.options import Config
-from fedhet.results.history import Row, TestSet, Which, accuracy_curve, last10, unseen_lines
+from fedhet.results.history import Row, TestSet, Which, learning_curve, unseen_lines
 from fedhet.rows import STATISTICS, Work, never_took_part
 
 
@@ -17,27 +18,22 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         run: known of it at its end.
         config: its configuration.
     """
-    scored, has_global = run.traits.scored, run.traits.whole
+    scored = run.traits.scored
     on: TestSet = "common" if config.test_on == "global" else "own"
-
-    def last(which: Which, test: TestSet = on, statistics: Sequence[str] = STATISTICS) -> dict[str, float] | None:
-        curves = {name: accuracy_curve(rows, which, name, test) for name in statistics}
-        return {name: curve[-1][1] for name, curve in curves.items()} if all(curves.values()) else None
-
     summary: dict[str, Any] = {
         "method": config.method_name,
         "dataset": "own" if run.own_data else config.dataset,
         "clients": len(run.state.clients),
-        "rounds": max((row["round"] for row in rows if not row.get("final")), default=0),
+        "rounds": _last_round(rows),
         "seed": config.seed,
         "devices": run.devices,
         "personal": scored,
         "metric": run.metric,
-        "personal_accuracy": last(scored),
-        "received_accuracy": last("received"),
-        "trained_accuracy": last("trained"),
-        "global_accuracy": last("received", statistics=STATISTICS[:2]) if has_global else None,
-        "last10": last10(rows, scored, has_global=has_global, test=on),
+        "personal_accuracy": _last(rows, scored, on),
+        "received_accuracy": _last(rows, "received", on),
+        "trained_accuracy": _last(rows, "trained", on),
+        "global_accuracy": _last(rows, "received", on, STATISTICS[:2]) if run.traits.whole else None,
+        "last10": last10(rows, scored, has_global=run.traits.whole, test=on),
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "bytes_down": sum(row["bytes_down"] for row in rows),
         "failures": sum(len(row["failures"]) for row in rows),
@@ -47,7 +43,7 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
     if absent := never_took_part(rows):
         summary["never_took_part"] = absent
     if config.validation:
-        summary["validation_accuracy"] = last(scored, "validation")
+        summary["validation_accuracy"] = _last(rows, scored, "validation")
         summary["stopped_early"] = run.state.stopped or None
     if config.test_on != "local":
         summary["common"] = next((row["common"] for row in reversed(rows) if row.get("common")), None)
@@ -55,6 +51,49 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         of_test = {f"{start}_accuracy": values for (test, start), values in lines.items() if test == on}
         summary["unseen_clients"] = of_test
     return summary
+
+
+def last10(
+    rows: Sequence[Row], personal: Which, *, has_global: bool = True, test: TestSet = "own"
+) -> dict[str, dict[str, float] | None] | None:
+    """Means over the last ten rounds, one after the other, of the statistics over clients; nothing is picked.
+
+    Args:
+        rows: the history, see `read_history`.
+        personal: which evaluation is that of the method's personal model (`personal` of `summary.json`).
+        has_global: whether the method has a global model; without one its part is None.
+        test: see `learning_curve`.
+
+    Returns:
+        `personal_accuracy` with all `STATISTICS` and `global_accuracy` with `weighted` and `mean`, each None where one
+        of the last ten rounds was not evaluated; None where both are, or there are fewer rounds.
+    """
+    last = _last_round(rows)
+    ten = range(last - 9, last + 1)
+
+    def means(which: Which, statistics: Sequence[str]) -> dict[str, float] | None:
+        curves = {name: dict(learning_curve(rows, which, name, test)) for name in statistics}
+        if last < 10 or any(round not in curve for curve in curves.values() for round in ten):
+            return None
+        return {name: math.fsum(curve[round] for round in ten) / 10 for name, curve in curves.items()}
+
+    means_of = {
+        "personal_accuracy": means(personal, STATISTICS),
+        "global_accuracy": means("received", STATISTICS[:2]) if has_global else None,
+    }
+    return means_of if any(means_of.values()) else None
+
+
+def _last(
+    rows: Sequence[Row], which: Which, test: TestSet, statistics: Sequence[str] = STATISTICS
+) -> dict[str, float] | None:
+    """The last value of each statistic; None unless there is one of each."""
+    curves = {name: learning_curve(rows, which, name, test) for name in statistics}
+    return {name: curve[-1][1] for name, curve in curves.items()} if all(curves.values()) else None
+
+
+def _last_round(rows: Sequence[Row]) -> int:
+    return max((row["round"] for row in rows if not row.get("final")), default=0)
 
 
 def _examples(run: RunInfo) -> dict[str, int]:

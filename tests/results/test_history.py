@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from synthetic_runs import history_row as row
 
 from fedhet.errors import FedhetError
-from fedhet.results.history import accuracy_curve, last10, read_clients, read_history
+from fedhet.results.history import learning_curve, read_clients, read_history
+from fedhet.results.summary import last10
 from fedhet.rows import STATISTICS, client_order, summarise
 from fedhet.task import Metric
 
@@ -98,19 +99,19 @@ def test_curves_stand_at_the_round_after_which_the_model_was_so():
         row(3, received=0.5, trained=0.6),
         row(4, received=0.55, trained=0.7, final=True),
     ]
-    assert accuracy_curve(rows, "received") == [(0, 0.1), (2, 0.5), (3, 0.55)]
+    assert learning_curve(rows, "received") == [(0, 0.1), (2, 0.5), (3, 0.55)]
     # The closing evaluation replaces the one made in the last training round.
-    assert accuracy_curve(rows, "trained") == [(1, 0.4), (3, 0.7)]
-    assert accuracy_curve(rows[:1]) == accuracy_curve([]) == []
+    assert learning_curve(rows, "trained") == [(1, 0.4), (3, 0.7)]
+    assert learning_curve(rows[:1]) == learning_curve([]) == []
 
 
 def test_curves_of_one_statistic_and_of_the_common_test_set():
     rows = [row(1, trained=0.4), row(2, common={"received": {"accuracy": 0.3, "loss": 2.0}, "trained": None})]
     rows[0]["trained"]["accuracy"] |= {"min": 0.2, "max": None}
-    assert accuracy_curve(rows, "trained", "min") == [(1, 0.2)]
-    assert accuracy_curve(rows, "trained", "max") == []
-    assert accuracy_curve(rows, "received", test="common") == [(1, 0.3)]
-    assert accuracy_curve(rows, "trained", test="common") == []
+    assert learning_curve(rows, "trained", "min") == [(1, 0.2)]
+    assert learning_curve(rows, "trained", "max") == []
+    assert learning_curve(rows, "received", test="common") == [(1, 0.3)]
+    assert learning_curve(rows, "trained", test="common") == []
 
 
 def test_last10_averages_the_ten_last_rounds_and_picks_none():

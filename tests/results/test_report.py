@@ -4,7 +4,7 @@ import json
 import re
 from html.parser import HTMLParser
 from importlib import import_module
-from types import SimpleNamespace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import matplotlib
@@ -18,7 +18,7 @@ from fedhet.results.drawings import cka_figure
 from fedhet.results.figures import MOST_NAMED, accuracy_figure, clients_by_round_figure
 from fedhet.results.plotting import lay_out
 from fedhet.results.report import compare_folders, write_report
-from fedhet.results.run_files import read_run
+from fedhet.results.run_files import RunFiles, read_run
 from fedhet.results.run_result import RunResult
 from fedhet.results.tables import closing_table
 from fedhet.rows import ClientRow
@@ -153,7 +153,7 @@ def test_the_curve_of_a_methods_score_is_always_drawn(make_run, personal, has_gl
 @pytest.mark.parametrize("clients", [MOST_NAMED, MOST_NAMED + 1])
 def test_every_clients_course_is_drawn_and_few_are_named(clients):
     rows = [ClientRow(r, str(c), "cnn", 9, (r + c) / 20, None, 0, 0) for r in (1, 2, 3) for c in range(clients)]
-    run = SimpleNamespace(clients=rows, rows=[], personal="trained", metric="accuracy")
+    run = RunFiles(Path(), {}, {}, rows=[{"round": r} for r in (1, 2, 3)], clients=rows)
     (axes,) = clients_by_round_figure(run).axes
     together = [segment for lines in axes.collections for segment in lines.get_segments()]
     drawn = [line.get_xydata() for line in axes.get_lines()] + together
