@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import check_place, write_csv, write_text
 from fedhet.given import Given
 from fedhet.machine import device_of, runs_at_once
-from fedhet.results.page import html_table
+from fedhet.results.page import TABLE, render
 from fedhet.results.plotting import lay_out, save_png
 from fedhet.results.report import write_together
 from fedhet.results.run_files import read_run
@@ -85,7 +84,9 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         headings, *rows = whole_table(self.results, self.baseline)
-        return html_table(headings, rows) + (f"<pre>{escape(self.failure)}</pre>" if self.failed else "")
+        return render(TABLE, headings=headings, rows=rows) + (
+            f"<pre>{escape(self.failure)}</pre>" if self.failed else ""
+        )
 
 
 def compare(

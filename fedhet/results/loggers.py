@@ -4,9 +4,9 @@ Each gets the same numbers by round: accuracies and losses over clients, the tra
 bytes. Where a server's own settings say nothing else, everything stays in the run directory.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fedhet.errors import ConfigError
 from fedhet.files import locked
@@ -15,87 +15,73 @@ from fedhet.options import Config, listed
 from fedhet.results.history import flat
 
 
-class TensorBoard(Observer):
-    """Writes event files into `tensorboard/` of the run directory."""
+class Logger(Observer):
+    """Sends a run somewhere.
 
-    def __init__(self, folder: Path, config: Config) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    Args:
+        log: takes a round's numbers by name, and the round.
+        end: takes whether the run completed.
+    """
 
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
-
-    def round(self, run: RunInfo, report: RoundReport) -> None:
-        """Add the round's numbers."""
-        for name, value in flat(report.row).items():
-            self._writer.add_scalar(name, value, report.row["round"])
-
-    def finished(self, run: RunInfo) -> None:
-        """Close the files."""
-        self._writer.close()
-
-    def failed(self, run: RunInfo, error: BaseException) -> None:
-        """Close the files."""
-        self._writer.close()
-
-
-class WeightsAndBiases(Observer):
-    """Logs offline into `wandb/` of the run directory, unless WANDB_MODE says otherwise; `wandb sync` sends it."""
-
-    def __init__(self, folder: Path, config: Config) -> None:
-        import os
-
-        import wandb
-
-        settings = {"project": "fedhet", "name": folder.name, "dir": str(folder), "config": config.flat()}
-        self._run: Any = wandb.init(**settings, mode=os.environ.get("WANDB_MODE", "offline"))
+    def __init__(self, log: Callable[[dict[str, float], int], object], end: Callable[[bool], object]) -> None:
+        self._log, self._end = log, end
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """Add the round's numbers."""
-        self._run.log(flat(report.row), step=report.row["round"])
+        self._log(flat(report.row), report.row["round"])
 
     def finished(self, run: RunInfo) -> None:
         """End the run."""
-        self._run.finish()
+        self._end(True)
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
         """End the run as failed."""
-        self._run.finish(exit_code=1)
+        self._end(False)
 
 
-class MLflow(Observer):
-    """Logs into `mlflow.db` beside the run directory, where runs are compared, unless MLFLOW_TRACKING_URI is set."""
+def _tensorboard(folder: Path, config: Config) -> Logger:
+    """Event files in `tensorboard/` of the run directory."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, folder: Path, config: Config) -> None:
-        import os
+    writer = SummaryWriter(str(folder / "tensorboard"))
 
-        import mlflow
+    def log(numbers: dict[str, float], round: int) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, round)
 
-        if "MLFLOW_TRACKING_URI" not in os.environ:
-            mlflow.set_tracking_uri(f"sqlite:///{(folder.parent / 'mlflow.db').as_posix()}")
-        with locked(folder.parent, wait=True):  # the first of several runs at a time makes the data base
-            mlflow.set_experiment("fedhet")
-        self._mlflow: Any = mlflow
-        self._mlflow.start_run(run_name=folder.name)
-        self._mlflow.log_params({key: value for key, value in config.flat().items() if value != ""})
-
-    def round(self, run: RunInfo, report: RoundReport) -> None:
-        """Add the round's numbers."""
-        named = {name.replace("/", "."): value for name, value in flat(report.row).items()}
-        self._mlflow.log_metrics(named, step=report.row["round"])
-
-    def finished(self, run: RunInfo) -> None:
-        """End the run."""
-        self._mlflow.end_run()
-
-    def failed(self, run: RunInfo, error: BaseException) -> None:
-        """End the run as failed."""
-        self._mlflow.end_run("FAILED")
+    return Logger(log, lambda completed: writer.close())
 
 
-LOGGERS: dict[str, Callable[[Path, Config], Observer]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-    "mlflow": MLflow,
-}
+def _wandb(folder: Path, config: Config) -> Logger:
+    """Offline into `wandb/` of the run directory, unless WANDB_MODE says otherwise; `wandb sync` sends it."""
+    import wandb
+
+    settings = {"project": "fedhet", "name": folder.name, "dir": str(folder), "config": config.flat()}
+    run = wandb.init(**settings, mode=os.environ.get("WANDB_MODE", "offline"))
+    return Logger(
+        lambda numbers, round: run.log(numbers, step=round),
+        lambda completed: run.finish(exit_code=int(not completed)),
+    )
+
+
+def _mlflow(folder: Path, config: Config) -> Logger:
+    """Into `mlflow.db` beside the run directory, where runs are compared, unless MLFLOW_TRACKING_URI is set."""
+    import mlflow
+
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        mlflow.set_tracking_uri(f"sqlite:///{(folder.parent / 'mlflow.db').as_posix()}")
+    with locked(folder.parent, wait=True):  # the first of several runs at a time makes the data base
+        mlflow.set_experiment("fedhet")
+    mlflow.start_run(run_name=folder.name)
+    mlflow.log_params({key: value for key, value in config.flat().items() if value != ""})
+
+    def log(numbers: dict[str, float], round: int) -> None:
+        mlflow.log_metrics({name.replace("/", "."): value for name, value in numbers.items()}, step=round)
+
+    return Logger(log, lambda completed: mlflow.end_run("FINISHED" if completed else "FAILED"))
+
+
+LOGGERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 
 
 def loggers(config: Config, folder: Path) -> list[Observer]:
@@ -104,7 +90,7 @@ def loggers(config: Config, folder: Path) -> list[Observer]:
     Raises:
         ConfigError: what one needs is not installed, or cannot start.
     """
-    found = []
+    found: list[Observer] = []
     for name in listed(config.log):
         try:
             found.append(LOGGERS[name](folder, config))

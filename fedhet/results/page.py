@@ -3,8 +3,7 @@
 In a Python file, since Flower's app bundle takes no HTML.
 """
 
-from collections.abc import Iterable, Sequence
-from html import escape
+from typing import Any
 
 SHARED = """\
 {% macro head(title) %}
@@ -62,6 +61,9 @@ details summary { cursor: pointer; color: var(--quiet); margin: .75rem 0; }
 {% endmacro %}
 """
 """Macros of all pages: their beginning, their figures, and a table."""
+
+TABLE = "{{ table(headings, rows) }}{% if failure %}<pre>{{ failure }}</pre>{% endif %}"
+"""A comparison in a notebook."""
 
 PAGE = """\
 {{ head(title) }}
@@ -149,8 +151,9 @@ TOGETHER = """\
 """Several runs: figures, a table, and links to the runs' own reports."""
 
 
-def html_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A plain table, for notebooks."""
-    lines = [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
-    head = "".join(f"<th>{escape(each)}</th>" for each in headings)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+def render(template: str, **values: Any) -> str:
+    """Fill in a template, which may use the macros of all pages."""
+    from jinja2 import Environment
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(SHARED + template).render(**values)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from fedhet import config as configuration
@@ -14,7 +14,7 @@ from fedhet.errors import FedhetError
 from fedhet.files import write_text
 from fedhet.method import Drawing
 from fedhet.results.figures import further_figures, main_figures, runs_figure
-from fedhet.results.page import PAGE, SHARED, TOGETHER
+from fedhet.results.page import PAGE, TOGETHER, render
 from fedhet.results.plotting import lay_out, save_png, to_svg
 from fedhet.results.run_files import RunFiles, read_run, showing
 from fedhet.results.tables import (
@@ -75,8 +75,7 @@ def _written(run: RunFiles, drawings: Mapping[str, Drawing]) -> Path:
         save_png(figure, run.folder / "figures" / f"{name}.png")
     captions = _CAPTIONS | {name: drawing.caption for name, drawing in drawings.items()}
     chosen, defaults = _settings(run)
-    return _page(
-        run.folder / "report.html",
+    page = render(
         PAGE,
         run=run,
         title=f"{run.settings.get('method', '?')} on {run.settings.get('dataset', '?')}",
@@ -90,6 +89,8 @@ def _written(run: RunFiles, drawings: Mapping[str, Drawing]) -> Path:
         settings=chosen,
         defaults=defaults,
     )
+    write_text(run.folder / "report.html", page)
+    return run.folder / "report.html"
 
 
 def _pictures(figures: "Mapping[str, Figure]", captions: Mapping[str, str]) -> list[dict[str, str]]:
@@ -98,24 +99,18 @@ def _pictures(figures: "Mapping[str, Figure]", captions: Mapping[str, str]) -> l
     return [{"name": name, "svg": to_svg(each, name), "caption": captions[name]} for name, each in figures.items()]
 
 
-def _page(path: Path, template: str, **values: Any) -> Path:
-    """Write a page of a template, whose style is the same for all."""
-    from jinja2 import Environment
-
-    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    write_text(path, page.from_string(SHARED + template).render(**values))
-    return path
-
-
 def _settings(run: RunFiles) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """The settings that are not fedhet's own defaults, and the others."""
-    method = run.settings.get("method")
     known = {key: default for key, default, *_ in configuration.keys(outside=False)}
-    lines = [(k, v if isinstance(v, str) else json.dumps(v, default=str)) for k, v in run.settings.items()]
-    alike = {k for k, v in run.settings.items() if k != "method" and known.get(k) == v}
-    of_others = {k for k in run.settings if "." in k and k.split(".")[0] not in (method, "own")}
-    others = [line for line in lines if line[0] in alike | of_others]
-    return [line for line in lines if line not in others], others
+    method = run.settings.get("method")
+    chosen: list[tuple[str, str]] = []
+    defaults: list[tuple[str, str]] = []
+    for key, value in run.settings.items():
+        of_others = "." in key and key.split(".")[0] not in (method, "own")
+        alike = key != "method" and known.get(key) == value
+        words = value if isinstance(value, str) else json.dumps(value, default=str)
+        (defaults if alike or of_others else chosen).append((key, words))
+    return chosen, defaults
 
 
 def _about(run: RunFiles) -> str:
@@ -135,20 +130,20 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
     summary = run.summary
     if summary is None:
         return []
-    recent = summary.get("last10") or {}
-
-    def fact(which: str, missing: str) -> tuple[str, str, str]:
-        values, over_last = summary.get(f"{which}_accuracy") or {}, recent.get(f"{which}_accuracy") or {}
-        notes = [f"{name} {format_value(values[name])}" for name in STATISTICS[1:] if name in values] or [missing]
-        if over_last:
+    facts = []
+    for which in ("personal", "global") if run.has_personal else ("global",):
+        values = {name: run.accuracy(which, name) for name in STATISTICS}
+        notes = [f"{name} {format_value(value)}" for name, value in values.items() if value is not None][1:]
+        if not notes:
+            without = which == "global" and not run.has_global
+            notes = ["this method has no global model" if without else "not evaluated"]
+        if over_last := (summary.get("last10") or {}).get(f"{which}_accuracy"):
             notes.append(f"last ten rounds {format_value(over_last.get('weighted'))}")
-        if which == "personal" and (other := other_score(summary)):
+        if which == "personal" and (other := other_score(run)):
             notes.append(other)
-        return f"{which} {run.metric}, weighted", format_value(values.get("weighted")), ", ".join(notes)
-
+        facts.append((f"{which} {run.metric}, weighted", format_value(values["weighted"]), ", ".join(notes)))
     return [
-        *([fact("personal", "not evaluated")] if run.has_personal else []),
-        fact("global", "not evaluated" if run.has_global else "this method has no global model"),
+        *facts,
         ("bytes up", format_bytes(summary.get("bytes_up", 0)), ""),
         ("bytes down", format_bytes(summary.get("bytes_down", 0)), ""),
         ("time", format_seconds(summary.get("seconds")), ""),
@@ -161,18 +156,13 @@ def _failures(run: RunFiles) -> list[tuple[str, str, str, str]]:
     """The failures as times, rounds, clients and reason, one line a reason: one cause often hits many clients."""
     by_reason: dict[str, list[tuple[int, str]]] = {}
     for row in run.rows:
-        for failure in row.get("failures") or []:
-            hits = by_reason.setdefault(str(failure.get("reason", "")), [])
-            hits.append((row["round"], str(failure.get("client", "?"))))
-    return [
-        (
-            str(len(hits)),
-            _few(str(number) for number in sorted({number for number, _ in hits})),
-            _few(sorted({client for _, client in hits}, key=client_order)),
-            reason,
-        )
-        for reason, hits in by_reason.items()
-    ]
+        for failure in row["failures"]:
+            by_reason.setdefault(str(failure.get("reason")), []).append((row["round"], str(failure.get("client"))))
+    lines = []
+    for reason, hits in by_reason.items():
+        rounds, clients = sorted({round for round, _ in hits}), sorted({client for _, client in hits}, key=client_order)
+        lines.append((str(len(hits)), _few(map(str, rounds)), _few(clients), reason))
+    return lines
 
 
 def _few(names: Iterable[str], most: int = 12) -> str:
@@ -227,7 +217,8 @@ def write_together(
     captions = {name: text + of * (name != "comparison") for name, text in _CAPTIONS_TOGETHER.items()}
     pictures = _pictures({name: figure for name, figure in drawn.items() if figure is not None}, captions)
     links = [(name, _link(run.folder / "report.html", path.parent)) for name, run in runs.items()]
-    return _page(path, TOGETHER, title=title, pictures=pictures, tables=tables, notes=notes, runs=links)
+    write_text(path, render(TOGETHER, title=title, pictures=pictures, tables=tables, notes=notes, runs=links))
+    return path
 
 
 def _link(report: Path, here: Path) -> str:
@@ -236,15 +227,11 @@ def _link(report: Path, here: Path) -> str:
 
 def _line(name: str, run: RunFiles) -> list[str]:
     summary = run.summary or {}
-
-    def accuracy(which: str) -> str:
-        return format_value((summary.get(f"{which}_accuracy") or {}).get("weighted"))
-
     return [
         name,
         str(run.settings.get("method", "?")),
-        accuracy("personal"),
-        accuracy("global"),
+        format_value(run.accuracy("personal")),
+        format_value(run.accuracy("global")),
         format_bytes(summary.get("bytes_up", 0) + summary.get("bytes_down", 0)),
         format_seconds(summary.get("seconds")),
         str(run.settings.get("seed", "?")),

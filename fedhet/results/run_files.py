@@ -52,6 +52,10 @@ class RunFiles:
         """Whether the method's score is that of models which clients have for themselves, not of the global one."""
         return self.personal != "received" or not self.has_global
 
+    def accuracy(self, which: str, statistic: str = "weighted") -> float | None:
+        """A statistic of the accuracies `personal`, `global`, `received` or `trained` of the summary."""
+        return ((self.summary or {}).get(f"{which}_accuracy") or {}).get(statistic)
+
     @property
     def metric(self) -> str:
         """The name of the task's metric, `accuracy` or `auc`."""

@@ -1,10 +1,9 @@
 """Tables for a terminal, and how numbers are written in every table, report and figure."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedhet.results.history import final_clients
 from fedhet.results.run_files import RunFiles, read_run
@@ -64,23 +63,22 @@ def headline(run: RunFiles) -> str:
     summary = run.summary
     if summary is None:
         return f"{method}: unfinished, {run.rounds} rounds recorded"
-    other = other_score(summary)
-
-    def score(which: str) -> str:
-        values = summary.get(f"{which}_accuracy") or {}
-        weighted, mean = (format_value(values.get(name)) for name in STATISTICS[:2])
-        return f"{which} {run.metric} {weighted} weighted, {mean} mean"
-
-    parts = [
-        *([score("personal") + (f" ({other})" if other else "")] if run.has_personal else []),
-        (score("global") + (f" ({other})" if other and not run.has_personal else ""))
-        if run.has_global
-        else "no global model",
-        f"{format_bytes(summary.get('bytes_up', 0))} up, {format_bytes(summary.get('bytes_down', 0))} down",
-        format_seconds(summary.get("seconds")),
-    ]
+    parts: list[str] = []
+    other = other_score(run)
+    for which in (["personal"] if run.has_personal else []) + (["global"] if run.has_global else []):
+        weighted, mean = (format_value(run.accuracy(which, name)) for name in STATISTICS[:2])
+        beside = f" ({other})" if other and not parts else ""
+        parts.append(f"{which} {run.metric} {weighted} weighted, {mean} mean{beside}")
+    if not run.has_global:
+        parts.append("no global model")
+    parts.append(f"{format_bytes(summary.get('bytes_up', 0))} up, {format_bytes(summary.get('bytes_down', 0))} down")
+    parts.append(format_seconds(summary.get("seconds")))
     if unseen := summary.get("unseen_clients"):
-        parts.append(unseen_words(unseen))
+        received, scratch = unseen["received_accuracy"], unseen["scratch_accuracy"]
+        parts.append(
+            f"unseen clients {format_value(received[0])} as received, {format_value(received[-1])} after "
+            f"{len(received) - 1} epochs alone (from scratch {format_value(scratch[-1])})"
+        )
     if summary.get("failures"):
         parts.append(f"failures: {summary['failures']}")
     if summary.get("status") != "completed":
@@ -88,27 +86,15 @@ def headline(run: RunFiles) -> str:
     return f"{summary.get('method', method)}: " + "; ".join(parts)
 
 
-def unseen_words(summary: Mapping[str, Any]) -> str:
-    """The results of unseen clients in words, from `unseen_clients` of a summary."""
-    received, scratch = summary["received_accuracy"], summary["scratch_accuracy"]
-    return (
-        f"unseen clients {format_value(received[0])} as received, {format_value(received[-1])} after "
-        f"{len(received) - 1} epochs alone (from scratch {format_value(scratch[-1])})"
-    )
-
-
-def other_score(summary: Mapping[str, Any]) -> str:
+def other_score(run: RunFiles) -> str:
     """The accuracy beside the method's score: of what clients received last, or after they trained it.
 
-    The one is the state of the federation, the other what a client's own training makes of it. Empty where it is the
-    same, was not evaluated, or is the global model's, which is named anyway.
+    Empty where it is the same, was not evaluated, or is the global model's, which is named anyway.
     """
-    other, words = (
-        ("received", "as received") if summary.get("personal") == "trained" else ("trained", "after training")
-    )
-    value, score = ((summary.get(f"{which}_accuracy") or {}).get("weighted") for which in (other, "personal"))
-    named = other == "received" and summary.get("global_accuracy") is not None
-    return f"{words} {format_value(value)}" if value is not None and value != score and not named else ""
+    other, words = ("received", "as received") if run.personal == "trained" else ("trained", "after training")
+    named = other == "received" and run.has_global
+    value = run.accuracy(other)
+    return "" if named or value in (None, run.accuracy("personal")) else f"{words} {format_value(value)}"
 
 
 def closing_table(folder: Path | str) -> "Table | str":

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from fedhet.method import Traits
 from fedhet.observing import RoundReport, RunInfo
-from fedhet.results.progress import ProgressLine, sparkline
+from fedhet.results.progress import ProgressLine
 from fedhet.state import State
 
 
@@ -24,16 +24,9 @@ def told(terminal: bool) -> str:
     return out.getvalue()
 
 
-def test_the_last_line_stays_with_the_curve_on_a_terminal_and_elsewhere():
+def test_the_last_line_stays_on_a_terminal_and_elsewhere():
     for terminal in (True, False):
         last = told(terminal).rstrip().splitlines()[-1]
         assert "fedavg: 2 rounds in 0 s, 2 clients, accuracy 0.750, 3.00 KB" in last
-        assert "accuracy by round ▁▅█ (0.250 to 0.750)" in last
     assert "reading data" in told(True)
     assert "round 1/2: 2 clients, accuracy 0.250" in told(False)
-
-
-def test_a_sparkline_goes_from_least_to_greatest_in_a_limited_width():
-    assert sparkline([1, 2, 3, 4]) == "▁▃▆█"
-    assert sparkline([0.5, 0.5]) == "▁▁"
-    assert len(sparkline([i / 1000 for i in range(1000)])) == 40
