@@ -274,7 +274,7 @@ def damage(draw: Callable[..., Any], folder: Path) -> None:
 class TestFuzzing:
     @pytest.fixture
     def answer(self, runs: dict[str, Path], stopping: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-        monkeypatch.setattr("fedhet.results.report.save_png", lambda figure, path: None)
+        monkeypatch.setattr("fedhet.results.plotting.save_png", lambda figure, path: None)
 
         def answer(draw: Callable[..., Any], *, drawn: bool = True) -> None:
             folder = copied(runs[draw(st.sampled_from(sorted(runs)))])

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.figure import Figure
+
 from fedhet import config as configuration
 from fedhet import running, text
 from fedhet.comparing.figures import comparison_figure
@@ -22,14 +24,13 @@ from fedhet.files import check_place, write_csv, write_text
 from fedhet.given import Given
 from fedhet.machine import device_of, runs_at_once
 from fedhet.results.page import TABLE, render
-from fedhet.results.plotting import lay_out, save_png
+from fedhet.results.plotting import save_png
 from fedhet.results.report import write_together
 from fedhet.results.run_files import read_run
 from fedhet.results.run_result import data_frame
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
     from rich.console import Console
 
 __all__ = ["Comparison", "Tuning", "compare"]
@@ -78,15 +79,13 @@ class Comparison:
         heading, *rows = number_rows(self.results, self.baseline)
         return data_frame(dict(zip(map(str, heading), row, strict=True)) for row in rows)
 
-    def plot(self) -> "Figure":
+    def plot(self) -> Figure:
         """Draw accuracy by round and after the last one."""
         return comparison_figure(self.results)
 
     def _repr_html_(self) -> str:
         headings, *rows = whole_table(self.results, self.baseline)
-        return render(TABLE, headings=headings, rows=rows) + (
-            f"<pre>{escape(self.failure)}</pre>" if self.failed else ""
-        )
+        return render(TABLE, headings=headings, rows=rows, failure=self.failure)
 
 
 def compare(
@@ -188,7 +187,6 @@ def _write(done: Comparison, runs: Sequence[PlannedRun], notes: Sequence[str], d
     if not any(result.outcomes for result in results):
         return
     figure = done.plot()
-    lay_out(figure)
     save_png(figure, out / "comparison.png")
     files = {run.name: read_run(run.folder) for run in runs if run.name not in failed}
     firsts = {result.variant: files[result.outcomes[0].run.name] for result in results if result.outcomes}

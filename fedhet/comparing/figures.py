@@ -2,17 +2,16 @@
 
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from fedhet.comparing.measures import VariantResult
 from fedhet.results.plotting import BLUE, INK, ORANGE, PALETTE, draw_line, label_axes, new_figure
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-
-def comparison_figure(results: Sequence[VariantResult]) -> "Figure":
+def comparison_figure(results: Sequence[VariantResult]) -> Figure:
     """Personal accuracy by round, mean and spread over seeds, beside the last round's personal and global accuracy."""
     results = [result for result in results if result.outcomes]
     metric = results[0].outcomes[0].metric
@@ -22,7 +21,7 @@ def comparison_figure(results: Sequence[VariantResult]) -> "Figure":
     return figure
 
 
-def _draw_curves(axes: "Axes", results: Sequence[VariantResult], metric: str) -> None:
+def _draw_curves(axes: Axes, results: Sequence[VariantResult], metric: str) -> None:
     for position, result in enumerate(results):
         colour = PALETTE[position % len(PALETTE)]
         rounds = sorted(set.intersection(*(set(each.curve) for each in result.outcomes)))
@@ -37,7 +36,7 @@ def _draw_curves(axes: "Axes", results: Sequence[VariantResult], metric: str) ->
     axes.set_title("by round (band: spread over seeds)", fontsize=10, color=INK)
 
 
-def _draw_bars(axes: "Axes", results: Sequence[VariantResult], metric: str) -> None:
+def _draw_bars(axes: Axes, results: Sequence[VariantResult], metric: str) -> None:
     for offset, measure, colour in ((-0.19, "personal_accuracy", BLUE), (0.19, "global_accuracy", ORANGE)):
         bars = [
             (place + offset, mean, result.spread(measure))

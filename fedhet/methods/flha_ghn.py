@@ -6,7 +6,7 @@ What the hypernetwork is built of, `fedhet.hypernets.Design` says; these are its
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from fedhet.method import STRUCTURE, Drawing, Method, Traits
+from fedhet.method import STRUCTURE, Method, Traits
 from fedhet.options import Parameters, option
 
 if TYPE_CHECKING:
@@ -90,11 +90,5 @@ method = Method(
         "weight-decay": 5e-4,
         "batch-norm": "re-estimate",
         "disclose-architecture": False,
-    },
-    drawings={
-        "layer-graphs": Drawing(
-            "fedhet.results.drawings:layer_graphs_figure",
-            "The architectures as the hypernetwork sees them: layers and joints by type, from the input down.",
-        )
     },
 )

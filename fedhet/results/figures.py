@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from itertools import accumulate
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
 
 from fedhet.method import Drawing
 from fedhet.results.history import (
@@ -32,9 +35,6 @@ from fedhet.results.run_files import RunFiles
 from fedhet.results.tables import UNDISCLOSED, format_bytes
 from fedhet.rows import ClientRow, client_order
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 MEGABYTE = 1e6
 MOST_NAMED = 10
 """Up to so many clients have a colour and a name in a figure."""
@@ -47,7 +47,7 @@ _CURVE_LABELS = {
 }
 
 
-def main_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> "dict[str, Figure]":
+def main_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> dict[str, Figure]:
     """Draw the figures that are also files, in order of appearance, by name.
 
     Args:
@@ -67,7 +67,7 @@ def main_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> "dict[str, F
     return _there(drawn)
 
 
-def further_figures(run: RunFiles) -> "dict[str, Figure]":
+def further_figures(run: RunFiles) -> dict[str, Figure]:
     """Draw the figures that are only on the page, in order of appearance, by name."""
     drawn = {
         "partition": partition_figure(run.partition) if run.partition else None,
@@ -78,11 +78,11 @@ def further_figures(run: RunFiles) -> "dict[str, Figure]":
     return _there(drawn)
 
 
-def _there(drawn: "Mapping[str, Figure | None]") -> "dict[str, Figure]":
+def _there(drawn: Mapping[str, Figure | None]) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def accuracy_figure(run: RunFiles) -> "Figure | None":
+def accuracy_figure(run: RunFiles) -> Figure | None:
     """Accuracy by round: weighted over clients, with the range over clients behind it."""
     figure, (axes,) = new_figure(7.2, 3.6)
     colours: dict[Which, str] = {"received": ORANGE, "trained": BLUE}
@@ -107,7 +107,7 @@ def accuracy_figure(run: RunFiles) -> "Figure | None":
     return figure
 
 
-def clients_figure(clients: Sequence[ClientRow], metric: str = "accuracy") -> "Figure | None":
+def clients_figure(clients: Sequence[ClientRow], metric: str = "accuracy") -> Figure | None:
     """The clients' last accuracies by architecture, a dot a client and a bar at the mean."""
     by_name: dict[str, list[float]] = {}
     for row in final_clients(clients):
@@ -132,7 +132,7 @@ def clients_figure(clients: Sequence[ClientRow], metric: str = "accuracy") -> "F
     return figure
 
 
-def unseen_figure(run: RunFiles) -> "Figure | None":
+def unseen_figure(run: RunFiles) -> Figure | None:
     """Accuracy of those who came after the last round, by epoch alone, with what they received and from scratch."""
     lines = unseen_lines(run.rows)
     if not lines:
@@ -148,7 +148,7 @@ def unseen_figure(run: RunFiles) -> "Figure | None":
     return figure
 
 
-def bytes_figure(rows: Sequence[Mapping[str, Any]]) -> "Figure | None":
+def bytes_figure(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Payload bytes by round, up and down, and their running sums."""
     if not rows:
         return None
@@ -168,7 +168,7 @@ def bytes_figure(rows: Sequence[Mapping[str, Any]]) -> "Figure | None":
     return figure
 
 
-def loss_figure(run: RunFiles) -> "Figure | None":
+def loss_figure(run: RunFiles) -> Figure | None:
     """The loss in training, with what the method adds to it, and the loss on test data."""
     training = [(row["round"], row["train_loss"]) for row in run.rows if row.get("train_loss") is not None]
     tested = scored_curve(run.rows, run.scored, "loss")
@@ -182,10 +182,8 @@ def loss_figure(run: RunFiles) -> "Figure | None":
     return figure
 
 
-def clients_by_round_figure(run: RunFiles) -> "Figure | None":
+def clients_by_round_figure(run: RunFiles) -> Figure | None:
     """Each client's accuracy by round, by the evaluation that its method is scored by; two rounds at least."""
-    from matplotlib.collections import LineCollection
-
     after = {row["round"]: models_round(row, run.scored) for row in run.rows}
     curves: dict[str, dict[int, float]] = {}
     for row in run.clients:
@@ -205,7 +203,7 @@ def clients_by_round_figure(run: RunFiles) -> "Figure | None":
     return figure
 
 
-def partition_figure(partition: Mapping[str, Any]) -> "Figure":
+def partition_figure(partition: Mapping[str, Any]) -> Figure:
     """The number of training examples of each class at each client.
 
     Args:
@@ -227,7 +225,7 @@ def partition_figure(partition: Mapping[str, Any]) -> "Figure":
     return figure
 
 
-def runs_figure(runs: Mapping[str, RunFiles], *, by_bytes: bool = False) -> "Figure | None":
+def runs_figure(runs: Mapping[str, RunFiles], *, by_bytes: bool = False) -> Figure | None:
     """Accuracy by round of one run or of several, each by the evaluation that its method is scored by.
 
     Args:

@@ -1,21 +1,23 @@
 """The look of all figures, and their files: PNG, and SVG for pages.
 
-Matplotlib is imported when a figure is drawn, and without pyplot: nothing here opens a display or leaves state behind.
+Without pyplot: nothing here opens a display or leaves state behind. Who may draw nothing imports this late.
 """
 
 import io
 import re
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgba
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator
 
 from fedhet.files import write_whole
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
-    from matplotlib.figure import Figure
 
 # The colours of text and of lines behind the data; in an SVG they become the CSS variables of the page around it, so a
 # figure follows the page into dark mode. The others read on light and dark, and to the colour-blind.
@@ -24,14 +26,29 @@ BLUE, ORANGE, GREEN = "#0f7fc4", "#e08214", "#009e73"
 PALETTE = (BLUE, ORANGE, GREEN, "#cc79a7", "#8c6bb1", "#56b4e9", "#b8860b", "#d55e00")
 
 
-def new_figure(width: float, height: float, panels: int = 1, rows: int = 1) -> "tuple[Figure, list[Axes]]":
+class PlainFigure(Figure):
+    """A figure that a notebook shows, and whose text is drawn as it is written: `$` in a name begins no formula."""
+
+    def draw(self, renderer: Any) -> None:
+        """Draw it."""
+        self.write_plainly()
+        super().draw(renderer)
+
+    def write_plainly(self) -> None:
+        """Have no text that there is now taken for a formula."""
+        for text in self.findobj(Text):
+            text.set_parse_math(False)
+
+    def _repr_svg_(self) -> str:
+        return to_svg(self, "figure", on_page=False)
+
+
+def new_figure(width: float, height: float, panels: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """An empty figure, its size in inches, and its panels, in the plain look of all figures here.
 
     Panels stand side by side; of several rows those of the first come first.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    figure = _figure_class()(figsize=(width, height), layout="constrained")
+    figure = PlainFigure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = list(figure.subplots(rows, panels, squeeze=False).flat)
     for axes in all_axes:
@@ -46,54 +63,29 @@ def new_figure(width: float, height: float, panels: int = 1, rows: int = 1) -> "
     return figure, all_axes
 
 
-def faded(colour: str) -> "Colormap":
+def faded(colour: str) -> Colormap:
     """A colormap from nothing to a colour, so that zeros are the page, light or dark."""
-    from matplotlib.colors import LinearSegmentedColormap, to_rgba
-
     return LinearSegmentedColormap.from_list("faded", [to_rgba(colour, 0.0), to_rgba(colour, 0.7)])
 
 
-@cache
-def _figure_class() -> "type[Figure]":
-    """A figure that a notebook shows, whether pyplot is loaded there or not."""
-    from matplotlib.figure import Figure
-
-    class Shown(Figure):
-        def draw(self, renderer: Any) -> None:
-            _as_written(self)
-            super().draw(renderer)
-
-        def _repr_svg_(self) -> str:
-            return to_svg(self, "figure", on_page=False)
-
-    return Shown
-
-
-def _as_written(figure: "Figure") -> None:
-    """Have all text of a figure drawn as it is written: `$` in a client's name begins no formula."""
-    from matplotlib.text import Text
-
-    for text in figure.findobj(Text):
-        text.set_parse_math(False)
-
-
-def lay_out(figure: "Figure") -> None:
-    """Settle where everything in a finished figure stands, which is else done for each file, and twice the drawing."""
-    if isinstance(figure, _figure_class()):  # others' figures may hold formulas
-        _as_written(figure)
+def _lay_out(figure: Figure) -> None:
+    """Settle where everything in a finished figure stands, once for all its files: it takes as long as drawing."""
+    if isinstance(figure, PlainFigure):
+        figure.write_plainly()
     if engine := figure.get_layout_engine():
         engine.execute(figure)
         figure.set_layout_engine(None)
 
 
-def save_png(figure: "Figure", path: Path) -> None:
-    """Write a figure as PNG on white, making the folder if it is missing."""
+def save_png(figure: Figure, path: Path) -> None:
+    """Write a finished figure as PNG on white, making the folder if it is missing."""
+    _lay_out(figure)
     white: dict[str, Any] = {"format": "png", "dpi": 150, "facecolor": "white", "metadata": {"Software": None}}
     write_whole(path, lambda temporary: figure.savefig(temporary, **white))
 
 
-def to_svg(figure: "Figure", name: str, *, on_page: bool = True) -> str:
-    """A figure as an SVG element to put into a page: transparent, text as text, colours of text from the page.
+def to_svg(figure: Figure, name: str, *, on_page: bool = True) -> str:
+    """A finished figure as an SVG element to put into a page: transparent, text as text, colours of text from the page.
 
     Args:
         figure: the figure.
@@ -101,8 +93,7 @@ def to_svg(figure: "Figure", name: str, *, on_page: bool = True) -> str:
             same text.
         on_page: whether colours of text and of lines are those of the page around it.
     """
-    from matplotlib import rc_context
-
+    _lay_out(figure)
     name = re.sub(r"[^\w-]", "_", name)
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
@@ -115,18 +106,18 @@ def to_svg(figure: "Figure", name: str, *, on_page: bool = True) -> str:
     return svg.replace(INK, "var(--ink)").replace(GRID, "var(--line)") if on_page else svg
 
 
-def draw_line(axes: "Axes", points: Sequence[tuple[float, float]], style: str = "-", **options: Any) -> None:
+def draw_line(axes: Axes, points: Sequence[tuple[float, float]], style: str = "-", **options: Any) -> None:
     """Draw points as a line, with a marker at each where they are few."""
     axes.plot(*zip(*points, strict=True), style, marker="o" if len(points) < 40 else None, markersize=3, **options)
 
 
-def draw_image(axes: "Axes", values: Any, **options: Any) -> Any:
+def draw_image(axes: Axes, values: Any, **options: Any) -> Any:
     """Draw a matrix as an image without a grid, and return the image."""
     axes.grid(visible=False)
     return axes.imshow(values, **{"interpolation": "nearest", **options})
 
 
-def label_axes(axes: "Axes", x: str, y: str, *, whole: bool = True) -> None:
+def label_axes(axes: Axes, x: str, y: str, *, whole: bool = True) -> None:
     """Name the axes, and put a legend of all that has a label to their right, where it hides no data.
 
     Args:
@@ -135,8 +126,6 @@ def label_axes(axes: "Axes", x: str, y: str, *, whole: bool = True) -> None:
         y: name of the y axis.
         whole: whether ticks of the x axis are at whole numbers only, such as rounds.
     """
-    from matplotlib.ticker import MaxNLocator
-
     axes.set(xlabel=x, ylabel=y)
     if whole:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
@@ -145,7 +134,7 @@ def label_axes(axes: "Axes", x: str, y: str, *, whole: bool = True) -> None:
         axes.legend(handles.values(), handles.keys(), **place, frameon=False, labelcolor=INK)
 
 
-def colour_bar(image: Any, panels: "Sequence[Axes]", label: str = "", **place: float) -> None:
+def colour_bar(image: Any, panels: Sequence[Axes], label: str = "", **place: float) -> None:
     """Draw the scale of an image's colours beside the panels."""
     bar = image.figure.colorbar(image, ax=panels, **{"pad": 0.02, **place})
     bar.set_label(label, color=INK)

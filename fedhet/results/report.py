@@ -13,9 +13,7 @@ from fedhet import registry
 from fedhet.errors import FedhetError
 from fedhet.files import write_text
 from fedhet.method import Drawing
-from fedhet.results.figures import further_figures, main_figures, runs_figure
 from fedhet.results.page import PAGE, TOGETHER, render
-from fedhet.results.plotting import lay_out, save_png, to_svg
 from fedhet.results.run_files import RunFiles, read_run, showing
 from fedhet.results.tables import (
     by_architecture,
@@ -69,9 +67,11 @@ def _drawings(run: RunFiles) -> Mapping[str, Drawing]:
 
 
 def _written(run: RunFiles, drawings: Mapping[str, Drawing]) -> Path:
+    from fedhet.results.figures import further_figures, main_figures
+    from fedhet.results.plotting import save_png
+
     main = main_figures(run, drawings)
     for name, figure in main.items():
-        lay_out(figure)
         save_png(figure, run.folder / "figures" / f"{name}.png")
     captions = _CAPTIONS | {name: drawing.caption for name, drawing in drawings.items()}
     chosen, defaults = _settings(run)
@@ -94,8 +94,8 @@ def _written(run: RunFiles, drawings: Mapping[str, Drawing]) -> Path:
 
 
 def _pictures(figures: "Mapping[str, Figure]", captions: Mapping[str, str]) -> list[dict[str, str]]:
-    for figure in figures.values():
-        lay_out(figure)
+    from fedhet.results.plotting import to_svg
+
     return [{"name": name, "svg": to_svg(each, name), "caption": captions[name]} for name, each in figures.items()]
 
 
@@ -132,8 +132,8 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
         return []
     facts = []
     for which in ("personal", "global") if run.has_personal else ("global",):
-        values = {name: run.accuracy(which, name) for name in STATISTICS}
-        notes = [f"{name} {format_value(value)}" for name, value in values.items() if value is not None][1:]
+        values = {name: run.accuracy(which, name) for name in STATISTICS[1:]}
+        notes = [f"{name} {format_value(value)}" for name, value in values.items() if value is not None]
         if not notes:
             without = which == "global" and not run.has_global
             notes = ["this method has no global model" if without else "not evaluated"]
@@ -141,7 +141,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
             notes.append(f"last ten rounds {format_value(over_last.get('weighted'))}")
         if which == "personal" and (other := other_score(run)):
             notes.append(other)
-        facts.append((f"{which} {run.metric}, weighted", format_value(values["weighted"]), ", ".join(notes)))
+        facts.append((f"{which} {run.metric}, weighted", format_value(run.accuracy(which)), ", ".join(notes)))
     return [
         *facts,
         ("bytes up", format_bytes(summary.get("bytes_up", 0)), ""),
@@ -210,6 +210,8 @@ def write_together(
         first: a figure that stands before the others.
         shown: the runs that the figures are of; all by default.
     """
+    from fedhet.results.figures import runs_figure
+
     shown = shown or runs
     overlay, cost = None if first else runs_figure(shown), runs_figure(shown, by_bytes=True)
     drawn = {"comparison": first, "overlay": overlay, "cost": cost}

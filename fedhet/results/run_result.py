@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import FedhetError
-from fedhet.results.figures import accuracy_figure
 from fedhet.results.history import Row, flat, read_clients, read_history
-from fedhet.results.plotting import to_svg
 from fedhet.results.run_files import read_run, showing
 from fedhet.results.tables import headline
 
@@ -61,12 +59,17 @@ class RunResult:
         Raises:
             FedhetError: no client was evaluated.
         """
+        from fedhet.results.figures import accuracy_figure
+
         figure = accuracy_figure(read_run(self.folder))
         if figure is None:
             raise FedhetError(f"{self.folder}: no client was evaluated, so there is nothing to draw")
         return figure
 
     def _repr_html_(self) -> str:
+        from fedhet.results.figures import accuracy_figure
+        from fedhet.results.plotting import to_svg
+
         run = read_run(self.folder)
         with showing(self.folder):
             figure = accuracy_figure(run)

@@ -16,7 +16,7 @@ from fedhet import registry
 from fedhet.errors import FedhetError
 from fedhet.results.drawings import cka_figure
 from fedhet.results.figures import MOST_NAMED, accuracy_figure, clients_by_round_figure
-from fedhet.results.plotting import lay_out
+from fedhet.results.plotting import to_svg
 from fedhet.results.report import compare_folders, write_report
 from fedhet.results.run_files import RunFiles, read_run
 from fedhet.results.run_result import RunResult
@@ -339,5 +339,5 @@ def test_a_folders_name_becomes_no_part_of_a_page(make_run, tmp_path):
 def test_formulas_in_the_figures_of_others_stay_formulas():
     figure = Figure()
     figure.suptitle("$x^2$")
-    lay_out(figure)
+    to_svg(figure, "figure")
     assert figure.findobj(Text)[0].get_parse_math()
