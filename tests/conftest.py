@@ -41,6 +41,7 @@ from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.population import ClientInfo
 from fedhet.rows import ClientRow
 
+pytest.register_assert_rewrite("tests.contract")
 torch.set_num_threads(1)
 
 App = Callable[[Message, Context], Message]

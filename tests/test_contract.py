@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from fedhet import registry
-from fedhet.testing import Case, MethodContract
+from fedhet.testing import Case
 from fedhet.testing.runs import MIXED
+
+from .contract.further import Contract
 
 # What a method needs beside the settings of all to be run, and to learn, in a few seconds.
 OF_METHOD: dict[str, dict[str, Any]] = {
@@ -34,7 +36,7 @@ ANY = (MIXED["any"], "cnn-1-1,mlp")
 QUICK = {*registry.own_methods()} - {"nearest-neighbour", "logistic-regression"}  # which are like label-spreading
 
 
-class TestContract(MethodContract):
+class TestContract(Contract):
     @pytest.fixture(params=[pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES])
     def case(self, request: pytest.FixtureRequest) -> Case:
         """A method's case; in quick tests with networks that cost little, where its networks may be of any kind."""

@@ -1,8 +1,5 @@
 """Faults: clients that crash or spoil their replies, answers that are lost, nodes that come and go."""
 
-import multiprocessing
-import os
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -65,17 +62,6 @@ def raising(hit: Hit, error: BaseException) -> Before:
     def fault(message: Message, client: str) -> None:
         if hit(message, client):
             raise error
-
-    return fault
-
-
-def killing(hit: Hit) -> Before:
-    """A fault that ends the process in which a message is to be handled."""
-
-    def fault(message: Message, client: str) -> None:
-        if hit(message, client):
-            assert multiprocessing.parent_process() is not None, "this is no worker"
-            os.kill(os.getpid(), signal.SIGKILL)
 
     return fault
 

@@ -7,7 +7,8 @@ import pytest
 
 from fedhet.method import Method, Traits
 from fedhet.sharing import HEAD
-from fedhet.testing import MethodContract
+
+from ..contract.further import Contract
 
 
 @pytest.fixture(autouse=True)
@@ -15,26 +16,26 @@ def _importable(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
-class TestByReference(MethodContract):
+class TestByReference(Contract):
     method = "someone:slow"
     settings: ClassVar = {"slow.inertia": 0.1}
 
 
 @pytest.mark.slow
-class TestHypernetwork(MethodContract):
+class TestHypernetwork(Contract):
     """Another module than the clients' networks is trained and shared, made by the server, taken in one by one."""
 
     method = "toy_hypernetwork:method"
 
 
 @pytest.mark.slow
-class TestDescriptors(MethodContract):
+class TestDescriptors(Contract):
     """A labelled public dataset, captures of several modules, two phases with one optimiser, a schedule by step."""
 
     method = "toy_descriptors:method"
 
 
 @pytest.mark.slow
-class TestGiven(MethodContract):
+class TestGiven(Contract):
     method = Method("heads", traits=Traits(shares=HEAD, keeps="model", scored="trained", together=True))
     architectures = "mlp"

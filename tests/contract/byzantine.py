@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -22,11 +21,12 @@ from fedhet.flower import ClientApp, ConfigRecord, Error, Message, RecordDict, r
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.insides import copy_of, identify
 from fedhet.server import FederatedStrategy, State
-from fedhet.testing.changes import Change, changes, handshakes, shared
 from fedhet.testing.faults import where
-from fedhet.testing.ordinary import differing
+from fedhet.testing.ordinary import differing, infinite
 from fedhet.testing.runs import PARTIAL, Case, Run
 from fedhet.wire.protocol import FIRST, HANDSHAKE
+
+from .changes import Change, changes, handshakes, shared
 
 Place = tuple[int, str, str, str]
 """Round, kind, question and client of an answer."""
@@ -238,11 +238,3 @@ def reproducible(examples: int, *, repeat: bool) -> settings:
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
-
-
-def infinite(value: Any, place: str = "state") -> list[str]:
-    """The places of a state that hold NaN or infinity."""
-    if isinstance(value, np.ndarray):
-        return [] if value.dtype.kind != "f" or np.isfinite(value).all() else [place]
-    inner = vars(value) if isinstance(value, State) else value if isinstance(value, dict) else {}
-    return [at for key, each in inner.items() for at in infinite(each, f"{place}/{key}")]

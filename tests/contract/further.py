@@ -1,0 +1,211 @@
+"""What fedhet holds of its own methods beyond the contract: random answers, the wire, processes and imports."""
+
+import logging
+import multiprocessing
+import os
+import re
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedhet
+from fedhet import config as configuration
+from fedhet import registry
+from fedhet.engines.workers import WorkerGrid
+from fedhet.flower import (
+    STYPE,
+    Array,
+    ArrayRecord,
+    Encoder,
+    Message,
+    RecordDict,
+    decode,
+    decode_arrays,
+    read_reply,
+    read_request,
+    write_reply,
+    write_request,
+)
+from fedhet.flower.grid import FIRST_NODE
+from fedhet.testing import Case, MethodContract, Run, Stop, Tampering, at, raising, run
+from fedhet.testing.faults import REPLIES, Before, Hit, where
+from fedhet.testing.ordinary import differing
+from fedhet.testing.runs import Kept, run_on
+from fedhet.testing.trouble import assert_same_but_for_the_fault
+from fedhet.wire import to_tensor
+
+from .byzantine import Recording, attack, attack_handshakes, two_changes
+from .imports import brought, module_of
+
+ATTACKS = [
+    *(("answers", 40, 4), pytest.param("answers", 200, 20, marks=pytest.mark.slow)),
+    *(("handshakes", 12, 0), pytest.param("handshakes", 100, 0, marks=pytest.mark.slow)),
+    *(pytest.param(*each, marks=pytest.mark.long) for each in [("answers", 5000, 0), ("handshakes", 1500, 100)]),
+]
+"""What is changed, how often, and how many must at least be refused, and taken; thousands are others at every call."""
+
+SIDES = {"server": ("fedhet.client", "fedhet.client_apps"), "client": ("fedhet.server", "fedhet.strategies")}
+"""The two sides, and what is the other's."""
+
+
+class Contract(MethodContract):
+    # ---- the wire and the run directory
+
+    def test_bytes_of_rows_of_clients_and_of_messages_agree(self, kept: Kept) -> None:
+        """The bytes counted are those that travel."""
+        done = kept("ordinary")
+        for row in done.rows:
+            own = [client for client in done.clients if int(client["round"]) == row["round"]]
+            assert row["bytes_up"] == sum(int(client["bytes_up"]) for client in own)
+            assert row["bytes_down"] == sum(int(client["bytes_down"]) for client in own)
+        assert (done.summary["bytes_up"], done.summary["bytes_down"]) == done.sent
+
+    def test_requests_and_replies_are_read_as_they_were_written(self, kept: Kept) -> None:
+        """Nothing is lost on the way, and no array travels in a form that has to be unpickled."""
+        exchanges = kept("ordinary").exchanges
+        assert exchanges
+        for sent, answer in exchanges:
+            again = Encoder()(decode(sent))
+            request, settings = read_request(sent)
+            write_request(again, request, settings)
+            assert dict(again) == dict(sent)
+            assert configuration.parse(settings).text() == settings
+            assert dict(write_reply(read_reply(answer))) == dict(answer.content)
+            assert _kinds(sent) | _kinds(answer.content) <= {STYPE}
+
+    def test_the_run_directory_names_the_method(self, case: Case, kept: Kept) -> None:
+        """So that the run is found again when it is resumed."""
+        named = configuration.read(kept("ordinary").folder / "config.toml")["method"]
+        assert named == case.reference
+        assert registry.method(str(named)) == case.method
+        assert kept("ordinary").summary["method"] == case.method.name
+
+    @pytest.mark.parametrize("side", SIDES)
+    def test_a_half_does_not_import_the_other(self, case: Case, side: str) -> None:
+        """A client never loads a server, nor a server a client."""
+        other = module_of(case.method, "client" if side == "server" else "server")
+        if other == module_of(case.method, side):
+            pytest.skip("both sides are in one module")
+        foreign = re.compile("|".join(rf"{re.escape(room)}(\.|$)" for room in (*SIDES[side], other)))
+        assert [name for name in brought(module_of(case.method, side)) if foreign.match(name)] == []
+
+    # ---- Byzantine answers
+
+    def test_a_bad_reply_comes_to_the_same_as_silence(self, case: Case, kept: Kept) -> None:
+        """At the server, whichever answer to training it is, and whatever is wrong with it."""
+        recording, faults = _recording(case, kept), list(REPLIES.values())
+        answers = recording.answers.items()
+        places = [place for place, answer in answers if place[1] == "train" and answer.array_records]
+        for number in range(max(len(places), len(faults)) if places else 0):
+            place = places[number % len(places)]
+            spoilt = recording.after(place[0], {place: faults[number % len(faults)]})
+            assert list(spoilt.federation.failed) == [place[3]]
+            assert differing(recording.without(place), spoilt.state) == []
+
+    @pytest.mark.parametrize(("what", "examples", "least"), ATTACKS)
+    def test_nothing_that_one_client_says_ends_a_run(
+        self, case: Case, what: str, examples: int, least: int, kept: Kept, tmp_path: Path
+    ) -> None:
+        """It is refused, which comes to the same as silence, or taken; honest clients are admitted."""
+        logging.disable(logging.CRITICAL)  # thousands of warnings, of no use to anybody
+        try:
+            attacked = attack if what == "answers" else attack_handshakes
+            found = attacked(_recording(case, kept), examples, tmp_path, repeat=examples < 1000)
+        finally:
+            logging.disable(logging.NOTSET)
+        assert min(found["refused"], found["taken"]) >= least, "the attack can tell"
+
+    @pytest.mark.long
+    def test_a_byzantine_client_in_a_whole_run_comes_to_the_same_as_a_silent_one(
+        self, case: Case, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        """Where it is refused it is named; five runs, in each of which two of its answers are others."""
+
+        @two_changes(rounds=4)
+        def whole_run(changes: Mapping[int, Callable[[RecordDict], None]]) -> None:
+            folder, done = tmp_path_factory.mktemp("byzantine"), set[int]()
+
+            def change(message: Message, client: str, reply: Message) -> None:
+                number, kind = where(message)
+                if client == "1" and kind == "train" and number in changes and reply.has_content():
+                    changes[number](reply.content)
+                    done.add(number)
+
+            byzantine = run(folder / "byzantine", case.settings(rounds=4), app=Tampering(after=change))
+            assert byzantine.summary["status"] == "completed"
+            assert {client for _, client in byzantine.failures} <= {"1"}
+            refused = {number for number, _ in byzantine.failures}
+            if refused == done:
+                fault = raising(at(refused, "1"), RuntimeError("says nothing"))
+                silent = run(folder / "silent", case.settings(rounds=4), app=Tampering(before=fault))
+                assert_same_but_for_the_fault(byzantine, silent)
+
+        whole_run()
+
+    # ---- clients apart from each other
+
+    @pytest.mark.slow
+    def test_a_client_that_changes_its_input_harms_no_other(self, case: Case, tmp_path: Path) -> None:
+        """Each client's message is its own copy."""
+
+        def scribble(message: Message, client: str, reply: Message) -> None:
+            for group in message.content.array_records.values():
+                for name, array in list(group.items()):
+                    to_tensor(decode_arrays(ArrayRecord({name: array}))[name]).zero_()
+                    group[name] = Array(np.zeros(3))
+            message.content.config_records.clear()
+
+        done = run(tmp_path / "run", case.settings(), app=Tampering(after=scribble))
+        assert done.rows == run(tmp_path / "clean", case.settings()).rows
+
+    @pytest.mark.slow
+    def test_a_worker_that_dies_and_a_run_that_stops_change_nothing_else(
+        self, case: Case, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In worker processes, one of them killed in the second round, after which the run is stopped and resumed."""
+        monkeypatch.setattr(WorkerGrid, "patience", 0)
+        folder = tmp_path / "run"
+        settings = case.settings(rounds=3, workers=2)
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, settings, app=Tampering(before=killing(at([2], "1"))), observers=[Stop(2)])
+        fedhet.run(resume=folder)
+        done = Run(folder)
+        assert "its process ended with exit code -9" in done.row(2)["failures"][0]["reason"]
+        assert_same_but_for_the_fault(done, kept("crash"))
+
+    def test_two_nodes_of_one_name_are_one_too_many_until_the_first_leaves(self, case: Case, tmp_path: Path) -> None:
+        """The second is refused, both are named, and it is taken when the first is gone."""
+        done = run_on(tmp_path / "run", case.settings(rounds=3), [0, 1, 0], between={0: (0, 1), 2: (1, 99)})
+        first, second = FIRST_NODE, FIRST_NODE + 2
+        assert done.failures == [(1, f"at node {second}")]
+        reason = done.row(1)["failures"][0]["reason"]
+        assert reason.startswith(f"it goes by the name '0', as node {first} does, which had it first")
+        assert [row["participants"] for row in done.rows[1:4]] == [["0", "1"]] * 3
+
+
+def killing(hit: Hit) -> Before:
+    """A fault that ends the process in which a message is to be handled."""
+
+    def fault(message: Message, client: str) -> None:
+        if hit(message, client):
+            assert multiprocessing.parent_process() is not None, "this is no worker"
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return fault
+
+
+_recordings: dict[Case, Recording] = {}
+
+
+def _recording(case: Case, kept: Kept) -> Recording:
+    """The recording of a case's ordinary run, made once."""
+    if case not in _recordings:
+        _recordings[case] = Recording.of(case, kept("ordinary"))
+    return _recordings[case]
+
+
+def _kinds(content: RecordDict) -> set[str]:
+    return {array.stype for group in content.array_records.values() for array in group.values()}
