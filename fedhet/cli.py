@@ -263,6 +263,7 @@ def keys(
     """Show configuration keys, their defaults and what they mean."""
     from fedhet import config as configuration
     from fedhet import registry
+    from fedhet.toml import toml_value
 
     _quietly()
     if toml:
@@ -276,7 +277,7 @@ def keys(
         for heading, rows in groups.items():
             typer.echo(f"{heading}\n")
             for key, default, takes, meaning in rows:
-                value = "" if default == "" else f" = {configuration.toml_value(default)}"
+                value = "" if default == "" else f" = {toml_value(default)}"
                 typer.echo(printable(f"  {key}{value}  ({takes})"))
                 typer.echo(fill(printable(meaning), 100, initial_indent="      ", subsequent_indent="      ") + "\n")
 

@@ -16,42 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from fedhet import registry, toml
-from fedhet.config_files import EXTRA, from_file, from_run
-from fedhet.errors import ConfigError, FedhetError, nearest
-from fedhet.idle import without_idle
+from fedhet.conflicts import conflicts, without_idle
+from fedhet.errors import ConfigError, nearest
 from fedhet.keys import checked, default_of, fits, kebab, takes
-from fedhet.machine import check_device_name
 from fedhet.method import Method
-from fedhet.options import Config, Parameters, Value, common_fields, listed, option
-from fedhet.toml import read, to_toml, toml_value
-
-__all__ = [
-    "EXTRA",
-    "Config",
-    "Parameters",
-    "Value",
-    "from_file",
-    "from_run",
-    "keys",
-    "named",
-    "option",
-    "parse",
-    "parse_setting",
-    "parse_settings",
-    "preset_path",
-    "presets",
-    "read",
-    "resolve",
-    "run_configs",
-    "to_toml",
-    "toml_value",
-]
+from fedhet.options import Config, Value, common_fields
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
 DEFAULT_PRESET = "fedhenn/digits"
-LOGS = ("tensorboard", "wandb", "mlflow")
-"""What the key `log` takes; `fedhet.results.loggers` has an observer for each."""
+EXTRA = "extra-keys"
+"""Key under which Flower's run config, which takes declared keys only, carries those of a method from outside."""
+
+KeyRow = tuple[str, Value, str, str]
+"""A key, its default, the values that it takes, and its meaning."""
 
 
 def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True, trusted: bool = True) -> Config:
@@ -87,7 +65,7 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
     common, own = _values_of(method, layers, problems)
     if method and common.get("rounds") == 0 and not method.settles_rounds:
         problems.append(f"rounds = 0: {method.name} does not settle by itself how many it needs: set at least 1")
-    problems += _conflicts(common, numbers=not problems)
+    problems += conflicts(common, numbers=not problems)
     if problems or method is None:
         raise ConfigError("\n".join(problems))
     config = Config(
@@ -136,10 +114,10 @@ def named(config: str | Path | None, method: object = None, given: Collection[st
         config: a TOML file, a preset, or a method, which stands for its preset on digits or for that of its family;
             None for the preset on digits of `method`, or else the default.
         method: the method that is set by hand.
-        given: what of a user's own is given beside it (`fedhet.toml.read`).
+        given: as `read`.
 
     Raises:
-        ConfigError: there is no such name; a file is missing, is not TOML, or needs what is not given.
+        ConfigError: there is no such name, or as `from_file`.
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
         return from_file(Path(config), given, method)
@@ -153,19 +131,57 @@ def named(config: str | Path | None, method: object = None, given: Collection[st
 
 
 def completed(config: Mapping[str, Any] | str | Path | None, given: Collection[str] = ()) -> dict[str, Any]:
-    """Settings from Python: single ones on top of the preset on digits of their method, or what a name stands for.
-
-    Args:
-        config: settings, which may name a `preset`; or as `named`.
-        given: as `named`.
-
-    Raises:
-        ConfigError: as `named`.
-    """
+    """Settings from Python: single ones, on top of the preset that they name or their method's, or as `named`."""
     if not isinstance(config, Mapping):
         return named(config, given=given)
     base = {} if "preset" in config else named(None, config.get("method"))
     return {**base, **config}
+
+
+def read(path: Path, given: Collection[str] = ()) -> dict[str, Any]:
+    """A configuration file's keys, flat, without those that are not chosen and without what a run notes beside them.
+
+    Args:
+        path: the file.
+        given: of a run with a user's own `model` or `data`, those that are given again.
+
+    Raises:
+        ConfigError: the file is missing or is not TOML, or that of a run with something that is not given again.
+    """
+    table = toml.load(path)
+    own = [table.pop(noted, {}) for noted in toml.NOTED][-1]
+    if missing := {name: what for name, what in own.items() if name in ("model", "data") and name not in given}:
+        words = " and ".join(f"{'a ' * (name == 'model')}{name} of its own ({what})" for name, what in missing.items())
+        again = ", ".join(f"{name}=..." for name in missing)
+        raise ConfigError(f"{path} was run with {words}: give it again in Python, fedhet.run({str(path)!r}, {again})")
+    return toml.chosen(table)
+
+
+def from_file(path: Path, given: Collection[str] = (), method: object = None) -> dict[str, Any]:
+    """The settings of a file that a user names: as `read`, or as `from_run` where it lies in the folder of a run."""
+    of_run = (path.parent / "history.jsonl").exists() or "ran" in toml.load(path)
+    return from_run(path, given, method) if of_run else read(path, given)
+
+
+def from_run(path: Path, given: Collection[str] = (), method: object = None) -> dict[str, Any]:
+    """The settings of `config.toml` in the folder of a run, which is data and may be anybody's.
+
+    Args:
+        path: the file.
+        given: as `read`.
+        method: the method that is set by hand, in place of the file's, which is imported by no name of the file.
+
+    Raises:
+        ConfigError: as `read`, or the file names a method that is neither known here nor named by the user.
+    """
+    settings = read(path, given)
+    if EXTRA in settings:
+        raise ConfigError(f"{path}: {EXTRA} is of Flower's run config, and no key of a run's own configuration")
+    if method is not None:
+        return settings | {"method": method}
+    if "method" in settings:
+        registry.of_data(str(settings["method"]), path)
+    return settings
 
 
 @cache
@@ -234,12 +250,8 @@ def parse_setting(text: str) -> tuple[str, Value]:
     return _key(key.strip()), parsed if isinstance(parsed, Value) else value
 
 
-def keys(*, outside: bool = True, method: str | None = None) -> Iterator[tuple[str, Value, str, str]]:
-    """Every key with its default, the values that it takes and its meaning, the methods' own last.
-
-    Args:
-        outside: those of methods from outside too.
-        method: those of this method alone.
+def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:
+    """Every key, the methods' own last; those of methods from `outside` too, or those of one `method` alone.
 
     Raises:
         ConfigError: there is no such method.
@@ -248,24 +260,22 @@ def keys(*, outside: bool = True, method: str | None = None) -> Iterator[tuple[s
         names = [registry.method(method).family]
     else:
         names = registry.methods() if outside else registry.own_methods()
-        for f in common_fields():
-            yield kebab(f.name), default_of(f), takes(f), f.metadata["help"]
+        yield from (_row("", f) for f in common_fields())
     for name in names:
         try:
             own = fields(registry.method(name).Parameters)
         except ConfigError as error:  # a package that is installed and broken
             log.warning("%s", error)
             continue
-        for f in own:
-            yield f"{name}.{kebab(f.name)}", default_of(f), takes(f), f.metadata["help"]
+        yield from (_row(f"{name}.", f) for f in own)
 
 
-def key_groups(*, method: str | None = None, word: str | None = None) -> dict[str, list[tuple[str, Value, str, str]]]:
-    """`keys` by subject: what they are about, or the method.
+def _row(prefix: str, field: dataclasses.Field[Any]) -> KeyRow:
+    return prefix + kebab(field.name), default_of(field), takes(field), field.metadata["help"]
 
-    Args:
-        method: those of this method alone.
-        word: those with this in their name or meaning alone.
+
+def key_groups(*, method: str | None = None, word: str | None = None) -> dict[str, list[KeyRow]]:
+    """`keys` by their subject or method; those of one `method`, or with a `word` in their name or meaning, alone.
 
     Raises:
         ConfigError: there is no such method, or no such key; with the nearest names.
@@ -308,42 +318,3 @@ def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
         names = [kebab(f.name) for f in known]
         raise ConfigError(nearest("key", key, [f"{prefix}.{each}" if prefix else each for each in names]))
     return found
-
-
-def _conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
-    """Problems of names and, unless some of the `numbers` are wrong already, of keys that do not go together."""
-    from fedhet import data, models
-
-    config = Config(**common)
-    problems = []
-    for name in listed(config.log):
-        if name not in LOGS:
-            problems.append(nearest("log", name, LOGS))
-    try:
-        check_device_name(config.device)
-    except ConfigError as error:
-        problems.append(str(error))
-    if not re.fullmatch(r"auto|gpu|off|[2-9]|[1-9]\d+", config.client_batching):
-        problems.append(
-            f"client-batching = {config.client_batching!r}: must be auto, gpu, off, or a number of clients from 2"
-        )
-    if config.dataset not in data.names():
-        problems.append(nearest("dataset", config.dataset, data.names()))
-    if config.public_dataset and config.public_dataset not in data.names():
-        problems.append(nearest("public-dataset", config.public_dataset, data.names()))
-    if config.partition not in data.partitions():
-        problems.append(nearest("partition", config.partition, data.partitions()))
-    try:
-        if numbers:
-            models.deal(config.architectures, config.assign, config.clients, config.seed)
-        else:
-            models.expand(config.architectures)
-    except FedhetError as error:
-        problems.append(str(error))
-    if numbers and config.early_stopping and not config.validation:
-        problems.append(f"early-stopping = {config.early_stopping}: needs a validation part, such as validation = 0.2")
-    if numbers and config.min_clients > config.clients and "clients" in common:
-        problems.append(f"min-clients = {config.min_clients}: must be at most clients = {config.clients}")
-    if numbers and config.unseen_clients >= config.clients and "clients" in common:
-        problems.append(f"unseen-clients = {config.unseen_clients}: must be fewer than clients = {config.clients}")
-    return problems

@@ -1,15 +1,24 @@
 """A key of a configuration: a dataclass field with a default, a meaning, what it is about and the values it takes."""
 
 import math
+import operator
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field
 from typing import Any, Literal
 
 from fedhet.errors import ConfigError
-from fedhet.toml import Value
+
+Value = bool | int | float | str
 
 About = Literal["data", "training", "server", "node", "place", "output"]
+
+_LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
+    "at_least": (">=", operator.ge, "at least"),
+    "above": (">", operator.gt, "above"),
+    "at_most": ("<=", operator.le, "at most"),
+    "below": ("<", operator.lt, "below"),
+}
 
 
 def option(
@@ -58,12 +67,11 @@ def default_of(key: Field[Value]) -> Value:
 
 def takes(key: Field[Any]) -> str:
     """The values that a key takes, in words: its choices, or its kind and limits."""
-    limits = key.metadata
-    if limits["choices"]:
-        return " | ".join(limits["choices"])
+    if choices := key.metadata["choices"]:
+        return " | ".join(choices)
     kind = {bool: "true | false", int: "whole number", float: "number", str: "text"}[type(default_of(key))]
-    bounds = [("at_least", ">="), ("above", ">"), ("at_most", "<="), ("below", "<")]
-    return ", ".join([kind, *(f"{sign} {limits[name]:g}" for name, sign in bounds if limits[name] is not None)])
+    limits = ((sign, key.metadata[name]) for name, (sign, _, _) in _LIMITS.items())
+    return ", ".join([kind, *(f"{sign} {bound:g}" for sign, bound in limits if bound is not None)])
 
 
 def kebab(name: str) -> str:
@@ -85,26 +93,26 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Value:
     wanted = type(default_of(spec))
     if type(value) is int and not fits(value):
         raise ConfigError(f"{key}: is a whole number of {value.bit_length()} bits, must be of 64 at most")
-    if wanted is float and type(value) is int:
-        value = float(value)
-    if wanted is str and type(value) in (int, float):
-        value = str(value)
-    if type(value) is not wanted:
-        kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-        raise ConfigError(f"{key} = {value!r}: must be {kinds[wanted]}")
-    if isinstance(value, str) and any(unicodedata.category(each) in ("Cc", "Cs") for each in value):
-        raise ConfigError(f"{key} = {value!r}: must be text without control characters")
-    limits = spec.metadata
-    if limits["choices"] and value not in limits["choices"]:
-        raise ConfigError(f"{key} = {value!r}: must be one of {', '.join(limits['choices'])}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{key} = {value!r}: must be finite")
-    for limit, holds, words in (
-        ("at_least", lambda bound: value >= bound, "at least"),
-        ("above", lambda bound: value > bound, "above"),
-        ("at_most", lambda bound: value <= bound, "at most"),
-        ("below", lambda bound: value < bound, "below"),
-    ):
-        if limits[limit] is not None and not holds(limits[limit]):
-            raise ConfigError(f"{key} = {value!r}: must be {words} {limits[limit]:g}")
+    if (wanted is float and type(value) is int) or (wanted is str and type(value) in (int, float)):
+        value = wanted(value)
+    if must_be := _must_be(value, spec):
+        raise ConfigError(f"{key} = {value!r}: must be {must_be}")
     return value
+
+
+def _must_be(value: Any, spec: Field[Any]) -> str:
+    """Name the property that a value lacks; empty if the key takes it."""
+    wanted, choices = type(default_of(spec)), spec.metadata["choices"]
+    if type(value) is not wanted:
+        return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[wanted]
+    if isinstance(value, str) and any(unicodedata.category(each) in ("Cc", "Cs") for each in value):
+        return "text without control characters"
+    if choices and value not in choices:
+        return f"one of {', '.join(choices)}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "finite"
+    for limit, (_, holds, words) in _LIMITS.items():
+        bound = spec.metadata[limit]
+        if bound is not None and not holds(value, bound):
+            return f"{words} {bound:g}"
+    return ""

@@ -5,17 +5,23 @@ A key has a default, a meaning and the values that it takes; a method's own keys
 
 import dataclasses
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cache, cached_property
-from typing import Any
+from functools import cache, partial
+from typing import Any, Literal
 
 from fedhet.keys import About, kebab
+from fedhet.keys import Value as Value
 from fedhet.keys import option as option
-from fedhet.toml import Value as Value
 
 AGGREGATIONS = ("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped")
 """How what clients send may be averaged."""
+
+_split = partial(option, about="data", at_node=True)
+_data = partial(option, about="data")
+_output = partial(option, about="output")
+_server = partial(option, about="server", resumable=True)
+_node = partial(option, about="node", at_node=True)
+_place = partial(option, about="place", resumable=True)
 
 
 @dataclass(frozen=True)
@@ -44,26 +50,15 @@ class Config:
     """A complete, valid configuration. Fields are the keys with `_` for `-`; see `fedhet keys` for a table."""
 
     method: str = option("fedhenn", "federated method; `fedhet list` names them, package.module:name is one of yours")
-    dataset: str = option("digits", "data set; `fedhet list` names them", about="data", at_node=True)
-    data: str = option(
-        "",
-        "folder with the data set's files; empty: the data set's own place, or a download",
-        about="data",
-        at_node=True,
-        resumable=True,
-        path=True,
+    dataset: str = _split("digits", "data set; `fedhet list` names them")
+    data: str = _split(
+        "", "folder with the data set's files; empty: its own place, or a download", resumable=True, path=True
     )
-    partition: str = option(
-        "iid", "how examples are dealt to clients: iid, classes, dirichlet, natural", about="data", at_node=True
-    )
-    classes_per_client: int = option(
-        2, "partition=classes: classes that each client holds", at_least=1, about="data", at_node=True
-    )
-    alpha: float = option(0.5, "partition=dirichlet: concentration", above=0, about="data", at_node=True)
-    samples_per_client: int = option(
-        0, "training examples that a client keeps; 0: all of its part", at_least=0, about="data", at_node=True
-    )
-    clients: int = option(10, "clients to simulate", at_least=1, at_most=100_000, about="data")
+    partition: str = _split("iid", "how examples are dealt to clients: iid, classes, dirichlet, natural")
+    classes_per_client: int = _split(2, "partition=classes: classes that each client holds", at_least=1)
+    alpha: float = _split(0.5, "partition=dirichlet: concentration", above=0)
+    samples_per_client: int = _split(0, "training examples that a client keeps; 0: all of its part", at_least=0)
+    clients: int = _data(10, "clients to simulate", at_least=1, at_most=100_000)
     architectures: str = option("cnn", "a model, a comma-separated list of models, or a family of models")
     assign: str = option(
         "round-robin",
@@ -84,55 +79,38 @@ class Config:
     momentum: float = option(0.0, "momentum of SGD", at_least=0, below=1, needs={"optimizer": ("sgd",)})
     weight_decay: float = option(0.0, "weight decay on weights (biases and normalisation have none)", at_least=0)
     augment: bool = option(False, "augment training batches as the data set defines it")
-    input_size: int = option(
-        0,
-        "resize images to this many pixels a side; 0: as they are",
-        at_least=0,
-        at_most=2048,
-        about="data",
-        at_node=True,
+    input_size: int = _split(0, "resize images to this many pixels a side; 0: as they are", at_least=0, at_most=2048)
+    public_samples: int = _data(
+        0, "examples held out of every client's training data for the methods' public dataset", at_least=0
     )
-    public_samples: int = option(
-        0, "examples held out of every client's training data for the methods' public dataset", at_least=0, about="data"
-    )
-    public_dataset: str = option(
+    public_dataset: str = _data(
         "",
         "another data set whose training images are the public dataset, resized, coloured and scaled like the clients' "
         "own; they have labels where it has as many classes; empty: the clients' data set",
-        about="data",
         needs={"public-samples": ()},
     )
-    public_data: str = option(
-        "",
-        "folder with the files of public-dataset, as data is for dataset",
-        about="data",
-        path=True,
-        needs={"public-dataset": ()},
+    public_data: str = _data(
+        "", "folder with the files of public-dataset, as data is for dataset", path=True, needs={"public-dataset": ()}
     )
-    validation: float = option(
+    validation: float = _split(
         0.0,
         "share of each client's training examples that it is evaluated on and never trained on, each class in its "
         "share; at least one example of two",
         at_least=0,
         below=1,
-        about="data",
-        at_node=True,
     )
-    validation_on: str = option(
+    validation_on: str = _split(
         "own",
         "validation examples: set apart from each client's own, with its labels; or as many held out of the data set "
         "(common), with all its labels and the same for all clients, as the common test set is",
         choices=("own", "common"),
-        about="data",
-        at_node=True,
         needs={"validation": ()},
     )
-    early_stopping: int = option(
+    early_stopping: int = _output(
         0,
         "end training after so many evaluations without a better validation accuracy; 0: never. What is reported is "
         "the state in which it ended",
         at_least=0,
-        about="output",
     )
     shared_init: bool = option(True, "what is exchanged starts from one initialisation (of the first client)")
     closing_epochs: int = option(0, "epochs of a closing round in which all clients train; 0: none", at_least=0)
@@ -149,14 +127,9 @@ class Config:
         at_least=0,
         needs={"unseen-clients": ()},
     )
-    evaluate_every: int = option(
-        1, "evaluate all clients every so many rounds (and at the end)", at_least=1, about="output"
-    )
-    test_on: str = option(
-        "local",
-        "a client's own test part, the common test set, or both",
-        choices=("local", "global", "both"),
-        about="output",
+    evaluate_every: int = _output(1, "evaluate all clients every so many rounds (and at the end)", at_least=1)
+    test_on: str = _output(
+        "local", "a client's own test part, the common test set, or both", choices=("local", "global", "both")
     )
     batch_norm: str = option(
         "aggregate",
@@ -182,53 +155,30 @@ class Config:
         at_least=0,
     )
     wire_dtype: str = option("float32", "dtype of weights on the wire", choices=("float32", "float16"))
-    timeout: float = option(3600.0, "seconds to wait for a round's replies", above=0, about="server", resumable=True)
-    min_clients: int = option(
-        1,
-        "clients that must be there to start, and must reply for a round to count",
-        at_least=1,
-        about="server",
-        resumable=True,
+    timeout: float = _server(3600.0, "seconds to wait for a round's replies", above=0)
+    min_clients: int = _server(
+        1, "clients that must be there to start, and must reply for a round to count", at_least=1
     )
-    wait_for_clients: float = option(
-        0.0, "seconds to wait for clients to come before the first round", at_least=0, about="server", resumable=True
-    )
-    disclose_architecture: bool = option(
-        True,
-        "clients tell the name of their architecture, and its graph where a method draws it",
-        about="node",
-        at_node=True,
+    wait_for_clients: float = _server(0.0, "seconds to wait for clients to come before the first round", at_least=0)
+    disclose_architecture: bool = _node(
+        True, "clients tell the name of their architecture, and its graph where a method draws it"
     )
     head: str = option("", "module whose input is the representation; empty: the last nn.Linear")
-    device: str = option(
-        "auto",
-        "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps",
-        about="node",
-        at_node=True,
-        resumable=True,
+    device: str = _node(
+        "auto", "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps", resumable=True
     )
     precision: str = option(
         "float32",
         "of networks' passes in training: float32, or bf16 (mixed: weights, losses and what is sent stay float32)",
         choices=("float32", "bf16"),
     )
-    num_gpus: float = option(
-        0.0, "share of a GPU for each client in a simulation on Ray", at_least=0, about="node", resumable=True
+    threads_per_client: int = _node(
+        1, "CPU threads of a client; more than one costs repeatability", at_least=1, at_most=1024
     )
-    threads_per_client: int = option(
-        1,
-        "CPU threads of a client; more than one costs repeatability",
-        at_least=1,
-        at_most=1024,
-        about="node",
-        at_node=True,
-    )
-    workers: int = option(
+    workers: int = _place(
         0,
         "processes of the local engine in which clients train; 0: as many as cores, as a GPU has room for, 1 on MPS",
         at_least=0,
-        about="place",
-        resumable=True,
     )
     client_batching: str = option(
         "off",
@@ -238,26 +188,15 @@ class Config:
         about="node",
         resumable=True,
     )
-    state_dir: str = option(
+    state_dir: str = _place(
         "",
         "folder for the clients' own state; empty: in the run directory, or ~/.fedhet/state",
-        about="place",
         at_node=True,
-        resumable=True,
         path=True,
     )
-    log: str = option(
-        "", "where rounds are logged to as well: tensorboard, wandb, mlflow, several with commas", about="output"
-    )
-    report: bool = option(
-        True, "a run ends with its report.html; else `fedhet report FOLDER` draws it", about="place", resumable=True
-    )
-    engine: str = option(
-        "local",
-        "where the clients are: local, ray, or a SuperLink connection of Flower's config",
-        about="place",
-        resumable=True,
-    )
+    log: str = _output("", "where rounds are logged to as well: tensorboard, wandb, mlflow, several with commas")
+    report: bool = _place(True, "a run ends with its report.html; else `fedhet report FOLDER` draws it")
+    engine: str = _place("local", "where the clients are: local, ray, or a SuperLink connection of Flower's config")
     resume: bool = option(False, "go on with the run in `out` after its last complete round", about="place")
     seed: int = option(0, "seed of everything", at_least=0)
     out: str = option("", "run directory; empty: a new folder under runs/", about="place", path=True)
@@ -268,25 +207,17 @@ class Config:
     chosen: frozenset[str] = frozenset()  # keys that the user set, as against presets and defaults
     idle: tuple[tuple[str, str], ...] = ()  # keys put back to their defaults since they have no effect, and why
 
-    def __hash__(self) -> int:
-        """Computed once: configurations are keys of caches that every message looks into."""
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(tuple(getattr(self, f.name) for f in fields(self)))
+    def specs(self) -> dict[str, dataclasses.Field[Any]]:
+        """The field behind every key, the method's own under its name."""
+        own = {f"{self.family}.{kebab(f.name)}": f for f in fields(self.parameters)}
+        return {kebab(f.name): f for f in common_fields()} | own
 
     def flat(self) -> dict[str, Value]:
         """Every key and value, the method's own under its name: what `fedhet.config.resolve` takes."""
-        own = {f"{self.family}.{kebab(f.name)}": getattr(self.parameters, f.name) for f in fields(self.parameters)}
-        return {kebab(f.name): getattr(self, f.name) for f in common_fields()} | own
+        return {key: getattr(self.parameters if "." in key else self, f.name) for key, f in self.specs().items()}
 
     def text(self) -> str:
         """`flat` as one line of JSON, the method by its own name: how the server tells its clients."""
-        return self._text
-
-    @cached_property
-    def _text(self) -> str:
         return json.dumps(self.flat() | {"method": self.method_name})
 
     def on_own_test_parts(self) -> "Config":
@@ -313,26 +244,10 @@ def listed(value: str) -> list[str]:
 @cache
 def keys_about(*about: About) -> tuple[str, ...]:
     """The keys that all methods share and that are about one of these."""
-    return _those(lambda field: field.metadata["about"] in about)
+    return tuple(kebab(field.name) for field in common_fields() if field.metadata["about"] in about)
 
 
 @cache
-def keys_of_nodes() -> tuple[str, ...]:
-    """The keys that a node may set for itself, in its node config."""
-    return _those(lambda field: field.metadata["at_node"])
-
-
-@cache
-def resumable_keys() -> tuple[str, ...]:
-    """The keys that may change when a run is resumed: how long and where it runs, not what it computes."""
-    return _those(lambda field: field.metadata["resumable"])
-
-
-@cache
-def path_keys() -> tuple[str, ...]:
-    """The keys that become paths, which nobody on another machine may choose."""
-    return _those(lambda field: field.metadata["path"])
-
-
-def _those(chosen: Callable[[dataclasses.Field[Any]], bool]) -> tuple[str, ...]:
-    return tuple(kebab(field.name) for field in common_fields() if chosen(field))
+def keys_that(may: Literal["at_node", "resumable", "path"]) -> tuple[str, ...]:
+    """The keys that a node may set (`at_node`), that a resumed run may change, or that become paths; see `option`."""
+    return tuple(kebab(field.name) for field in common_fields() if field.metadata[may])

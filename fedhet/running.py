@@ -11,7 +11,7 @@ from fedhet.errors import ConfigError
 from fedhet.given import Given
 from fedhet.machine import device_of
 from fedhet.observing import Observer
-from fedhet.options import Config, resumable_keys
+from fedhet.options import Config, keys_that
 from fedhet.results.recorder import check_folder
 from fedhet.results.run_result import RunResult
 from fedhet.serving import new_folder
@@ -64,7 +64,7 @@ def run(
     folder = Path(out or complete.out or new_folder(Path("runs"), complete)).resolve()
     if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
         check_folder(folder, resume=resume is not None)
-        check_hardware(complete)
+        device_of(complete.device)  # which raises unless it is here
         population.check(complete, own_model=model is not None, own_data=data is not None)
     watching = [*observers, *progress_lines(progress)]
     if complete.engine == "local":
@@ -91,19 +91,6 @@ def progress_lines(wanted: bool | None) -> list[Observer]:
     return [ProgressLine(console)] if wanted else []
 
 
-def check_hardware(config: Config) -> None:
-    """Find out at once whether the GPUs that were asked for are on this machine.
-
-    Raises:
-        ConfigError: they are not.
-    """
-    import torch
-
-    device_of(config.device)
-    if config.num_gpus and config.engine == "ray" and config.num_gpus > (there := torch.cuda.device_count()):
-        raise ConfigError(f"num-gpus = {config.num_gpus:g}, but torch sees {there or 'no'} GPUs here: set num-gpus = 0")
-
-
 def _resolved(config: Mapping[str, Any] | str | Path | None, resume: str | Path | None, own: Given) -> Config:
     """The configuration of a run, or of the one that goes on, with changes."""
     given = own.words.keys()
@@ -123,7 +110,7 @@ def _resumed(folder: Path, changes: Mapping[str, Any], given: Collection[str]) -
     settings = configuration.from_run(folder / "config.toml", given, reference := changes.get("method"))
     if reference is not None and registry.method(str(reference)).name == there.get("method"):
         there["method"] = reference  # which says where it is
-    allowed = resumable_keys()
+    allowed = keys_that("resumable")
     different = [key for key, value in changes.items() if key not in allowed and there.get(key) != value]
     if different:
         raise ConfigError(

@@ -2,15 +2,14 @@
 
 import json
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from fedhet.errors import ConfigError
-
-Value = bool | int | float | str
+from fedhet.keys import Value
 
 NOTED = ("versions", "ran", "own")
 """The tables in which a run notes beside its settings what it ran with."""
@@ -54,25 +53,6 @@ def from_json(text: str, what: str) -> dict[str, Any]:
     if not isinstance(table, dict) or not all(isinstance(each, bool | int | float | str) for each in table.values()):
         raise ConfigError(f"{what} must be a table of texts, numbers, true and false")
     return table
-
-
-def read(path: Path, given: Collection[str] = ()) -> dict[str, Any]:
-    """A configuration file's keys, flat, without those that are not chosen and without what a run notes beside them.
-
-    Args:
-        path: the file.
-        given: of a run with a user's own `model` or `data`, those that are given again.
-
-    Raises:
-        ConfigError: the file is missing or is not TOML, or that of a run with something that is not given again.
-    """
-    table = load(path)
-    own = [table.pop(noted, {}) for noted in NOTED][-1]
-    if missing := {name: what for name, what in own.items() if name in ("model", "data") and name not in given}:
-        words = " and ".join(f"{'a ' * (name == 'model')}{name} of its own ({what})" for name, what in missing.items())
-        again = ", ".join(f"{name}=..." for name in missing)
-        raise ConfigError(f"{path} was run with {words}: give it again in Python, fedhet.run({str(path)!r}, {again})")
-    return chosen(table)
 
 
 def chosen(table: Mapping[str, Any]) -> dict[str, Any]:

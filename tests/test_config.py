@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from fedhet import config as configuration
 from fedhet import registry
-from fedhet.config import Config, parse, parse_setting, read, resolve, to_toml
+from fedhet.config import parse, parse_setting, read, resolve
 from fedhet.errors import ConfigError
 from fedhet.flower.grid import LocalGrid
+from fedhet.options import Config
+from fedhet.toml import to_toml
 
 
 def problems(**settings):

@@ -10,10 +10,11 @@ import pytest
 
 from fedhet import config as configuration
 from fedhet import models
-from fedhet.config import Config, resolve
+from fedhet.config import resolve
 from fedhet.data import registry as datasets
 from fedhet.data.text import shakespeare
 from fedhet.keys import kebab
+from fedhet.options import Config
 from fedhet.testing import run
 
 LARGE = ("vgg9", "torchvision/", "timm/", "'flha'", "flha-small", "fedharm-small")

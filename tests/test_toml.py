@@ -27,7 +27,7 @@ def test_what_is_written_reads_back_to_the_last_bit_also_in_flower(tmp_path, fla
     path = tmp_path / "config.toml"
     path.write_text(toml.to_toml(flat), encoding="utf-8")
     there = {key: value for key, value in flat.items() if value != ""}
-    assert repr(sorted(toml.read(path).items())) == repr(sorted(there.items()))
+    assert repr(sorted(toml.chosen(toml.load(path)).items())) == repr(sorted(there.items()))
     assert repr(sorted(parse_config_args([str(path)]).items())) == repr(sorted(flat.items()))
 
 

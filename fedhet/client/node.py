@@ -18,7 +18,7 @@ from fedhet.errors import ConfigError
 from fedhet.files import plain_name
 from fedhet.flower import ConfigRecord, Context, Message, read_request
 from fedhet.machine import proof
-from fedhet.options import Config, keys_about, keys_of_nodes, path_keys
+from fedhet.options import Config, keys_about, keys_that
 from fedhet.population import ClientInfo
 from fedhet.wire import Request
 
@@ -97,7 +97,7 @@ def opened(message: Message, context: Context) -> tuple[ClientInfo, Request, Pol
     if not plain_name(name):
         raise ConfigError(f"this node's name {name!r} cannot be that of a file: give it another one")
     place, partitions = node.get("partition-id"), node.get("num-partitions")
-    config = _settings(settings, here, tuple((key, node[key]) for key in keys_of_nodes() if key in node))
+    config = _settings(settings, here, tuple((key, node[key]) for key in keys_that("at_node") if key in node))
     policy.check_method(config)
     if policy.deployed:
         _pin(context, config)
@@ -132,7 +132,7 @@ def _pin(context: Context, config: Config) -> None:
 @lru_cache(maxsize=256)
 def _settings(text: str, here: bool, own: tuple[tuple[str, Any], ...]) -> Config:
     config = configuration.parse(text)
-    elsewhere = {} if here else dict.fromkeys(path_keys(), "")
+    elsewhere = {} if here else dict.fromkeys(keys_that("path"), "")
     if not own and all(config.flat()[key] == "" for key in elsewhere):
         return config
     return configuration.resolve({**config.flat(), **elsewhere, **dict(own)}, strict=False, trusted=False)

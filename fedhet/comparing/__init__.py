@@ -17,12 +17,12 @@ from fedhet.comparing.search import Search
 from fedhet.comparing.settings import PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import accuracies, costs, markdown, notes_below, number_rows, terminal_table, whole_table
 from fedhet.comparing.tuning import Tuning, tune, validation_note
-from fedhet.config import Value
 from fedhet.engines import children
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import check_place, write_csv, write_text
 from fedhet.given import Given
 from fedhet.machine import device_of, runs_at_once
+from fedhet.options import Value
 from fedhet.results.page import TABLE, render
 from fedhet.results.plotting import save_png
 from fedhet.results.report import write_together

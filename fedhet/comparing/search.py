@@ -7,7 +7,7 @@ from typing import Any
 
 from fedhet.comparing.measures import paired_difference
 from fedhet.comparing.settings import distinct
-from fedhet.config import Value
+from fedhet.options import Value
 
 Choice = tuple[tuple[str, Value], ...]
 """Keys and values that are tried together."""

@@ -10,12 +10,11 @@ from typing import Any
 from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.client.app import make_client_app
-from fedhet.config import Config, Value
 from fedhet.errors import ConfigError
 from fedhet.flower.grid import LocalGrid
 from fedhet.given import Given
 from fedhet.machine import process_restored
-from fedhet.options import keys_about
+from fedhet.options import Config, Value, keys_about
 from fedhet.server import FederatedStrategy
 
 PLACES = frozenset(keys_about("place"))

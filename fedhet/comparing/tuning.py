@@ -18,9 +18,9 @@ from pathlib import Path
 from fedhet.comparing.runs import Execution, check
 from fedhet.comparing.search import Choice, Search, Tried, record, rows
 from fedhet.comparing.settings import SAME_FOR_ALL, PlannedRun, SharedSettings, distinct
-from fedhet.config import Value
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import write_csv, write_text
+from fedhet.options import Value
 from fedhet.randomness import numpy_generator
 from fedhet.results.run_files import read_run
 

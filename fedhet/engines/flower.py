@@ -41,6 +41,7 @@ from fedhet.results.recorder import check_folder
 from fedhet.rows import client_order
 from fedhet.signals import ended_by_signals
 from fedhet.state import State
+from fedhet.toml import to_toml
 from fedhet.version import __version__
 
 PATIENCE = 30.0
@@ -96,7 +97,7 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
     with ended_by_signals(), tempfile.TemporaryDirectory(prefix="fedhet-") as temporary, ExitStack() as stack:
         work = Path(temporary)
         run_config = work / "run.toml"
-        run_config.write_text(configuration.to_toml(_run_config(config, folder, resume, simulated)), encoding="utf-8")
+        run_config.write_text(to_toml(_run_config(config, folder, resume, simulated)), encoding="utf-8")
         arguments = [str(make_app(work / "app")), config.engine, "--stream", "--run-config", str(run_config)]
         # Flower may start a SuperLink of its own that stays, so its folder must stay and hold no code.
         place, environment = flwr_home(), environment_of_commands()
@@ -224,7 +225,7 @@ def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> 
     settings = config.flat() | {"preset": "", "out": str(folder), "resume": resume}
     if config.method_name not in registry.own_methods():  # whose keys Flower's table cannot declare
         own = {key: settings.pop(key) for key in list(settings) if key.startswith(f"{config.family}.")}
-        settings[configuration.EXTRA] = configuration.to_toml(own)
+        settings[configuration.EXTRA] = to_toml(own)
     if simulated:
         settings["state-dir"] = str(Path(config.state_dir).resolve()) if config.state_dir else str(folder / "state")
         settings["data"] = str(Path(config.data).expanduser().resolve()) if config.data else ""
@@ -234,14 +235,14 @@ def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> 
 
 
 def _federation(config: Config) -> list[str]:
-    share = config.num_gpus
-    if not share and device_of(config.device).type == "cuda":
+    share = 0.0
+    if device_of(config.device).type == "cuda":
         at_once = max(1, min(config.clients, cores() // config.threads_per_client))
         share = int(1000 * torch.cuda.device_count() / at_once) / 1000
     return [
         "--federation-config",
         f"num-supernodes={config.clients} client-resources-num-cpus={config.threads_per_client} "
-        f"client-resources-num-gpus={float(share)}",
+        f"client-resources-num-gpus={share}",
     ]
 
 
@@ -249,7 +250,7 @@ def app_table() -> str:
     """The `[tool.flwr.app.config]` table: every key, `""` for not chosen, but for the preset."""
     keys, *_ = zip(*configuration.keys(outside=False), strict=True)
     declared = dict.fromkeys((*keys, configuration.EXTRA), "")
-    lines = configuration.to_toml({"preset": configuration.DEFAULT_PRESET, **declared}).splitlines()
+    lines = to_toml({"preset": configuration.DEFAULT_PRESET, **declared}).splitlines()
     inner = [f"[tool.flwr.app.config.{line[1:]}" if line.startswith("[") else line for line in lines]
     return "\n".join(["[tool.flwr.app.config]", *inner]) + "\n"
 

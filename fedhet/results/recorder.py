@@ -15,13 +15,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedhet import config as configuration
 from fedhet import population
-from fedhet.config import Config
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import check_place, csv_lines, locked, read_arrays, state_home, write_arrays, write_text
 from fedhet.machine import host
 from fedhet.observing import Observer, RoundReport, RunInfo
+from fedhet.options import Config
 from fedhet.results.appended import Appended
 from fedhet.results.history import read_clients, read_history
 from fedhet.results.loggers import loggers
@@ -30,6 +29,7 @@ from fedhet.results.run_files import showing
 from fedhet.results.summary import summarised
 from fedhet.rows import ClientRow, client_order
 from fedhet.state import State
+from fedhet.toml import to_toml
 from fedhet.version import __version__
 
 log = logging.getLogger("flwr").getChild("fedhet")
@@ -247,7 +247,7 @@ def _config_text(config: Config, folder: Path, engine: str, own: Mapping[str, st
     versions = {f"versions.{package}": _version(package) for package in PACKAGES}
     noted = {f"own.{name}": words for name, words in own.items()}
     noted |= {"ran.host": host(), "ran.command": shlex.join(sys.argv) if sys.argv[0] else "Python"}
-    return configuration.to_toml({**flat, **noted, **versions, "versions.python": platform.python_version()})
+    return to_toml({**flat, **noted, **versions, "versions.python": platform.python_version()})
 
 
 @cache

@@ -7,8 +7,8 @@ from typing import Any
 
 from synthetic_runs import CNNS, write_run
 
+from fedhet.config import read
 from fedhet.errors import FedhetError
-from fedhet.toml import read
 
 ALL = ("fedhenn", "fedavg", "local")
 SETTINGS = {

@@ -22,6 +22,7 @@ from fedhet.engines.local import run_locally
 from fedhet.flower.commands import _free_port, command, end, environment_of_commands
 from fedhet.results.history import read_history
 from fedhet.testing.faults import Tampering, at, raising
+from fedhet.toml import to_toml
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("deployment")]
 
@@ -196,7 +197,7 @@ def test_a_run_stands_the_death_of_a_node_of_the_server_and_of_the_superlink(
 ) -> None:
     """It ends as a run on one machine in which that client missed those rounds; an unregistered node stays out."""
     out, settings = tmp_path / "run", tmp_path / "settings.toml"
-    settings.write_text(configuration.to_toml(SETTINGS))
+    settings.write_text(to_toml(SETTINGS))
 
     run = federation.run(str(settings), "--engine", "hospital", "--out", str(out))
     until(lambda: federation.trained(1) == 2, run)
@@ -239,7 +240,7 @@ def test_flwr_run_gives_the_same_and_a_round_takes_no_longer_than_flowers_own(
 ) -> None:
     """One exchange a round, where Flower's own takes two."""
     out, settings, rounds = tmp_path / "run", tmp_path / "settings.toml", SETTINGS | {"rounds": 3}
-    settings.write_text(configuration.to_toml(rounds | {"out": str(out)}))
+    settings.write_text(to_toml(rounds | {"out": str(out)}))
     run = (command("flwr"), "run")
     federation.do(*run, str(ROOT), "hospital", "--stream", "--run-config", str(settings))
     fedhet.run(rounds, out=tmp_path / "local")

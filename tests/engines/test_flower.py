@@ -30,6 +30,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.commands import command, environment_of_commands, superlink
 from fedhet.results.history import read_history
 from fedhet.results.run_result import RunResult
+from fedhet.toml import to_toml
 
 ROOT = Path(fedhet.__file__).resolve().parent.parent
 
@@ -119,7 +120,7 @@ class TestApp:
     def test_the_run_config_of_a_simulation_is_complete(self, method: str, tmp_path: Path) -> None:
         config = configuration.resolve({"preset": f"{method}/digits", "seed": 4})
         settings = flower._run_config(config, tmp_path, False, True)
-        again = configuration.resolve(tomllib.loads(configuration.to_toml(settings)))
+        again = configuration.resolve(tomllib.loads(to_toml(settings)))
         assert settings["preset"] == ""
         # What had no effect was put back to its default, which is told once, where the run was started.
         assert again.but(out="", state_dir="", chosen=config.chosen, idle=config.idle) == config
@@ -227,7 +228,7 @@ def ray_runs(tmp_path_factory: pytest.TempPathFactory, simulating: dict[str, str
     for method in registry.methods():
         config = configuration.resolve(settings_of(method) | {"engine": "ray"})
         run_config = flower._run_config(config, folder / method, False, True)
-        (folder / f"{method}.toml").write_text(configuration.to_toml(run_config))
+        (folder / f"{method}.toml").write_text(to_toml(run_config))
     app = make_app(folder / "app")
     (app / "one_after_the_other.py").write_text(ONE_AFTER_THE_OTHER)
     project = (app / "pyproject.toml").read_text()
@@ -307,7 +308,7 @@ def test_a_run_that_fails_on_ray_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_run_leaves_nothing_running_and_can_be_resumed(how: int, code: int, tmp_path: Path) -> None:
     settings = settings_of("fedrep") | {"rounds": 500, "engine": "ray"}
-    (tmp_path / "run.toml").write_text(configuration.to_toml(settings))
+    (tmp_path / "run.toml").write_text(to_toml(settings))
     mark, out = uuid.uuid4().hex, tmp_path / "run"
     process = subprocess.Popen(
         # A shell's background job ignores Ctrl-C, and the test may be one.

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedhet import FedHeNN, make_client_app, population
-from fedhet.config import Config, resolve
+from fedhet.config import resolve
 from fedhet.data import load
 from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import decode, encode_arrays
 from fedhet.learning import read
 from fedhet.methods import fedhenn
+from fedhet.options import Config
 from fedhet.population import ClientInfo
 from fedhet.representations import Representation, linear_cka, procrustes_distance
 from fedhet.representations.cka import kernel_cka, rbf_kernel

@@ -9,12 +9,12 @@ from torch import nn
 
 import fedhet
 from fedhet import config as configuration
+from fedhet.config import read
 from fedhet.data import Examples
 from fedhet.errors import FedhetError
 from fedhet.given import Given
 from fedhet.learning import evaluate
 from fedhet.task import get_task
-from fedhet.toml import read
 
 CLASSIFICATION = get_task("classification")
 
