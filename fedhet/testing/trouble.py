@@ -131,7 +131,7 @@ class Trouble:
     @pytest.mark.parametrize("rate", [20.0, 1e4, 1e6])
     def test_training_that_diverges_is_told_and_poisons_nothing(self, case: Case, rate: float, tmp_path: Path) -> None:
         """Saved values are finite; clients whose training diverged say so and are left out, or nobody is left."""
-        from fedhet.testing.byzantine import infinite
+        from fedhet.testing.ordinary import infinite
 
         folder = tmp_path / "run"
         with contextlib.suppress(FedhetError):
