@@ -15,14 +15,14 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedhet.flower.insides import array_of, record_of
-from fedhet.wire import DTYPES, Arrays, Payload, WireError, dtype_name
+from fedhet.wire import DTYPES, Arrays, Payload, WireError
 
 STYPE = "fedhet.raw"
 RESERVED = frozenset({"values", "request", "metrics", "report"})
 """Names of the records that stand beside the groups of arrays."""
 
-# Decoded arrays are read-only views; `as_read` hands them on as such, and nothing writes into them. torch warns of the
-# first such array of a process, which is this one.
+# Decoded arrays are read-only views, and so are tensors that `torch.from_numpy` makes of them: nothing writes into them.
+# torch warns of the first such array of a process, which is this one.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(b"\0", np.uint8))
@@ -94,7 +94,7 @@ def encode_arrays(arrays: Arrays, *, flower: bool = False) -> ArrayRecord:
 
 
 def _encode(array: np.ndarray[Any, Any]) -> Array:
-    return array_of(dtype_name(array.dtype), array.shape, STYPE, array.tobytes())
+    return array_of(str(array.dtype), array.shape, STYPE, array.tobytes())
 
 
 def _decode(array: Array) -> np.ndarray[Any, Any]:

@@ -11,7 +11,7 @@ import torch
 from fedhet.flower.rules import robust
 from fedhet.server.federation import Federation
 from fedhet.server.run import Run
-from fedhet.wire import Arrays, Reply, Spec, WireError, as_read
+from fedhet.wire import Arrays, Reply, Spec, WireError
 from fedhet.wire import cast as cast_arrays
 
 Array = np.ndarray[Any, Any]
@@ -148,7 +148,7 @@ def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: S
     for name, (shape, dtype) in spec.items():
         mean = _zeros(shape, dtype)
         for group, weight in zip(groups, weights, strict=True):
-            mean.add_(as_read(group[name]), alpha=weight / total)
+            mean.add_(torch.from_numpy(group[name]), alpha=weight / total)
         average[name] = _rounded(mean, dtype)
     return average
 
@@ -170,7 +170,7 @@ class RunningMean:
             if name not in self._sums:
                 self._spec[name], self._weights[name] = spec[name], 0.0
                 self._sums[name] = _zeros(*spec[name])
-            self._sums[name].add_(as_read(array), alpha=weight)
+            self._sums[name].add_(torch.from_numpy(array), alpha=weight)
             self._weights[name] += weight
 
     def mean(self) -> Arrays:

@@ -6,7 +6,6 @@ How they become records of a Flower message and are read from one is `fedhet.flo
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -47,25 +46,18 @@ class Payload:
         return sum(array.nbytes for group in self.arrays.values() for array in group.values())
 
 
-@lru_cache(maxsize=64)
-def dtype_name(dtype: np.dtype[Any]) -> str:
-    """A dtype's name; NumPy puts it together anew at every call."""
-    return dtype.name
-
-
 def to_arrays(tensors: Mapping[str, torch.Tensor], dtype: str = "") -> Arrays:
     """Tensors as arrays, on the CPU and without a copy where that can be; floating ones cast to `dtype` if given."""
-    arrays = {}
-    for name, tensor in tensors.items():
-        own = tensor.detach().cpu()
-        arrays[name] = (own.float() if own.dtype == torch.bfloat16 else own).numpy()  # NumPy has no bfloat16
+    there = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    # NumPy has no bfloat16.
+    arrays = {name: (each.float() if each.dtype == torch.bfloat16 else each).numpy() for name, each in there.items()}
     return cast(arrays, dtype)
 
 
 def cast(arrays: Arrays, dtype: str) -> Arrays:
     """The same arrays, floating ones as `dtype` if that is given; without a copy where they are so already."""
     return {
-        name: array.astype(dtype) if dtype and array.dtype.kind == "f" and dtype_name(array.dtype) != dtype else array
+        name: array.astype(dtype, copy=False) if dtype and array.dtype.kind == "f" else array
         for name, array in arrays.items()
     }
 
@@ -73,11 +65,6 @@ def cast(arrays: Arrays, dtype: str) -> Arrays:
 def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     """An array as a tensor with memory of its own."""
     return torch.from_numpy(np.array(array))
-
-
-def as_read(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """An array as a tensor that shares its memory: to be read on the spot, never written, since others read it too."""
-    return torch.from_numpy(array)
 
 
 def check(arrays: Arrays, expected: Spec, what: str) -> None:
@@ -93,7 +80,7 @@ def check(arrays: Arrays, expected: Spec, what: str) -> None:
         raise WireError(f"{what}: missing {sorted(missing)[:3]}, unexpected {sorted(extra)[:3]}")
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
-        if array.shape != tuple(shape) or dtype_name(array.dtype) != dtype:
+        if array.shape != tuple(shape) or array.dtype != dtype:
             raise WireError(f"{what}: {name} is {array.dtype.name}{list(array.shape)}, expected {dtype}{list(shape)}")
     check_finite(arrays, what)
 
@@ -166,4 +153,4 @@ def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
             raise ModelError(f"{name} arrived with shape {list(array.shape)}; the model has {own}")
     with torch.no_grad():
         for name, array in arrays.items():
-            tensors[name].copy_(as_read(array))
+            tensors[name].copy_(torch.from_numpy(array))

@@ -1,10 +1,11 @@
 """Checked access to the fields of a received record: the one place that checks types, ranges and lengths."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
 from typing import Annotated, Any
 
 from fedhet.files import LONGEST_NAME, TAKEN_NAMES, plain_name
+from fedhet.keys import kebab
 from fedhet.task import LARGEST
 from fedhet.wire.arrays import WireError
 
@@ -36,16 +37,15 @@ class Fields:
         """Whether there is such a field."""
         return key in self._fields
 
-    def plain(self, fields: Iterable[Field[Any]]) -> dict[str, Any]:
+    def plain(self, dataclass: Any) -> dict[str, Any]:
         """The fields of a dataclass that are lines, names, counts and flags; their metadata hold limits of counts."""
         readers: dict[Any, Any] = {str: self.line, Name: self.name, int: self.count, bool: self.flag}
-        return {
-            each.name: readers[each.type](
-                kebab(each.name), None if each.default is MISSING else each.default, **each.metadata
-            )
-            for each in fields
-            if each.type in readers
-        }
+        found = {}
+        for each in fields(dataclass):
+            if each.type in readers:
+                default = None if each.default is MISSING else each.default
+                found[each.name] = readers[each.type](kebab(each.name), default, **each.metadata)
+        return found
 
     def text(self, key: str, default: str | None = None, *, longest: int = LONGEST) -> str:
         """Text of a bounded length; must be there unless there is a default."""
@@ -78,8 +78,11 @@ class Fields:
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number of a size that training which has not diverged comes to."""
-        right = f"a number up to {LARGEST:.0e}: has training diverged?"
-        return float(self._read(key, default, _is_number, right))
+
+        def good(value: Any) -> bool:
+            return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+        return float(self._read(key, default, good, f"a number up to {LARGEST:.0e}: has training diverged?"))
 
     def counts(self, key: str, *, at_most: int = 2**53) -> list[int]:
         """A list of whole numbers from 0."""
@@ -108,11 +111,6 @@ class Fields:
         return value
 
 
-def kebab(name: str) -> str:
-    """The key under which a dataclass's field travels."""
-    return name.replace("_", "-")
-
-
 def shortened(value: object) -> str:
     """The first hundred characters of a received value for an error, found without writing all of it."""
     shown = repr(value[:100] if isinstance(value, str | bytes | list) else value)
@@ -121,7 +119,3 @@ def shortened(value: object) -> str:
 
 def _is_count(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST

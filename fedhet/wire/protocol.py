@@ -7,17 +7,17 @@ measured, and its `Report`; or a refusal with a reason. `fedhet.flower.messages`
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
+from fedhet.keys import kebab
 from fedhet.rows import Work
 from fedhet.task import LARGEST, Metric
 from fedhet.toml import from_json
 from fedhet.wire.arrays import Arrays, Payload, WireError, to_arrays, to_tensor
-from fedhet.wire.fields import LONGEST, Fields, Name, kebab, shortened
+from fedhet.wire.fields import LONGEST, Fields, Name, shortened
 from fedhet.wire.report import Report
 
 HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
@@ -67,14 +67,13 @@ class Request:
         return json.dumps(vars(self))
 
     @classmethod
-    @lru_cache(maxsize=64)  # most of a round's clients in one process are asked the same
     def from_json(cls, text: str) -> "Request":
         """The request that a text holds.
 
         Raises:
             WireError: a field is not what it must be, or what would become a path is no plain name.
         """
-        return cls(**Fields(from_json(text, "the request"), "the request").plain(fields(cls)))
+        return cls(**Fields(from_json(text, "the request"), "the request").plain(cls))
 
 
 @dataclass
@@ -144,48 +143,42 @@ class Reply:
         Raises:
             WireError: a metric is not what it must be.
         """
-        said = Fields(metrics)
+        numbers = Fields(metrics)
         return cls(
             client=report.client,
-            examples=said.count("num-examples", at_least=1),
+            examples=numbers.count("num-examples", at_least=1),
             payload=payload,
             report=report,
-            test_examples=said.count("test-examples", 0),
-            train_loss=said.number("train-loss") if "train-loss" in said else None,
-            measured=_measured(metrics),
-            validation_examples=said.count("validation-examples", 0),
-            work=Work(**said.plain(fields(Work))),
+            test_examples=numbers.count("test-examples", 0),
+            train_loss=numbers.number("train-loss") if "train-loss" in numbers else None,
+            measured={
+                key.removesuffix("-metric"): _measured(metrics, key) for key in metrics if key.endswith("-metric")
+            },
+            validation_examples=numbers.count("validation-examples", 0),
+            work=Work(**numbers.plain(Work)),
         )
 
 
-def _measured(metrics: Mapping[str, Any]) -> dict[str, Measured]:
-    """The evaluations: a metric is in [0, 1] where it weighs anything, and a loss is finite.
+def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
+    """An evaluation: the metric is at most 1 where it weighs anything, and the loss is finite.
 
     Raises:
-        WireError: one is not.
+        WireError: it is not.
     """
-    found = {}
-    for key, values in metrics.items():
-        name, _, what = key.rpartition("-")
-        if what != "metric":
-            continue
-        weights: Any = metrics.get(f"{name}-weight")
-        if len(name) > LONGEST or not _is_metric(values, weights):
-            raise WireError(
-                f"its reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}"
-            )
-        found[name] = Measured(Metric(tuple(values), tuple(weights)), Fields(metrics).number(f"{name}-loss"))
-    return found
-
-
-def _is_metric(values: Any, weights: Any) -> bool:
-    return (
-        isinstance(values, list)
+    name, values = key.removesuffix("-metric"), metrics[key]
+    weights: Any = metrics.get(f"{name}-weight")
+    if not (
+        len(name) <= LONGEST
+        and isinstance(values, list)
         and isinstance(weights, list)
         and len(values) == len(weights)
         and all(0 <= weight < math.inf for weight in weights)
         and all(weight == 0 or -LARGEST <= value <= 1 for value, weight in zip(values, weights, strict=True))
-    )
+    ):
+        raise WireError(
+            f"its reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}"
+        )
+    return Measured(Metric(tuple(values), tuple(weights)), Fields(metrics).number(f"{name}-loss"))
 
 
 class LostReply(FedhetError):

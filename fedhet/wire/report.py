@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from fedhet.keys import kebab
 from fedhet.machine import memory
 from fedhet.wire.arrays import DTYPES, Spec, WireError
-from fedhet.wire.fields import LONGEST, Fields, Name, kebab, shortened
+from fedhet.wire.fields import LONGEST, Fields, Name, shortened
 
 ROOM = 4
 """A server has room for so many times what one client shares: a handshake that names more than that part of this
@@ -68,15 +69,17 @@ class Report:
         Raises:
             WireError: a field is not what it must be.
         """
-        said = Fields(record)
-        partition = said.counts("partition") if "partition" in said else None
-        if partition is not None and not (len(partition) == 2 and partition[0] < partition[1] <= MOST_PARTITIONS):
-            raise WireError(
-                f"its reply is damaged: partition is {partition[:3]}, must be an id and a larger number up to "
-                f"{MOST_PARTITIONS}"
-            )
-        pair = (partition[0], partition[1]) if partition else None
-        return cls(**said.plain(fields(cls)), partition=pair, spec=_spec(record))
+        report = Fields(record)
+        pair = None
+        if "partition" in report:
+            partition = report.counts("partition")
+            if not (len(partition) == 2 and partition[0] < partition[1] <= MOST_PARTITIONS):
+                raise WireError(
+                    f"its reply is damaged: partition is {partition[:3]}, must be an id and a larger number up to "
+                    f"{MOST_PARTITIONS}"
+                )
+            pair = partition[0], partition[1]
+        return cls(**report.plain(cls), partition=pair, spec=_spec(record))
 
 
 def _spec(record: Mapping[str, Any]) -> Spec:
