@@ -182,36 +182,7 @@ def test_a_name_that_two_new_nodes_claim_is_neithers(client, tmp_path):
     assert done.row(1)["participants"] == ["2", "3"]
 
 
-ALIGNED = {"reference": ["a", "b"], "blocks": ["x", "y", "z"], "chosen": [0, 2], "slots": [4, 4]}
 HARM = {"fedharm.blocks": "body.1,body.2,head; body.2,body.4,head", "fedharm.slots": "4,4", "public-samples": 8}
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({}, ""),
-        ({"chosen": [b"x", b"y"]}, "chosen is"),
-        ({"chosen": [0, 3]}, "chosen is"),
-        ({"chosen": [0]}, "its alignment is of other than 2 blocks"),
-        ({"blocks": [float("nan")] * 3}, "blocks is"),
-        ({"blocks": ["\x1b"] * 3}, "blocks is"),
-        ({"reference": 3}, "reference is"),
-    ],
-)
-def test_how_blocks_were_aligned_is_told_in_names_and_numbers(change, why):
-    """It stands in the state, which is JSON, and in the report."""
-    settings = {key: value for key, value in HARM.items() if key != "public-samples"}
-    strategy = fedhet.FedHARM(configuration.resolve({"method": "fedharm", "public-samples": 8, **settings}))
-    strategy.state.public_size = 8
-    angles = np.ones((2, 3), np.float32)
-    payload = Payload({"alignment": {"angles": angles, "divergences": angles}}, ALIGNED | change)
-    reply = Reply("0", 14, payload, Report("0", architecture="mlp"))
-    if why:
-        with pytest.raises(WireError, match=why):
-            strategy.admit(reply)
-    else:
-        strategy.admit(reply)
-        assert strategy.state.alignments["mlp"]["chosen"] == [0, 2]
 
 
 @pytest.mark.parametrize(
