@@ -21,7 +21,7 @@ STYPE = "fedhet.raw"
 RESERVED = frozenset({"values", "request", "metrics", "report"})
 """Names of the records that stand beside the groups of arrays."""
 
-# Decoded arrays are read-only views, as are the tensors that `torch.from_numpy` makes of them: nothing writes into them.
+# Decoded arrays are read-only views, as are tensors that `torch.from_numpy` makes of them: nothing writes into them.
 # torch warns of the first such array of a process, which is this one.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
