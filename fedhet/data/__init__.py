@@ -1,6 +1,6 @@
 """Data sets by name, and how they are shared out among clients."""
 
-from fedhet.data import chestxray, digits, images, text
+from fedhet.data import chestxray, images, text
 from fedhet.data.examples import ClientData, DataSet, Examples, Groups, PublicDataset, resident
 from fedhet.data.partitions import Part, partition, partitions
 from fedhet.data.registry import augments, lend, load, loaded, names, register_dataset
@@ -16,7 +16,6 @@ __all__ = [
     "Split",
     "augments",
     "chestxray",
-    "digits",
     "hold_out",
     "images",
     "lend",

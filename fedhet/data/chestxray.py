@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedhet.data.examples import DataSet, Examples, Groups
-from fedhet.data.files import cache_folder, locate, read, variant
+from fedhet.data.files import cache_folder, locate_one, read, variant
 from fedhet.data.registry import register_dataset
 from fedhet.data.transforms import Normalise
 from fedhet.errors import DataError, FedhetError
@@ -30,6 +30,7 @@ FINDINGS = (
 
 LABELS = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
 OFFICIAL_TEST = "test_list.txt"
+COLUMNS = {"Image Index", "Finding Labels", "Patient ID", "Patient Age", "Patient Gender"}
 SIZE = 224
 """Pixels a side of an image in memory, at most: those of FLHA-GHN's experiment."""
 
@@ -57,16 +58,14 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
     Raises:
         DataError: labels or images are missing or damaged, or a patient of the official test list is not only there.
     """
-    if folder is None:
-        raise DataError(f"chestxray14 cannot be downloaded: name a folder with {LABELS[0]} and the images: --data DIR")
-    table = next((name for name in LABELS if variant(folder / name) or variant(folder / "chestxray" / name)), LABELS[0])
-    place = locate(folder, ("", "chestxray"), (table,), "chestxray14")
+    table = locate_one(folder, "chestxray", LABELS, "chestxray14")
+    place = table.parent
     files = {path.name: path for path in sorted(place.rglob("*.png"), reverse=True)}
-    rows = _rows(place / table, files.keys())
+    rows = _rows(table, files.keys())
     patients, owners = np.unique([int(row["Patient ID"]) for row in rows], return_inverse=True)
     tested = _tested(place, rows, owners)
     images = _images([files[row["Image Index"]] for row in rows], size)
-    labels = torch.tensor([_labels(row, place / table) for row in rows], dtype=torch.uint8)
+    labels = torch.tensor([_labels(row, table) for row in rows], dtype=torch.uint8)
     firsts = [_group(rows[first]) for first in np.unique(owners, return_index=True)[1]]
     names, group = np.unique(firsts, return_inverse=True)
     parts = {part: np.flatnonzero(tested == part) for part in (False, True)}
@@ -90,8 +89,7 @@ def _rows(table: Path, images: Container[str]) -> list[Row]:
         rows = list(csv.DictReader(io.StringIO(read(table).decode("utf-8-sig"))))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{table} is no table of labels: {error}") from error
-    needed = {"Image Index", "Finding Labels", "Patient ID", "Patient Age", "Patient Gender"}
-    if missing := needed - set(rows[0] if rows else ()):
+    if missing := COLUMNS - set(rows[0] if rows else ()):
         raise DataError(f"{table}: has no column {', '.join(sorted(missing))}")
     found = [row for row in rows if row["Image Index"] in images]
     if not found:

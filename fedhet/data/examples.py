@@ -92,9 +92,8 @@ def resident(part: P, device: torch.device) -> P:
 class ClientData:
     """One client's data: its own training and test parts, and the public dataset (None without one).
 
-    A public dataset may be given as a tensor of inputs; the common test set is for personal models (`test-on`). The
-    validation part is never trained on; None where there is none. `augment` draws variants of a raw training batch, and
-    `batch_size` goes before the configured one, where the client has its own.
+    The common test set is for personal models (`test-on`), and the validation part is never trained on. `augment` draws
+    variants of a raw training batch, and `batch_size` goes before the configured one.
     """
 
     train: Examples
@@ -104,11 +103,6 @@ class ClientData:
     validation: Examples | None = None
     augment: Augment | None = None
     batch_size: int | None = None
-
-    def __post_init__(self) -> None:
-        """Take a tensor for a public dataset without labels."""
-        if isinstance(self.public, Tensor):
-            object.__setattr__(self, "public", PublicDataset(self.public))
 
     def to(self, device: torch.device) -> "ClientData":
         """The same with its examples on a device; the public dataset stays where it is."""

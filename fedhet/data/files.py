@@ -21,7 +21,6 @@ from fedhet.errors import DataError
 
 _UNPACKERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.decompress, ".xz": lzma.decompress}
 
-
 _downloads = ContextVar("downloads", default=True)
 
 
@@ -45,43 +44,49 @@ def variant(file: Path) -> Path | None:
     return next((packed for suffix in _UNPACKERS if (packed := file.with_name(file.name + suffix)).is_file()), None)
 
 
-def locate(root: Path, subfolders: Sequence[str], files: Sequence[str], dataset: str) -> Path:
+def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str], dataset: str) -> Path:
     """The folder that holds a data set's files: of these subfolders of the one that a user named the first with any.
 
+    Where the user named none, it is the cache folder, to which torchvision's data set of this name is downloaded if
+    need be.
+
     Raises:
-        DataError: The folder does not exist, holds none of the files, or only some of them.
+        DataError: The folder does not exist, holds none of the files, or only some of them; or they cannot be, or may
+            not be, downloaded.
     """
+    root = folder or cache_folder()
+    places = [root / subfolder for subfolder in subfolders]
+    missing = {place: [file for file in files if variant(place / file) is None] for place in places}
+    if folder is None and all(missing.values()):
+        return locate(_downloaded(dataset), subfolders, files, dataset)
     if not root.is_dir():
         raise DataError(f"the data folder {root} does not exist")
-    places = [root / subfolder for subfolder in subfolders]
-    for place in places:
-        missing = [file for file in files if variant(place / file) is None]
-        if not missing:
+    for place, absent in missing.items():
+        if not absent:
             return place
-        if len(missing) < len(files):
-            raise DataError(f"{dataset} in {place} is incomplete: {', '.join(missing)} missing (.gz and .xz will do)")
-    looked = ", ".join(str(place) for place in places)
+        if len(absent) < len(files):
+            raise DataError(f"{dataset} in {place} is incomplete: {', '.join(absent)} missing (.gz and .xz will do)")
+    looked = ", ".join(map(str, places))
     raise DataError(f"no {dataset} in {root}: looked for {files[0]} (or .gz, .xz) in {looked}")
 
 
-def locate_or_download(folder: Path | None, subfolders: Sequence[str], files: Sequence[str], dataset: str) -> Path:
-    """The folder that holds a data set of torchvision's, which goes by its class's name there (see `locate`).
-
-    Where the user named no folder, it is the cache folder, to which the data set is downloaded if need be.
+def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset: str) -> Path:
+    """The first of these files in the folder that a user named, or else in this subfolder of it.
 
     Raises:
-        DataError: As `locate`; or it is missing and cannot be, or may not be, downloaded.
+        DataError: The user named no folder, it does not exist, or holds none of the files.
     """
-    if folder is not None:
-        return locate(folder, subfolders, files, dataset)
+    if root is None:
+        raise DataError(f"{dataset} cannot be downloaded: name a folder with {' or '.join(files)}: --data DIR")
+    paths = (place / file for place in (root, root / subfolder) for file in files)
+    return next(filter(variant, paths), None) or locate(root, ("", subfolder), files, dataset)
+
+
+def _downloaded(dataset: str) -> Path:
+    """The cache folder, with torchvision's data set of this name, which goes by its class's name."""
     cache = cache_folder()
-    try:
-        return locate(cache, subfolders, files, dataset)
-    except DataError as error:
-        if not _downloads.get():
-            raise DataError(
-                f"{dataset} is not in {cache}, and nodes download nothing: name its folder, data = ..."
-            ) from error
+    if not _downloads.get():
+        raise DataError(f"{dataset} is not in {cache}, and nodes download nothing: name its folder, data = ...")
     try:
         import torchvision  # late: only a download needs it, and it fails where its build is not torch's
 
@@ -91,7 +96,7 @@ def locate_or_download(folder: Path | None, subfolders: Sequence[str], files: Se
             f"{dataset} is not in {cache} and cannot be downloaded ({' '.join(str(error).split())}); "
             "if you have it elsewhere, name its folder: --data DIR"
         ) from error
-    return locate(cache, subfolders, files, dataset)
+    return cache
 
 
 def read(file: Path) -> bytes:

@@ -1,15 +1,20 @@
-"""MNIST, Fashion-MNIST and CIFAR-10, from files as torchvision and their authors have them; variants of CIFAR-10."""
+"""Handwritten digits, MNIST, Fashion-MNIST and CIFAR-10, from files as their authors have them; variants of CIFAR-10.
 
+A `DataError` says which file is missing or damaged, or why a data set cannot be downloaded.
+"""
+
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.data.examples import Augment, DataSet, Examples, Groups, Indices
-from fedhet.data.files import check_labels, locate_or_download, read_cifar, read_idx
+from fedhet.data.examples import Augment, DataSet, Examples, Groups, Indices, Transform
+from fedhet.data.files import check_labels, locate, read_cifar, read_idx
 from fedhet.data.registry import load, register_dataset
 from fedhet.data.transforms import Normalise, crop_and_flip, flip_crop_brighten_blur
 from fedhet.errors import DataError
@@ -20,29 +25,55 @@ MNIST_FILES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in 
 MNIST_FOLDERS = ("", "MNIST/raw", "mnist/MNIST/raw")
 FASHION_FOLDERS = ("FashionMNIST/raw", "fashionmnist/FashionMNIST/raw", "fashion-mnist")
 CIFAR10_TRAIN = [f"data_batch_{batch}" for batch in range(1, 6)]
-CIFAR10_FILES = [*CIFAR10_TRAIN, "test_batch"]
 CIFAR10_FOLDERS = ("", "cifar-10-batches-py", "cifar10/cifar-10-batches-py")
+
+
+def _images(
+    name: str,
+    parts: Sequence[Examples],
+    transform: Transform,
+    *,
+    classes: int = 10,
+    augment: Augment | None = None,
+    white: int = 255,
+) -> DataSet:
+    """A data set of training and test images, each of one class."""
+    (train, test), task = parts, get_task("classification")
+    shape = tuple(train.inputs[:1].shape[1:])
+    return DataSet(name, train, test, classes, task, shape, transform, augment=augment, white=white)
+
+
+@register_dataset("digits")
+def digits(folder: Path | None) -> DataSet:
+    """1,797 grey images of 8 x 8 of 10 digits (UCI, 1998), embedded in scikit-learn.
+
+    The split is ours, the same in every run: of each digit, every fifth image in the order of the file is for testing
+    (355), the others (1,442) for training. The file is in the order of the writers, so most of them are in both parts.
+    """
+    try:
+        # The file that `sklearn.datasets.load_digits` reads; importing scikit-learn takes seconds.
+        file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+        table = torch.from_numpy(np.loadtxt(str(file), delimiter=",", dtype=np.int64))
+    except (ImportError, OSError, ValueError) as error:
+        raise DataError(f"scikit-learn's embedded digits cannot be read ({error}): reinstall scikit-learn") from error
+    examples = Examples(table[:, :-1].to(torch.uint8).view(-1, 1, 8, 8), table[:, -1].clone())
+    occurrence = torch.nn.functional.one_hot(examples.labels).cumsum(0).gather(1, examples.labels[:, None])[:, 0]
+    test = occurrence % 5 == 0
+    parts = [examples.subset(torch.nonzero(part)[:, 0]) for part in (~test, test)]
+    return _images("digits", parts, Normalise(16.0), white=16)
 
 
 @register_dataset("mnist")
 def mnist(folder: Path | None) -> DataSet:
-    """MNIST (LeCun et al., 1998): 60,000 and 10,000 grey images of 28 x 28 of 10 digits, idx files, also packed.
-
-    Raises:
-        DataError: The files are missing or damaged, or cannot be downloaded.
-    """
-    place = locate_or_download(folder, MNIST_FOLDERS, MNIST_FILES, "MNIST")
+    """MNIST (LeCun et al., 1998): 60,000 and 10,000 grey images of 28 x 28 of 10 digits, idx files, also packed."""
+    place = locate(folder, MNIST_FOLDERS, MNIST_FILES, "MNIST")
     return _from_idx("mnist", place, Normalise(255.0, mean=(0.1307,), std=(0.3081,)))
 
 
 @register_dataset("fashion-mnist")
 def fashion_mnist(folder: Path | None) -> DataSet:
-    """Fashion-MNIST (Xiao et al., 2017): images of 10 kinds of clothing, as many and as large as those of MNIST.
-
-    Raises:
-        DataError: As for `mnist`.
-    """
-    place = locate_or_download(folder, FASHION_FOLDERS, MNIST_FILES, "FashionMNIST")
+    """Fashion-MNIST (Xiao et al., 2017): images of 10 kinds of clothing, as many and as large as those of MNIST."""
+    place = locate(folder, FASHION_FOLDERS, MNIST_FILES, "FashionMNIST")
     return _from_idx("fashion-mnist", place, Normalise(255.0, mean=(0.2860,), std=(0.3530,)))
 
 
@@ -58,15 +89,7 @@ def _from_idx(name: str, place: Path, transform: Normalise) -> DataSet:
             )
         check_labels(place / f"{part}-labels-idx1-ubyte", labels, 10)
         parts.append(Examples(images[:, None], labels.long()))
-    return DataSet(
-        name=name,
-        train=parts[0],
-        test=parts[1],
-        classes=10,
-        task=get_task("classification"),
-        input_shape=(1, 28, 28),
-        transform=transform,
-    )
+    return _images(name, parts, transform)
 
 
 @register_dataset("cifar10", augments=True)
@@ -74,41 +97,23 @@ def cifar10(folder: Path | None) -> DataSet:
     """CIFAR-10 (Krizhevsky, 2009): 50,000 and 10,000 colour images of 32 x 32 of 10 classes, python version.
 
     Mean, standard deviation and augmentation (reflected borders of 4, random crop, flip) are those of FedMA's code.
-
-    Raises:
-        DataError: The files are missing or damaged, or cannot be downloaded.
     """
-    place = locate_or_download(folder, CIFAR10_FOLDERS, CIFAR10_FILES, "CIFAR10")
+    place = locate(folder, CIFAR10_FOLDERS, [*CIFAR10_TRAIN, "test_batch"], "CIFAR10")
     images, labels = zip(*(read_cifar(place / file) for file in CIFAR10_TRAIN), strict=True)
-    return DataSet(
-        name="cifar10",
-        train=Examples(torch.cat(images), torch.cat(labels)),
-        test=Examples(*read_cifar(place / "test_batch")),
-        classes=10,
-        task=get_task("classification"),
-        input_shape=(3, 32, 32),
-        transform=Normalise(255.0, (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)),
-        augment=crop_and_flip,
-    )
+    train, test = Examples(torch.cat(images), torch.cat(labels)), Examples(*read_cifar(place / "test_batch"))
+    transform = Normalise(255.0, (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255))
+    return _images("cifar10", (train, test), transform, augment=crop_and_flip)
 
 
 @register_dataset("cifar10-fedhenn", augments=True)
 def cifar10_fedhenn(folder: Path | None) -> DataSet:
-    """CIFAR-10 as the code of FedHeNN's authors has it: ImageNet's mean and standard deviation, black borders.
-
-    Raises:
-        DataError: As for `cifar10`.
-    """
+    """CIFAR-10 as the code of FedHeNN's authors has it: ImageNet's mean and standard deviation, black borders."""
     return _by_imagenet("cifar10-fedhenn", folder, partial(crop_and_flip, reflect=False))
 
 
 @register_dataset("cifar10-fedharm", augments=True)
 def cifar10_fedharm(folder: Path | None) -> DataSet:
-    """CIFAR-10 with FedHARM's augmentation, and ImageNet's mean and standard deviation as in its authors' code.
-
-    Raises:
-        DataError: As for `cifar10`.
-    """
+    """CIFAR-10 with FedHARM's augmentation, and ImageNet's mean and standard deviation as in its authors' code."""
     return _by_imagenet("cifar10-fedharm", folder, flip_crop_brighten_blur)
 
 
@@ -140,9 +145,6 @@ def cifar10_domains(folder: Path | None) -> DataSet:
     A random half of the classes has 95 % of its training images grey, the other half 5 %; half of each class's test
     images are grey. Which ones is the same in all runs. The natural partition has two clients: the classes where grey
     dominates, the others.
-
-    Raises:
-        DataError: As for `cifar10`.
     """
     colourful, rng = load("cifar10", folder), numpy_generator(0, "domains")
     grey_classes = rng.choice(colourful.classes, colourful.classes // 2, replace=False)

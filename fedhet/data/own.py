@@ -5,7 +5,8 @@ torch `Dataset`, a Hugging Face partition or anything else with rows; or a `Data
 row by row when they are needed (`fedhet.data.reading`), so random transforms stay random and images may be many.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from inspect import Parameter, signature
 from typing import Any
 
@@ -15,7 +16,17 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import default_collate
 
 from fedhet.data.examples import Augment, ClientData, Examples, PublicDataset
-from fedhet.data.reading import INPUTS, LABELS, LazyInputs, as_labels, as_tensor, columns_of, labels_of, not_finite
+from fedhet.data.reading import (
+    INPUTS,
+    LABELS,
+    Collate,
+    LazyInputs,
+    as_labels,
+    as_tensor,
+    columns_of,
+    labels_of,
+    not_finite,
+)
 from fedhet.errors import DataError
 
 PARTS = ("train", "test", "public", "common", "validation")
@@ -35,36 +46,13 @@ def as_client_data(client: str, value: Any) -> ClientData:
         DataError: it is in no form that is known, or holds numbers that are not finite; with the client, the part, and
             what would do.
     """
-    data = value if isinstance(value, ClientData) else _client_data(client, value)
-    for name in PARTS:
-        if (part := getattr(data, name)) is not None:
-            _check_finite(f"client {client}: {name}", part)
-    return data
-
-
-def _client_data(client: str, value: Any) -> ClientData:
-    if isinstance(value, tuple | list) and 2 <= len(value) <= len(PARTS):
-        value = dict(zip(PARTS, value, strict=False))
-    if not isinstance(value, Mapping):
-        raise DataError(
-            f"client {client}: the data function must return (train, test) or a mapping of these names, "
-            f"not {_a(type(value).__name__)}"
-        )
-    complete, others = {"train", "test"} <= value.keys(), value.keys() - {*PARTS, "augment"}
-    if others or not complete:
-        named = f", and {', '.join(map(repr, others))} is none of them" if complete else ""
-        raise DataError(
-            f"client {client}: a mapping of data has 'train' and 'test', and may have 'public', 'common', "
-            f"'validation' and 'augment'{named}; it has {', '.join(map(repr, value)) or 'nothing'}"
-        )
-    parts = {
-        name: _as_examples(client, name, value[name])
-        for name in ("train", "test", "common", "validation")
-        if name in ("train", "test") or value.get(name) is not None
-    }
-    public, augment = _public(value.get("public")), _as_augment(client, value.get("augment"))
-    batch_size = value["train"].batch_size if isinstance(value["train"], DataLoader) else None
-    return ClientData(**parts, public=public, augment=augment, batch_size=batch_size)
+    try:
+        if not isinstance(value, ClientData):
+            return _client_data(value)
+        parts = {name: part for name in PARTS if (part := getattr(value, name)) is not None}
+        return replace(value, **{name: _part(name, part, public=name == "public") for name, part in parts.items()})
+    except DataError as error:
+        raise DataError(f"client {client}: {error}") from error
 
 
 def as_public_dataset(value: Any) -> PublicDataset | None:
@@ -73,55 +61,64 @@ def as_public_dataset(value: Any) -> PublicDataset | None:
     Raises:
         DataError: it is none of these, has other numbers of inputs and labels, or ones that are not finite.
     """
-    public = _public(value)
-    if public is not None:
-        _check_finite("a public dataset", public)
-    return public
+    return None if value is None else _part("a public dataset", value, public=True)
 
 
-def _public(value: Any) -> PublicDataset | None:
-    if value is None or isinstance(value, PublicDataset):
+def _client_data(value: Any) -> ClientData:
+    if isinstance(value, tuple | list) and 2 <= len(value) <= len(PARTS):
+        value = dict(zip(PARTS, value, strict=False))
+    if not isinstance(value, Mapping):
+        raise DataError(
+            "the data function must return (train, test) or a mapping of these names, not an object of type "
+            f"{type(value).__name__}"
+        )
+    complete, others = {"train", "test"} <= value.keys(), value.keys() - {*PARTS, "augment"}
+    if others or not complete:
+        named = f", and {', '.join(map(repr, others))} is none of them" if complete else ""
+        raise DataError(
+            "a mapping of data has 'train' and 'test', and may have 'public', 'common', 'validation' and "
+            f"'augment'{named}; it has {', '.join(map(repr, value)) or 'nothing'}"
+        )
+    given = [name for name in PARTS if name in ("train", "test") or value.get(name) is not None]
+    parts = {name: _part(name, value[name], public=name == "public") for name in given}
+    batch_size = value["train"].batch_size if isinstance(value["train"], DataLoader) else None
+    return ClientData(**parts, augment=_as_augment(value.get("augment")), batch_size=batch_size)
+
+
+def _part(name: str, value: Any, *, public: bool) -> Any:
+    """The part of this name as `Examples`, or as a `PublicDataset`, whose numbers in memory are finite."""
+    try:
+        part = _public(value) if public else _examples(value)
+        for kind, tensor in (("inputs", part.inputs), ("labels", part.labels)):
+            if isinstance(tensor, LazyInputs):  # which checks rows when they are read
+                tensor.part = tensor.part or name
+            elif tensor is not None and (odd := not_finite(tensor)) is not None:
+                raise DataError(f"has {odd[1]} in the {kind} of row {odd[0]}: leave such rows out, or fill them in")
+        return part
+    except DataError as error:
+        raise DataError(f"{name} {error}") from error
+
+
+def _public(value: Any) -> PublicDataset:
+    if isinstance(value, PublicDataset):
         return value
     if isinstance(value, Tensor) or hasattr(value, "__array__"):
         return PublicDataset(as_tensor(value))
     if isinstance(value, str) or (isinstance(value, tuple | list) and len(value) != 2):
-        raise DataError(
-            f"a public dataset must be a tensor of inputs or a pair (inputs, labels), not a {type(value).__name__}"
-        )
-    examples = _as_examples("of the public dataset", "public", value)
+        raise DataError(f"must be a tensor of inputs or a pair (inputs, labels), not a {type(value).__name__}")
+    examples = _examples(value)
     return PublicDataset(examples.inputs[:], examples.labels)
 
 
-def _as_examples(client: str, part: str, value: Any) -> Examples:
+def _examples(value: Any) -> Examples:
     if isinstance(value, Examples):
         return value
-    try:
-        examples = _examples(value)
-    except DataError as error:
-        raise DataError(f"client {client}: {part} {error}") from error
-    if isinstance(examples.inputs, LazyInputs):
-        examples.inputs.part = part
-    return examples
-
-
-def _check_finite(what: str, part: Examples | PublicDataset) -> None:
-    """Check that numbers in memory are finite; rows that are read when they are needed are checked then.
-
-    Raises:
-        DataError: it is not; with the first row.
-    """
-    for name, tensor in (("inputs", part.inputs), ("labels", part.labels)):
-        if isinstance(tensor, Tensor) and (odd := not_finite(tensor)) is not None:
-            raise DataError(f"{what} has {odd[1]} in the {name} of row {odd[0]}: leave such rows out, or fill them in")
-
-
-def _examples(value: Any) -> Examples:
     if isinstance(value, DataLoader):
         collate: Any = None if value.collate_fn is default_collate else value.collate_fn
         return _rows(value.dataset, collate)
     if isinstance(value, Mapping):
-        columns = columns_of(value)
-        value = value[columns[0]], value[columns[1]]
+        inputs_column, labels_column = columns_of(value)
+        value = value[inputs_column], value[labels_column]
     if isinstance(value, tuple | list) and len(value) == 2:
         inputs, labels = as_tensor(value[0]), as_labels(value[1])
         if len(inputs) != len(labels):
@@ -130,12 +127,13 @@ def _examples(value: Any) -> Examples:
     return _rows(value, None)
 
 
-def _rows(value: Any, collate: Callable[[Sequence[Any]], Any] | None) -> Examples:
+def _rows(value: Any, collate: Collate | None) -> Examples:
     """Examples of something with rows."""
     if isinstance(value, IterableDataset) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         raise DataError(
-            f"is {_a(type(value).__name__)}, whose rows cannot be asked for by number: give a pair (inputs, labels), a "
-            f"torch Dataset with a length, or columns of which one is {'/'.join(INPUTS[:2])} and one {LABELS[0]}"
+            f"is of type {type(value).__name__}, whose rows cannot be asked for by number: give a pair (inputs, "
+            f"labels), a torch Dataset with a length, or columns of which one is {'/'.join(INPUTS[:2])} and one "
+            f"{LABELS[0]}"
         )
     if collate is None and (pair := _in_memory(value)) is not None:
         return pair
@@ -153,12 +151,12 @@ def _in_memory(value: Any) -> Examples | None:
     return None
 
 
-def _as_augment(client: str, augment: Any) -> Augment | None:
+def _as_augment(augment: Any) -> Augment | None:
     """A function of a batch, or of a batch and a generator, as the latter."""
     if augment is None:
         return None
     if not callable(augment):
-        raise DataError(f"client {client}: augment must be a function of a batch of inputs")
+        raise DataError("augment must be a function of a batch of inputs")
     try:
         taken = [p for p in signature(augment).parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
     except ValueError:
@@ -166,7 +164,3 @@ def _as_augment(client: str, augment: Any) -> Augment | None:
     if len(taken) == 2 and all(each.kind is not Parameter.VAR_POSITIONAL for each in taken):
         return augment
     return lambda inputs, generator: augment(inputs)
-
-
-def _a(kind: str) -> str:
-    return f"an {kind}" if kind[:1] in "aeiouAEIOU" else f"a {kind}"

@@ -51,10 +51,9 @@ class Job:
             raise DataError(f"{self.dataset.name} has no one class an example; partition it by iid or natural")
         return train.numpy()[self.train], test.numpy()[self.test]
 
-    def class_sizes(self) -> tuple[Indices, Indices]:
+    def class_sizes(self) -> list[Indices]:
         """Number of training and of test examples of each class to share out, (classes,) each."""
-        train, test = (np.bincount(labels, minlength=self.dataset.classes) for labels in self.labels())
-        return train, test
+        return [np.bincount(labels, minlength=self.dataset.classes) for labels in self.labels()]
 
 
 def partitions() -> list[str]:
@@ -78,7 +77,7 @@ def partition(
     Args:
         dataset: The data set.
         name: One of `partitions()`.
-        clients: Number of clients.
+        clients: Number of clients, at least one.
         seed: The same seed gives the same parts.
         classes_per_client: For `classes`: how many classes each client has.
         alpha: For `dirichlet`: concentration; the smaller, the more clients differ.
@@ -93,33 +92,20 @@ def partition(
     """
     if name not in _PARTITIONERS:
         raise DataError(nearest("partition", name, _PARTITIONERS))
-    if clients < 1:
-        raise DataError(f"there must be at least one client to share out {dataset.name} to, not {clients}")
-    if samples_per_client < 0:
-        raise DataError(f"samples-per-client must be 0 (all) or more, not {samples_per_client}")
-    train = np.arange(len(dataset.train)) if available is None else available
-    test = np.arange(len(dataset.test))
-    for kind, examples in (("training", train), ("test", test)):
-        if len(examples) < clients:
-            raise DataError(
-                f"{dataset.name} has {len(examples)} {kind} examples for {clients} clients: at most that many clients"
-            )
+    train, test = np.arange(len(dataset.train)) if available is None else available, np.arange(len(dataset.test))
     rng = numpy_generator(seed, "partition")
     parts = _PARTITIONERS[name](Job(dataset, train, test, clients, classes_per_client, alpha, rng))
     for client, part in enumerate(parts):
-        for kind, indices in zip(("training", "test"), part, strict=True):
+        for kind, indices, all_of_them in zip(("training", "test"), part, (train, test), strict=True):
             if len(indices) == 0:
                 raise DataError(
-                    f"partition {name!r} of {dataset.name} leaves client {client} of {clients} "
-                    f"without {kind} examples: use fewer clients"
+                    f"partition {name!r} leaves client {client} of {clients} without any of {dataset.name}'s "
+                    f"{len(all_of_them)} {kind} examples: use fewer clients"
                 )
     if samples_per_client:
-        rng = numpy_generator(seed, "samples-per-client")
-        labels = dataset.train.labels
-        parts = [
-            Part(part.train[proportional_sample(labels[part.train], samples_per_client, rng)], part.test)
-            for part in parts
-        ]
+        rng, labels = numpy_generator(seed, "samples-per-client"), dataset.train.labels
+        kept = [proportional_sample(labels[part.train], samples_per_client, rng) for part in parts]
+        parts = [Part(part.train[chosen], part.test) for part, chosen in zip(parts, kept, strict=True)]
     return [Part(np.sort(part.train), np.sort(part.test)) for part in parts]
 
 
@@ -201,10 +187,8 @@ def dirichlet(job: Job) -> list[Part]:
     `DIRICHLET_TRIES` times here.
 
     Raises:
-        DataError: alpha is not positive, or no draw gave every client enough.
+        DataError: No draw gave every client enough.
     """
-    if not job.alpha > 0:
-        raise DataError(f"alpha must be positive, not {job.alpha}")
     fair_share = len(job.train) / job.clients
     train_sizes, test_sizes = job.class_sizes()
     for _ in range(DIRICHLET_TRIES if fair_share >= DIRICHLET_LEAST else 0):

@@ -1,4 +1,7 @@
-"""Rows of a user's dataset, read when they are needed, and the columns, images and labels in them."""
+"""Rows of a user's dataset, read when they are needed, and the columns, images and labels in them.
+
+Functions raise a `DataError`, worded to follow the name of a part, where data are not what is needed.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +21,7 @@ LABELS = ("label", "labels", "target", "targets", "fine_label", "y")
 _KNOWN_TO_TORCHVISION = ("targets", "labels", "_labels")
 
 Collate = Callable[[Sequence[Any]], Any]
+"""Makes a batch of rows, as a `DataLoader`'s does."""
 
 
 @dataclass(eq=False)
@@ -26,7 +30,7 @@ class LazyInputs:
 
     Attributes:
         dataset: something with rows.
-        collate: makes a batch of rows, as a `DataLoader`'s does; None stacks inputs.
+        collate: None stacks inputs.
         rows: which rows these are, (n,).
         device: where batches go.
         part: the part of a client's data that the dataset is, for errors.
@@ -42,11 +46,7 @@ class LazyInputs:
         return len(self.rows)
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
-        """The inputs of some rows, in their order, read now.
-
-        Raises:
-            DataError: they are no numbers, or not finite.
-        """
+        """The inputs of some rows, in their order, read now; a `DataError` where they are not finite."""
         rows = self.rows[index.cpu() if isinstance(index, Tensor) else index]
         inputs = _read(self.dataset, rows.tolist(), self.collate)[0]
         if (odd := not_finite(inputs)) is not None:
@@ -68,11 +68,7 @@ class LazyInputs:
 
 
 def labels_of(dataset: Any, collate: Collate | None) -> Tensor:
-    """All labels: those that the dataset has as a whole, or else of its rows, each of which is read once.
-
-    Raises:
-        DataError: rows are not pairs of an input and a label.
-    """
+    """All labels: those that the dataset has as a whole, or else of its rows, each of which is read once."""
     if collate is None and (known := _known_labels(dataset)) is not None and len(known) == len(dataset):
         return as_labels(known)
     rows = range(len(dataset))
@@ -95,19 +91,12 @@ def _known_labels(dataset: Any) -> Any:
 
 
 def _read(dataset: Any, rows: Sequence[int], collate: Collate | None) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of some rows."""
     read = [dataset[row] for row in rows]
     if collate is not None:
         inputs, labels = _pair(collate(read))
         return as_tensor(inputs), as_labels(labels)
     pairs = [_pair(row) for row in read]
-    inputs = [as_tensor(each) for each, _ in pairs]
-    if len(shapes := {tuple(each.shape) for each in inputs}) > 1:
-        one, other = sorted(shapes)[:2]
-        raise DataError(
-            f"has inputs of different shapes, {list(one)} and {list(other)}: resize or pad them where they are read"
-        )
-    return torch.stack(inputs), as_labels([label for _, label in pairs])
+    return _stacked([inputs for inputs, _ in pairs]), as_labels([label for _, label in pairs])
 
 
 def not_finite(tensor: Tensor) -> tuple[int, float] | None:
@@ -131,18 +120,12 @@ def _pair(row: Any) -> tuple[Any, Any]:
 
 
 def columns_of(row: Mapping[str, Any]) -> tuple[str, str]:
-    """The names of the inputs and of the labels among columns.
-
-    Raises:
-        DataError: they cannot be told, or inputs are of several columns.
-    """
+    """The names of the inputs' and of the labels' column."""
     others = [name for name in row if name not in LABELS]
     if "input_ids" in row and len(others) > 1:
-        raise DataError(_several(others))
-    inputs = [name for name in INPUTS if name in row]
+        raise _several(others)
+    inputs = [name for name in INPUTS if name in row] or (others if len(others) == 1 else [])
     labels = [name for name in LABELS if name in row]
-    if not inputs and len(others) == 1:
-        inputs = others
     if not inputs or not labels:
         raise DataError(
             f"has columns {', '.join(row)}, of which the inputs must be called {INPUTS[0]} and the labels "
@@ -152,23 +135,18 @@ def columns_of(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """Inputs as a tensor: of a PIL image its bytes (channels, height, width), of doubles floats; of a dict its entry.
-
-    Raises:
-        DataError: they are no numbers, or of several tensors.
-    """
+    """Inputs as a tensor: of a PIL image bytes (channels, height, width), of doubles floats, of a dict its entry."""
     if isinstance(value, Mapping):
         if len(value) != 1:
-            raise DataError(_several(value))
+            raise _several(value)
         (value,) = value.values()
     if isinstance(value, tuple) and value and isinstance(value[0], Tensor):
-        raise DataError(_several([f"{len(value)} in a tuple"]))
+        raise _several([f"{len(value)} in a tuple"])
     if isinstance(value, list) and value and not isinstance(value[0], int | float | list):
-        return torch.stack([as_tensor(each) for each in value])
+        return _stacked(value)
     if hasattr(value, "getbands"):  # a PIL image
         image = value if value.mode in ("L", "RGB", "RGBA") else value.convert("RGB")
-        pixels = torch.from_numpy(np.array(image))
-        return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()
+        return torch.from_numpy(np.atleast_3d(np.array(image))).permute(2, 0, 1).contiguous()
     try:
         tensor = torch.as_tensor(_native(value) if isinstance(value, np.ndarray) else value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -176,32 +154,35 @@ def as_tensor(value: Any) -> Tensor:
     return tensor.float() if tensor.dtype == torch.float64 and not isinstance(value, Tensor) else tensor
 
 
-def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same numbers as torch takes them: a copy of Python objects, other byte orders and negative strides.
+def _stacked(values: Sequence[Any]) -> Tensor:
+    """Inputs of one shape as one tensor (n, ...)."""
+    inputs = [as_tensor(each) for each in values]
+    if len(shapes := {tuple(each.shape) for each in inputs}) > 1:
+        one, other = sorted(shapes)[:2]
+        raise DataError(
+            f"has inputs of different shapes, {list(one)} and {list(other)}: resize or pad them where they are read"
+        )
+    return torch.stack(inputs)
 
-    Raises:
-        ValueError: objects are of different shapes.
-    """
+
+def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same numbers as torch takes them: no Python objects, other byte orders or negative strides."""
     if array.dtype == object:
-        array = np.array(array.tolist())
+        array = np.array(array.tolist())  # a ValueError where they are of different shapes
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return np.ascontiguousarray(array) if any(stride < 0 for stride in array.strides) else array
 
 
-def _several(names: Iterable[str]) -> str:
-    return (
+def _several(names: Iterable[str]) -> DataError:
+    return DataError(
         f"has inputs of several tensors ({', '.join(names)}), and networks are given one: put them together in each "
         "row (torch.stack), and let the network take them apart (inputs.unbind(1))"
     )
 
 
 def as_labels(value: Any) -> Tensor:
-    """Labels as a tensor: classes (n,) int64; several of 0 and 1, or numbers, (n, labels).
-
-    Raises:
-        DataError: they are no numbers.
-    """
+    """Labels as a tensor: classes (n,) int64; several of 0 and 1, or numbers, (n, labels)."""
     if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor | np.ndarray):
         value = torch.stack([torch.as_tensor(each) for each in value])
     try:

@@ -59,21 +59,18 @@ def load(name: str, folder: str | Path | None = None, *, input_size: int = 0) ->
     """
     key = (name, Path(folder).expanduser() if folder else None, input_size)
     if key not in _LOADED:
-        dataset = _load(*key)
-        while len(_LOADED) >= _KEPT:
+        if name not in _LOADERS:
+            raise DataError(nearest("data set", name, _LOADERS))
+        dataset = _resized(load(name, folder), input_size) if input_size else _LOADERS[name](key[1])
+        if len(_LOADED) >= _KEPT:
             del _LOADED[next(iter(_LOADED))]
         _LOADED[key] = dataset
     return _LOADED[key]
 
 
-def _load(name: str, folder: Path | None, size: int) -> DataSet:
-    if name not in _LOADERS:
-        raise DataError(nearest("data set", name, _LOADERS))
-    if size == 0:
-        return _LOADERS[name](folder)
-    dataset = load(name, folder)
+def _resized(dataset: DataSet, size: int) -> DataSet:
     if size < 0 or len(dataset.input_shape) != 3:
-        raise DataError(f"data set {name!r} with examples of {dataset.input_shape} cannot be resized to {size}")
+        raise DataError(f"data set {dataset.name!r} with examples of {dataset.input_shape} cannot be resized to {size}")
     transform = partial(resized, transform=dataset.transform, size=size)
     return replace(dataset, input_shape=(dataset.input_shape[0], size, size), transform=transform)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedhet.data.examples import DataSet, Examples, Groups, Indices
-from fedhet.data.files import locate, read, variant
+from fedhet.data.files import locate_one, read
 from fedhet.data.registry import register_dataset
 from fedhet.errors import DataError
 from fedhet.task import get_task
@@ -134,10 +134,7 @@ def shakespeare(folder: Path | None, *, min_characters: int = 10_000, stride: in
     Raises:
         DataError: The text is missing, damaged or has another layout, or no role says enough.
     """
-    if folder is None:
-        raise DataError(f"shakespeare cannot be downloaded: name a folder with one of {', '.join(FILES)}: --data DIR")
-    files = [place / name for place in (folder, folder / "shakespeare") for name in FILES]
-    path = next(filter(variant, files), None) or locate(folder, ("", "shakespeare"), FILES, "shakespeare")
+    path = locate_one(folder, "shakespeare", FILES, "shakespeare")
     try:
         roles = speeches(read(path).decode("latin-1"))
     except DataError as error:

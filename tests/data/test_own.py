@@ -72,7 +72,7 @@ def test_a_public_dataset_of_inputs_may_be_a_tensor_and_none_is_none():
     [
         ("all of them", "a public dataset must be a tensor of inputs or a pair .*, not a str"),
         ((INPUTS,), "not a tuple"),
-        ((INPUTS, LABELS[:2]), "public has 3 inputs and 2 labels"),
+        ((INPUTS, LABELS[:2]), "a public dataset has 3 inputs and 2 labels"),
     ],
 )
 def test_what_is_no_public_dataset_is_refused(value, message):
@@ -96,7 +96,7 @@ def test_a_clients_data_bring_the_public_dataset_and_the_common_test_set_along(f
 
 
 def test_a_tensor_in_client_data_is_a_public_dataset_without_labels():
-    data = ClientData(Examples(INPUTS, LABELS), Examples(INPUTS, LABELS), INPUTS)
+    data = as_client_data("3", ClientData(Examples(INPUTS, LABELS), Examples(INPUTS, LABELS), INPUTS))
     assert data.public.digest == PublicDataset(INPUTS).digest
     assert as_client_data("3", (Examples(INPUTS, LABELS), Examples(INPUTS, LABELS))).public is None
 
@@ -197,7 +197,7 @@ def test_random_transforms_stay_random():
         (Rows(lambda i: (torch.ones(i + 1), i)), r"has inputs of different shapes, \[1\] and \[2\]"),
         (Rows(lambda i: (torch.ones(1), "cat")), "has labels that are no numbers but str: number the classes from 0"),
         ((INPUTS, np.array(["a", "b", "a"])), "has labels that are no numbers but str: number the classes from 0"),
-        (iter([]), "is a list_iterator, whose rows cannot be asked for by number"),
+        (iter([]), "is of type list_iterator, whose rows cannot be asked for by number"),
     ],
 )
 def test_rows_that_cannot_be_used_are_told_in_a_sentence(part, message):

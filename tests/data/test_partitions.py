@@ -120,16 +120,18 @@ def test_dirichlet_keeps_its_minimum_or_says_that_it_cannot(alpha: float, client
     [
         ("classes", {"classes_per_client": 11}, "classes-per-client must be 1 to 10"),
         ("classes", {"classes_per_client": 0}, "classes-per-client must be 1 to 10"),
-        ("dirichlet", {"alpha": 0.0}, "alpha must be positive"),
-        ("dirichlet", {"alpha": float("nan")}, "alpha must be positive"),
+        ("dirichlet", {"alpha": 0.0}, "alpha 0 gives each of 20 clients at least 10"),
+        ("dirichlet", {"alpha": float("nan")}, "alpha nan gives each of"),
         ("dirichlet", {"alpha": 1e-6}, "alpha 1e-06 gives each of 20 clients at least 10"),
         ("dirichlet", {"clients": 101}, "at least 10 of 1000"),
         ("natural", {}, "no natural clients"),
         ("irid", {}, "unknown partition 'irid'; did you mean 'iid'"),
-        ("iid", {"clients": 0}, "at least one client"),
-        ("iid", {"clients": 301}, "300 test examples for 301 clients"),
-        ("iid", {"samples_per_client": -1}, "samples-per-client"),
-        ("classes", {"classes_per_client": 1, "clients": 290}, "leaves client .* of 290 without test examples"),
+        ("iid", {"clients": 301}, "leaves client 300 of 301 without any of made's 300 test examples"),
+        (
+            "classes",
+            {"classes_per_client": 1, "clients": 290},
+            "leaves client .* of 290 without any of made's 300 test examples",
+        ),
     ],
 )
 def test_what_cannot_be_dealt_fails_at_once(name: str, options: dict[str, float], message: str) -> None:
