@@ -1,6 +1,6 @@
-"""The clients' common graph, and the results of a matching: common to the server sides of FedMA and PFNM."""
+"""The server side that FedMA and PFNM share: the clients' permutation groups, and the results of a matching."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from torch import nn
 
 from fedhet.errors import FedhetError
 from fedhet.graphs import PermutationGroups, resize, widths_of
-from fedhet.matching import Matching, describe, pictures, understand
+from fedhet.matching import Matching, average_rest, describe, pictures, understand
 from fedhet.methods._matching import MatchingParameters
 from fedhet.server import ArraysBy, FederatedStrategy, State, check_class_counts, in_order
 from fedhet.sharing import is_statistic
@@ -24,7 +24,7 @@ class MatchedState(State):
     Attributes:
         groups: the permutation groups of the clients' architecture, as the first of them describes them.
         classes: whether labels are classes; None before the first client.
-        assignments: where each client's units went, by group.
+        assignments: the global unit of each unit of each client, by group.
         filters: the clients' first convolutions as they were before matching.
     """
 
@@ -39,7 +39,7 @@ T = TypeVar("T", bound=MatchedState)
 
 
 class MatchedStrategy(FederatedStrategy[M, T]):
-    """A global model whose layers are wider than the clients', made of units that were matched."""
+    """A server side whose global model has wider layers than the clients', made of units that were matched."""
 
     state_class = MatchedState
 
@@ -54,7 +54,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return reply.values.text("groups", longest=2**20)
 
     def admit(self, reply: Reply) -> None:
-        """All clients must have the same permutation groups but for their widths, which each finds in its own model."""
+        """Check that the client's permutation groups are those of the others but for their widths."""
         state, groups, classes = self.state, self._groups_in(reply), reply.values.flag("classes")
         if (groups, classes) == (state.groups, state.classes):
             return
@@ -74,11 +74,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
             )
 
     def _understood(self, groups: str, reply: Reply) -> PermutationGroups:
-        """The groups that a client describes.
-
-        Raises:
-            WireError: they cannot be read, or are not those of the arrays that it shares.
-        """
+        """The groups that a client describes; raises WireError where its arrays are of others."""
         shapes = {name: shape for name, (shape, _) in reply.report.spec.items()}
         try:
             told = understand(groups)
@@ -101,7 +97,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return widths_of({name: shape for name, (shape, _) in self.federation.specs[client].items()}, self.groups)
 
     def fits(self, client: str) -> bool:
-        """Whether a client that has no units of the global model can take its first ones: it is nowhere wider."""
+        """Whether a client without units in the global model can take its first ones: it is nowhere wider."""
         shapes = {name: array.shape for name, array in self.state.model.items()}
         return all(own <= size for own, size in zip(self.widths(client), widths_of(shapes, self.groups), strict=True))
 
@@ -110,25 +106,38 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return Matching(**{name: getattr(self.parameters, name) for name in MatchingParameters.__dataclass_fields__})
 
     def check_classes(self, reply: Reply) -> None:
-        """Class counts, where labels are classes: one a class, none negative.
-
-        Raises:
-            WireError: what is wrong with them.
-        """
+        """Check class counts, where labels are classes: one a class, none negative; raises WireError."""
         if not self.state.classes:
             return
         classes = self.federation.specs[reply.client][self.groups.fixed[-1]][0][0]
         check(reply.arrays.get("classes", {}), {"counts": ((classes,), "int64")}, "its class counts")
         check_class_counts(reply.arrays["classes"]["counts"], reply)
 
-    def class_counts(self, replies: Mapping[str, Reply]) -> "list[np.ndarray[Any, Any]] | None":
-        """(J, C), how many examples of each class clients have; None where labels are no classes."""
-        if not self.state.classes:
-            return None
-        return [reply.arrays["classes"]["counts"] for reply in replies.values()]
+    def average_rest(
+        self,
+        states: Sequence[Arrays],
+        replies: Mapping[str, Reply],
+        assignments: Sequence[Mapping[int, Any]],
+        sizes: Sequence[int],
+    ) -> Arrays:
+        """Average what is not matched, with all groups in the global order (see `fedhet.matching.average_rest`)."""
+        answers = replies.values()
+        return average_rest(
+            states,
+            self.groups,
+            examples=[reply.examples for reply in answers],
+            class_counts=[reply.arrays["classes"]["counts"] for reply in answers] if self.state.classes else None,
+            assignments=assignments,
+            sizes=sizes,
+            statistics=self.config.batch_norm == "aggregate",
+        )
+
+    def dtypes(self, replies: Mapping[str, Reply]) -> dict[str, str]:
+        """The dtypes of the model's arrays, by name."""
+        return {name: dtype for name, (_, dtype) in self.federation.specs[next(iter(replies))].items()}
 
     def keep_assignments(self, client: str, assignments: "Mapping[int, np.ndarray[Any, Any]]") -> None:
-        """Remember where a client's units went, by group: int32, as they travel."""
+        """Keep the global unit of each of a client's units, by group: int32, as they travel."""
         kept = {str(index): assignment.astype(np.int32) for index, assignment in assignments.items()}
         self.state.assignments[client] = kept
 
@@ -142,7 +151,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return resize(model, {name: to_tensor(array) for name, array in self.state.model.items()})
 
     def keep_filters(self, states: "Mapping[str, Arrays]") -> None:
-        """Remember the clients' first convolution as it was before matching, for the report."""
+        """Keep the clients' first convolution as it was before matching, for the report."""
         name = self._first_convolution()
         if name is not None:
             self.state.filters = {client: state[name].copy() for client, state in states.items()}

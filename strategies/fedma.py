@@ -6,7 +6,9 @@ the next message, with each client's own assignment, and the clients train on be
 communication") starts from local models that the clients cut out of the global one.
 
 A client that missed rounds sends all groups that it missed; it is assigned to their settled rows, which stay as they
-are. All that a pass has settled is in `state`, so a run can go on at any group.
+are.
+
+Client side: client_apps/fedma.py; keys: fedhet/methods/fedma.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,6 @@ from fedhet.matching import (
     GroupMatch,
     LayerMatch,
     assemble,
-    average_rest,
     match_group,
     parameters_of,
     rest_of,
@@ -101,6 +102,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         return {client: self._complete_model(client) for client in clients}
 
     def _news(self, client: str) -> Payload:
+        """The groups that were settled since a client's last message; before its first of a pass, the last model."""
         place = self.state.places.get(client)
         if place is None or place[0] != self.state.pass_:
             return self._complete_model(client)
@@ -188,8 +190,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         }
         own = self._assignments(client)
         for index in range(held, step):
-            settled = self._settled(index)
-            matrix, random = rows(state, self.groups, index), np.random.RandomState(self._seed(index, client))
+            settled, matrix, random = self._settled(index), rows(state, self.groups, index), self._random(index, client)
             own[index] = self.matching().attach(matrix, self.groups[index], settled.match, settled.prior_mean, random)
             state = expand(state, self.groups, {index: own[index]}, {index: len(settled.match.counts)})
         self.keep_assignments(client, own)
@@ -199,9 +200,8 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         if step == 0:
             self.keep_filters(states)
         own = {client: self._assignments(client) for client in states}
-        matched = match_group(
-            list(states.values()), self.groups, step, list(own.values()), self.sizes, self.matching(), self._seed(step)
-        )
+        how, random = self.matching(), self._random(step)
+        matched = match_group(list(states.values()), self.groups, step, list(own.values()), self.sizes, how, random)
         for client, assignment in zip(states, matched.match.assignments, strict=True):
             self.keep_assignments(client, own[client] | {step: assignment})
         self._settle(step, matched, len(states))
@@ -210,9 +210,9 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         size = len(matched.match.counts)
         return {"group": float(step), "units": float(size), "growth": float(size / local)}
 
-    def _seed(self, step: int, *late: str) -> int:
+    def _random(self, step: int, *late: str) -> np.random.RandomState:
         """Of a group's matching in this pass, or of a late client's places in it."""
-        return derive_seed(self.config.seed, "matching", self.state.pass_, step, *late) % 2**32
+        return np.random.RandomState(derive_seed(self.config.seed, "matching", self.state.pass_, step, *late) % 2**32)
 
     def _settle(self, index: int, matched: GroupMatch, clients: int) -> None:
         match = matched.match
@@ -238,17 +238,10 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
     def _finish(
         self, states: Mapping[str, Arrays], replies: Mapping[str, Reply], late: Sequence[Mapping[int, Any]]
     ) -> None:
+        """Average the output layer, and put the global model together."""
         state = self.state
-        rest = average_rest(
-            list(states.values()),
-            self.groups,
-            examples=[reply.examples for reply in replies.values()],
-            class_counts=self.class_counts(replies),
-            assignments=late,
-            sizes=self.sizes,
-            statistics=self.config.batch_norm == "aggregate",
-        )
-        dtypes = {name: dtype for name, (_, dtype) in self.federation.specs[next(iter(replies))].items()}
+        rest = self.average_rest(list(states.values()), replies, late, self.sizes)
+        dtypes = self.dtypes(replies)
         state.last = cast({name: array.astype(dtypes[name]) for name, array in rest.items()}, self.config.wire_dtype)
         settled = [(s.match.weights, s.carried) for s in map(self._settled, range(len(self.groups)))]
         state.model = assemble(self.groups, dtypes, settled, state.last)

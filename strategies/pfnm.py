@@ -1,13 +1,15 @@
 """PFNM, server side: whole networks are matched at once (Yurochkin et al., ICML 2019; FedMA's one-shot baseline).
 
 The paper's method is one round. In further rounds clients go on from the units that they have in the global model.
+
+Client side: client_apps/pfnm.py; keys: fedhet/methods/pfnm.py.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedhet.matching import assemble, average_rest, match_networks
+from fedhet.matching import assemble, match_networks
 from fedhet.methods import pfnm
 from fedhet.randomness import derive_seed
 from fedhet.wire import Payload, Reply
@@ -21,9 +23,9 @@ class PFNM(MatchedStrategy[pfnm.PFNMParameters, MatchedState]):
     method = pfnm.method
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """The global model, and which of its units are the client's; nothing before there is one.
+        """Return the global model, and which of its units are the client's.
 
-        Nothing either for a client that has no units in it and is wider: it begins with weights of its own.
+        There is nothing before the first, nor for a client without units in it that is wider: it begins with its own.
         """
         payloads = super().configure_fit(round, clients)
         for client, payload in payloads.items():
@@ -49,24 +51,17 @@ class PFNM(MatchedStrategy[pfnm.PFNMParameters, MatchedState]):
         }
         states = dict(self.aggregator.clipped(states))
         self.keep_filters(states)
-        seed = derive_seed(self.config.seed, "matching", round) % 2**32
-        settled, moved = match_networks(list(states.values()), self.groups, self.matching(), seed)
+        random = np.random.RandomState(derive_seed(self.config.seed, "matching", round) % 2**32)
+        settled, moved = match_networks(list(states.values()), self.groups, self.matching(), random)
         matches = [each.match for each in settled]
         own = [{i: match.assignments[j] for i, match in enumerate(matches)} for j in range(len(replies))]
-        rest = average_rest(
-            moved,
-            self.groups,
-            examples=[reply.examples for reply in replies.values()],
-            class_counts=self.class_counts(replies),
-            assignments=own,
-            sizes=[len(match.counts) for match in matches],
-            statistics=self.config.batch_norm == "aggregate",
-        )
+        rest = self.average_rest(moved, replies, own, [len(match.counts) for match in matches])
         self.state.assignments.clear()  # those of an earlier global model mean nothing any more
         for client, mine in zip(replies, own, strict=True):
             self.keep_assignments(client, mine)
-        dtypes = {name: dtype for name, (_, dtype) in self.federation.specs[next(iter(replies))].items()}
-        self.state.model = assemble(self.groups, dtypes, [(each.match.weights, each.carried) for each in settled], rest)
+        self.state.model = assemble(
+            self.groups, self.dtypes(replies), [(each.match.weights, each.carried) for each in settled], rest
+        )
         local = np.mean([sum(self.widths(client)) for client in replies])
         units = sum(len(match.counts) for match in matches)
         return {"units": float(units), "growth": float(units / local)}

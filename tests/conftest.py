@@ -8,7 +8,7 @@
 - `failing`: a client app that raises where it is told to.
 - `in_a_run`: messages can be made by hand, outside a run.
 - `stand_ins`: a folder with tiny synthetic files of every data set that is not embedded.
-- `reference`: the cases of the reference implementations.
+- `reference`: the cases of the reference implementations, `reference_matching`: FedMA's own matching.
 
 Networks that are built alike are exported once in a session (`_exported_once`).
 
@@ -37,6 +37,7 @@ from fedhet import registry
 from fedhet.client.app import make_client_app
 from fedhet.graphs import reading
 from fedhet.machine import cores
+from fedhet.matching import Matching
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.population import ClientInfo
 from fedhet.rows import ClientRow
@@ -234,6 +235,21 @@ def reference() -> Path:
     if not folder.is_dir():
         pytest.skip("no reference cases here: set FEDHET_REFERENCE to their folder")
     return folder
+
+
+@pytest.fixture
+def reference_matching() -> Matching:
+    """FedMA's matching with the bias's prior mean on column 0 after the first group, as in the authors' code."""
+
+    class Reference(Matching):
+        def prior_mean(self, states: Any, matrices: Any, groups: Any, index: int) -> Any:
+            prior = super().prior_mean(states, matrices, groups, index)
+            if index:
+                prior[:] = 0
+                prior[0] = 0.1
+            return prior
+
+    return Reference()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -2,9 +2,8 @@
 
 from .averaging import average_rest, class_weighted_average
 from .groups import GroupMatch, Matching, assemble, match_group, match_networks, patch
-from .layer import LayerMatch, attach, match_layer
+from .layer import LayerMatch, attach, estimate_variances, match_layer
 from .structure import describe, parameters_of, rest_of, understand
-from .variances import estimate_variances
 
 __all__ = [
     "GroupMatch",

@@ -1,4 +1,7 @@
-"""Averages of what is not matched, in the order that was found for what is."""
+"""Averages of what is not matched, in the order that was found for what is.
+
+`states` and `assignments` have an entry a client; `sizes` are global widths of groups.
+"""
 
 from collections.abc import Sequence
 
@@ -13,7 +16,7 @@ from .structure import Array, Assignments, State, rest_of
 
 
 def class_weighted_average(weights: Sequence[npt.ArrayLike], class_counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Averages last layers, each class by how many of its examples every client holds (FedMA, section 3).
+    """Average last layers, each class by how many of its examples every client holds (FedMA, section 3).
 
     Args:
         weights: One array (C, ...) per client, all of the same shape, in the global order of their inputs.
@@ -21,21 +24,9 @@ def class_weighted_average(weights: Sequence[npt.ArrayLike], class_counts: npt.A
 
     Returns:
         float64, the clients' shape; zeros for a class that no client holds.
-
-    Raises:
-        ValueError: Shapes differ among clients or from the counts, or a count is negative.
     """
-    shapes = {np.shape(layer) for layer in weights}
-    if len(shapes) != 1:
-        raise ValueError(f"last layers must have one shape, got {sorted(shapes)}")
     stacked = np.stack([np.asarray(layer, dtype=np.float64) for layer in weights])
-    counts = np.asarray(class_counts, dtype=np.float64)
-    classes = stacked.shape[1]
-    if counts.shape != (len(stacked), classes):
-        raise ValueError(f"class_counts must be ({len(stacked)} clients, {classes} classes), got {counts.shape}")
-    if (counts < 0).any():
-        raise ValueError("class_counts must not be negative")
-    return np.einsum("jc,jc...->c...", _shares(counts), stacked)
+    return np.einsum("jc,jc...->c...", _shares(np.asarray(class_counts, dtype=np.float64)), stacked)
 
 
 def average_carried(
@@ -48,19 +39,10 @@ def average_carried(
     *,
     average: str,
 ) -> dict[str, Array]:
-    """Averages of the parameters that a group completes, in the global order.
+    """Average the parameters that a group completes, in the global order: by `map` or `mean`, as its rows are.
 
-    Each unit's weights are averaged over the clients that have it, as rows are; an LSTM's recurrent weights over all,
-    as in the authors' code.
-
-    Args:
-        states: A client each, earlier groups in the global order.
-        groups: The structure.
-        index: The group.
-        assignments: A client each, of all groups up to this one.
-        sizes: Global widths of all groups up to this one.
-        match: The match of the group's rows.
-        average: `map` or `mean`.
+    Each unit's weights are averaged over the clients that have it; an LSTM's recurrent weights over all, as in the
+    authors' code. States have earlier groups in the global order; assignments and sizes are of all groups up to this.
     """
     averaged: dict[str, Array] = {}
     for slot in groups[index].completes:

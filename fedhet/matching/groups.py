@@ -4,6 +4,8 @@ A *state* here is a client's named arrays, all or only those that a group needs,
 order already. A group's *parameters* are those that are settled with it: the ones whose rows are matched, and those
 that are averaged in the order found (an LSTM's W_hh, a residual block's last layer). What is left when all groups are
 done is the *rest*: the output layer, and BatchNorm's statistics, which mean nothing before all layers are averaged.
+
+`states` and `assignments` have an entry a client, `assignments` of all earlier groups, as have `sizes`, global widths.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,32 +18,27 @@ import numpy.typing as npt
 from fedhet.graphs import PermutationGroup, PermutationGroups, columns, expand, rows, set_rows, tie
 
 from .averaging import average_carried
-from .layer import LayerMatch, attach, match_layer
+from .layer import LayerMatch, attach, estimate_variances, match_layer
 from .structure import Array, Assignments, State
-from .variances import estimate_variances
 
 BIAS_MEAN = 0.1
 
 
 @dataclass(frozen=True)
 class Matching:
-    """How the units of a group become one; names and defaults as in `match_layer`.
+    """How the units of a group become one; controls and tests override its methods.
 
     Attributes:
         gamma: Mass of the beta process.
-        sweeps: How often each client is matched again.
         average: `map` or `mean`; embeddings and LSTMs are always averaged plainly, as in the authors' code.
         variances: `fixed`, both 1, or `estimated` for each group.
         max_growth: A group's largest global width, in widths of the widest client; 0: no limit.
-        reference_prior: The bias's prior mean on column 0 after the first group, as in the authors' code.
     """
 
     gamma: float = 7.0
-    sweeps: int = 5
     average: str = "map"
     variances: str = "fixed"
     max_growth: float = 0.0
-    reference_prior: bool = False
 
     def match(
         self,
@@ -52,7 +49,7 @@ class Matching:
     ) -> LayerMatch:
         """Match the rows (L_j, D) of all clients, around a prior mean (D,)."""
         limit = int(self.max_growth * max(map(len, matrices))) if self.max_growth else None
-        options: dict[str, Any] = {"gamma": self.gamma, "prior_mean": prior, "sweeps": self.sweeps, "max_rows": limit}
+        options: dict[str, Any] = {"gamma": self.gamma, "prior_mean": prior, "max_rows": limit}
         if self.variances == "estimated":
             options |= estimate_variances(matrices, **options)
         return match_layer(matrices, **options, seed=random, average=self._average_of(group))
@@ -65,12 +62,23 @@ class Matching:
         prior: npt.ArrayLike,
         random: np.random.RandomState,
     ) -> Array:
-        """Assign the rows (L, D) of a client that came late to the global rows of a match, as `attach` does.
+        """Assign the rows (L, D) of a client that came late to the global rows of a match.
 
         Raises:
             ValueError: The client is wider than the group.
         """
         return attach(matrix, match, prior_mean=prior, average=self._average_of(group))
+
+    def prior_mean(
+        self, states: Sequence[State], matrices: Sequence[Array], groups: PermutationGroups, index: int
+    ) -> npt.NDArray[np.float64]:
+        """The prior mean (D,) of a group's rows: .1 for biases, the mean of scales (BatchNorm's, about 1), else 0."""
+        slots = columns(states[0], groups, index)
+        prior = np.array([BIAS_MEAN if slot.role.startswith("bias") else 0.0 for slot in slots])
+        scale = np.array([slot.role == "weight" and states[0][slot.parameter].ndim == 1 for slot in slots])
+        if scale.any():
+            prior[scale] = np.concatenate([matrix[:, scale] for matrix in matrices]).mean(0)
+        return prior
 
     def _average_of(self, group: PermutationGroup) -> str:
         plain = any(slot.axis or slot.role.startswith("weight_ih") for slot in group.rows)  # an embedding or an LSTM
@@ -99,47 +107,25 @@ def match_group(
     assignments: Sequence[Assignments],
     sizes: Sequence[int],
     how: Matching,
-    seed: int | np.random.RandomState,
+    random: np.random.RandomState,
 ) -> GroupMatch:
-    """Match one group among clients and average what it settles.
-
-    Args:
-        states: A client each, with at least the group's parameters, earlier groups in the global order.
-        groups: The clients' common structure.
-        index: The group.
-        assignments: A client each, of all earlier groups.
-        sizes: Global widths of all earlier groups.
-        how: The options.
-        seed: Of the order in each sweep, as in `match_layer`.
-    """
+    """Match one group among clients and average what it settles."""
     matrices = [rows(state, groups, index) for state in states]
-    prior = _prior_mean(states, matrices, groups, index, reference=how.reference_prior)
-    random = seed if isinstance(seed, np.random.RandomState) else np.random.RandomState(seed)
+    prior = how.prior_mean(states, matrices, groups, index)
     match = how.match(matrices, groups[index], prior, random)
     placed = [{**own, index: mine} for own, mine in zip(assignments, match.assignments, strict=True)]
-    sizes = [*sizes, len(match.counts)]
-    carried = average_carried(states, groups, index, placed, sizes, match, average=how.average)
+    carried = average_carried(states, groups, index, placed, [*sizes, len(match.counts)], match, average=how.average)
     return GroupMatch(match, prior, carried)
 
 
 def match_networks(
-    states: Sequence[State],
-    groups: PermutationGroups,
-    how: Matching,
-    seed: int | np.random.RandomState,
+    states: Sequence[State], groups: PermutationGroups, how: Matching, random: np.random.RandomState
 ) -> tuple[list[GroupMatch], list[dict[str, Array]]]:
     """Match whole networks at once, without training in between (PFNM: Yurochkin et al., ICML 2019).
 
-    Args:
-        states: A client each, all its arrays.
-        groups: Their common structure.
-        how: The options.
-        seed: Of the order in each sweep; one stream for all groups.
-
     Returns:
-        What each group settled, and the clients' states in the global order, zeros where a client has no unit.
+        The match of each group, and the clients' states in the global order, zeros where a client has no unit.
     """
-    random = seed if isinstance(seed, np.random.RandomState) else np.random.RandomState(seed)
     settled: list[GroupMatch] = []
     moved = [dict(state) for state in states]
     assignments: list[dict[int, Array]] = [{} for _ in states]
@@ -157,18 +143,15 @@ def match_networks(
 def patch(
     state: State, groups: PermutationGroups, index: int, assignment: Array, settled: Array, carried: State
 ) -> dict[str, Array]:
-    """A client's state with one more group in the global order: its rows replaced by the settled ones.
+    """Return a client's state with one more group in the global order: its rows replaced by the settled ones (L', D).
 
     Args:
         state: All of a client's arrays, earlier groups in the global order.
         groups: Its structure.
         index: The group.
-        assignment: (L,), where the client's units went.
-        settled: (L', D), the global rows.
+        assignment: (L,), the global row of each of the client's units.
+        settled: The global rows. Inputs of later layers that the client does not have are zeros.
         carried: The other parameters settled with the group.
-
-    Returns:
-        The state; inputs of later layers that the client does not have are zeros.
     """
     moved = expand(state, groups, {index: assignment}, {index: len(settled)})
     moved = set_rows(moved, groups, index, settled)
@@ -177,12 +160,9 @@ def patch(
 
 
 def assemble(
-    groups: PermutationGroups,
-    dtypes: Mapping[str, str],
-    settled: Sequence[tuple[Array, State]],
-    rest: State,
+    groups: PermutationGroups, dtypes: Mapping[str, str], settled: Sequence[tuple[Array, State]], rest: State
 ) -> dict[str, Array]:
-    """The global model from what each group settled, and the rest.
+    """Return the global model.
 
     Args:
         groups: The structure.
@@ -198,19 +178,3 @@ def assemble(
         state = set_rows(state, groups, index, matrix)
         state |= {name: array.astype(dtypes[name]) for name, array in carried.items()}
     return tie(state | {name: array.astype(dtypes[name]) for name, array in rest.items()}, groups)
-
-
-def _prior_mean(
-    states: Sequence[State], matrices: Sequence[Array], groups: PermutationGroups, index: int, *, reference: bool
-) -> npt.NDArray[np.float64]:
-    """(D,): .1 for biases, what is usual for scales (BatchNorm's are about 1), else 0."""
-    if reference and index:
-        prior = np.zeros(matrices[0].shape[1])
-        prior[0] = BIAS_MEAN
-        return prior
-    slots = columns(states[0], groups, index)
-    prior = np.array([BIAS_MEAN if slot.role.startswith("bias") else 0.0 for slot in slots])
-    scale = np.array([slot.role == "weight" and states[0][slot.parameter].ndim == 1 for slot in slots])
-    if scale.any():
-        prior[scale] = np.concatenate([matrix[:, scale] for matrix in matrices]).mean(0)
-    return prior

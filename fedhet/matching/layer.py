@@ -1,10 +1,8 @@
-"""Matching the neurons of one layer among clients, and those of a client that comes late.
-
-The method, and the notation, are in `bbp_map`.
-"""
+"""Matching the neurons of one layer among clients, and those of a client that comes late; notation as in `bbp_map`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +41,7 @@ def match_layer(
     average: str = "map",
     max_rows: int | None = None,
 ) -> LayerMatch:
-    """Matches the neurons of one layer among clients by BBP-MAP (FedMA, algorithm 1).
+    """Match the neurons of one layer among clients by BBP-MAP (FedMA, algorithm 1).
 
     The widest client starts (the first of equals), the others follow in order of width; then in each sweep every
     client, in a random order, is taken out and matched again.
@@ -59,40 +57,34 @@ def match_layer(
         average: `map` for posterior means, `mean` for plain means of the rows assigned.
         max_rows: No global row is opened beyond this number (or beyond the widest client, if that is more).
 
-    Returns:
-        The assignments, the global rows and their counts.
-
     Raises:
-        ValueError: Weights or options make no sense; the message names the client.
+        ValueError: A client's weights do not fit; the message names it.
     """
-    clients = _checked_weights(weights)
-    prior = _checked_prior(prior_mean, clients[0].shape[1])
-    _check_options(sigma2, sigma0_2, gamma, sweeps, average, max_rows)
-    widest = max(len(rows) for rows in clients)
+    clients = _checked(weights)
+    prior = np.broadcast_to(np.asarray(prior_mean, dtype=np.float64), clients[0].shape[1:])
     matching = GlobalRows(
         [scaled(rows, 1 / sigma2) for rows in clients],
         s=1 / sigma2,
         s0=1 / sigma0_2,
         prior=prior,
         gamma=gamma,
-        max_rows=None if max_rows is None else max(max_rows, widest),
+        max_rows=None if max_rows is None else max(max_rows, *map(len, clients)),
     )
     matching.run(sweeps, seed if isinstance(seed, np.random.RandomState) else np.random.RandomState(seed))
     assignments, counts = matching.result()
-    rows = _average(clients, assignments, counts, 1 / sigma2, 1 / sigma0_2, prior, average)
-    return LayerMatch(assignments, rows, counts, sigma2, sigma0_2)
+    total = np.zeros((len(counts), clients[0].shape[1]))
+    for rows, assignment in zip(clients, assignments, strict=True):
+        total[assignment] += rows
+    if average == "mean":
+        means = total / counts[:, None]
+    else:
+        s, s0 = 1 / sigma2, 1 / sigma0_2
+        means = (s * total + s0 * prior) / (s0 + s * counts)[:, None]
+    return LayerMatch(assignments, means, counts, sigma2, sigma0_2)
 
 
-def attach(
-    weights: npt.ArrayLike,
-    match: LayerMatch,
-    *,
-    prior_mean: npt.ArrayLike = 0.0,
-    average: str = "map",
-) -> Ints:
-    """Assigns the rows of a client that came late to the frozen global rows of a match.
-
-    One assignment; no row is opened and the global rows stay what they are.
+def attach(weights: npt.ArrayLike, match: LayerMatch, *, prior_mean: npt.ArrayLike = 0.0, average: str = "map") -> Ints:
+    """Assign the rows of a client that came late to the frozen global rows of a match; none is opened or changed.
 
     Args:
         weights: (L, D), the client's rows.
@@ -106,77 +98,85 @@ def attach(
     Raises:
         ValueError: The client has more rows than the match, another number of columns, or values that are not finite.
     """
-    (rows,) = _checked_weights([weights])
+    (rows,) = _checked([weights])
     size, columns = match.weights.shape
     if rows.shape[1] != columns:
         raise ValueError(f"the late client's rows have {rows.shape[1]} columns, the frozen rows {columns}")
     if len(rows) > size:
         raise ValueError(f"the late client has {len(rows)} rows, more than the {size} frozen ones: it must wait")
-    prior = _checked_prior(prior_mean, columns)
-    _check_options(match.sigma2, match.sigma0_2, 1.0, 0, average, None)
-    s, s0 = 1 / match.sigma2, 1 / match.sigma0_2
-    counts = match.counts
+    s, s0, counts = 1 / match.sigma2, 1 / match.sigma0_2, match.counts
     if average == "map":
         g = match.weights * (s0 + counts * s)[:, None]
     else:
-        g = s0 * prior + s * counts[:, None] * match.weights
+        g = s0 * np.asarray(prior_mean, dtype=np.float64) + s * counts[:, None] * match.weights
     late, frozen = scaled(rows, s), g.astype(np.float32)
     cost = late @ frozen.T
     to_cost(cost, squares_of(late), squares_of(frozen), counts, len(match.assignments) + 1, s, s0)
     return assigned(cost)
 
 
-def _average(
-    clients: list[npt.NDArray[np.floating]],
-    assignments: list[Ints],
-    counts: Ints,
-    s: float,
-    s0: float,
-    prior: npt.NDArray[np.float64],
-    average: str,
-) -> npt.NDArray[np.float64]:
-    total = np.zeros((len(counts), clients[0].shape[1]))
-    for rows, assignment in zip(clients, assignments, strict=True):
-        total[assignment] += rows
-    if average == "mean":
-        return total / counts[:, None]
-    return (s * total + s0 * prior) / (s0 + s * counts)[:, None]
+def estimate_variances(
+    weights: Sequence[npt.ArrayLike],
+    *,
+    gamma: float = 1.0,
+    prior_mean: npt.ArrayLike = 0.0,
+    iterations: int = 5,
+    **options: Any,
+) -> dict[str, float]:
+    """Estimate `sigma2` and `sigma0_2` of a layer from what matches in it, so that shared neurons merge.
+
+    With FedMA's sigma2 = sigma0_2 = 1 the weights of a usual network are small against the prior, and its size grows by
+    about a row per client whatever the weights are. Here sigma0_2 is the variance v of all rows around the prior mean.
+    BBP-MAP's values lack the Gaussians' normalisers, so that two rows of correlation r gain from merging where
+    r > sigma0_2 / (sigma0_2 + sigma2): with the residual variance e of the matches itself as sigma2, a typical match
+    would only break even. So sigma2 puts the break-even correlation halfway between foreign rows (0) and the matches
+    found (1 - e / v), which gives sigma2 = v (v + e) / (v - e); matching and estimating alternate until sigma2 stays,
+    from sigma2 = v. That is also the answer where nothing merges, or only what is no closer than e = v / 2: in rows of
+    few columns some foreign ones are alike by chance.
+
+    Args:
+        weights: One array (L_j, D) per client.
+        gamma: As in `match_layer`. The smaller, the fewer rows are opened because of the prior alone.
+        prior_mean: As in `match_layer`.
+        iterations: The most matchings to try.
+        options: Further ones of `match_layer`; rows that merge for want of room (`max_rows`) count as matches.
+
+    Returns:
+        `sigma2` and `sigma0_2`, for `match_layer(weights, **variances)`.
+    """
+    clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
+    mean = np.asarray(prior_mean, dtype=np.float64)
+    total = sum(rows.size for rows in clients)
+    spread = sum(float(np.square(rows - mean).sum()) for rows in clients) / total
+    if not spread > 0:
+        return {"sigma2": 1.0, "sigma0_2": 1.0}
+    sigma2 = spread
+    for _ in range(iterations):
+        match = match_layer(
+            weights, sigma2=sigma2, sigma0_2=spread, gamma=gamma, prior_mean=prior_mean, average="mean", **options
+        )
+        merged = sum(len(rows) for rows in clients) - len(match.counts)
+        if merged == 0:
+            break
+        residuals = sum(
+            float(np.square(rows - match.weights[assignment]).sum())
+            for rows, assignment in zip(clients, match.assignments, strict=True)
+        )
+        within = residuals / (merged * clients[0].shape[1])
+        if within > spread / 2:
+            return {"sigma2": spread, "sigma0_2": spread}
+        previous, sigma2 = sigma2, spread * (spread + within) / (spread - within)
+        if np.isclose(sigma2, previous, rtol=1e-3):
+            break
+    return {"sigma2": sigma2, "sigma0_2": spread}
 
 
-def _checked_weights(weights: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.floating]]:
+def _checked(weights: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.floating]]:
     clients = [np.asarray(rows) for rows in weights]
-    if not clients:
-        raise ValueError("no clients to match")
     for j, rows in enumerate(clients):
-        if rows.ndim != 2 or 0 in rows.shape:
-            raise ValueError(f"client {j}: weights must be (rows, columns) with at least one of each, got {rows.shape}")
-        if rows.dtype.kind not in "fiu":
-            raise ValueError(f"client {j}: weights must be real numbers, got {rows.dtype}")
-        if rows.shape[1] != clients[0].shape[1]:
-            raise ValueError(f"client {j}: rows have {rows.shape[1]} columns, client 0's have {clients[0].shape[1]}")
-        if not np.isfinite(rows).all():
-            raise ValueError(f"client {j}: weights must be finite")
+        if rows.ndim != 2 or not rows.size or rows.shape[1] != clients[0].shape[1] or not np.isfinite(rows).all():
+            raise ValueError(
+                f"client {j}: weights must be finite numbers (rows, columns), with as many columns for all clients; "
+                f"got {rows.shape}, client 0's are {clients[0].shape}"
+            )
     return clients
-
-
-def _checked_prior(prior_mean: npt.ArrayLike, columns: int) -> npt.NDArray[np.float64]:
-    prior = np.asarray(prior_mean, dtype=np.float64)
-    if prior.shape not in ((), (columns,)):
-        raise ValueError(f"prior_mean must be a scalar or ({columns},), got {prior.shape}")
-    if not np.isfinite(prior).all():
-        raise ValueError("prior_mean must be finite")
-    return np.broadcast_to(prior, (columns,))
-
-
-def _check_options(
-    sigma2: float, sigma0_2: float, gamma: float, sweeps: int, average: str, max_rows: int | None
-) -> None:
-    for name, value in (("sigma2", sigma2), ("sigma0_2", sigma0_2), ("gamma", gamma)):
-        if not (np.isfinite(value) and value > 0):
-            raise ValueError(f"{name} must be positive and finite, got {value}")
-    if sweeps < 0:
-        raise ValueError(f"sweeps must not be negative, got {sweeps}")
-    if average not in ("map", "mean"):
-        raise ValueError(f"average must be 'map' or 'mean', got {average!r}")
-    if max_rows is not None and max_rows < 1:
-        raise ValueError(f"max_rows must be positive, got {max_rows}")

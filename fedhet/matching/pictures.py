@@ -1,24 +1,22 @@
-"""The pictures of a matching in the report, as JSON values."""
+"""The pictures of a matching in the report, as JSON values.
+
+`assignments` are by client (J), the global unit of each of its own units, (L_j,) ints.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedhet.graphs import PermutationGroups
 
-FILTERS_SHOWN = 8
+from .structure import Array
 
-Array = npt.NDArray[Any]
+FILTERS_SHOWN = 8
 
 
 def membership(groups: PermutationGroups, assignments: Mapping[str, Mapping[str, Array]]) -> dict[str, Any]:
-    """Which clients share which global units.
-
-    Args:
-        groups: the permutation groups.
-        assignments: of each client by group (its index as text), the global unit of each of its own, (L_j,) ints.
+    """Show which clients share which global units; assignments are by client and by group, its index as text.
 
     Returns:
         `clients`, and `layers` with their `name` and `units`, clients by global units, 1 where a client has the unit.
@@ -34,13 +32,13 @@ def membership(groups: PermutationGroups, assignments: Mapping[str, Mapping[str,
 
 
 def filters(layer: str, local: Mapping[str, Array], matched: Array, assignments: Mapping[str, Array]) -> dict[str, Any]:
-    """Filters that most clients share: each client's, the matched one, and the plain mean at the same place.
+    """Show filters that most clients share: each client's, the matched one, and the plain mean at the same place.
 
     Args:
-        layer: the convolution's weight, by name.
-        local: it, as each client had it before matching, (L_j, channels, height, width).
-        matched: it, in the global model.
-        assignments: of each client, the global filter of each of its own.
+        layer: name of the convolution's weight.
+        local: each client's before matching, (L_j, channels, height, width).
+        matched: that of the global model.
+        assignments: of the group of these filters.
     """
     kept = {client: array for client, array in local.items() if client in assignments}
     popularity = np.bincount(np.concatenate([assignments[client] for client in kept]), minlength=len(matched))

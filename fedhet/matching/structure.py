@@ -12,7 +12,7 @@ from fedhet.sharing import is_statistic
 
 Array = npt.NDArray[Any]
 State = Mapping[str, Array]  # a client's arrays by name
-Assignments = Mapping[int, Array]  # group -> where a client's units went in it
+Assignments = Mapping[int, Array]  # group -> the global unit of each of a client's units, (L_j,) ints
 
 
 def parameters_of(groups: PermutationGroups, index: int) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str,
 
 
 def describe(groups: PermutationGroups) -> str:
-    """Permutation groups as JSON text: how a client tells them to a server that has no such model."""
+    """Permutation groups as JSON text, for a server that has no such model."""
     return json.dumps(dataclasses.asdict(groups))
 
 
@@ -44,15 +44,11 @@ def understand(text: str) -> PermutationGroups:
     """
     try:
         found = json.loads(text)
-        return PermutationGroups(
-            tuple(_group(group) for group in found["groups"]),
-            {
-                name: tuple(tuple(Segment(**segment) for segment in axis) for axis in axes)
-                for name, axes in found["axes"].items()
-            },
-            tuple(found["fixed"]),
-            found["tied"],
-        )
+        axes = {
+            name: tuple(tuple(Segment(**segment) for segment in axis) for axis in axes)
+            for name, axes in found["axes"].items()
+        }
+        return PermutationGroups(tuple(map(_group, found["groups"])), axes, tuple(found["fixed"]), found["tied"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no description of permutation groups: {error!r}") from error
 

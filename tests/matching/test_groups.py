@@ -40,7 +40,7 @@ def arrays(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 def merged(model, example, states, groups, how):
-    settled, moved = match_networks(states, groups, how, 3)
+    settled, moved = match_networks(states, groups, how, np.random.RandomState(3))
     matches = [each.match for each in settled]
     rest = average_rest(
         moved,
@@ -117,7 +117,7 @@ def test_a_late_copy_is_attached_to_its_units():
     orders = {g.index: random.permutation(g.width) for g in groups}
     late = permute(state, groups, orders)
     how = Matching(gamma=1e-3)
-    settled, _ = match_networks([state, state], groups, how, 0)
+    settled, _ = match_networks([state, state], groups, how, np.random.RandomState(0))
     for group, each in zip(groups, settled, strict=True):
         matrix, random = rows(late, groups, group.index), np.random.RandomState(0)
         assignment = how.attach(matrix, group, each.match, each.prior_mean, random)
@@ -185,7 +185,7 @@ def test_random_units_are_drawn_from_the_seed(kind, controls_of):
     states, how = [arrays(network) for network, _ in networks], controls_of("fedma").Random(average="mean")
 
     def places(seed):
-        settled, _ = match_networks(states, groups, how, seed)
+        settled, _ = match_networks(states, groups, how, np.random.RandomState(seed))
         return [own for each in settled for own in each.match.assignments]
 
     drawn, other = places(0), places(1)

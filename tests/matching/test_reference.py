@@ -70,14 +70,16 @@ def test_embedding_and_lstm(cases):
 
     posterior = match_layer([rows(state, groups, 0) for state in states], gamma=1e-3, seed=300)
     np.testing.assert_allclose(posterior.weights, cases["lstm_J4/layer0/map0"], atol=1e-6)
-    units = match_group(states, groups, 0, [{}] * 4, [], how, 300).match
+    units = match_group(states, groups, 0, [{}] * 4, [], how, np.random.RandomState(300)).match
     for j in CLIENTS:
         np.testing.assert_array_equal(units.assignments[j], cases[f"lstm_J4/layer0/assign{j}"])
         states[j] = expand(states[j], groups, {0: units.assignments[j]}, {0: 8})
     np.testing.assert_array_equal(units.counts, cases["lstm_J4/layer0/popularity"])
     np.testing.assert_allclose(units.weights.T, cases["lstm_J4/layer0/avg_embedding"], atol=1e-6)
 
-    settled = match_group(states, groups, 1, [{0: own} for own in units.assignments], [8], how, 301)
+    settled = match_group(
+        states, groups, 1, [{0: own} for own in units.assignments], [8], how, np.random.RandomState(301)
+    )
     for j in CLIENTS:
         own = settled.match.assignments[j]
         np.testing.assert_array_equal(own, cases[f"lstm_J4/layer1/assign{j}"])
@@ -94,7 +96,7 @@ def test_embedding_and_lstm(cases):
     np.testing.assert_allclose(averaged[recurrent[2]], cases["lstm_J4/layer1/map1"], atol=1e-6)
 
 
-def test_whole_lenet(reference: Path):
+def test_whole_lenet(reference: Path, reference_matching: Matching):
     with np.load(reference / "fedma_e2e_cases.npz") as arrays:
         case = {key.removeprefix("e2e_lenet_J4/"): value for key, value in arrays.items()}
     layers = [nn.Conv2d(1, 20, 5), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.MaxPool2d(2), nn.Flatten()]
@@ -106,7 +108,7 @@ def test_whole_lenet(reference: Path):
         {name: (case[f"in{j}_{k}"].T if k > 3 else case[f"in{j}_{k}"]).reshape(own[name]) for k, name in enumerate(own)}
         for j in CLIENTS
     ]
-    settled, moved = match_networks(states, groups, Matching(reference_prior=True), np.random.RandomState(12))
+    settled, moved = match_networks(states, groups, reference_matching, np.random.RandomState(12))
     for layer, each in enumerate(settled):
         for j in CLIENTS:
             np.testing.assert_array_equal(each.match.assignments[j], case[f"assign_l{layer}_j{j}"])

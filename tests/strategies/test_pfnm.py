@@ -13,7 +13,7 @@ from fedhet import models
 from fedhet.config import resolve
 from fedhet.engines.local import run_locally
 from fedhet.graphs import architecture_graph, permutation_groups
-from fedhet.matching import Matching, describe
+from fedhet.matching import describe
 from fedhet.results.history import read_history
 from fedhet.server import ClientRecord
 from fedhet.wire import Payload, Reply, spec_of
@@ -38,7 +38,7 @@ def run(folder: Path, **changes):
     return read_history(folder), json.loads((folder / "summary.json").read_text())
 
 
-def test_the_references_lenet_through_the_server_half(reference, monkeypatch):
+def test_the_references_lenet_through_the_server_half(reference, reference_matching, monkeypatch):
     with np.load(reference / "fedma_e2e_cases.npz") as arrays:
         case = {key.removeprefix("e2e_lenet_J4/"): value for key, value in arrays.items()}
     model = models.build("lenet", (1, 28, 28), 10)
@@ -52,7 +52,7 @@ def test_the_references_lenet_through_the_server_half(reference, monkeypatch):
 
     replies = {}
     strategy = pfnm.PFNM(clients=4)
-    monkeypatch.setattr(strategy, "matching", lambda: Matching(reference_prior=True))
+    monkeypatch.setattr(strategy, "matching", lambda: reference_matching)
     strategy.state.groups, strategy.state.classes = describe(groups), True
     for j in CLIENTS:
         network = {name: layout(name, case[f"in{j}_{k}"]).astype(np.float32) for k, name in enumerate(names)}
