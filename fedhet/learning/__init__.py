@@ -1,11 +1,9 @@
 """Training, evaluation, and BatchNorm's statistics: one loop for all methods. No Flower."""
 
 from fedhet.learning.batching import ClientBatching, Forward
-from fedhet.learning.evaluation import BATCH, evaluate, read
-from fedhet.learning.optimizers import eager
-from fedhet.learning.phases import Loss, Optimisation, Phase, Step, one_cycle, scheduled
-from fedhet.learning.statistics import reestimate
-from fedhet.learning.training import Trained, batches, train
+from fedhet.learning.evaluation import BATCH, evaluate, read, reestimate
+from fedhet.learning.optimizers import Optimisation, eager, one_cycle, scheduled
+from fedhet.learning.training import Loss, Phase, Step, Trained, batches, train
 
 __all__ = [
     "BATCH",

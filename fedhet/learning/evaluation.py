@@ -1,9 +1,10 @@
-"""Evaluation: one pass over examples, in evaluation mode, without gradients."""
+"""Passes over examples in evaluation mode, without gradients: scores, outputs, and BatchNorm's statistics."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet.data import Examples
 from fedhet.data.reading import LazyInputs
@@ -70,3 +71,46 @@ def read(
     _switch_to_evaluation(model)
     parts = (Forward(model, transform(part), until=until, learns=False) for part in inputs.split(rows))
     return torch.cat([part.run()[0] for part in parts])
+
+
+def reestimate(
+    model: nn.Module,
+    inputs: Tensor | LazyInputs,
+    transform: Callable[[Tensor], Tensor],
+    chosen: Callable[[str], bool] = lambda name: True,
+) -> None:
+    """Take BatchNorm's statistics anew, as the mean over batches of examples.
+
+    Averaged weights give other activations than those that the statistics were taken of. A unit that does not vary here
+    (one that a client never had, whose inputs are still zeros) counts as of variance 1.
+
+    Args:
+        model: left in evaluation mode, if it has such layers.
+        inputs: (n, ...) raw examples; with fewer than two nothing is done.
+        transform: from raw inputs to the model's.
+        chosen: the layers whose statistics are taken, by the names of their weights.
+    """
+    layers = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats and chosen(f"{name}.weight")
+    ]
+    if not layers or len(inputs) < 2:
+        return
+    momenta = [layer.momentum for layer in layers]
+    model.eval()
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.train()
+    try:
+        for number, batch in enumerate((part for part in inputs.split(BATCH) if len(part) > 1), 1):
+            for layer in layers:
+                layer.momentum = 1 / number  # the mean over all batches
+            Forward(model, transform(batch), learns=False, updates=True).run()
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.eval()
+            layer.momentum = momentum
+    for layer in layers:
+        assert layer.running_var is not None
+        layer.running_var[layer.running_var == 0] = 1

@@ -1,22 +1,83 @@
-"""Torch's optimisers without torch's compiler and profiler."""
+"""How parameters are stepped: torch's optimisers, and learning rates over a run."""
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 
+@dataclass(frozen=True)
+class Optimisation:
+    """How parameters are stepped.
+
+    Attributes:
+        optimizer: sgd, adam or adamw.
+        learning_rate: constant over the phase, unless there is a schedule.
+        momentum: of SGD.
+        weight_decay: on matrices and filters, not on biases and normalisation.
+        batch_size: examples in a mini-batch.
+        schedule: from how much of the phase is done, 0 to 1, to the learning rate of a step.
+        bf16: whether forward passes are computed in bfloat16 (and so their gradients); weights and losses are float32.
+    """
+
+    optimizer: str = "sgd"
+    learning_rate: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batch_size: int = 32
+    schedule: Callable[[float], float] | None = None
+    bf16: bool = False
+
+    def at(self, rate: float) -> "Optimisation":
+        """The same at a constant learning rate; 0: at its own."""
+        return replace(self, learning_rate=rate, schedule=None) if rate else self
+
+    def build(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimiser."""
+        groups: list[dict[str, object]] = [{"params": parameters}]
+        if self.weight_decay:
+            groups = [
+                {"params": [p for p in parameters if p.ndim > 1], "weight_decay": self.weight_decay},
+                {"params": [p for p in parameters if p.ndim <= 1]},
+            ]
+        if self.optimizer == "sgd":
+            return eager(torch.optim.SGD)(groups, lr=self.learning_rate, momentum=self.momentum, fused=True)
+        kind = eager({"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[self.optimizer])
+        return kind(groups, lr=self.learning_rate, weight_decay=0.0, fused=True)
+
+
+def scheduled(schedule: str, learning_rate: float, round: int, rounds: int) -> float:
+    """The learning rate of a round (from 1): constant, or falling to zero after `rounds` by a line or a cosine."""
+    done = min(max(round - 1, 0) / max(rounds, 1), 1.0)
+    factors = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1.0 + math.cos(math.pi * done)) / 2}
+    return learning_rate * factors[schedule]
+
+
+def one_cycle(learning_rate: float, done: float) -> float:
+    """The learning rate when a part of the run, 0 to 1, is done (Smith and Topin, 2018).
+
+    By a cosine from a 25th of `learning_rate` up to it, at 0.3 of the run, and by another down to a 100th.
+    """
+    peak = 0.3
+    done = min(max(done, 0.0), 1.0)
+    start, end = (learning_rate / 25, learning_rate) if done < peak else (learning_rate, learning_rate / 100)
+    place = done / peak if done < peak else (done - peak) / (1 - peak)
+    return end + (start - end) * (1 + math.cos(math.pi * place)) / 2
+
+
 @cache
 def eager(kind: type[Kind]) -> type[Kind]:
-    """One of torch's optimisers as a class that does the same, and never imports torch's compiler, which takes seconds.
+    """One of torch's optimisers as a class that computes the same, without torch's compiler and profiler.
 
-    Torch wraps the methods that fill and step an optimiser in what compiled functions need of them, and that imports
-    the compiler in programs that compile nothing, too. This class has what is wrapped; torch's own is left alone. Its
-    steps are not profiled either, and call no hooks, which takes a third of a small network's step.
+    What torch wraps the methods in imports the compiler, which takes seconds, and profiles each step and calls its
+    hooks, which takes a third of a small network's step.
     """
     step = torch.no_grad()(_bare(kind.step))
     vars(step)["hooked"] = True  # torch takes its hooks to be there
@@ -25,9 +86,9 @@ def eager(kind: type[Kind]) -> type[Kind]:
 
 def _bare(method: Callable[..., Any]) -> Callable[..., Any]:
     """Without what torch wraps it in; somebody else's wrapper stays, and what is in it."""
-    return inspect.unwrap(method, stop=lambda each: not _module(each).startswith("torch."))
 
+    def others(function: Callable[..., Any]) -> bool:
+        module = getattr(function, "__globals__", {}).get("__name__", "")  # a wrapper's `__module__` is what it wraps
+        return not module.startswith("torch.")
 
-def _module(function: Callable[..., Any]) -> str:
-    """Where it is defined, which a wrapper does not tell by its `__module__`."""
-    return str(getattr(function, "__globals__", {}).get("__name__", ""))
+    return inspect.unwrap(method, stop=others)

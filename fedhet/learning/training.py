@@ -1,11 +1,15 @@
-"""The one training loop."""
+"""The one training loop, and its arguments: phases of training, and loss terms.
+
+Every method's local training is a list of `Phase`s: FedAvg is one, FedRep trains the head, then the body. A method's
+regulariser is a loss term: a function of the current `Step` that returns a scalar to add to the task's loss.
+"""
 
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, count, islice
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +17,88 @@ from torch import Tensor, nn
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.learning.batching import Backward, Forward
-from fedhet.learning.phases import Phase, Step
+from fedhet.learning.optimizers import Optimisation
 from fedhet.machine import brought
+from fedhet.representations import Capturing, RandomStream, Representation
 from fedhet.rows import Work
 from fedhet.task import LARGEST, Task
+
+
+@dataclass(slots=True)
+class Step:
+    """One mini-batch, as a loss term sees it.
+
+    Attributes:
+        number: of the step in its phase, from 0.
+        model: what is trained, in training mode, with the gradients of this step still to come.
+        parameters: its parameters by name, frozen ones included.
+        inputs: (n, ...) the transformed batch on the device.
+        labels: (n, ...) its labels.
+        rows: (n,) int64, where these examples stand among the phase's.
+        outputs: what the model returned.
+        captured: what the phase captures, by its names; each (n, ...), part of the graph.
+        bf16: whether forward passes are computed in bfloat16.
+        further: examples that terms have passed beside the batch.
+    """
+
+    number: int
+    model: nn.Module
+    parameters: Mapping[str, Tensor]
+    inputs: Tensor
+    labels: Tensor
+    rows: Tensor
+    outputs: Tensor
+    captured: Mapping[str, Tensor] = field(default_factory=dict)
+    bf16: bool = False
+    further: int = 0
+
+    def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
+        """Return Phi (m, d) of a further batch, part of the graph; no trace in buffers or the task's randomness.
+
+        Args:
+            inputs: (m, ...) prepared.
+            representation: gives Phi of the model.
+            stream: what dropout draws from.
+        """
+        self.further += len(inputs)
+        return Forward(self.model, inputs, until=representation, stream=stream, bf16=self.bf16).run()[0]
+
+
+Loss = Callable[[Step], Tensor | tuple[Tensor, Mapping[str, Tensor]] | None]
+"""A scalar to add to the task's loss, and scalars to record if there are any; None in a step that it leaves out. An
+example that does not count has weight 0."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of local training.
+
+    Attributes:
+        epochs: passes over the examples.
+        optimisation: how parameters are stepped.
+        steps: mini-batches, instead of whole epochs.
+        module: what is trained, if not the client's network: one that writes it, or that stands beside it.
+        trains: which parameters are trained, by their names; the others, and the statistics of modules that have
+            only frozen parameters, do not change. A parameter that does not require gradients is never trained.
+        terms: added to the task's loss.
+        task_weight: weight of the task's own loss; with 0 it is not taken, and labels may be whatever the terms need.
+        captures: inner values of every batch that the terms see, by name.
+        examples: what is trained on, if not the client's training part.
+        continues: go on with the optimiser of the phase before, state and all; both train the same parameters.
+        measured: by what name the network is evaluated after it, in rounds that are evaluated; empty: it is not.
+    """
+
+    epochs: int
+    optimisation: Optimisation
+    steps: int = 0
+    module: nn.Module | None = None
+    trains: Callable[[str], bool] | None = None
+    terms: tuple[Loss, ...] = ()
+    task_weight: float = 1.0
+    captures: Mapping[str, Capturing] = field(default_factory=dict)
+    examples: Examples | None = None
+    continues: bool = False
+    measured: str = ""
 
 
 @dataclass
@@ -69,83 +151,109 @@ def train(
         prepare: makes a float batch of raw inputs (normalisation, augmentation); draws from the generator given.
         generator: draws the order of examples and the augmentation. Dropout draws from torch's global generator.
         device: where the model and the examples are.
-        before: what came of the phases before this one, which is added to.
+        before: the result of the phases before this one.
 
     Returns:
-        What came of this phase and those before.
+        The result of this phase and those before.
 
     Raises:
         ModelError: the phase trains none of the model's parameters, or continues one that trained others; training
             diverged, or its first loss is not finite.
     """
-    private = phase.examples is None
+    own, before = phase.examples is None, before or Trained()
     model, examples = phase.module or model, phase.examples or examples
-    before = before or Trained()
+    ends = _ends(len(examples), phase.optimisation.batch_size, whole=_normalises(model))
+    total, schedule = phase.steps or phase.epochs * len(ends), phase.optimisation.schedule
+    losses: list[Tensor] = []
+    sizes: list[int] = []
+    recorded, further = dict(before.recorded), 0
     with _frozen(model, phase.trains) as parameters:
         optimizer = _optimizer(phase, parameters, before)
-        by_name, bf16 = dict(model.named_parameters()) if phase.terms else {}, phase.optimisation.bf16
-        recorded = dict(before.recorded)
-        count, whole = len(examples), _normalises(model)
-        schedule, total = phase.optimisation.schedule, _steps(phase, count, whole=whole)
-        losses: list[Tensor] = []
-        sizes: list[int] = []
-        further = 0
-        for number, index in enumerate(_rows(phase, count, generator, device, whole=whole)):
-            inputs, labels = prepare(examples.inputs[index], generator), examples.labels[index]
+        for step in _passes(model, phase, examples, prepare, generator, device, total):
+            loss = _loss(step, phase, task, recorded)
+            Backward(loss).run()
             if schedule is not None:
                 for group in optimizer.param_groups:
-                    group["lr"] = schedule(number / total)
-            _forget_gradients(parameters)
-            outputs, captured = Forward(model, inputs, phase.captures, bf16=bf16).run()
-            loss = task.loss(outputs, labels) if phase.task_weight else 0 * outputs.sum()
-            if phase.task_weight not in (0, 1):
-                loss = phase.task_weight * loss
-            if phase.terms:
-                step = Step(number, model, by_name, inputs, labels, index, outputs, captured, bf16)
-                for term in phase.terms:
-                    if (value := term(step)) is not None:
-                        loss = loss + _noted(value, recorded)
-                further += step.further
-            Backward(loss).run()
+                    group["lr"] = schedule(step.number / total)
             optimizer.step()
+            _forget_gradients(parameters)
             losses.append(loss.detach())  # read at the end: reading makes a GPU wait
-            sizes.append(index.numel())
-        _forget_gradients(parameters)
+            sizes.append(step.rows.numel())
+            further += step.further
     if not losses:
         return before
-    told = torch.stack(losses).tolist()
-    if not before.work.steps and not math.isfinite(told[0]):
-        raise ModelError(
-            f"the loss of the first step is {told[0]:.3g}, before training has changed a weight: for some example of "
-            "the batch the network returns no finite numbers, or the augmentation does"
-        )
-    _check_not_diverged(told, sizes, count, parameters, phase)
-    mean = math.fsum(map(operator.mul, told, sizes)) / sum(sizes)
-    epochs = phase.epochs if not phase.steps else sum(sizes) / count
-    work = before.work + Work(len(losses) if private else 0, len(losses), sum(sizes) + further)
+    values = torch.stack(losses).tolist()
+    _check_losses(values, sizes, len(examples), parameters, phase, first=not before.work.steps)
+    mean = math.fsum(map(operator.mul, values, sizes)) / sum(sizes)
+    epochs = phase.epochs if not phase.steps else sum(sizes) / len(examples)
+    work = before.work + Work(len(losses) if own else 0, len(losses), sum(sizes) + further)
     return Trained(before.loss + mean * epochs, before.epochs + epochs, recorded, optimizer, work)
 
 
-def _check_not_diverged(
-    losses: Sequence[float], sizes: Sequence[int], examples: int, parameters: Sequence[nn.Parameter], phase: Phase
+def _passes(
+    model: nn.Module,
+    phase: Phase,
+    examples: Examples,
+    prepare: Callable[[Tensor, torch.Generator], Tensor],
+    generator: torch.Generator,
+    device: torch.device,
+    total: int,
+) -> Iterator[Step]:
+    """So many mini-batches, each after its forward pass; the order of examples is drawn anew for every epoch."""
+    parameters, bf16 = dict(model.named_parameters()), phase.optimisation.bf16
+    size, whole = phase.optimisation.batch_size, _normalises(model)
+    epochs = (batches(len(examples), size, generator, device, whole=whole) for _ in count())
+    for number, index in enumerate(islice(chain.from_iterable(epochs), total)):
+        inputs, labels = prepare(examples.inputs[index], generator), examples.labels[index]
+        outputs, captured = Forward(model, inputs, phase.captures, bf16=bf16).run()
+        yield Step(number, model, parameters, inputs, labels, index, outputs, captured, bf16)
+
+
+def _loss(step: Step, phase: Phase, task: Task, recorded: dict[str, tuple[Tensor, int]]) -> Tensor:
+    """The task's loss and the terms; what these record is added to what is recorded already."""
+    loss = task.loss(step.outputs, step.labels) if phase.task_weight else 0 * step.outputs.sum()
+    if phase.task_weight != 1:
+        loss = phase.task_weight * loss
+    for term in phase.terms:
+        value = term(step)
+        if isinstance(value, tuple):
+            value, values = value
+            for name, each in values.items():
+                total, steps = recorded.get(name) or (torch.zeros((), device=each.device), 0)
+                recorded[name] = (total + each.detach(), steps + 1)
+        if value is not None:
+            loss = loss + value
+    return loss
+
+
+def _check_losses(
+    losses: Sequence[float],
+    sizes: Sequence[int],
+    examples: int,
+    parameters: Sequence[nn.Parameter],
+    phase: Phase,
+    *,
+    first: bool,
 ) -> None:
     """Losses, and weights after the last step, must be of a size from which training comes back.
 
     Raises:
-        ModelError: they are not; with the epoch.
+        ModelError: they are not; with the epoch, or, of the `first` phase's first step, what may be the cause.
     """
+    if first and not math.isfinite(losses[0]):
+        raise ModelError(
+            f"the loss of the first step is {losses[0]:.3g}, before training has changed a weight: for some example of "
+            "the batch the network returns no finite numbers, or the augmentation does"
+        )
     step = next((number for number, loss in enumerate(losses, 1) if not abs(loss) <= LARGEST), None)
     with torch.inference_mode():
-        norm = torch.stack(torch._foreach_norm(tuple(parameters))).max().item()
-    if step is None and norm <= LARGEST:
-        return
-    largest = torch.stack([parameter.detach().abs().max() for parameter in parameters]).max().item()
+        largest = torch.stack(torch._foreach_norm(tuple(parameters), math.inf)).max().item()
     if step is None and largest <= LARGEST:
         return
     epoch = math.ceil(sum(sizes[: step or len(sizes)]) / examples)
-    what = f"the loss is {losses[step - 1]:.3g}" if step else f"weights are up to {largest:.3g}"
+    sign = f"the loss is {losses[step - 1]:.3g}" if step else f"weights are up to {largest:.3g}"
     raise ModelError(
-        f"training diverged in epoch {epoch}, {what}: a lower learning-rate than {phase.optimisation.learning_rate:g} "
+        f"training diverged in epoch {epoch}, {sign}: a lower learning-rate than {phase.optimisation.learning_rate:g} "
         "may help"
     )
 
@@ -153,48 +261,16 @@ def _check_not_diverged(
 def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained) -> torch.optim.Optimizer:
     if not phase.continues or before.optimizer is None:
         return phase.optimisation.build(parameters)
-    own = {id(parameter) for group in before.optimizer.param_groups for parameter in group["params"]}
-    if own != {id(parameter) for parameter in parameters}:
+    stepped = {id(parameter) for group in before.optimizer.param_groups for parameter in group["params"]}
+    if stepped != {id(parameter) for parameter in parameters}:
         raise ModelError("a phase of training continues one that trains other parameters: they must be the same")
     return before.optimizer
-
-
-def _noted(value: Tensor | tuple[Tensor, Mapping[str, Tensor]], recorded: dict[str, tuple[Tensor, int]]) -> Tensor:
-    """A term's scalar; what it records is added to what is recorded already."""
-    if isinstance(value, Tensor):
-        return value
-    scalar, values = value
-    for name, each in values.items():
-        total, count = recorded.get(name) or (torch.zeros((), device=each.device), 0)
-        recorded[name] = (total + each.detach(), count + 1)
-    return scalar
 
 
 def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
     # What Optimizer.zero_grad does, without its profiling, which is a tenth of a small network's step.
     for parameter in parameters:
         parameter.grad = None
-
-
-def _rows(
-    phase: Phase, count: int, generator: torch.Generator, device: torch.device, *, whole: bool
-) -> Iterator[Tensor]:
-    """The rows of each mini-batch of a phase."""
-    size = phase.optimisation.batch_size
-    if not phase.steps:
-        for _ in range(phase.epochs):
-            yield from batches(count, size, generator, device, whole=whole)
-        return
-
-    def endless() -> Iterator[Tensor]:
-        while True:
-            yield from batches(count, size, generator, device, whole=whole)
-
-    yield from islice(endless(), phase.steps)
-
-
-def _steps(phase: Phase, count: int, *, whole: bool) -> int:
-    return phase.steps or phase.epochs * len(_ends(count, phase.optimisation.batch_size, whole=whole))
 
 
 def batches(
@@ -230,28 +306,29 @@ def _normalises(model: nn.Module) -> bool:
 
 @contextmanager
 def _frozen(model: nn.Module, trains: Callable[[str], bool] | None) -> Iterator[list[nn.Parameter]]:
-    """Training mode with only the chosen parameters live; yields them."""
+    """Training mode with only the chosen parameters live; yields them, without gradients."""
     model.train()
-    if trains is None:
-        yield [parameter for parameter in model.parameters() if parameter.requires_grad]
-        return
-    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    live = [parameter for name, parameter in trainable if trains(name)]
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    live = [parameter for name, parameter in trainable.items() if trains is None or trains(name)]
     if not live:
         raise ModelError(
             f"a phase of training has no parameters to train: of {len(trainable)} trainable ones of "
             f"{type(model).__name__}, none is in the part that it trains"
         )
+    _forget_gradients(live)
+    if trains is None:
+        yield live
+        return
     model.requires_grad_(False)
     for parameter in live:
         parameter.requires_grad_(True)
     for module in model.modules():
-        own = list(module.parameters(recurse=False))
-        if own and not any(parameter.requires_grad for parameter in own):
+        held = list(module.parameters(recurse=False))
+        if held and not any(parameter.requires_grad for parameter in held):
             module.eval()
     try:
         yield live
     finally:
-        for _, parameter in trainable:
+        for parameter in trainable.values():
             parameter.requires_grad_(True)
         model.train()

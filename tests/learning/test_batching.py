@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhet.data import Examples
-from fedhet.learning import ClientBatching, Forward, Optimisation, Phase, Trained, reestimate, statistics, train
+from fedhet.learning import ClientBatching, Forward, Optimisation, Phase, Trained, evaluation, reestimate, train
 from fedhet.learning.batching import clients, worth
 from fedhet.learning.batching.layouts import layout
 from fedhet.representations import RandomStream, Representation
@@ -135,7 +135,7 @@ def test_networks_side_by_side_learn_what_each_learns_alone(build, phase, shape,
 
 
 def test_statistics_taken_anew_side_by_side_are_those_that_each_takes_alone(joint, monkeypatch):
-    monkeypatch.setattr(statistics, "BATCH", 8)  # the one with 23 examples has a last batch of its own
+    monkeypatch.setattr(evaluation, "BATCH", 8)  # the one with 23 examples has a last batch of its own
     torch.manual_seed(1)
     one = [normalised().double() for _ in SIZES]
     other = copy.deepcopy(one)
