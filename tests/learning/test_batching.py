@@ -232,7 +232,9 @@ def test_networks_of_one_class_of_which_no_two_are_alike_are_told_once_with_a_di
     assert_same(*both(lambda: nn.Sequential(nn.Linear(5, 6), nn.LeakyReLU(next(slopes)), nn.Linear(6, 3))))
     assert not joint
     (line,) = [line for line in caplog.messages if "passed one by one" in line]
-    assert line.endswith("no two are built alike, 1: has negative_slope=0.1 in one and negative_slope=0.2 in another")
+    assert line.endswith(
+        "no two are built alike, 1 is LeakyReLU(negative_slope=0.1) in one and LeakyReLU(negative_slope=0.2) in another"
+    )
 
 
 def test_one_that_fails_fails_alone():

@@ -7,8 +7,7 @@ to the last bit.
 
 import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import nn
@@ -32,12 +31,8 @@ ROWS = 2048
 _log = logging.getLogger("flwr").getChild("fedhet")
 
 
-@dataclass(frozen=True)
-class _Verdict:
-    """Whether passes of a kind are run as one, and whether batches of different sizes may be filled up for it."""
-
-    joins: bool
-    fills: bool = False
+Verdict = Literal["one by one", "equal sizes", "any sizes"]
+"""Which passes of a kind are run as one: none, those of batches of one size, or all, smaller batches filled up."""
 
 
 class ClientBatching:
@@ -52,7 +47,7 @@ class ClientBatching:
 
     def __init__(self, size: int, measure: bool = False, device: torch.device = CPU) -> None:
         self.size, self._measure, self._device = size, measure, device
-        self._verdicts: dict[tuple[object, ...], _Verdict] = {}
+        self._verdicts: dict[tuple[object, ...], Verdict] = {}
         self._logged: set[object] = set()
 
     @classmethod
@@ -93,10 +88,9 @@ class ClientBatching:
         if len(kinds) == len(waiting) > 1:
             self._log_unlike([asked.model for _, asked in waiting])
         for (which, _), alike in kinds.items():
-            verdict = self._verdict(which, [asked for _, asked in alike])
-            groups = [alike] if verdict.fills else _by_size(alike)
-            for group in groups:
-                at_once = _most_at_once([asked for _, asked in group]) if verdict.joins else 1
+            verdict = self._verdict(which, alike)
+            for group in [alike] if verdict == "any sizes" else _by_size(alike):
+                at_once = 1 if verdict == "one by one" else _most_at_once([asked for _, asked in group])
                 for start in range(0, len(group), at_once):
                     self._pass(which, group[start : start + at_once])
 
@@ -116,28 +110,25 @@ class ClientBatching:
         for client, answer in zip(clients, answers, strict=True):
             client.resume(answer)
 
-    def _verdict(self, which: tuple[object, ...], passes: Sequence[Forward]) -> _Verdict:
+    def _verdict(self, which: tuple[object, ...], alike: Sequence[tuple[BatchedClient, Forward]]) -> Verdict:
         """Found out once for each kind, when two are there."""
-        if which in self._verdicts:
-            return self._verdicts[which]
-        if not which:
-            obscure = layout(passes[0].model).obscure
-            return self._refuse(passes[0], f"it cannot be told whether two of them compute the same, with {obscure}")
-        same = max(_by_size([(None, asked) for asked in passes]), key=len)
-        if len(same) < 2:
-            return _Verdict(False)
-        same_size = [asked for _, asked in same]
-        try:
-            verdict = _Verdict(True, fits([same_size[0], same_size[-1]]))
-        except Unfit as error:
-            verdict = self._refuse(passes[0], str(error))
-        else:
-            measured = passes if verdict.fills else same_size
-            ratio = worth.ratio(which, measured[: _most_at_once(measured)]) if self._measure else 0.0
-            if ratio > worth.LIMIT:
-                verdict = self._refuse(passes[0], f"as a batch of networks they take {ratio:.2f} of the time")
-        self._verdicts[which] = verdict
-        return verdict
+        if which not in self._verdicts:
+            first, same = alike[0][1], [asked for _, asked in max(_by_size(alike), key=len)]
+            if not which:
+                obscure = layout(first.model).obscure
+                return self._refuse(first, f"it cannot be told whether two of them compute the same, with {obscure}")
+            if len(same) < 2:
+                return "one by one"
+            try:
+                verdict: Verdict = "any sizes" if fits([same[0], same[-1]]) else "equal sizes"
+                passes = [asked for _, asked in alike] if verdict == "any sizes" else same
+                ratio = worth.ratio(which, passes[: _most_at_once(passes)]) if self._measure else 0.0
+                if ratio > worth.LIMIT:
+                    raise Unfit(f"as a batch of networks they take {ratio:.2f} of the time")
+            except Unfit as error:
+                verdict = self._refuse(first, str(error))
+            self._verdicts[which] = verdict
+        return self._verdicts[which]
 
     def _log_unlike(self, models: Sequence[nn.Module]) -> None:
         """Log of networks of one class that no two of them can be run as one, and how two of them differ."""
@@ -147,9 +138,9 @@ class ClientBatching:
                 difference = first_difference(*alike[:2])
                 self._log(kind_of, alike[0], f"no two are built alike, {difference}")
 
-    def _refuse(self, asked: Forward, reason: str) -> _Verdict:
+    def _refuse(self, asked: Forward, reason: str) -> Verdict:
         self._log((type(asked.model).__name__, reason), asked.model, reason)
-        return _Verdict(False)
+        return "one by one"
 
     def _log(self, subject: object, model: nn.Module, reason: str) -> None:
         """Log once for each subject why networks are run one by one."""

@@ -1,13 +1,13 @@
 """How a network is built, so that networks that compute the same with other weights can be told."""
 
-import functools
 import inspect
-import sys
+import io
+import pickle
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import lru_cache, partial
 from itertools import zip_longest
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet.learning.batching.passes import Forward
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_HELD = ("_parameters", "_buffers", "_modules", "training")
-_texts: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
-"""`Layout.built` and `Layout.obscure` of each network."""
+_COMPARED = (type, complex, torch.dtype, torch.device, torch.Size, OrderedDict, partial)
+"""Attributes of these types count by value, as Python's own do; of others not even their pickles tell everything."""
+
+_WEIGHTS = {"_parameters", "_buffers", "_modules", "training"}
 
 
 class Unfit(Exception):
@@ -29,9 +29,9 @@ class Layout:
     """Where a network's modules and tensors are, and how it is built.
 
     Attributes:
-        built: equal texts mean the same computation with other weights: each module's class and plain attributes, and
-            each tensor's shape and dtype. Empty where modules hold anything else (tensors that are no buffers,
-            closures), in which they might differ unseen.
+        built: equal ones mean the same computation with other weights: each module's class and attributes, and each
+            tensor's shape and dtype. Empty where modules hold anything else (tensors that are no buffers, closures), in
+            which they might differ unseen.
         obscure: what that is; empty where there is nothing of the kind.
         dropouts: the modules that draw from each network's own stream.
     """
@@ -43,14 +43,13 @@ class Layout:
         self._norms = [module for module in self._modules if isinstance(module, _BatchNorm)]
         self._parameters = _places(named, "_parameters")
         self._buffers = _places(named, "_buffers")
-        if model not in _texts:
-            tensors = self.parameters | self.buffers
-            shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
-            try:
-                _texts[model] = "\n".join([*(_module(*each) for each in named.items()), *shapes]), ""
-            except Unfit as error:
-                _texts[model] = "", str(error)
-        self.built, self.obscure = _texts[model]
+        tensors = self.parameters | self.buffers
+        shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
+        self.built, self.obscure = "", ""
+        try:
+            self.built = repr([*((name, _description(module)) for name, module in named.items()), *shapes])
+        except Unfit as error:
+            self.obscure = str(error)
 
     @property
     def modes(self) -> tuple[bool, ...]:
@@ -73,16 +72,17 @@ class Layout:
         return {name: held[key] for name, held, key in self._buffers}
 
 
-layout = functools.lru_cache(maxsize=None)(Layout)
+layout = lru_cache(maxsize=None)(Layout)
 """A network's layout, kept until `layout.cache_clear()`."""
 
 
 def first_difference(one: nn.Module, other: nn.Module) -> str:
-    """The first line in which two networks that can be compared are built differently; empty where they are alike."""
-    pairs = zip_longest(*(layout(model).built.splitlines() for model in (one, other)), fillvalue="nothing")
-    mine, its = next(((mine, its) for mine, its in pairs if mine != its), ("", ""))
-    words = [(a, b) for a, b in zip_longest(mine.split(), its.split(), fillvalue="nothing") if a != b]
-    return f"{mine.split()[0]} has {words[0][0]} in one and {words[0][1]} in another" if words else ""
+    """How two networks that can be compared, and are not built alike, differ: in the first layer that does."""
+    for mine, its in zip_longest(one.named_modules(), other.named_modules(), fillvalue=("", nn.Identity())):
+        words = [repr(module) if not [*module.children()] else type(module).__name__ for _, module in (mine, its)]
+        if words[0] != words[1] or _description(mine[1]) != _description(its[1]):
+            return f"{mine[0] or its[0] or 'the network'} is {words[0]} in one and {words[1]} in another"
+    return "their tensors have other shapes or dtypes"
 
 
 def _places(named: Mapping[str, nn.Module], kind: str) -> list[tuple[str, dict[str, Any], str]]:
@@ -97,49 +97,32 @@ def _places(named: Mapping[str, nn.Module], kind: str) -> list[tuple[str, dict[s
     return places
 
 
-def _module(name: str, module: nn.Module) -> str:
-    held = (*_HELD, "momentum") if isinstance(module, _BatchNorm) else _HELD
-    attributes = {key: value for key, value in vars(module).items() if key not in held}
-    # Torch numbers all hooks of a process: here they go by their order in this module.
-    numbers = sorted({number for key, value in attributes.items() if _holds_hooks(key, value) for number in value})
-    places = {number: place for place, number in enumerate(numbers)}
-    for key, value in attributes.items():
-        if _holds_hooks(key, value):
-            attributes[key] = {places[number]: each for number, each in value.items()}
-    return f"{name}: {_named(type(module))} " + " ".join(f"{key}={_plain(each)}" for key, each in attributes.items())
+def _description(module: nn.Module) -> bytes:
+    """A module's class and attributes, without those below it and without weights.
+
+    Raises:
+        Unfit: an attribute cannot be compared.
+    """
+    left_out = _WEIGHTS | ({"momentum"} if isinstance(module, _BatchNorm) else set())
+    attributes = {key: value for key, value in vars(module).items() if key not in left_out}
+    hooks = {key: value for key, value in attributes.items() if "_hooks" in key and isinstance(value, OrderedDict)}
+    numbers = sorted({number for each in hooks.values() for number in each})  # torch numbers all hooks of a process
+    attributes |= {key: [(numbers.index(number), hook) for number, hook in hooks[key].items()] for key in hooks}
+    written = io.BytesIO()
+    pickler = _ByValue(written)
+    pickler.fast = True  # equal values are equal bytes, whether or not they are one object
+    try:
+        pickler.dump((type(module), attributes))
+    except (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise Unfit(f"an attribute of which this is known: {error}") from error
+    return written.getvalue()
 
 
-def _holds_hooks(key: str, value: object) -> bool:
-    return "_hooks" in key and isinstance(value, OrderedDict)
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, _PLAIN):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_plain(key)}: {_plain(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return f"({', '.join(map(_plain, value))})"
-    if isinstance(value, set | frozenset):
-        return f"({', '.join(sorted(map(_plain, value)))})"
-    if isinstance(value, functools.partial):
-        return f"{_plain(value.func)}{_plain(value.args)}{_plain(value.keywords)}"
-    if isinstance(value, type) or inspect.isroutine(value):
-        return _named(value)
-    raise Unfit(f"a {type(value).__name__} among its attributes")
-
-
-def _named(value: Any) -> str:
-    """A class or function by where it stands; one that is made anew for each network is not the same in each."""
-    text = f"{value.__module__}.{value.__qualname__}"
-    found: Any = sys.modules.get(value.__module__ or "")
-    for part in value.__qualname__.split("."):
-        found = getattr(found, part, None)
-    if found is value or inspect.isbuiltin(value):
-        return text
-    if isinstance(value, type):
-        return f"{text} {id(value)}"
-    raise Unfit(f"{text} among its attributes")
+class _ByValue(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, _COMPARED) or inspect.isroutine(value):
+            return NotImplemented  # as ever: functions and classes by where they stand, which fails for closures
+        raise Unfit(f"a {type(value).__name__} among its attributes")
 
 
 def kind(asked: Forward) -> tuple[object, ...]:

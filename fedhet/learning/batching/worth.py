@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from timeit import repeat
 
 import torch
 
@@ -17,8 +17,6 @@ from fedhet.representations import RandomStream, isolated
 LIMIT = 0.9
 """The part of the time of one network after the other below which a batch of networks is worth it."""
 
-_PATIENCE = 0.3  # seconds after which a side is not measured again
-
 
 def ratio(which: tuple[object, ...], passes: Sequence[Forward]) -> float:
     """Seconds of the passes as one, over those of one after the other; as measured when this machine first met them.
@@ -30,18 +28,17 @@ def ratio(which: tuple[object, ...], passes: Sequence[Forward]) -> float:
         passes: two or more; no trace is left in their networks.
     """
     kept = Path.home() / ".fedhet" / "client-batching.json"
-    known = _read(kept)
     device, sizes = passes[0].inputs.device, (len(passes).bit_length(), len(passes[0].inputs).bit_length())
     here = (describe(device), torch.__version__, torch.get_num_threads(), *sizes)
     key = hashlib.sha256(repr((which, here)).encode()).hexdigest()
-    if key not in known:
-        measured = round(_seconds(lambda: _joint(passes), device) / _seconds(lambda: _alone(passes), device), 3)
-        known = _read(kept) | {key: measured}
-        try:
-            write_text(kept, json.dumps(known, indent=1))
-        except OSError:  # a home that cannot be written: this process remembers
-            return measured
-    return known[key]
+    if key in (known := _read(kept)):
+        return known[key]
+    measured = round(_seconds(lambda: _joint(passes), device) / _seconds(lambda: _alone(passes), device), 3)
+    try:
+        write_text(kept, json.dumps(_read(kept) | {key: measured}, indent=1))
+    except OSError:  # a home that cannot be written: this process remembers
+        pass
+    return measured
 
 
 def _read(path: Path) -> dict[str, float]:
@@ -52,18 +49,13 @@ def _read(path: Path) -> dict[str, float]:
 
 
 def _seconds(run: Callable[[], None], device: torch.device) -> float:
-    def finished() -> float:
+    def finished() -> None:
+        run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return time.perf_counter()
 
-    run()
-    seconds: list[float] = []
-    while len(seconds) < 3 and sum(seconds) < _PATIENCE:
-        start = finished()
-        run()
-        seconds.append(finished() - start)
-    return min(seconds)
+    finished()
+    return min(repeat(finished, number=1, repeat=2))
 
 
 def _joint(passes: Sequence[Forward]) -> None:
