@@ -121,7 +121,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
             parts = unpack_all(payload.arrays["target"], self.parameters.parts, fedharm.DTYPE)
             for part in parts:
                 check_rows(part, len(client.public))
-            return [client.network.beside(part) for part in parts]
+            return [client.beside(part) for part in parts]
 
     # ---- descriptors
 

@@ -90,7 +90,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
 
     def target(self, payload: Payload, rad: Tensor) -> Tensor | Sequence[Tensor]:
         """The target that came, or one by the client's own network as it was before this round's training."""
-        own, beside = self.parameters, self.client.network.beside
+        own, beside = self.parameters, self.client.beside
         if "target" not in payload.arrays:  # homogeneous: of the global model W(t-1), which is what was just received
             features = self.represent(rad)
             return mean_rbf_blocks([features], own.rad_batch) if own.kernel == "rbf" else features

@@ -39,7 +39,7 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
             classes = client.model(batch).shape[-1]
             seed_everything(derive_seed(config.seed, "teacher", "all" if config.shared_init else client.name))
             self.teacher = models.build(name, tuple(batch.shape[1:]), classes).to(client.device)
-        if client.network.precision not in (None, torch.float32):  # the teacher is alike for all clients
+        if client.precision not in (None, torch.float32):  # the teacher is alike for all clients
             self.teacher.register_forward_pre_hook(_in_float32)
 
     @property

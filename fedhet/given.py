@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from fedhet.data import ClientData
 from fedhet.data.own import as_client_data
 from fedhet.errors import ConfigError, DataError, ModelError
 from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction
 
-DataFunction = Callable[[ClientInfo], Any]
+DataFunction = Callable[[ClientInfo], ClientData]
 
 _FACTS: dict[str, Callable[[ClientInfo], Any]] = {
     "client": lambda client: client,
@@ -63,15 +65,51 @@ class Given:
         The data that were given may bring none: the first client's are asked, before anything starts. Elsewhere clients
         say so in the handshake. A user who chose `test-on` is refused there.
         """
-        if self.data is None or config.test_on == "local" or "test-on" in config.chosen:
+        function = data_function(self.data)
+        if function is None or config.test_on == "local" or "test-on" in config.chosen:
             return config
         first = ClientInfo("0", 0, config.clients, config)
         try:
             with torch.random.fork_rng(devices=[]):
-                there = as_client_data(first.name, _of_client(self.data, "data")(first)).common is not None
+                there = function(first).common is not None
         except Exception:  # which the client itself will say
             return config
         return config if there else config.on_own_test_parts()
+
+
+@dataclass(frozen=True)
+class Function:
+    """A user's function of a client.
+
+    Attributes:
+        argument: the argument that it was given as, `model` or `data`.
+        name: its name, with its module.
+        call: gives what it returns for a client.
+        accept: from the client's name and that to what can be used; raises a `FedhetError` for what cannot.
+    """
+
+    argument: str
+    name: str
+    call: Callable[[ClientInfo], Any]
+    accept: Callable[[str, Any], Any]
+
+    def __call__(self, client: ClientInfo) -> Any:
+        """Return the function's value for a client.
+
+        Raises:
+            FedhetError: it cannot be used, or the function ended the process, which is not its to end.
+        """
+        kind = ModelError if self.argument == "model" else DataError
+        try:
+            value = self.call(client)
+        except SystemExit as error:
+            raise kind(
+                f"client {client.name}: the {self.argument} function raised SystemExit: {error}{origin(self)}"
+            ) from error
+        try:
+            return self.accept(client.name, value)
+        except kind as error:
+            raise kind(f"{error}{origin(self)}") from error
 
 
 def model_function(model: Any) -> ModelFunction | None:
@@ -87,14 +125,13 @@ def model_function(model: Any) -> ModelFunction | None:
     if model is None:
         return None
     if isinstance(model, nn.Module):
-        return Function("model", described(model), lambda client: _with_plain_outputs(copy.deepcopy(model)))
+        return Function("model", described(model), lambda client: copy.deepcopy(model), _as_network)
     if not callable(model):
         raise ModelError(
             f"model must be a function of a client that gives an nn.Module, a class of networks or a network, not a "
             f"{type(model).__name__}"
         )
-    build = _of_client(model, "model")
-    return Function("model", described(model), lambda client: _with_plain_outputs(build(client)))
+    return Function("model", described(model), _of_client(model, "model"), _as_network)
 
 
 def data_function(data: Any) -> DataFunction | None:
@@ -110,41 +147,12 @@ def data_function(data: Any) -> DataFunction | None:
     if data is None:
         return None
     if isinstance(data, type) or not callable(data):
-        what = data.__name__ if isinstance(data, type) else type(data).__name__
+        kind = data.__name__ if isinstance(data, type) else type(data).__name__
         raise DataError(
             "data must be a function of a client (client.partition_id, client.num_partitions) that gives its own part, "
-            f"not a {what}: def data(client): return train, test"
+            f"not a {kind}: def data(client): return train, test"
         )
-    return Function("data", described(data), _of_client(data, "data"))
-
-
-@dataclass(frozen=True)
-class Function:
-    """A user's function of a client.
-
-    Attributes:
-        argument: the argument that it was given as, `model` or `data`.
-        name: its name, with its module.
-        call: gives what it returns for a client.
-    """
-
-    argument: str
-    name: str
-    call: Callable[[ClientInfo], Any]
-
-    def __call__(self, client: ClientInfo) -> Any:
-        """Return the function's value for a client.
-
-        Raises:
-            FedhetError: it ended the process, which is not its to end.
-        """
-        try:
-            return self.call(client)
-        except SystemExit as error:
-            kind = ModelError if self.argument == "model" else DataError
-            raise kind(
-                f"client {client.name}: the {self.argument} function raised SystemExit: {error}{origin(self)}"
-            ) from error
+    return Function("data", described(data), _of_client(data, "data"), as_client_data)
 
 
 def origin(function: Callable[..., Any] | None) -> str:
@@ -180,11 +188,28 @@ def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientI
     )
 
 
-def _with_plain_outputs(model: Any) -> nn.Module:
-    """A network that returns a tensor: of a tuple the first, of an object its `.logits`."""
-    if isinstance(model, nn.Module) and not isinstance(model, torch.jit.ScriptModule):  # which are refused where used
-        model.register_forward_hook(_plain)
-    return model
+def _as_network(client: str, model: Any) -> nn.Module:
+    """A network that can be trained and returns a tensor: of a tuple the first, of an object its `.logits`.
+
+    Raises:
+        ModelError: it cannot, whatever the data.
+    """
+    problem, name = "", type(model).__name__
+    if not isinstance(model, nn.Module):
+        problem = ", no nn.Module"
+    elif isinstance(model, torch.jit.ScriptModule):
+        problem = ", TorchScript, whose modules cannot be seen: give the nn.Module that it was made of"
+    elif lazy := next((each for each, tensor in model.named_parameters() if is_lazy(tensor)), None):
+        problem = (
+            f" whose {lazy} has no shape before a first pass: have the function pass one example through it, "
+            "model(torch.zeros(1, ...)), before it returns it"
+        )
+    elif not any(parameter.requires_grad for parameter in model.parameters()):
+        problem = " without a parameter that requires a gradient: leave something to train, at least the head"
+    if problem:
+        raise ModelError(f"client {client}: the model function returned a {name}{problem}")
+    model.register_forward_hook(_plain)
+    return model  # type: ignore[no-any-return]
 
 
 def _plain(module: nn.Module, inputs: object, outputs: Any) -> Tensor | None:

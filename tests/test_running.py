@@ -127,8 +127,8 @@ def test_a_network_that_is_given_is_where_all_begin(run):
 def test_a_function_may_take_what_flowers_examples_give():
     asked = SimpleNamespace(partition_id=2, num_partitions=5, config=SimpleNamespace(batch_size=8))
     load = data_function(lambda partition_id, num_partitions, batch_size: (partition_id, num_partitions, batch_size))
-    assert load(asked) == (2, 5, 8)
-    assert data_function(lambda info: info.partition_id)(asked) == 2
+    assert load.call(asked) == (2, 5, 8)
+    assert data_function(lambda info: info.partition_id).call(asked) == 2
 
 
 @pytest.mark.parametrize(

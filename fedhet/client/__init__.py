@@ -1,6 +1,6 @@
 """The client's side of a run: the contract of a client side, and the ClientApp that serves every method."""
 
-from fedhet.client.side import Client, ClientSide, LostState
-from fedhet.client.state import ClientStore
+from fedhet.client.side import Client, ClientSide
+from fedhet.client.state import ClientStore, LostState
 
 __all__ = ["Client", "ClientSide", "ClientStore", "LostState"]

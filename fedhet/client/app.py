@@ -1,15 +1,29 @@
-"""The client side's runtime: one ClientApp for every method, around the method's client side."""
+"""The client side's runtime: one ClientApp for every method, from a message to the reply."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import torch
+
 from fedhet import given, registry
-from fedhet.client.application import Application
+from fedhet.client import jobs, node
 from fedhet.client.clients import Clients
-from fedhet.flower import ClientApp
-from fedhet.flower.mods import clips, in_flowers_format
+from fedhet.client.jobs import Job
+from fedhet.client.policy import Policy
+from fedhet.client.state import LostState
+from fedhet.data import PublicDataset
+from fedhet.data.files import nothing_downloaded
+from fedhet.errors import FedhetError
+from fedhet.flower import ClientApp, Context, Message, decode, write_reply
+from fedhet.flower.mods import check_clipped, clips, in_flowers_format, tell
+from fedhet.machine import describe
 from fedhet.method import Method
+from fedhet.population import ClientInfo
 from fedhet.task import get_task
+from fedhet.wire import Payload, Refusal, Reply, Report, spec_of
+from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
 
 
 def make_client_app(
@@ -45,8 +59,114 @@ def make_client_app(
     clipping = [mod for mod in mods or () if clips(mod)]
     app = ClientApp(mods=[in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None)
     clients = Clients(given.model_function(model), given.data_function(data), get_task(task) if task else None)
-    application = Application(clients, mods=bool(mods), clipped=bool(clipping))
-    app.query()(application.query)
-    app.train(mods=clipping)(application.train)
-    app.evaluate()(application.evaluate)
+    answer = Answers(clients, flower=bool(mods), clipped=bool(clipping))
+    app.query()(partial(answer, answer.question))
+    app.train(mods=clipping)(partial(answer, jobs.train))
+    app.evaluate()(partial(answer, jobs.evaluate))
     return app
+
+
+class Answers:
+    """Answers messages.
+
+    Args:
+        clients: makes the client that a message is for.
+        flower: whether arrays travel in Flower's format, since mods of Flower's stand around messages.
+        clipped: whether some of them clip what a client trained.
+    """
+
+    def __init__(self, clients: Clients, *, flower: bool, clipped: bool) -> None:
+        self._clients, self._flower, self._clipped = clients, flower, clipped
+
+    def __call__(self, work: Callable[[Job], Payload], message: Message, context: Context) -> Message:
+        """Return the reply to a message: the payload that the client's work gives and its report, or a refusal."""
+        name, policy = node.name_of(context), Policy()
+        try:
+            info, request, policy = node.opened(message, context)
+            with (
+                node.memory_limited(context),
+                nothing_downloaded(policy.deployed),
+                self._clients.job(info, request, policy, decode(message.content)) as job,
+            ):
+                payload = policy.outgoing(work(job), job.side)
+                record = write_reply(self._reply(job, payload, info), flower=request.flower or self._flower)
+            if request.final:
+                self._clients.let_go(job.client)
+            if job.client.device.type == "cuda":  # clients in other processes share the GPU
+                torch.cuda.empty_cache()
+        except Exception as error:  # elsewhere Flower would tell the server what was raised
+            if not isinstance(error, FedhetError) and not policy.deployed:
+                raise
+            if "request" not in message.content:  # there is nobody who reads a refusal
+                tell(self, str(error))
+            reason = policy.reason(name, error)
+            reason = reason.removeprefix(f"client {name}: ")  # the server knows who it is, and counts alike ones
+            record = write_reply(Refusal(name, reason, lost=isinstance(error, LostState)))
+        return Message(record, reply_to=message)
+
+    def question(self, job: Job) -> Payload:
+        """Answer the handshake, a question for the first weights of all, or a method's own question."""
+        client, side, question = job.client, job.side, job.client.request.question
+        if question == FIRST:
+            jobs.initialise(job, "all")
+            return side.share()
+        if question == JOIN:
+            return jobs.join(job)
+        jobs.restore(job)
+        if question != HANDSHAKE:
+            return side.answer(question, job.payload)
+        if self._clipped:
+            check_clipped(client.config.method_name, side.traits, side.shared())
+        client.store.make_room()
+        sent = public_dataset_in(job.payload)
+        if sent is not None:
+            client.store.keep(sent)
+        public = sent if sent is not None else _own_public_dataset(job)
+        if public is not None:
+            client.request = replace(client.request, public=public.digest)  # from now on
+        return side.handshake(job.payload)
+
+    def _reply(self, job: Job, payload: Payload, info: ClientInfo) -> Reply:
+        """The method's payload, with what every client tells beside it."""
+        client, policy = job.client, job.policy
+        report = Report(client.name, lost_state=client.request.expected if job.lost else -1)
+        if client.request.question == HANDSHAKE:
+            self._introduce(job, report, info)
+        loss = client.trained.mean_loss if policy.tells_metrics else None
+        return Reply(
+            client=client.name,
+            examples=len(client.data.train),
+            payload=payload,
+            report=report,
+            test_examples=len(client.data.test),
+            train_loss=None if loss is None else policy.rounded(loss),
+            measured=job.measured,
+            validation_examples=len(client.data.validation) if client.data.validation else 0,
+            work=client.trained.work,
+        )
+
+    def _introduce(self, job: Job, report: Report, info: ClientInfo) -> None:
+        """Add the facts about the client that the server hears in the handshake."""
+        client = job.client
+        report.metric, report.own_data = client.task.metric, client.own_data
+        report.common_test = not client.own_data or bool(client.data.common)
+        report.labels = client.data.train.labels.shape[1] if client.task.metric in ("auc", "r2") else 1
+        report.architecture = client.architecture if client.config.disclose_architecture else ""
+        if info.partition_id is not None and info.num_partitions is not None:
+            report.partition = info.partition_id, info.num_partitions
+        report.device, report.outputs, report.note = describe(client.device), job.tried.outputs, job.tried.note
+        if report.note and job.policy.deployed:  # it was found with examples of the client's own
+            tell(self, f"client {client.name}: {report.note}")
+            report.note = ""
+        if not job.policy.tells_metrics:
+            report.note = "its node lets out no metrics (allow), so its accuracy is not known"
+        report.spec = spec_of(job.side.shared())
+        public = _own_public_dataset(job)
+        if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):
+            report.public, report.public_size = public.digest, len(public)
+
+
+def _own_public_dataset(job: Job) -> PublicDataset | None:
+    """The public dataset that the client's own data bring, with labels where the method needs them."""
+    public = job.client.data.public
+    return public if public is None or job.side.traits.public == "labelled" else public.unlabelled

@@ -1,4 +1,4 @@
-"""Makes the client that a message is for: its network, data, task and public dataset, and the method's side."""
+"""Makes the client that a message is for: its network, data and task, and the method's side."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,22 +9,26 @@ from torch import nn
 
 from fedhet import given, population, registry
 from fedhet.client.jobs import Job
-from fedhet.client.networks import Network, Networks
 from fedhet.client.policy import Policy
 from fedhet.client.side import Client
-from fedhet.client.state import Keeping, PublicDatasets
-from fedhet.client.trying import Tried, own_data, own_network, take_weights, try_out
-from fedhet.data import ClientData, Examples, PublicDataset, resident, with_validation
+from fedhet.client.state import ClientStore
+from fedhet.client.trying import Tried, try_out
+from fedhet.data import ClientData, resident, with_validation
 from fedhet.data.own import as_input
-from fedhet.errors import DataError
+from fedhet.errors import DataError, ModelError
 from fedhet.machine import device_of, keep_freed_memory
 from fedhet.population import ClientInfo, ModelFunction
+from fedhet.representations import Representation
+from fedhet.representations.precision import fitted, precision
 from fedhet.task import Task
-from fedhet.wire import Payload, Request, WireError
+from fedhet.wire import Payload, Request
+
+KEPT = 64
+"""Networks that a process keeps for the clients to come."""
 
 
 class Clients:
-    """Makes clients, one for each message; holds what outlives a message: networks, data, public datasets.
+    """Makes clients, one for each message; holds what outlives a message: networks and data.
 
     Args:
         model: the user's function of a client; None for the configured architectures.
@@ -34,7 +38,7 @@ class Clients:
 
     def __init__(self, model: ModelFunction | None, data: given.DataFunction | None, task: Task | None) -> None:
         self._model, self._data, self._task = model, data, task
-        self._networks, self.public_datasets = Networks(), PublicDatasets()
+        self._free: list[tuple[object, Representation]] = []
         self._data_kept: dict[tuple[str, object, torch.device], ClientData] = {}
         self._tried: dict[str, Tried] = {}
         self._serving: object = None
@@ -61,39 +65,37 @@ class Clients:
         if len(data.train) == 0:
             raise DataError("has no training examples")
         policy.check_examples(len(data.train))
-        keeping = Keeping(config.state_dir, request.run, info.name)
         dataset = population.dataset_of(config) if self._data is None else None
-        with self._networks.lend(self._kind(info), partial(self._network, info)) as network:
-            network = network.to(device)
-            transform = network.takes(dataset.transform) if dataset else partial(as_input, dtype=network.precision)
-            task = dataset.task if dataset else self._task
-            if self._model or self._data:
-                if info.name not in self._tried:
-                    self._tried[info.name] = try_out(
-                        network, data, transform, task, self._model, guessed=not config.head
-                    )
-                task = self._tried[info.name].task
-            assert task is not None
+        with self._network(info) as representation:
+            model = representation.model.to(device)
+            dtype = precision(model)
+            transform = fitted(dataset.transform, dtype) if dataset else partial(as_input, dtype=dtype)
+            tried = self._tried.get(info.name)
+            if tried is None:
+                if dataset and not self._model:
+                    tried = Tried(dataset.task, dataset.classes)
+                else:
+                    task = dataset.task if dataset else self._task
+                    tried = try_out(representation, data, transform, task, self._model, guessed=not config.head)
+                self._tried[info.name] = tried
             client = Client(
                 name=info.name,
                 config=config,
                 request=request,
                 data=data,
-                network=network,
-                task=task,
+                representation=representation,
+                architecture=type(model).__name__ if self._model else population.architecture_of(info),
+                task=tried.task,
                 device=device,
                 transform=transform,
                 augment=dataset.augment if dataset and config.augment else data.augment,
-                find_public=lambda digest: _fitting(
-                    self.public_datasets.find(digest, keeping.public_datasets, data.public, info.name), data.train
-                ),
+                store=ClientStore(config.state_dir, request.run, info.name),
                 own_data=self._data is not None,
                 least=policy.least,
             )
             side = registry.client_side(config.method_name)(client)
             policy.check_shared(side)
-            redraw = partial(self._redraw, info)
-            yield Job(info, side, payload, keeping, redraw, policy, self._tried.get(info.name))
+            yield Job(side, payload, policy, partial(self._redraw, info), tried)
 
     def let_go(self, client: Client) -> None:
         """Take a client's data off the GPU, at the end of a run."""
@@ -106,56 +108,63 @@ class Clients:
         serving = (request.run, info.config.method_name, info.config.dataset, info.config.seed)
         if serving != self._serving:
             self._serving = serving
-            self._networks, self.public_datasets = Networks(), PublicDatasets()
+            self._free.clear()
             self._data_kept.clear()
-            resident.cache_clear()
             self._tried.clear()
+            resident.cache_clear()
 
-    def _kind(self, info: ClientInfo) -> object:
-        """Clients of one kind have networks that are built alike."""
-        own: tuple[object, ...] = (info.name, info.config.seed)
+    @contextmanager
+    def _network(self, info: ClientInfo) -> Iterator[Representation]:
+        """A network in whatever state, for the time of the context; one that another client has used, where it can be.
+
+        Raises:
+            ModelError: it has no such head, or holds complex numbers.
+        """
+        config = info.config
+        alike: tuple[object, ...] = (info.name, config.seed)
         if self._model is None:
-            dataset = population.dataset_of(info.config)
-            own = (population.architecture_of(info), dataset.input_shape, dataset.classes)
-        return (*own, info.config.head, info.config.method_name, info.config.parameters)
-
-    def _network(self, info: ClientInfo) -> Network:
-        model = self._build(info)
-        name = type(model).__name__ if self._model else population.architecture_of(info)
-        return Network(model, registry.client_side(info.config.method_name).head_of(info.config), name)
+            dataset = population.dataset_of(config)
+            alike = (population.architecture_of(info), dataset.input_shape, dataset.classes)
+        alike = (*alike, config.head, config.method_name, config.parameters)
+        place = next((i for i in reversed(range(len(self._free))) if self._free[i][0] == alike), None)
+        if place is not None:
+            _, representation = self._free.pop(place)
+        else:
+            model = self._build(info)
+            representation = Representation(model, registry.client_side(config.method_name).head_of(config))
+            if odd := next((name for name, tensor in model.state_dict().items() if tensor.is_complex()), None):
+                name = type(model).__name__
+                raise ModelError(f"{name}'s {odd} holds complex numbers, which no method shares or saves")
+        try:
+            yield representation
+        finally:
+            self._free.append((alike, representation))
+            del self._free[:-KEPT]
 
     def _build(self, info: ClientInfo) -> nn.Module:
-        model = own_network(self._model, info) if self._model else population.model_of(info)
+        model = self._model(info) if self._model else population.model_of(info)
         return registry.client_side(info.config.method_name).adapt(model, info.config)
 
     def _redraw(self, info: ClientInfo, model: nn.Module) -> None:
-        """Give a client's network fresh weights."""
-        take_weights(model, self._build(info), self._model)
+        """Give a client's network the weights of one that is built anew.
+
+        Raises:
+            ModelError: they are of other names or shapes.
+        """
+        try:
+            model.load_state_dict(self._build(info).state_dict())
+        except RuntimeError as error:
+            raise ModelError(
+                f"its {type(model).__name__} was built again as another network, and must be the same for a client "
+                f"every time: let nothing random decide its layers{given.origin(self._model)}"
+            ) from error
 
     def _data_of(self, info: ClientInfo, device: torch.device) -> ClientData:
-        if self._data is None and device.type == "cpu":
-            return population.data_of(info)
         validation, seed = info.config.validation, info.split_seed
-        key = (info.name, info.config.text() if self._data is None else (validation, seed), device)
+        if self._data is None and device.type == "cpu":  # which the population keeps
+            return population.data_of(info)
+        key = (info.name, (validation, seed) if self._data else info.config.text(), device)
         if key not in self._data_kept:
-            if self._data is None:
-                data = population.data_of(info)
-            else:
-                data = with_validation(own_data(self._data, info), validation, seed, info.name)
-            self._data_kept[key] = data.to(device)
+            data = with_validation(self._data(info), validation, seed, info.name) if self._data else None
+            self._data_kept[key] = (data or population.data_of(info)).to(device)
         return self._data_kept[key]
-
-
-def _fitting(public: PublicDataset, examples: Examples) -> PublicDataset:
-    """The public dataset, if its examples are like a client's own: of as many axes, features or channels.
-
-    Raises:
-        WireError: they are not.
-    """
-    own, shape = examples.inputs[:1].shape, public.inputs.shape
-    if len(shape) != len(own) or (len(own) != 3 and shape[1] != own[1]):
-        raise WireError(
-            f"the request's public dataset has examples of shape {list(shape[1:])}, and this client's are of "
-            f"{list(own[1:])}"
-        )
-    return public

@@ -16,12 +16,10 @@ from torch import Tensor, nn
 from fedhet import learning, population
 from fedhet.client.policy import Policy
 from fedhet.client.side import AnySide, Client
-from fedhet.client.state import Keeping
 from fedhet.client.trying import Tried
 from fedhet.data import Examples, resident
 from fedhet.errors import ModelError
 from fedhet.learning import Phase
-from fedhet.population import ClientInfo
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.task import LARGEST
 from fedhet.wire import Payload
@@ -35,25 +33,23 @@ class Job:
     """One client that was asked for something.
 
     Attributes:
-        info: who the client is.
         side: the method's client side.
         payload: what the server sent.
-        keeping: the client's lasting things.
-        redraw: gives a network fresh weights, drawn from torch's global generator.
         policy: the rules of its node.
-        tried: what is known of a user's network and data.
+        redraw: gives a network fresh weights, drawn from torch's global generator.
+        tried: what is known of its network and data.
         measured: its evaluations so far.
+        lost: whether the state that the server expects is not there.
         batches: the stream that draws the order of examples.
     """
 
-    info: ClientInfo
     side: AnySide
     payload: Payload
-    keeping: Keeping
+    policy: Policy
     redraw: Callable[[nn.Module], None]
-    policy: Policy = field(default_factory=Policy)
-    tried: Tried | None = None
+    tried: Tried
     measured: dict[str, Measured] = field(default_factory=dict)
+    lost: bool = False
     batches: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,7 +75,10 @@ def train(job: Job) -> Payload:
     reply = side.end(job.payload)
     if client.request.evaluate:
         measure(job, "trained")
-    job.keeping.save(side)
+    kept = {f"model/{name}": tensor for name, tensor in _lasting(side).items()}
+    kept |= {f"memory/{name}": tensor for name, tensor in client.memory.items()}
+    if kept:
+        client.store.save(client.request.round, kept, after=client.request.expected)
     return reply
 
 
@@ -89,7 +88,7 @@ def evaluate(job: Job) -> Payload:
     restore(job)
     # What a client received is its own model until it has trained one.
     personal = side.traits.keeps == "model"
-    trained = personal and client.request.expected >= 0 and not job.keeping.lost
+    trained = personal and client.request.expected >= 0 and not job.lost
     own = {name: tensor.clone() for name, tensor in client.tensors.items()} if trained else {}
     begin(job)
     measure(job, "received")
@@ -99,7 +98,7 @@ def evaluate(job: Job) -> Payload:
         measure(job, "trained")
     # What is shared may be a part only: then each client's network is its own, whatever it keeps.
     if client.request.final and (personal or not side.traits.whole):
-        job.keeping.write_model(client.tensors)
+        client.store.write_model(client.tensors)
     return side.finish(job.payload) if client.request.final else Payload()
 
 
@@ -131,8 +130,14 @@ def join(job: Job) -> Payload:
 
 def restore(job: Job) -> None:
     """Put the model and the method's memory into the state that the server expects."""
-    client, side = job.client, job.side
-    saved, own = job.keeping.restored(side), client.tensors
+    client, side, expected = job.client, job.side, job.client.request.expected
+    saved: dict[str, Tensor] | None = {}
+    if expected >= 0 and (side.remembers or _lasting(side)):
+        saved = client.store.load(expected)
+        if saved is None:
+            job.lost = True
+            log.warning("client %s lost its state of round %d and starts afresh", client.name, expected)
+    saved, own = saved or {}, client.tensors
     sent = job.payload.arrays.get("model", {})
     known = {name for name, key in side.shared_names().items() if key in sent}
     known |= {name.removeprefix("model/") for name in saved}
@@ -145,7 +150,16 @@ def restore(job: Job) -> None:
             if group == "model":
                 own[key].copy_(tensor)
             else:
-                client.memory[key] = tensor.to(client.device, copy=True)
+                client.memory[key] = tensor.to(client.device)
+
+
+def _lasting(side: AnySide) -> dict[str, Tensor]:
+    """The network's arrays that the client keeps from round to round."""
+    keeps, tensors = side.traits.keeps, side.client.tensors
+    if keeps == "nothing":
+        return {}
+    shared = side.shared_names() if keeps == "rest" else {}
+    return {name: tensor for name, tensor in tensors.items() if name not in shared}
 
 
 def initialise(job: Job, name: str) -> None:

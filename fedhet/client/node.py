@@ -35,13 +35,6 @@ def name_of(context: Context) -> str:
     return str(config.get("name", config.get("partition-id", context.node_id)))
 
 
-def partition_of(context: Context) -> tuple[int, int] | None:
-    """Its partition id and the number of partitions; None where the node config has none."""
-    config = context.node_config
-    known = "partition-id" in config and "num-partitions" in config
-    return (int(config["partition-id"]), int(config["num-partitions"])) if known else None
-
-
 @contextmanager
 def memory_limited(context: Context) -> Iterator[None]:
     """Within it this process has no more memory than `memory-limit` in the node config says, in GB; on Linux.

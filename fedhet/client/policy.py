@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedhet import registry
-from fedhet.client.side import AnySide, LostState
+from fedhet.client.side import AnySide
+from fedhet.client.state import LostState
 from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.method import METRICS, STRUCTURE
 from fedhet.options import Config, listed

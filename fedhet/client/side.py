@@ -13,35 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from fedhet import registry
-from fedhet.client.networks import Network
+from fedhet.client.state import ClientStore
 from fedhet.data import ClientData, PublicDataset, resident
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError, FedhetError
-from fedhet.learning import (
-    BATCH,
-    Loss,
-    Optimisation,
-    Phase,
-    Trained,
-    one_cycle,
-    read,
-    reestimate,
-    scheduled,
-)
+from fedhet.learning import BATCH, Loss, Optimisation, Phase, Trained, one_cycle, read, reestimate, scheduled
 from fedhet.method import Traits
 from fedhet.options import Config, Parameters
 from fedhet.randomness import derive_seed, torch_generator
 from fedhet.representations import Representation
 from fedhet.representations.features import ROWS_AT_ONCE
+from fedhet.representations.precision import in_precision, precision
 from fedhet.representations.scores import scores_of
+from fedhet.sharing import NetworkDescription
 from fedhet.task import Task
-from fedhet.wire import Payload, Request, load_into, to_arrays
+from fedhet.wire import Payload, Request, WireError, load_into, to_arrays
 
 P = TypeVar("P", bound=Parameters)
-
-
-class LostState(FedhetError):
-    """A client lacks what the server believes it to have; the server repeats its handshake."""
 
 
 @dataclass
@@ -53,28 +41,30 @@ class Client:
         config: the run's configuration, with this node's own settings.
         request: what is asked.
         data: its examples, on the device.
-        network: its network, on the device and its alone until the message is answered.
+        representation: its network, on the device and its alone until the message is answered, which gives Phi.
+        architecture: the network's name.
         task: loss, metric and prediction.
         device: where it computes.
         transform: from raw inputs to a model's.
         augment: draws variants of a raw training batch; None without augmentation.
-        find_public: the public dataset with a given digest; raises `LostState` where it is not (any more).
+        store: its files.
         own_data: whether its data are not the configured data set's.
         least: examples that must be behind every number that leaves it; means of fewer stay here.
         memory: named tensors that the method wants kept from one round to the next (see `ClientSide.remembers`).
-        trained: what came of the phases so far.
+        trained: the result of the phases so far.
     """
 
     name: str
     config: Config
     request: Request
     data: ClientData
-    network: Network
+    representation: Representation
+    architecture: str
     task: Task
     device: torch.device
     transform: Callable[[Tensor], Tensor]
     augment: Callable[[Tensor, torch.Generator], Tensor] | None
-    find_public: Callable[[str], PublicDataset]
+    store: ClientStore
     own_data: bool = False
     least: int = 1
     memory: dict[str, Tensor] = field(default_factory=dict)
@@ -83,35 +73,54 @@ class Client:
     @property
     def model(self) -> nn.Module:
         """The network itself."""
-        return self.network.model
+        return self.representation.model
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The network's state dict, which shares its memory."""
-        return self.network.tensors
-
-    @property
-    def representation(self) -> Representation:
-        """Gives Phi of the network."""
-        return self.network.representation
+        return self.model.state_dict()
 
     @property
     def head(self) -> str:
         """Name of the module whose input is the representation."""
-        return self.network.representation.head
+        return self.representation.head
 
-    @cached_property
-    def public(self) -> PublicDataset:
-        """The public dataset, on the device, with labels if the method needs them.
+    @property
+    def precision(self) -> torch.dtype | None:
+        """The floating dtype that the network computes in; None without parameters."""
+        return precision(self.model)
+
+    def beside(self, tensor: Tensor) -> Tensor:
+        """Return a tensor that is compared with the network's values: on its device, and floats in its dtype."""
+        return in_precision(tensor.to(self.device), self.precision)
+
+    def find_public(self) -> PublicDataset:
+        """The public dataset that the request names: the client's own, labelled or not, or one that was kept.
 
         Raises:
             LostState: it is not here (any more).
+            WireError: its examples have other axes, features or channels than the client's own.
         """
-        return resident(self.find_public(self.request.public), self.device)
+        brought = [] if self.data.public is None else [self.data.public, self.data.public.unlabelled]
+        public = next((each for each in brought if each.digest == self.request.public), None)
+        if public is None:
+            public = self.store.public_dataset(self.request.public)
+        own, shape = self.data.train.inputs[:1].shape, public.inputs.shape
+        if len(shape) != len(own) or (len(own) != 3 and shape[1] != own[1]):
+            raise WireError(
+                f"the request's public dataset has examples of shape {list(shape[1:])}, and this client's are of "
+                f"{list(own[1:])}"
+            )
+        return public
+
+    @cached_property
+    def public(self) -> PublicDataset:
+        """The public dataset, on the device, with labels if the method needs them (see `find_public`)."""
+        return resident(self.find_public(), self.device)
 
     def work_on(self, model: nn.Module) -> None:
         """Go on with another network of the same structure, whose widths differ from the configured ones."""
-        self.network = Network(model, self.head, self.network.architecture)
+        self.representation = Representation(model, self.head)
 
     def seed(self, *purpose: object) -> int:
         """A seed for one purpose of this client in this round."""
@@ -175,7 +184,15 @@ class Client:
 class ClientSide(Generic[P]):
     """The client side of a method, made anew for every message. Subclasses override what they need.
 
-    By default the network is trained on the client's examples, and what is shared travels.
+    By default the network is trained on the client's examples, and what is shared travels. The hooks are called in this
+    order, when a network is built, and by what a message asks for:
+
+    - build: `adapt`, `head_of`;
+    - questions: `handshake`, or `answer`;
+    - training: `begin`, an evaluation of what was received, `phases` (with `terms`), `end`, one of what was trained;
+    - evaluation: `begin`, an evaluation of what was received, and of the client's own model; at a run's end `finish`.
+
+    An evaluation calls `evaluate`, then `refine`; some follow on single phases, too (`Phase.measured`).
     """
 
     role: ClassVar[str] = "client"
@@ -208,8 +225,10 @@ class ClientSide(Generic[P]):
 
     def shared_names(self) -> dict[str, str]:
         """The shared key of each of the network's arrays that is shared, by name, as the method's `Sharing` says."""
-        aggregated = self.client.config.batch_norm == "aggregate"
-        return self.client.network.shared_names(self.traits.shares, statistics=aggregated)
+        client = self.client
+        network = NetworkDescription(client.model, client.head, client.architecture)
+        aggregated = client.config.batch_norm == "aggregate"
+        return self.traits.shares.names(network, client.tensors, statistics=aggregated)
 
     def shared(self) -> dict[str, Tensor]:
         """The tensors that are shared, by shared key, in the memory where the client has them.

@@ -33,7 +33,7 @@ class Own(FedHARMClient):
         told = [part.values.cpu() for part in self.told()]
         generator = self.client.generator("parallel analysis")
         made = target_of(self.parameters.align, [told], error=fedharm.ERROR, generator=generator)
-        return [self.client.network.beside(part.values) for part in made]
+        return [self.client.beside(part.values) for part in made]
 
 
 class Shuffled(FedHARMServer):

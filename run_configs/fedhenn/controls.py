@@ -30,7 +30,7 @@ class OwnTarget(FedHeNNClient):
         if self.parameters.target == "kernel":
             return super().target(payload, rad)
         generator, posteriors = self.client.generator("parallel analysis"), self.client.scores(rad, "probabilities")
-        return self.client.network.beside(cluster_rows([posteriors], generator=generator))
+        return self.client.beside(cluster_rows([posteriors], generator=generator))
 
 
 class InputsTarget(FedHeNNClient):

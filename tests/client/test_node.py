@@ -90,16 +90,16 @@ def test_a_node_whose_name_is_a_path_says_so(federate):
 
 
 def test_a_public_dataset_that_was_damaged_on_disk_is_asked_for_again(tmp_path):
-    public, public_datasets = PublicDataset(torch.arange(12.0).view(3, 4)), state.PublicDatasets()
-    public_datasets.keep(public, tmp_path)
-    path = tmp_path / f"{public.digest}.safetensors"
+    public, store = PublicDataset(torch.arange(12.0).view(3, 4)), state.ClientStore(tmp_path, "", "0")
+    store.keep(public)
+    path = tmp_path / "public" / f"{public.digest}.safetensors"
     whole = path.read_bytes()
     for damaged in (whole[:-1] + b"x", whole[:20], b""):
         path.write_bytes(damaged)
         with pytest.raises(state.LostState, match="no public dataset"):
-            state.PublicDatasets().find(public.digest, tmp_path, None, "0")
+            store.public_dataset(public.digest)
         assert not path.exists()
-    state.PublicDatasets().keep(public, tmp_path)
+    store.keep(public)
     assert path.read_bytes() == whole
 
 
@@ -235,6 +235,6 @@ def test_a_buffer_that_a_model_binds_anew_is_the_one_that_travels(federate):
 
 def test_a_nodes_name_and_place_are_read_from_its_config(tiny):
     context = LocalGrid(tiny.app(), 2)._contexts[FIRST_NODE + 1]
-    assert (node.name_of(context), node.partition_of(context)) == ("1", (1, 2))
+    assert node.name_of(context) == "1"
     context.node_config["name"] = "north"
     assert node.name_of(context) == "north"

@@ -5,13 +5,13 @@ import torch
 
 from fedhet import config as configuration
 from fedhet import registry
-from fedhet.client import ClientSide, LostState
-from fedhet.client.state import PublicDatasets
-from fedhet.data import PublicDataset
+from fedhet.client import Client, ClientSide, ClientStore, LostState
+from fedhet.data import ClientData, Examples, PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.method import Method, Traits
 from fedhet.server import FederatedStrategy
+from fedhet.wire import Request, WireError
 
 PUBLIC = PublicDataset(torch.arange(40.0).view(10, 4), torch.arange(10) % 3)
 SEEN = []
@@ -110,19 +110,38 @@ def test_labels_that_differ_make_another_public_dataset(tiny, watch):
 
 @pytest.mark.parametrize("public", [PUBLIC, PUBLIC.unlabelled])
 def test_a_kept_public_dataset_is_found_again_in_another_process(public, tmp_path):
-    PublicDatasets().keep(public, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [f"{public.digest}.safetensors"]
-    found = PublicDatasets().find(public.digest, tmp_path, None, "3")
+    ClientStore(tmp_path, "", "3").keep(public)
+    assert [path.name for path in (tmp_path / "public").iterdir()] == [f"{public.digest}.safetensors"]
+    found = ClientStore(tmp_path, "", "3").public_dataset(public.digest)
     assert found.digest == public.digest
     assert (found.labels is None) == (public.labels is None)
 
 
+def client_with(public, asked, folder):
+    """A client whose data bring a public dataset, asked for one by its digest."""
+    return Client(
+        **dict.fromkeys(("config", "representation", "architecture", "task", "device", "transform", "augment")),
+        name="3",
+        request=Request(round=1, public=asked),
+        data=ClientData(Examples(torch.ones(2, 4), torch.zeros(2)), Examples(torch.ones(2, 4), torch.zeros(2)), public),
+        store=ClientStore(folder, "", "3"),
+    )
+
+
 def test_a_clients_own_public_dataset_serves_with_and_without_its_labels(tmp_path):
-    assert PublicDatasets().find(PUBLIC.digest, tmp_path, PUBLIC, "3") is PUBLIC
-    assert PublicDatasets().find(PUBLIC.unlabelled.digest, tmp_path, PUBLIC, "3") is PUBLIC.unlabelled
+    assert client_with(PUBLIC, PUBLIC.digest, tmp_path).find_public() is PUBLIC
+    assert client_with(PUBLIC, PUBLIC.unlabelled.digest, tmp_path).find_public() is PUBLIC.unlabelled
 
 
 def test_a_public_dataset_that_is_not_there_is_lost(tmp_path):
     for digest in ("", "0f"):
         with pytest.raises(LostState, match=f"client 3 has no public dataset {digest} \\(any more\\)"):
-            PublicDatasets().find(digest, tmp_path, None, "3")
+            client_with(PUBLIC, digest, tmp_path).find_public()
+
+
+def test_a_public_dataset_of_other_examples_is_refused(tmp_path):
+    other = PublicDataset(torch.ones(3, 5))
+    client = client_with(None, other.digest, tmp_path)
+    client.store.keep(other)
+    with pytest.raises(WireError, match=r"examples of shape \[5\], and this client's are of \[4\]"):
+        client.find_public()

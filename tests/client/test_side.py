@@ -18,12 +18,13 @@ def client_in(round, **settings):
         config=config,
         request=Request(round=round),
         data=whatever,
-        network=whatever,
+        representation=whatever,
+        architecture="",
         task=whatever,
         device=torch.device("cpu"),
         transform=lambda inputs: inputs / 2,
         augment=lambda inputs, generator: inputs + 1,
-        find_public=lambda digest: whatever,
+        store=whatever,
     )
 
 

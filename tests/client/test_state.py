@@ -4,56 +4,31 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedhet.client.side import LostState
-from fedhet.client.state import ClientStore, PublicDatasets, Written
+from fedhet.client.state import ClientStore, LostState
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
 from fedhet.files import read_tensors, write_tensors
 
 
 def test_a_client_keeps_the_last_state_and_the_one_it_came_from(tmp_path):
-    store = ClientStore(tmp_path / "0")
+    store = ClientStore(tmp_path, "", "0")
     store.save(1, {"w": torch.tensor(1.0)}, after=-1)
     store.save(2, {"w": torch.tensor(2.0)}, after=1)
     # The answers of rounds 2 and 3 were lost: the server still names round 1.
     store.save(3, {"w": torch.tensor(3.0)}, after=1)
     store.save(4, {"w": torch.tensor(4.0)}, after=1)
-    assert sorted(path.name for path in (tmp_path / "0").iterdir()) == ["1.safetensors", "4.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "clients" / "0").iterdir()) == ["1.safetensors", "4.safetensors"]
     assert store.load(1)["w"] == 1
     store.save(7, {"w": torch.tensor(7.0)}, after=4)
     assert store.load(1) is None
     assert store.load(4)["w"] == 4
 
 
-def test_a_state_is_not_read_again_unless_another_process_wrote_it(tmp_path, monkeypatch):
-    store, weight = ClientStore(tmp_path), torch.ones(2)
-    store.save(1, {"w": weight}, after=-1)
-    weight.zero_()
-    with monkeypatch.context() as patch:
-        patch.delattr("fedhet.client.state.read_tensors")
-        assert store.load(1)["w"].tolist() == [1, 1]
-    write_tensors(tmp_path / "1.safetensors", {"w": torch.full((2,), 5.0)})
-    assert store.load(1)["w"].tolist() == [5, 5]
-    (tmp_path / "1.safetensors").unlink()
-    assert store.load(1) is None
-
-
-def test_what_was_written_first_is_forgotten_first(tmp_path):
-    written = Written(limit=20)
-    for name in ("a", "b", "c", "a"):
-        path = tmp_path / name
-        path.write_bytes(name.encode())
-        written.keep(path, {"w": torch.zeros(2)})
-    assert [written.find(tmp_path / name) is not None for name in ("a", "b", "c")] == [True, False, True]
-    written.keep(tmp_path / "c", {"w": torch.zeros(6)})
-    assert all(written.find(tmp_path / name) is None for name in ("a", "b", "c"))
-
-
 def test_the_first_training_done_again_keeps_one_state(tmp_path):
-    store = ClientStore(tmp_path)
+    store = ClientStore(tmp_path, "", "0")
     for number in (1, 2):
         store.save(number, {"w": torch.zeros(2)}, after=-1)
-    assert [path.name for path in tmp_path.iterdir()] == ["2.safetensors"]
+    assert [path.name for path in (tmp_path / "clients" / "0").iterdir()] == ["2.safetensors"]
 
 
 def test_tensors_come_back_whatever_they_are(tmp_path):
@@ -76,9 +51,9 @@ def test_tensors_come_back_whatever_they_are(tmp_path):
 
 
 def test_a_damaged_file_is_an_error_and_a_clients_damaged_state_is_a_lost_one(tmp_path):
-    store = ClientStore(tmp_path)
+    store = ClientStore(tmp_path, "", "0")
     store.save(1, {"w": torch.ones(3)}, after=-1)
-    path = tmp_path / "1.safetensors"
+    path = tmp_path / "clients" / "0" / "1.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
     assert store.load(1) is None
     with pytest.raises(FedhetError, match="1.safetensors is damaged"):
@@ -88,9 +63,9 @@ def test_a_damaged_file_is_an_error_and_a_clients_damaged_state_is_a_lost_one(tm
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool])
 def test_one_flipped_bit_is_damage_and_a_lost_state(tmp_path, kind):
-    store = ClientStore(tmp_path)
+    store = ClientStore(tmp_path, "", "0")
     store.save(1, {"w": torch.ones(3, 2).to(kind), "n": torch.tensor(1).to(kind)}, after=-1)
-    path = tmp_path / "1.safetensors"
+    path = tmp_path / "clients" / "0" / "1.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -100,13 +75,13 @@ def test_one_flipped_bit_is_damage_and_a_lost_state(tmp_path, kind):
 
 
 def test_a_flipped_bit_of_a_public_dataset_has_it_removed_and_asked_for_again(tmp_path):
-    public, public_datasets = PublicDataset(torch.ones(4, 2)), PublicDatasets()
-    public_datasets.keep(public, tmp_path)
-    path = tmp_path / f"{public.digest}.safetensors"
+    public, store = PublicDataset(torch.ones(4, 2)), ClientStore(tmp_path, "", "0")
+    store.keep(public)
+    path = tmp_path / "public" / f"{public.digest}.safetensors"
     content = path.read_bytes()
     path.write_bytes(content.replace(b'"shape":[4,2]', b'"shape":[2,4]'))
     with pytest.raises(LostState):
-        PublicDatasets().find(public.digest, tmp_path, None, "0")
+        store.public_dataset(public.digest)
     assert not path.exists()
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from timeit import repeat
 
@@ -34,10 +35,8 @@ def ratio(which: tuple[object, ...], passes: Sequence[Forward]) -> float:
     if key in (known := _read(kept)):
         return known[key]
     measured = round(_seconds(lambda: _joint(passes), device) / _seconds(lambda: _alone(passes), device), 3)
-    try:
+    with suppress(OSError):  # a home that cannot be written: this process remembers
         write_text(kept, json.dumps(_read(kept) | {key: measured}, indent=1))
-    except OSError:  # a home that cannot be written: this process remembers
-        pass
     return measured
 
 
