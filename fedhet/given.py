@@ -209,7 +209,7 @@ def _as_network(client: str, model: Any) -> nn.Module:
     if problem:
         raise ModelError(f"client {client}: the model function returned a {name}{problem}")
     model.register_forward_hook(_plain)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def _plain(module: nn.Module, inputs: object, outputs: Any) -> Tensor | None:
