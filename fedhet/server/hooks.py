@@ -71,10 +71,7 @@ class Hooks(Generic[P, S]):
     # ---- the handshake
 
     def public_dataset(self) -> PublicDataset | None:
-        """Return the public dataset that clients are sent in the handshake.
-
-        By default the one that the server was given; None where clients bring it along, or none is needed.
-        """
+        """Return the public dataset that clients are sent in the handshake; None where they bring it, or need none."""
         return self.run.public
 
     def compatibility(self, reply: Reply) -> Hashable:
@@ -83,30 +80,22 @@ class Hooks(Generic[P, S]):
         Of clients that come together those are admitted first whose value is the most frequent one. By default it is
         their task, the arrays of networks that must be equal, and the public dataset where each brings it along.
         """
-        spec: Spec | None = reply.report.spec if self.traits.networks != "any" else None
-        if spec is not None and self.traits.networks == "widths":
-            spec = without_widths(spec)
+        report, networks = reply.report, self.traits.networks
+        spec = {} if networks == "any" else without_widths(report.spec) if networks == "widths" else report.spec
         brought = self.traits.public != "none" and self.public_dataset() is None
-        public = (reply.report.public, reply.report.public_size) if brought else None
-        return reply.report.metric, reply.report.labels, None if spec is None else tuple(spec.items()), public
+        return report.metric, report.labels, tuple(spec.items()), (report.public, report.public_size) if brought else ()
 
     def admit(self, reply: Reply) -> None:
         """Take in what a client answered to its first handshake; of its arrays it is only known that they are finite.
-
-        What it raises refuses the client.
 
         Raises:
             FedhetError: why this client cannot take part.
         """
 
     def first_arrays(self, missing: Spec) -> Arrays | None:
-        """Return first values of shared keys that clients have and nobody gave yet, where the server makes them.
+        """Return first values of these shared keys, which nobody gave yet, where the server makes them.
 
-        Args:
-            missing: shapes and dtypes of these keys.
-
-        Returns:
-            A value for each; None, the default, where clients give their own initial weights.
+        None, the default, is for clients that give their own initial weights.
         """
         return None
 
@@ -117,9 +106,9 @@ class Hooks(Generic[P, S]):
     # ---- a round
 
     def participants(self, round: int) -> Sequence[str]:
-        """Return who takes part in a round, there or not; who is missing is not replaced.
+        """Return who takes part in a round, by default drawn from the seed among all clients that were ever here.
 
-        By default drawn from the seed among all clients that were ever here.
+        Who is missing is not replaced.
         """
         known = in_order(self.state.clients)
         count = max(1, math.floor(self.config.fraction_train * len(known) + 0.5))
@@ -138,7 +127,7 @@ class Hooks(Generic[P, S]):
 
         Args:
             round: from 1.
-            clients: the chosen clients that are there, in order of name.
+            clients: the chosen clients, in order of name.
         """
         return {client: self.payload_for(client) for client in clients}
 
@@ -152,10 +141,9 @@ class Hooks(Generic[P, S]):
         return {client: self.payload_for(client) for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Check what a method's own groups of arrays hold, after training.
+        """Check a method's own groups of arrays after training; by default the model must be there, if it travels.
 
-        That all arrays are finite, and the names and shapes of the model's, are checked already. By default the model
-        must be there, if it travels.
+        That all arrays are finite, and the names and shapes of the model's, are checked already.
 
         Raises:
             WireError: what is wrong with them.
@@ -166,8 +154,8 @@ class Hooks(Generic[P, S]):
     def take_in(self, round: int, reply: Reply) -> None:
         """Take what is large out of a valid reply, which `aggregate_fit` sees without it.
 
-        Called with `takes_in`, in order of client name, as replies come. A round that does not count in the end is
-        followed by another `configure_fit`.
+        Called with `takes_in`, in order of client name. The round may not count in the end; another `configure_fit`
+        follows then.
         """
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
@@ -185,11 +173,7 @@ class Hooks(Generic[P, S]):
     # ---- the end
 
     def take_last(self, reply: Reply) -> None:
-        """Check what a client sent back at the evaluation at the end, and take it in.
-
-        Raises:
-            WireError: what is wrong with it.
-        """
+        """Check what a client sent back at the evaluation at the end, or raise a WireError, and take it in."""
 
     @property
     def has_global_model(self) -> bool:

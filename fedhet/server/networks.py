@@ -26,19 +26,12 @@ class Networks:
         self._way_out = f"give it the clients' models, make_server_app(model=...) or {strategy}(model=...)"
 
     def like(self, client: str) -> nn.Module:
-        """Return a network of a client's architecture; its weights mean nothing.
-
-        Raises:
-            FedhetError: the client says neither which architecture it has nor which partition, or it cannot be built.
-        """
+        """Return a network of a client's architecture, of weights that mean nothing, or raise a FedhetError."""
         record = self.run.state.clients[client]
         return self._build(client, record.architecture, record.partition)
 
     def check(self, reply: Reply) -> None:
-        """Check that `like` gives the network of a client, all of which is shared.
-
-        Args:
-            reply: the client's answer to the handshake.
+        """Check by a client's answer to the handshake that `like` gives its network, all of which is shared.
 
         Raises:
             FedhetError: it does not, and the way out.
@@ -60,8 +53,9 @@ class Networks:
 
     def transform(self, inputs: Tensor) -> Tensor:
         """Return a model's batch of raw inputs of the public dataset."""
-        own = self.run.model or self.run.own_data
-        return as_input(inputs) if own else population.dataset_of(self.run.config).transform(inputs)
+        if self.run.model or self.run.own_data:
+            return as_input(inputs)
+        return population.dataset_of(self.run.config).transform(inputs)
 
     def _build(self, client: str, architecture: str, place: tuple[int, int] | None) -> nn.Module:
         model = self.run.model

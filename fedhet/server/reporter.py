@@ -42,11 +42,7 @@ class Reporter:
 
     @contextmanager
     def watching(self, matrices: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-        """Within it a run goes on, and observers are told how it ends; what it raises is raised again, Ctrl-C included.
-
-        Args:
-            matrices: gives those of the report.
-        """
+        """Within it a run goes on, and observers are told how it ends, with the matrices of the report."""
         try:
             yield
         except BaseException as error:
@@ -128,9 +124,7 @@ class Reporter:
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:
     """Evaluations over clients, on their own test parts, on the common one, and on validation parts if there are any.
 
-    Args:
-        replies: what the clients measured.
-        on_common_test: the global model's accuracy and loss on the common test set, measured by the server.
+    The server's evaluation of the global model on the common test set stands in for what clients received.
     """
     own, common, validation = (
         {which: over_clients(replies, f"{test}{which}") for which in ("received", "trained")}
@@ -163,12 +157,7 @@ def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | N
 
 
 def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int) -> dict[str, Any]:
-    """Return the part of the history on clients that train in no round, come after the last one, and go on alone.
-
-    Args:
-        replies: what each measured, in order of client name.
-        clients: what is known of each client.
-        epochs: for how many they trained.
+    """Return the part of the history on clients that come after the last round and train alone for some epochs.
 
     Returns:
         By test set (`own`, `common`, where it was evaluated) and start (`received`, `scratch`) the statistics over
@@ -204,13 +193,9 @@ def metric_record(row: Mapping[str, Any]) -> MetricRecord:
 
 
 def watch_validation(state: State, row: Mapping[str, Any], scored: str, patience: int) -> None:
-    """Early stopping: note the validation accuracy of a round, and whether it is the last.
+    """Early stopping: note the validation accuracy of a round, of what clients `received` or `trained`.
 
-    Args:
-        state: the strategy's; `stopped` becomes this round after `patience` evaluations without a better one.
-        row: the round's.
-        scored: which evaluation counts, `received` or `trained`.
-        patience: 0 never stops.
+    After `patience` evaluations without a better one it is the last round (`state.stopped`); 0 never stops.
     """
     accuracy = ((row.get("validation") or {}).get(scored) or {}).get("accuracy", {}).get("weighted")
     if not patience or accuracy is None:
@@ -222,12 +207,7 @@ def watch_validation(state: State, row: Mapping[str, Any], scored: str, patience
 
 
 def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Return warnings at the end of a run that completed, though not all is as it should be, a sentence each.
-
-    Args:
-        run: the run's values.
-        rows: of the history, since the run was started or resumed.
-    """
+    """Return warnings on a run that completed, a sentence each, from the history since it was started or resumed."""
     rounds = run.last_round
     trained = {client: record.trained for client, record in run.state.clients.items()}
     absent = {client: why for client, why in never_took_part(rows).items() if trained.get(client, -1) < 0}

@@ -50,10 +50,7 @@ class Roster:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def new_nodes(self, grid: Grid, *, unseen_clients: bool) -> list[int]:
-        """Return the nodes that are new, with those that are waiting if it is time for unseen clients.
-
-        Those that left are forgotten.
-        """
+        """Return the nodes that are new, with those that wait if it is time for unseen clients; forget who left."""
         present = set(grid.get_node_ids())
         self.nodes = {client: node for client, node in self.nodes.items() if node in present}
         self.refused = {node: name for node, name in self.refused.items() if node in present}
@@ -82,11 +79,11 @@ class Roster:
         return f"it goes by the name {name!r}, as {also}, {whose}; each needs a partition-id (or name) of its own"
 
     def check(self, method: str, reply: Reply, *, networks: str, averaged: bool) -> None:
-        """Check that a client fits those that are known.
+        """Check by its answer to the handshake that a client fits those that are known.
 
         Args:
             method: its name, for errors.
-            reply: the answer to a handshake.
+            reply: the answer.
             networks: which may differ (`Traits.networks`).
             averaged: whether the arrays of one shared key must be alike, where widths may not differ.
 
@@ -119,11 +116,7 @@ class Roster:
                 )
 
     def check_that_clients_can_be_scored(self, test_on: str) -> None:
-        """Check that clients have test parts, unless they are evaluated on the common test set alone.
-
-        Raises:
-            FedhetError: nobody has a test example.
-        """
+        """Check that a client has a test example, or raise a FedhetError, unless the common test set alone counts."""
         without = [client for client in self.nodes if not self.counts[client]["test examples"]]
         if test_on == "global" or not without:
             return
@@ -135,11 +128,7 @@ class Roster:
         log.warning("%s: no test examples, so their own models are not scored", named(without))
 
     def check_counts(self, reply: Reply) -> None:
-        """Check that a reply is of as many examples as its client said in the handshake, and its metrics of no more.
-
-        Raises:
-            WireError: it is not.
-        """
+        """Raise a WireError if a reply has other numbers of examples than the handshake, or metrics of more."""
         for kind, count in _counts(reply).items():
             before = self.counts[reply.client][kind]
             if count != before:
@@ -177,36 +166,26 @@ def _measure(metric: str, labels: int) -> str:
 
 
 def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: bool) -> list[int]:
-    """The order in which clients that come together are admitted, so that one alone does not decide for all.
+    """Return nodes in the order in which they are admitted, so that one alone does not decide for all.
+
+    Those of the most frequent kind come first, and of a kind those whose arrays most others have alike.
 
     Args:
         opened: the value of `compatibility` and the answer to the handshake, by node.
         averaged: whether arrays of one shared key must be alike.
-
-    Returns:
-        The nodes: those of the most frequent kind first, and of a kind those whose arrays most others have alike.
     """
     kinds = Counter(kind for kind, _ in opened.values())
-    votes = Counter(each for _, reply in opened.values() for each in reply.report.spec.items() if averaged)
+    arrays = {node: reply.report.spec.items() if averaged else () for node, (_, reply) in opened.items()}
+    votes = Counter(array for each in arrays.values() for array in each)
     most: dict[str, int] = {}
     for (key, _), count in votes.items():
         most[key] = max(most.get(key, 0), count)
-
-    def apart(node: int) -> tuple[int, int]:
-        kind, reply = opened[node]
-        return -kinds[kind], sum(votes[each] < most[each[0]] for each in reply.report.spec.items() if averaged)
-
-    return sorted(opened, key=apart)
+    unlike = {node: sum(votes[array] < most[array[0]] for array in each) for node, each in arrays.items()}
+    return sorted(opened, key=lambda node: (-kinds[opened[node][0]], unlike[node]))
 
 
 def agree_on_public_dataset(state: State, reply: Reply, public: PublicDataset | None, *, labelled: bool) -> None:
-    """Check that a client has the same public dataset as all: the server's, or else its own copy of one.
-
-    Args:
-        state: where the first client's is kept by its digest.
-        reply: a client's answer to its handshake.
-        public: the server's, if it has one.
-        labelled: whether the method needs labels.
+    """Check that a client has the same public dataset as all: the server's, or else its own copy of the first client's.
 
     Raises:
         FedhetError: there is none, or the client's is another.
@@ -225,11 +204,7 @@ def agree_on_public_dataset(state: State, reply: Reply, public: PublicDataset | 
 
 
 def await_nodes(grid: Grid, config: Config) -> None:
-    """Wait until as many nodes are there as the configuration says.
-
-    Raises:
-        FedhetError: they do not come.
-    """
+    """Wait until as many nodes are there as the configuration says; a FedhetError if they do not come."""
     exact = "clients" in config.chosen
     wanted = config.clients if exact else config.min_clients
     started, patience = time.monotonic(), config.wait_for_clients
