@@ -19,12 +19,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Aggregator:
-    """Averages what clients send by the sharing map, with the configured rule; clipped updates are named in the round.
-
-    Args:
-        run: its configuration and state.
-        federation: the clients, and what each shares.
-    """
+    """Averages what clients send by the sharing map and the configured rule; names clipped updates in the round."""
 
     def __init__(self, run: Run, federation: Federation) -> None:
         self.run, self.federation = run, federation
@@ -61,11 +56,9 @@ class Aggregator:
         return average_shared(models, weights, specs, config.aggregation, config.byzantine)
 
     def average_arrays(self, groups: Mapping[str, Mapping[K, Array]]) -> dict[K, Array]:
-        """Return one array of each name, of float arrays that are no part of a network.
+        """Return one array of each name, over the clients that have it, of float arrays that are no part of a network.
 
-        Args:
-            groups: by client, in order of name; all count the same, and a name, of whatever type, counts for those who
-                have it.
+        Groups are by client, in order of name; all clients count the same.
         """
         specs = {c: {name: (array.shape, "float32") for name, array in own.items()} for c, own in groups.items()}
         averages: Any = self.average(cast(Any, groups), dict.fromkeys(groups, 1.0), cast(Any, specs), before={})
@@ -74,9 +67,7 @@ class Aggregator:
     def clipped(self, groups: Mapping[str, Arrays], before: Arrays | None = None) -> Mapping[str, Arrays]:
         """Return what clients sent, clipped to `clip-norm` median norms if there is such a bound.
 
-        Args:
-            groups: by client.
-            before: the values from which the clients set out; a name that is not there was zero.
+        What is not in `before`, the values from which the clients set out, was zero.
         """
         if not self.bound or not groups:
             return groups
@@ -205,11 +196,7 @@ def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
 
 
 def check_class_counts(counts: Array, reply: Reply) -> None:
-    """Check how many examples of each class a client says to have, (classes,) int64.
-
-    Raises:
-        WireError: some are negative, or they are not those of its training examples.
-    """
+    """Check a client's class counts, (classes,) int64; a WireError if they are not those of its training examples."""
     if counts.min(initial=0) < 0:
         raise WireError("its class counts are negative")
     if counts.sum(dtype=float) != reply.examples:

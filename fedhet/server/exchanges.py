@@ -26,9 +26,8 @@ def send(grid: Grid, made: Iterable[Message], timeout: float, *, one_by_one: boo
         grid: where the clients are.
         made: the messages.
         timeout: seconds to wait for all of them together; a grid that answers for each by itself is left to.
-        one_by_one: fetch replies in the order of the messages and only as they are asked for, so that those that
-            nobody has looked at yet wait where they are. The messages are empty once they are sent: the grid has
-            copies, which may be what a client in this process gets.
+        one_by_one: fetch replies in the order of the messages and only as they are asked for. The messages are empty
+            once they are sent: the grid has copies, which may be what a client in this process gets.
     """
     if not one_by_one:
         return grid.send_and_receive(made, timeout=timeout)
@@ -92,11 +91,7 @@ class Faults:
         return f"{of} cannot be used: {_shown(error)}"
 
     def blame_nobody(self) -> None:
-        """Find out whether all replies raised the same, where none could be used.
-
-        Raises:
-            FedhetError: they did, and there are several: that is no client's fault.
-        """
+        """Raise a FedhetError if several replies all raised the same, where none could be used: no client's fault."""
         causes = {(type(error), *traceback.extract_tb(error.__traceback__)[-1][:2]) for error in self._raised.values()}
         if len(self._raised) > 1 and len(causes) == 1 and not self._refused:
             error = next(iter(self._raised.values()))

@@ -49,23 +49,15 @@ class Federation:
         """The clients that are there, in order of name."""
         return list(self.roster.nodes)
 
-    @property
-    def failed(self) -> list[str]:
-        """The clients, and nodes without a name, that did not do what they were asked in the round under way."""
-        return [failure["client"] for failure in self.run.round.failures]
-
     # ---- what methods ask of it
 
     def ask(self, question: str, payloads: Mapping[str, Payload], check: Check | None = None) -> dict[str, Reply]:
-        """Ask clients a question, an exchange of its own within a round.
+        """Ask clients a question, an exchange of its own within a round, and return the valid answers in order of name.
 
         Args:
             question: which.
-            payloads: of each client that is asked.
+            payloads: of each client that is asked; one without a valid answer counts as failed in this round.
             check: what each answer is given to, which refuses it by what it raises.
-
-        Returns:
-            The valid answers, in order of client name; a client without one counts as failed in this round.
         """
         return self.exchange(self.messages(MessageType.QUERY, payloads, question=question), check)
 
@@ -84,9 +76,7 @@ class Federation:
         return [client for client in self.roster.nodes if client in wanted]
 
     def payloads(self, clients: Sequence[str], make: Make) -> dict[str, Payload]:
-        """Return what a hook makes for clients, of those that are still there.
-
-        One for whom alone it raises an unexpected exception is left out.
+        """Return what a hook makes for clients, but for those for whom alone it raises an unexpected exception.
 
         Raises:
             FedhetError: the hook raised it, or it raises for each of several or for none alone, which is none's fault.
@@ -121,11 +111,7 @@ class Federation:
 
     @contextmanager
     def guarded(self, doing: str) -> Iterator[None]:
-        """Within it, what a method's hooks raise of valid replies is no client's fault, and ends the run.
-
-        Raises:
-            FedhetError: what failed, and where the run can go on.
-        """
+        """Within it, what hooks raise of valid replies is no client's fault; the FedhetError says how the run goes on."""
         try:
             yield
         except FedhetError:
@@ -141,12 +127,9 @@ class Federation:
     # ---- messages
 
     def messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
-        """Return a message to each client; an array that goes to several is encoded once.
+        """Return a message of Flower's type `kind` to each client, which asks for further fields of the `Request`.
 
-        Args:
-            kind: Flower's type of message.
-            payloads: of each client, by name.
-            asked: further fields of the `Request`.
+        An array that goes to several clients is encoded once.
         """
         request = self.request(**asked)
         encoder, made = Encoder(flower=request.flower), []
@@ -189,9 +172,7 @@ class Federation:
     def receive(self, replies: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
         """Return the valid replies, in order of client name; whatever is wrong with the others is noted.
 
-        Args:
-            replies: the replies as they come.
-            check: what each is given to, in order of client name, after the checks that are the same for all methods.
+        Each is given to `check` after the checks that are the same for all methods.
         """
         run, round, roster = self.run, self.run.round, self.roster
         names = {node: client for client, node in roster.nodes.items()}

@@ -19,21 +19,14 @@ log = logging.getLogger("flwr").getChild("fedhet")
 
 
 class Handshake:
-    """Asks nodes that are new for their names and what they have, and admits those that fit.
-
-    Args:
-        method: whose clients they are; its hooks say who fits.
-    """
+    """Asks nodes that are new for their names and what they have, and admits those that fit by the method's hooks."""
 
     def __init__(self, method: Hooks[Any, Any]) -> None:
         self.method, self.run, self.federation = method, method.run, method.federation
         self._notes: set[str] = set()
 
     def admit(self, *, unseen: bool = False) -> None:
-        """Admit the nodes that are new.
-
-        Args:
-            unseen: whether it is time for those that come after the last round, who wait until then.
+        """Admit the nodes that are new; after the last round those of unseen clients, who wait until then.
 
         Raises:
             FedhetError: nobody can serve, or one client alone where there are others; with all reasons.
@@ -144,11 +137,7 @@ class Handshake:
                 state.model = state.model | made
 
     def _test_on_own_parts(self) -> None:
-        """Evaluate clients on their own test parts alone, since one of them has no common test set.
-
-        Raises:
-            FedhetError: the user chose `test-on`.
-        """
+        """Evaluate clients on their own test parts alone, as one has no other, unless the user chose `test-on`."""
         run = self.run
         if "test-on" in run.config.chosen:
             raise FedhetError(
@@ -218,11 +207,7 @@ class Handshake:
 
 
 def _comes_last(report: Report, count: int) -> bool:
-    """Whether a client is one of the last partitions (`unseen-clients`), which train in no round.
-
-    Raises:
-        FedhetError: it tells no partition, so nobody knows.
-    """
+    """Whether a client is one of the last partitions, which train in no round; a FedhetError if it tells none."""
     if not count:
         return False
     if report.partition is None:

@@ -1,12 +1,12 @@
 """Networks like the clients', for methods that hold client models at the server."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import torch
-from torch import Tensor, nn, random
+from torch import nn, random
 
 from fedhet import population
-from fedhet.data.own import as_input
 from fedhet.errors import FedhetError, ModelError
 from fedhet.population import ClientInfo
 from fedhet.server.run import Run
@@ -14,12 +14,7 @@ from fedhet.wire import Reply, difference, spec_of
 
 
 class Networks:
-    """Builds networks of the clients' architectures.
-
-    Args:
-        run: its configuration, what is known of the clients, and the user's own model function, if there is one.
-        strategy: name of the strategy's class, for errors.
-    """
+    """Builds networks of the clients' architectures; errors name the strategy's class."""
 
     def __init__(self, run: Run, strategy: str) -> None:
         self.run = run
@@ -27,8 +22,8 @@ class Networks:
 
     def like(self, client: str) -> nn.Module:
         """Return a network of a client's architecture, of weights that mean nothing, or raise a FedhetError."""
-        record = self.run.state.clients[client]
-        return self._build(client, record.architecture, record.partition)
+        known = self.run.state.clients[client]
+        return self._build(client, known.architecture, known.partition)
 
     def check(self, reply: Reply) -> None:
         """Check by a client's answer to the handshake that `like` gives its network, all of which is shared.
@@ -37,25 +32,20 @@ class Networks:
             FedhetError: it does not, and the way out.
         """
         report = reply.report
+        build = partial(self._build, report.client, report.architecture, report.partition)
         if not self.run.model:
             population.dataset_of(self.run.config)  # which is kept, and so is not to be read where there are no values
         try:
             # Without its weights, which nobody has asked for before they are known to be those of the client.
             with nullcontext() if self.run.model else torch.device("meta"):
-                built = self._build(report.client, report.architecture, report.partition)
+                built = build()
         except (NotImplementedError, RuntimeError):  # it computes while it is built
-            built = self._build(report.client, report.architecture, report.partition)
+            built = build()
         if (spec := spec_of(built.state_dict())) != report.spec:
             raise FedhetError(
                 f"its {difference(report.spec, spec)} unlike in the network that the server would build for it: "
                 f"{self._way_out}"
             )
-
-    def transform(self, inputs: Tensor) -> Tensor:
-        """Return a model's batch of raw inputs of the public dataset."""
-        if self.run.model or self.run.own_data:
-            return as_input(inputs)
-        return population.dataset_of(self.run.config).transform(inputs)
 
     def _build(self, client: str, architecture: str, place: tuple[int, int] | None) -> nn.Module:
         model = self.run.model

@@ -207,11 +207,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         return result
 
     def handshake(self, grid: Grid) -> None:
-        """Wait for clients and admit those that can serve; afterwards `config.rounds` is settled.
-
-        Raises:
-            FedhetError: too few can serve, or none of them can be scored.
-        """
+        """Wait for clients and admit those that can serve; a FedhetError if they are too few, or none can be scored."""
         await_nodes(grid, self.config)
         fresh = not self.state.clients
         self.federation.grid, self.run.flower, self.run.round = grid, False, Round()

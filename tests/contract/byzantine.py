@@ -167,7 +167,7 @@ def attack(recording: Recording, examples: int, folder: Path, *, repeat: bool = 
         admitted = not place[0] and place[3] in strategy.state.clients  # and perhaps refused later in the same round
         if any(strategy.federation.roster.refused.values()):  # it goes by the name of another, who is refused with it
             found["refused"] += 1
-        elif admitted or all(client != place[3] and client in recording.names for client in strategy.federation.failed):
+        elif admitted or all(client != place[3] and client in recording.names for client in failed(strategy)):
             found["taken"] += 1
             assert infinite(strategy.state) == []
         else:
@@ -207,6 +207,11 @@ def attack_handshakes(recording: Recording, examples: int, folder: Path, *, repe
     return found
 
 
+def failed(strategy: Strategy) -> list[str]:
+    """The clients, and nodes without a name, that did not do what they were asked in the last round."""
+    return [failure["client"] for failure in strategy.run.round.failures]
+
+
 def _check_admitted(recording: Recording, strategy: Strategy, byzantine: str) -> None:
     """All others are there, but for those of whom nobody can tell whether they or the Byzantine one are right.
 
@@ -218,7 +223,7 @@ def _check_admitted(recording: Recording, strategy: Strategy, byzantine: str) ->
     owners = Counter(key for names in keys.values() for key in names)
     unsure = {name for name, names in keys.items() if any(owners[key] == 1 for key in names)}
     missing = honest - strategy.federation.roster.nodes.keys()
-    assert missing <= contested | unsure, strategy.federation.failed
+    assert missing <= contested | unsure, failed(strategy)
 
 
 def two_changes(rounds: int) -> Callable[[Callable[[dict[int, Change]], None]], Callable[[], None]]:

@@ -102,7 +102,7 @@ class Contract(MethodContract):
         for number in range(max(len(places), len(faults)) if places else 0):
             place = places[number % len(places)]
             spoilt = recording.after(place[0], {place: faults[number % len(faults)]})
-            assert list(spoilt.federation.failed) == [place[3]]
+            assert [failure["client"] for failure in spoilt.run.round.failures] == [place[3]]
             assert differing(recording.without(place), spoilt.state) == []
 
     @pytest.mark.parametrize(("what", "examples", "least"), ATTACKS)
