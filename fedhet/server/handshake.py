@@ -7,8 +7,8 @@ from typing import Any
 
 from fedhet.errors import FedhetError
 from fedhet.flower import Encoder, MessageType, name_in, read_reply
-from fedhet.server import exchanges
 from fedhet.server.aggregation import average_shared
+from fedhet.server.federation import Faults, by_node
 from fedhet.server.hooks import Hooks
 from fedhet.server.roster import agree_on_public_dataset, most_alike_first
 from fedhet.state import ClientRecord
@@ -55,7 +55,7 @@ class Handshake:
         payload = Payload() if public is None else with_public_dataset(public)
         request = federation.request(question=HANDSHAKE)
         messages = [federation.message(MessageType.QUERY, node, encoder(payload), request) for node in new]
-        faults, opened = exchanges.Faults(), dict[int, tuple[Hashable, Reply]]()
+        faults, opened = Faults(), dict[int, tuple[Hashable, Reply]]()
 
         def refuse(node: int, name: str, error: Exception, *, again: bool = False) -> None:
             if not again:
@@ -63,7 +63,7 @@ class Handshake:
             who = name if name and name not in roster.nodes else f"at node {node}"
             round.fail(who, faults.reason(who, error))
 
-        for node, message in exchanges.by_node(federation.send(messages), round, roster, run.config.timeout):
+        for node, message in by_node(federation.send(messages), round, roster, run.config.timeout):
             try:
                 reply = read_reply(message)
                 if not unseen and _comes_last(reply.report, run.config.unseen_clients):

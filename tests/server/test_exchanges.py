@@ -9,8 +9,8 @@ import pytest
 
 import fedhet
 from fedhet.flower.grid import LocalGrid
-from fedhet.server import exchanges
-from fedhet.server.exchanges import by_node, send
+from fedhet.server import federation
+from fedhet.server.federation import by_node, send
 from fedhet.server.roster import Roster
 from fedhet.server.run import Round
 
@@ -78,7 +78,7 @@ class Asked(str):
 
 
 def test_replies_are_fetched_one_by_one_as_they_are_asked_for(monkeypatch):
-    monkeypatch.setattr(exchanges, "POLL", 0.001)
+    monkeypatch.setattr(federation, "POLL", 0.001)
     grid = Slow(a=3, b=1)
     messages = [Asked("a"), Asked("b")]
     replies = send(grid, messages, 60.0, one_by_one=True)
@@ -92,7 +92,7 @@ def test_replies_are_fetched_one_by_one_as_they_are_asked_for(monkeypatch):
 
 
 def test_fetching_one_by_one_has_one_deadline_for_all_and_still_takes_what_is_there(monkeypatch):
-    monkeypatch.setattr(exchanges, "POLL", 0.001)
+    monkeypatch.setattr(federation, "POLL", 0.001)
     grid = Slow(a=0, b=1, c=0)
     # A message that could not be pushed has no id.
     assert list(send(grid, map(Asked, ("a", "", "b", "c")), 0.01, one_by_one=True)) == ["reply of b"]
