@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedhet.client import ClientSide
+import numpy as np
+
+from fedhet.client import Client, ClientSide
 from fedhet.errors import DataError
 from fedhet.learning import Phase
 from fedhet.methods.class_average import ClassAverageParameters
-from fedhet.wire import Payload
-
-from ._counts import class_counts  # noqa: TID251 - this folder is fedhet.client_apps
+from fedhet.wire import Arrays, Payload
 
 
 class ClassAverage(ClientSide[ClassAverageParameters]):
     """One phase of training; the last round's rate may be another."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """How many examples of each class there are, and which layer's rows they are.
+        """Return the numbers of examples of each class, and the name of the layer whose rows the classes are.
 
         Raises:
             DataError: examples have no single class, or there is no output layer with weights.
@@ -35,3 +35,10 @@ class ClassAverage(ClientSide[ClassAverageParameters]):
         if self.client.request.round < self.client.config.rounds:
             return phases
         return [replace(phase, optimisation=phase.optimisation.at(rate)) for phase in phases]
+
+
+def class_counts(client: Client, output: str) -> Arrays:
+    """`counts`, (classes,) int64: a client's examples of each class, which is a row of this array of its network."""
+    classes = client.tensors[output].shape[0]
+    labels = client.data.train.labels.flatten().cpu().numpy()
+    return {"counts": np.bincount(labels, minlength=classes).astype(np.int64)}

@@ -7,7 +7,7 @@ from fedhet.learning import Loss, Step
 from fedhet.methods.fd import FDParameters
 from fedhet.wire import Payload
 
-from ._classes import ByClass  # noqa: TID251 - this folder is fedhet.client_apps
+from .fedproto import ByClass  # noqa: TID251 - this folder is fedhet.client_apps
 
 
 class FD(ByClass[FDParameters]):

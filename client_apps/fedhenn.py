@@ -1,7 +1,7 @@
 """FedHeNN, client side: the task's loss plus eta(t) times a distance of representations (Makhija et al., ICML 2022).
 
-The distance is 1 - CKA to a target kernel on X(t), the round's RAD. `fedhet.representations.spectral` has the
-target that is not the paper's.
+The distance is 1 - CKA to a target kernel on X(t), the round's RAD. The target that is not the paper's is in
+`fedhet.representations.spectral`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         """Return the representation of some public examples before training.
 
         Raises:
-            DataError: the public dataset is that of the configured data set, and the client's data are others.
+            DataError: the RAD is of the configured data set, and the client's data are others.
         """
         own = self.parameters
         if own.eta0 and own.rad_source == "train-union" and self.client.own_data:
@@ -42,14 +42,11 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return self._probe()
 
     def finish(self, payload: Payload) -> Payload:
-        """Return their representation after training."""
+        """Return the representation of the same examples after training."""
         return self._probe()
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """eta(t) d(Phi_i(X(t)), target) on rows of the RAD; none in the first round, or where there is no target yet.
-
-        With `rad-every` k the term is taken in every k-th step, k times as heavy.
-        """
+        """The term eta(t) d(Phi_i(X(t)), target) on rows of the RAD; in every k-th step, k times as heavy."""
         own, client, eta = self.parameters, self.client, payload.values.get("eta", 0.0)
         if not eta:
             return ()
@@ -68,7 +65,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return (on_rad,)
 
     def loss_of(self, phi: Tensor, rows: Rows, step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The weighted distance of Phi of these rows of the RAD from the target, and the distance."""
+        """The weighted distance of Phi (m, d) of these rows of the RAD from the target, and the distance."""
         distance = self.alignment.distance(phi, rows)
         return self.weight * distance, {"distance": distance}
 
@@ -81,7 +78,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return reply
 
     def _rad(self, arrays: Arrays, round: int) -> Tensor:
-        """X(t), raw; augmented once where training images are, and the same for all who use it."""
+        """X(t), raw; augmented, alike for all clients, where it is of training images that are."""
         client, seed = self.client, self.client.config.seed
         inputs = rows_in(arrays, client.public.inputs, "rows of the RAD")
         if client.augment and self.parameters.augments(client.config):
@@ -104,11 +101,11 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
             return beside(values)
 
     def _telling(self, rad: Tensor) -> Arrays:
-        """Return this client's part of the peers' target, on these rows."""
+        """This client's part of the next target, on these rows."""
         spectral = self.parameters.told == "posteriors"
         told = self.client.scores(rad, "probabilities") if spectral else self.represent(rad)
         if not told.isfinite().all():
-            raise ModelError("what it makes of the RAD has values that are not finite: has training diverged?")
+            raise ModelError("its outputs for the RAD have values that are not finite: has training diverged?")
         return pack(Factor(told) if spectral else compress(told, error=fedhenn.ERROR), fedhenn.DTYPE)
 
     def _probe(self) -> Payload:
@@ -116,7 +113,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
             return Payload()
         try:
             public = self.client.public.inputs
-        except LostState:  # the handshake and the evaluation count without it
+        except LostState:  # handshake and evaluation count without it
             return Payload()
         order = numpy_generator(self.client.config.seed, "probe").permutation(len(public))[: self.parameters.probe]
         features = self.represent(public[torch.from_numpy(order)].to(self.client.device))

@@ -1,4 +1,7 @@
-"""FD, server side: each client gets its peers' mean logits of each class (Jeong et al., 2018, algorithm 1)."""
+"""FD, server side: each client gets its peers' mean logits of each class (Jeong et al., 2018, algorithm 1).
+
+Client side: client_apps/fd.py; keys: fedhet/methods/fd.py.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +12,7 @@ from fedhet.methods import fd
 from fedhet.server import ArraysBy, class_means, in_order
 from fedhet.wire import Payload, Reply
 
-from ._classes import ByClass, ClassState  # noqa: TID251 - this folder is fedhet.strategies
+from .fedproto import ByClass, ClassState  # noqa: TID251 - this folder is fedhet.strategies
 
 
 @dataclass

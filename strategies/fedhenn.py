@@ -4,8 +4,10 @@ Heterogeneous clients (algorithm 2): the server makes the mean kernel K-bar(t-1)
 representations of the RAD X(t), and each client is pulled towards it. Homogeneous clients (algorithm 1): weights are
 averaged as in FedAvg, and each client is pulled towards the representation of the global model, which it computes.
 
-One exchange a round: a client of round t receives the target on X(t), and returns its representation of X(t+1). With
-the spectral target, which is fedhet's own, it returns its class posteriors instead.
+One exchange a round: a client of round t receives the target on X(t), and returns its representation of X(t+1); with
+the spectral target, which is fedhet's own, its class posteriors.
+
+Client side: client_apps/fedhenn.py; keys: fedhet/methods/fedhenn.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,13 +32,13 @@ from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
 @dataclass
 class FedHeNNState(State):
-    """The last target, and representations of the peers.
+    """The last target, and representations for the report.
 
     Attributes:
-        target: what clients are aligned with, as it travels, and
+        target: as it travels.
         target_round: the round on whose RAD it is.
-        before: each client's representation of some rows of the public dataset before training, and
-        after: after it, for the report.
+        before: each client's representation of some rows of the public dataset before training.
+        after: the same after training.
     """
 
     target: Arrays = field(default_factory=dict)
@@ -69,7 +71,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         return super().public_dataset()
 
     def admit(self, reply: Reply) -> None:
-        """Check the public dataset; a client's representation of some of it is kept for the report."""
+        """Check the size of the public dataset; keep the client's representation of some of it for the report."""
         if not self.parameters.eta0:
             return
         if self.state.public_size < fedhenn.LEAST_ROWS:
@@ -83,10 +85,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     # ---- a round
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """The target on X(t) and eta(t); the rows of X(t+1), on which the next target will be.
-
-        There is no term in the first round, whose clients have learnt nothing yet.
-        """
+        """Return the target on X(t) and eta(t), but in the first round, and the rows of X(t+1) for the next target."""
         payloads, common = super().configure_fit(round, clients), Payload()
         if not self.parameters.eta0:
             return payloads
@@ -102,11 +101,11 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         return {c: Payload(p.arrays | common.arrays, p.values | common.values) for c, p in payloads.items()}
 
     def check_reply(self, reply: Reply) -> None:
-        """Representations must be there, and of the rows that were asked for."""
+        """Check that representations are there, and of the rows that were asked for."""
         super().check_reply(reply)
         reply.values.number("distance", 0.0)
         if self.told in reply.arrays:
-            self._unpacked(self.told, reply, len(self.rad(1)))
+            self._check_rows(self.told, reply, len(self.rad(1)))
         elif self._told_in_replies(self.state.round + 1):
             raise WireError(f"its {self.told} are missing")
 
@@ -122,24 +121,24 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         return {"alignment": 1 - float(np.mean(distances))} if distances else {}
 
     def rad(self, round: int) -> np.ndarray[Any, Any]:
-        """The public dataset's rows that are X(t), (L,) int32, drawn from the seed."""
+        """Rows of the public dataset that are X(t), (L,) int32, drawn from the seed."""
         order = numpy_generator(self.config.seed, "rad", round).permutation(self.state.public_size)
         return order[: self.parameters.rad_size].astype(np.int32)
 
     @property
     def told(self) -> str:
-        """The group of arrays that clients send of the RAD: `features`, `posteriors`, or none."""
+        """Name of the arrays that clients send of the RAD: `features`, `posteriors`, or none."""
         return next((name for name in ("features", "posteriors") if name in self.traits.tells), "")
 
     def _told_in_replies(self, round: int) -> bool:
-        """Whether clients tell with their training reply what the next target is made of; in the last round none is."""
+        """Whether replies of this round have arrays for the next target; after the last round there is none."""
         return bool(self.told) and round != self.run.last_round
 
     def target_of(self, told: Mapping[str, Tensor], round: int) -> Arrays:
-        """The target on X(t) of what peers told of it, as it travels.
+        """Return the target on X(t) of what peers told of it, as it travels.
 
-        The paper's is K-bar = sum_j w_j K_j with uniform weights: a factor of it, or for the RBF kernel the diagonal
-        blocks that batches use.
+        The paper's is K-bar = sum_j w_j K_j with uniform weights: a factor of it, or for the RBF kernel its diagonal
+        blocks.
         """
         own = self.parameters
         if self.traits.combined:
@@ -154,13 +153,12 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         return pack(mean_target(peers, error=fedhenn.ERROR), fedhenn.DTYPE)
 
     def _has_probe(self, reply: Reply) -> bool:
-        """Whether a client sends a representation of some public examples, which must be of that many."""
+        """Whether a client sends its representation of some public examples, which is checked."""
         if reply.arrays.get("probe"):
-            self._unpacked("probe", reply, min(self.parameters.probe, self.state.public_size))
-            return True
-        return False
+            self._check_rows("probe", reply, min(self.parameters.probe, self.state.public_size))
+        return bool(reply.arrays.get("probe"))
 
-    def _unpacked(self, what: str, reply: Reply, rows: int) -> None:
+    def _check_rows(self, what: str, reply: Reply, rows: int) -> None:
         try:
             values = unpack(reply.arrays[what], "float16" if what == "probe" else fedhenn.DTYPE).values
             check_told_features(values, what)
@@ -185,13 +183,8 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         if not clients:
             return {}
         names = [self.state.clients[client].architecture for client in clients]
-        pairwise = {
-            "before": _pairwise([before[client] for client in clients]),
-            "after": _pairwise([after[client] for client in clients]),
-        }
+        pairwise: dict[str, Any] = {}
+        for when, probes in (("before", before), ("after", after)):
+            features = [unpack(probes[client]).values for client in clients]
+            pairwise[when] = [[float(linear_cka(one, other)) for other in features] for one in features]
         return {"cka": {"clients": clients, "architectures": names, **pairwise}}
-
-
-def _pairwise(probes: Sequence[Arrays]) -> list[list[float]]:
-    features = [unpack(probe).values for probe in probes]
-    return [[float(linear_cka(one, other)) for other in features] for one in features]

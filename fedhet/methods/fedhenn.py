@@ -12,7 +12,7 @@ LEAST_ROWS = 8
 """Rows on which similarity can be estimated: RBF blocks of at most as many have at least the four that HSIC_1 needs."""
 
 ERROR = 0.002
-"""Of the alignment's gradient, which compressed features aim at; 0: they travel whole."""
+"""Error of the alignment's gradient that compression of features may cause; 0: they travel whole."""
 
 DTYPE: Literal["float16", "float32"] = "float16"
 """Of kernels and posteriors on the wire."""
@@ -23,10 +23,7 @@ AUGMENTATION = "rad augmentation"
 
 @dataclass(frozen=True)
 class FedHeNNParameters(Parameters):
-    """FedHeNN's own keys, with the paper's values but for the target, which is fedhet's own.
-
-    What is left to the target, `eta0` and `schedule`, is settled when the keys are made.
-    """
+    """FedHeNN's own keys, with the paper's values but for the target, which is fedhet's own."""
 
     setting: str = option(
         "heterogeneous",
@@ -75,10 +72,10 @@ class FedHeNNParameters(Parameters):
     )
 
     def __post_init__(self) -> None:
-        """Settle what is left to the target, and check what goes together.
+        """Settle `eta0` and `schedule`, which may be left to the target, and check what goes together.
 
         Raises:
-            ConfigError: what does not.
+            ConfigError: keys contradict each other.
         """
         spectral = self.target == "spectral"
         if self.eta0 < 0:
@@ -104,7 +101,7 @@ class FedHeNNParameters(Parameters):
 
     @property
     def told(self) -> str:
-        """The name of what clients send of the RAD; empty for one global model's kernel, which each client computes."""
+        """Name of the arrays that clients send of the RAD; empty where each computes the global model's kernel."""
         if not self.eta0 or (self.homogeneous and self.target == "kernel"):
             return ""
         return "posteriors" if self.target == "spectral" else "features"
@@ -115,7 +112,7 @@ class FedHeNNParameters(Parameters):
         return self.rad_source == "train-union"
 
     def augments(self, config: Config) -> bool:
-        """Whether X(t) is augmented, once a round: where it is of the clients' training images, which are."""
+        """Whether X(t) is augmented, once a round, as the training images are that it is of."""
         return config.augment and self.rad_source == "train-union"
 
 
