@@ -1,7 +1,4 @@
-"""The configured population: which data and which architecture each simulated client has, from the configuration alone.
-
-These are the defaults behind `make_client_app` and `make_server_app`; a user's own functions take their place.
-"""
+"""The configured population: which data and which architecture each client has, where a user gives no functions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +9,7 @@ import torch
 from torch import nn
 
 from fedhet import data, models, registry
-from fedhet.data import ClientData, DataSet, Examples, PublicDataset, Split
+from fedhet.data import ClientData, DataSet, PublicDataset, Split
 from fedhet.errors import ConfigError, ModelError
 from fedhet.machine import memory
 from fedhet.options import Config, keys_about
@@ -27,7 +24,7 @@ class ClientInfo:
     Attributes:
         name: the client's own name, which is its partition id where there is one.
         partition_id: index of the client's part of the data; None where the node has none.
-        num_partitions: how many parts there are; None where the node does not say.
+        num_partitions: number of parts; None where the node does not say.
         config: the run's configuration, with this node's own settings.
         node_config: what the node was started with.
     """
@@ -63,11 +60,7 @@ def architecture_of(client: ClientInfo) -> str:
 
 
 def architectures(config: Config, clients: int) -> tuple[str, ...]:
-    """The architecture of each of so many clients.
-
-    Raises:
-        ModelError: an unknown model, or a list that does not fit the number of clients.
-    """
+    """The architecture of each of so many clients; see `fedhet.models.deal`."""
     return models.deal(config.architectures, config.assign, clients, config.seed)
 
 
@@ -85,9 +78,10 @@ def data_of(client: ClientInfo) -> ClientData:
 
 def public_dataset(config: Config) -> PublicDataset | None:
     """`public-samples` raw examples, held out with their labels or from another data set; None without them."""
-    if config.public_dataset and config.public_samples:
-        return _elsewhere(_data_keys(config))
-    return _split(_data_keys(config), config.clients, config.seed).public if config.public_samples else None
+    if not config.public_samples:
+        return None
+    keys = _data_keys(config)
+    return _elsewhere(keys) if config.public_dataset else _split(keys, config.clients, config.seed).public
 
 
 def public_dataset_for(config: Config, given: PublicDataset | None) -> PublicDataset | None:
@@ -107,15 +101,10 @@ def public_dataset_for(config: Config, given: PublicDataset | None) -> PublicDat
 
 
 def training_union(config: Config) -> PublicDataset:
-    """The inputs of all the clients' training parts together, in order of the clients; one object for all."""
-    return _union(_data_keys(config), config.clients)
-
-
-@lru_cache(maxsize=2)
-def _union(keys: Config, clients: int) -> PublicDataset:
-    return PublicDataset(
-        torch.cat([_client(keys, clients, number, keys.seed).train.inputs[:] for number in range(clients)])
-    )
+    """The inputs of all the clients' training parts together, in order of the clients."""
+    keys, clients = _data_keys(config), range(config.clients)
+    parts = [_client(keys, config.clients, number, config.seed).train for number in clients]
+    return PublicDataset(torch.cat([part.inputs[:] for part in parts]))
 
 
 def class_counts(config: Config, clients: Mapping[str, tuple[int, int]]) -> dict[str, list[Any]] | None:
@@ -126,8 +115,7 @@ def class_counts(config: Config, clients: Mapping[str, tuple[int, int]]) -> dict
         clients: their partition ids and the number of partitions, by name.
 
     Returns:
-        `clients` (names), `classes` (numbers) and `examples`, clients x classes; None where examples are not of one
-        class each.
+        `clients` (names), `classes` (numbers) and `examples`, clients x classes; None where an example has several.
     """
     keys = _data_keys(config)
     parts = [_client(keys, of, number % of, keys.seed).train.labels for number, of in clients.values()]
@@ -138,18 +126,8 @@ def class_counts(config: Config, clients: Mapping[str, tuple[int, int]]) -> dict
     return {"clients": list(clients), "classes": list(range(classes)), "examples": examples}
 
 
-def common_test(config: Config) -> Examples:
-    """The common test set."""
-    return dataset_of(config).test
-
-
 def check(config: Config, *, own_model: bool = False, own_data: bool = False) -> None:
-    """Find out at once whether data and models can be had as configured.
-
-    Args:
-        config: the configuration.
-        own_model: whether clients have models of the user's own, which are tried out in the handshake.
-        own_data: likewise data.
+    """Check before a run that data and models can be had as configured; a user's own are tried in the handshake.
 
     Raises:
         FedhetError: what cannot, and what would do.
@@ -167,11 +145,15 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
     dataset = dataset_of(config)
     dealt = sorted(set(architectures(config, config.clients)))
     for name in dealt:
-        _check_size(name, dataset)
+        size = sum(size for _, size in _arrays(name, dataset.input_shape, dataset.classes).values())
+        if 3 * size > memory():  # weights, their gradients, and what is sent of them
+            raise ConfigError(
+                f"architectures: {name} has {size / 1e9:.3g} GB of weights for inputs of {list(dataset.input_shape)}, "
+                f"which must be there three times to be trained, and this machine has {memory() / 1e9:.3g} GB of memory"
+            )
     if must_be_equal(config):
-        networks = registry.traits(config).networks
         why = "averages weights position by position and needs equal architectures"
-        if networks == "widths":
+        if traits.networks == "widths":
             why = "matches the units of one architecture, whose widths may differ"
         raise ConfigError(f"{config.method_name} {why}, not {', '.join(dealt)}: set architectures to one of them")
     batch = dataset.transform(dataset.train.inputs[:2])
@@ -187,42 +169,29 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
             _check_shared(config, NetworkDescription(model, representation.head, name), shared)
 
 
-def _check_size(name: str, dataset: DataSet) -> None:
-    """A client needs room for the weights of its network, their gradients, and what is sent of them."""
-    size = _bytes_of(name, dataset.input_shape, dataset.classes)
-    if 3 * size > memory():
-        raise ConfigError(
-            f"architectures: {name} has {size / 1e9:.3g} GB of weights for inputs of {list(dataset.input_shape)}, "
-            f"which must be there three times to be trained, and this machine has {memory() / 1e9:.3g} GB of memory"
-        )
-
-
-@lru_cache(maxsize=256)  # a comparison checks each of its runs
-def _bytes_of(name: str, input_shape: tuple[int, ...], classes: int) -> int:
-    """Of a network's weights; 0 where it cannot be built without them."""
-    try:
-        with torch.device("meta"):
-            tensors = models.build(name, input_shape, classes).state_dict().values()
-    except (NotImplementedError, RuntimeError):  # it computes while it is built
-        return 0
-    return sum(tensor.nbytes for tensor in tensors)
-
-
 def must_be_equal(config: Config) -> bool:
     """Whether the clients' architectures differ further than the configured method's networks may."""
     networks = registry.traits(config).networks
     dealt = sorted(set(architectures(config, config.clients)))
     if networks == "any" or len(dealt) == 1:
         return False
-    return networks == "equal" or len({_arrays(config, name) for name in dealt}) > 1
+    if networks == "equal":
+        return True
+    dataset = dataset_of(config)  # one graph in several widths has arrays of the same names and numbers of axes
+    arrays = [_arrays(name, dataset.input_shape, dataset.classes) for name in dealt]
+    return len({tuple((key, axes) for key, (axes, _) in each.items()) for each in arrays}) > 1
 
 
-def _arrays(config: Config, name: str) -> tuple[tuple[str, int], ...]:
-    """Name and number of axes of each of an architecture's arrays: the same for one graph in several widths."""
-    dataset = dataset_of(config)
-    with torch.random.fork_rng(devices=[]):
-        model = models.build(name, dataset.input_shape, dataset.classes)
-    return tuple((key, tensor.ndim) for key, tensor in model.state_dict().items())
+@lru_cache(maxsize=256)  # a comparison checks each of its runs
+def _arrays(name: str, input_shape: tuple[int, ...], classes: int) -> dict[str, tuple[int, int]]:
+    """Number of axes and of bytes of each of an architecture's arrays, by name."""
+    try:
+        with torch.device("meta"):
+            tensors = models.build(name, input_shape, classes).state_dict()
+    except (NotImplementedError, RuntimeError):  # it computes while it is built
+        with torch.random.fork_rng(devices=[]):
+            tensors = models.build(name, input_shape, classes).state_dict()
+    return {key: (tensor.ndim, tensor.nbytes) for key, tensor in tensors.items()}
 
 
 def _check_shared(config: Config, network: NetworkDescription, known: dict[str, tuple[str, list[int]]]) -> None:
@@ -244,7 +213,6 @@ def _place(client: ClientInfo) -> tuple[int, int]:
     return (client.partition_id or 0) % clients, clients
 
 
-@lru_cache(maxsize=8)
 def _data_keys(config: Config) -> Config:
     """A configuration that is the same for all that deal the same data: the key of the caches below."""
     kept = [key.replace("-", "_") for key in (*keys_about("data"), "seed") if key != "clients"]

@@ -234,7 +234,7 @@ def _common(job: Job, when: str) -> Examples | None:
     whole = traits.whole and job.side.shared_names().keys() == client.tensors.keys()
     if (when != traits.scored and not between) or (when == "received" and whole):
         return None
-    return resident(population.common_test(client.config), client.device)
+    return resident(population.dataset_of(client.config).test, client.device)
 
 
 @contextmanager

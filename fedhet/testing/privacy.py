@@ -53,7 +53,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 def same_data(client: ClientInfo) -> ClientData:
     """The configured data, as data of a client's own."""
-    own, common = population.data_of(client), population.common_test(client.config)
+    own, common = population.data_of(client), population.dataset_of(client.config).test
     train, test, common = (Examples(part.inputs[:].float() / 16, part.labels) for part in (own.train, own.test, common))
     return ClientData(train, test, own.public, common)
 

@@ -87,7 +87,7 @@ def test_from_scratch_is_local_training_by_the_clients_own_examples(federate: An
 
     train(model, phase, data.train, dataset.task, prepare, generator=batches, device=torch.device("cpu"))
     record = record_of(done)
-    for test, examples in (("own", data.test), ("common", population.common_test(done.config))):
+    for test, examples in (("own", data.test), ("common", population.dataset_of(done.config).test)):
         score = evaluate(model, examples, dataset.task, dataset.transform)
         assert score is not None
         assert record[test]["scratch"][-1]["accuracy"]["mean"] == score.metric.value
