@@ -1,11 +1,12 @@
 """The parts of a command line as values: settings, places and lists."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from fedhet import config as configuration
 from fedhet.errors import ConfigError
 
 
@@ -16,17 +17,15 @@ class Place(click.Path):
         """The path, as click has it."""
         if not str(value) or "\0" in str(value):
             self.fail("this is no name of a file or folder: give one, or leave the option out", param, ctx)
-        return super().convert(value, param, ctx)
+        return super().convert(Path(value).expanduser(), param, ctx)
 
 
-def settings_of(settings: Sequence[str] | None, options: Mapping[str, str | int | Path | None]) -> dict[str, Any]:
+def settings_of(settings: Sequence[str] | None, **options: str | int | Path | None) -> dict[str, Any]:
     """The keys that a command line sets, by `--set` or by an option of their own.
 
     Raises:
         ConfigError: a key has no value, or is set twice.
     """
-    from fedhet import config as configuration
-
     chosen: dict[str, Any] = configuration.parse_settings(settings or ())
     for key, value in options.items():
         if value is None:
@@ -37,11 +36,6 @@ def settings_of(settings: Sequence[str] | None, options: Mapping[str, str | int 
             raise ConfigError(f"--{key}: there is no value; give one, or leave the option out")
         chosen[key] = str(value) if isinstance(value, Path) else value
     return chosen
-
-
-def whole(path: Path | None) -> Path | None:
-    """A path that is the same from every folder."""
-    return path and path.expanduser().resolve()
 
 
 def numbers(option: str, text: str) -> list[int]:
@@ -62,8 +56,6 @@ def grid(settings: Sequence[str]) -> dict[str, list[Any]]:
     Raises:
         ConfigError: there are none, or a key is named twice.
     """
-    from fedhet import config as configuration
-
     found: dict[str, list[Any]] = {}
     for text in settings:
         name, equals, values = text.partition("=")

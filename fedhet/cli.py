@@ -1,21 +1,26 @@
 """The command line. torch and Flower are imported only by what needs them: `fedhet --help` answers at once."""
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from fedhet.arguments import Place, grid, numbers, settings_of, whole
+from fedhet import config as configuration
+from fedhet import registry
+from fedhet.arguments import Place, grid, numbers, settings_of
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
+from fedhet.files import state_home
+from fedhet.options import Config
 from fedhet.signals import ended_by_signals, exit_code
 from fedhet.text import printable, terminal
-
-if TYPE_CHECKING:
-    from fedhet.options import Config
+from fedhet.toml import toml_value
+from fedhet.version import __version__
 
 FAILED, BAD_INPUT = 1, 2
 
@@ -28,21 +33,20 @@ app = typer.Typer(
 
 def _methods(incomplete: str) -> list[str]:
     """Methods, for completion in a shell."""
-    from fedhet import registry
-
     return [name for name in registry.methods() if name.startswith(incomplete)]
 
 
 def _known(incomplete: str) -> list[str]:
-    from fedhet import config as configuration
-
     return [*_methods(incomplete), *(name for name in configuration.presets() if name.startswith(incomplete))]
 
 
 def _settings(incomplete: str) -> list[str]:
-    from fedhet import config as configuration
-
     return [f"{key}=" for key, *_ in configuration.keys() if key.startswith(incomplete)]  # noqa: SIM118
+
+
+def _place(help: str, metavar: str = "DIR", **kind: Any) -> Any:
+    """An option that is a file or folder."""
+    return typer.Option(metavar=metavar, help=help, click_type=Place(**kind))
 
 
 Settings = Annotated[
@@ -51,10 +55,8 @@ Settings = Annotated[
         "--set", metavar="KEY=VALUE", help="Set one key; may be repeated (`fedhet keys`).", autocompletion=_settings
     ),
 ]
-
-
 Named = Annotated[str | None, typer.Option("--method", metavar="MODULE:NAME", help="The method, if it is a file's.")]
-Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the data set's files.", click_type=Place())]
+Data = Annotated[Path | None, _place("Folder with the data set's files.", resolve_path=True)]
 Folders = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.", click_type=Place())
 ]
@@ -69,7 +71,6 @@ TuneRuns = Annotated[
     int | None,
     typer.Option(min=1, help="Configurations to try for each method, drawn from its grid; else the largest grid's."),
 ]
-Page = Annotated[Path, typer.Option(metavar="FILE", help="The page on several runs.", click_type=Place(dir_okay=False))]
 
 
 def main() -> None:
@@ -80,8 +81,6 @@ def main() -> None:
 @app.callback(invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
     if version:
-        from fedhet.version import __version__
-
         typer.echo(f"fedhet {__version__}")
         raise typer.Exit
 
@@ -98,31 +97,21 @@ def run(
     ] = None,
     settings: Settings = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run directory; a new one under runs/.", click_type=Place())
-    ] = None,
+    out: Annotated[Path | None, _place("Run directory; a new one under runs/.")] = None,
     data: Data = None,
     engine: Annotated[
         str | None, typer.Option(help="local, ray, or a SuperLink connection of Flower's config.", metavar="ENGINE")
     ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Go on with the run in this directory; its settings count.", click_type=Place()
-        ),
-    ] = None,
+    resume: Annotated[Path | None, _place("Go on with the run in this directory; its settings count.")] = None,
     method: Named = None,
 ) -> None:
     """Run a federation from beginning to end."""
     with _errors():
-        from fedhet import config as configuration
-
         if resume is not None and (config is not None or out is not None):
             raise ConfigError(
                 "--resume goes on with a run as it was configured, where it is: leave CONFIG and --out out"
             )
-        options = {"data": whole(data), "seed": seed, "engine": engine, "out": out, "method": method}
-        by_hand = settings_of(settings, options)
+        by_hand = settings_of(settings, data=data, seed=seed, engine=engine, out=out, method=method)
         if "resume" in by_hand:
             raise ConfigError("--set resume: on the command line, --resume DIR goes on with the run in a directory")
         if resume is not None:
@@ -153,12 +142,7 @@ def compare(
         str | None, typer.Option(metavar="FILE", help="Settings for all: a TOML file or a preset; else fedhenn/digits.")
     ] = None,
     settings: Settings = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder of the comparison; else named by the methods, in runs/.", click_type=Place()
-        ),
-    ] = None,
+    out: Annotated[Path | None, _place("Folder of the comparison; else named by the methods, in runs/.")] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time; as many as cores, or as a GPU has room for.")
     ] = None,
@@ -172,13 +156,9 @@ def compare(
 ) -> None:
     """Run several methods on the same clients and data; interrupted, the same command goes on."""
     with _errors():
-        from fedhet import config as configuration
-
         reported, for_tuning = numbers("--seeds", seeds), numbers("--tune-seeds", tune_seeds)
-        chosen = {"preset": ""} | configuration.named(config) | settings_of(settings, {"data": whole(data)})
-        _quietly()
-        from fedhet import comparing
-
+        chosen = {"preset": ""} | configuration.named(config) | settings_of(settings, data=data)
+        comparing = _quietly("fedhet.comparing")
         tuning = comparing.Tuning(grid(tune), for_tuning, tune_runs) if tune else None
         if tuning is None and tune_runs is not None:
             raise ConfigError("--tune-runs: there is nothing to tune; name keys and their values with --tune")
@@ -194,12 +174,11 @@ def compare(
 @app.command()
 def report(
     folders: Folders,
-    out: Page = Path("comparison.html"),
+    out: Annotated[Path, _place("The page on several runs.", "FILE", dir_okay=False)] = Path("comparison.html"),
     method: Named = None,
 ) -> None:
     """Write a run's report.html, and its main figures as PNG; or one page on several runs."""
     with _errors(everything_is_input=True):
-        from fedhet import registry
         from fedhet.results.report import compare_folders, write_report
 
         if method is not None:
@@ -211,17 +190,11 @@ def report(
 @app.command()
 def clean(
     days: Annotated[float, typer.Option(min=0, help="Remove what was not written to for so many days.")] = 30,
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="The node's folder of state; ~/.fedhet/state if left out.", click_type=Place()
-        ),
-    ] = None,
+    state_dir: Annotated[Path | None, _place("The node's folder of state; ~/.fedhet/state if left out.")] = None,
 ) -> None:
     """Remove old runs' states and public datasets from this node's folder."""
     with _errors(everything_is_input=True):
         from fedhet.client.state import remove_old
-        from fedhet.files import state_home
 
         for path in remove_old(state_dir or state_home(), days):
             typer.echo(printable(f"removed {path}"))
@@ -230,8 +203,7 @@ def clean(
 @app.command("list")
 def list_names() -> None:
     """Name the methods, models, data sets, partitions and presets."""
-    from fedhet import config as configuration
-    from fedhet import data, models, registry
+    from fedhet import data, models
 
     sections = {
         "methods": registry.methods(),
@@ -256,15 +228,9 @@ def keys(
             autocompletion=_methods,
         ),
     ] = None,
-    toml: Annotated[
-        bool, typer.Option("--toml", help="Print the table that pyproject.toml declares to Flower.")
-    ] = False,
+    toml: Annotated[bool, typer.Option("--toml", help="Print the table that pyproject declares to Flower.")] = False,
 ) -> None:
     """Show configuration keys, their defaults and what they mean."""
-    from fedhet import config as configuration
-    from fedhet import registry
-    from fedhet.toml import toml_value
-
     _quietly()
     if toml:
         from fedhet.engines.flower import app_table
@@ -282,7 +248,7 @@ def keys(
                 typer.echo(fill(printable(meaning), 100, initial_indent="      ", subsequent_indent="      ") + "\n")
 
 
-def _run(chosen: "Config | dict[str, Any]", *, folder: Path, resume: bool = False) -> None:
+def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False) -> None:
     from fedhet.results.progress import ProgressLine
     from fedhet.results.tables import closing_table
 
@@ -309,9 +275,6 @@ def _run(chosen: "Config | dict[str, Any]", *, folder: Path, resume: bool = Fals
 
 def _quietly(name: str = "fedhet.running") -> Any:
     """A module of ours, with Flower's own chatter silenced; its import sets the level, so it comes first."""
-    import logging
-    from importlib import import_module
-
     module = import_module(name)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     return module
