@@ -238,9 +238,7 @@ def keys(
         typer.echo(app_table(), nl=False)
         return
     with _errors():
-        method = word if word is not None and (":" in word or word in registry.methods()) else None
-        groups = configuration.key_groups(method=method, word=None if method else word)
-        for heading, rows in groups.items():
+        for heading, rows in configuration.key_groups(word).items():
             typer.echo(f"{heading}\n")
             for key, default, takes, meaning in rows:
                 value = "" if default == "" else f" = {toml_value(default)}"

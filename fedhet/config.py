@@ -274,18 +274,19 @@ def _row(prefix: str, field: dataclasses.Field[Any]) -> KeyRow:
     return prefix + kebab(field.name), default_of(field), takes(field), field.metadata["help"]
 
 
-def key_groups(*, method: str | None = None, word: str | None = None) -> dict[str, list[KeyRow]]:
-    """`keys` by their subject or method; those of one `method`, or with a `word` in their name or meaning, alone.
+def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:
+    """`keys` by their subject or method; those of a method, or with a word in their name or meaning, alone.
 
     Raises:
-        ConfigError: there is no such method, or no such key; with the nearest names.
+        ConfigError: there is no such method or key; with the nearest names.
     """
+    method = word if word and (":" in word or word in registry.methods()) else None
     about = {kebab(f.name): f"about {f.metadata['about']}" for f in common_fields()}
-    groups: dict[str, list[tuple[str, Value, str, str]]] = {each: [] for each in about.values()}
+    groups: dict[str, list[KeyRow]] = {each: [] for each in about.values()}
     for row in keys(method=method):
-        if word is None or word.lower() in f"{row[0]} {row[3]}".lower():
+        if method or not word or word.lower() in f"{row[0]} {row[3]}".lower():
             groups.setdefault(about.get(row[0], row[0].rpartition(".")[0]), []).append(row)
-    if word and not any(groups.values()):
+    if not any(groups.values()) and word and not method:
         raise ConfigError(nearest("method or key", word, [*registry.methods(), *(row[0] for row in keys())]))
     return {name: rows for name, rows in groups.items() if rows}
 

@@ -25,15 +25,10 @@ MOST, NEIGHBOURS = 20, 5
 
 
 def nearest(kind: str, name: str, known: Iterable[str]) -> str:
-    """Say that `name` is unknown, which known name comes closest, and what there is.
-
-    Args:
-        kind: What was being named, in the singular, such as `model`.
-        name: The name that was not found.
-        known: The names that would have been.
+    """Say that a name is unknown, which known name comes closest, and what there is (of many, the neighbours).
 
     Returns:
-        Such as `unknown model 'cnn33'; did you mean 'cnn-3-3'? known: cnn, cnn-3-3, mlp`; of many, the neighbours.
+        Such as `unknown model 'cnn33'; did you mean 'cnn-3-3'? known: cnn, cnn-3-3, mlp`, `model` being the kind.
     """
     names = sorted(known)
     close = get_close_matches(name, names, n=1)

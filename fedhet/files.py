@@ -24,7 +24,6 @@ LOCK = ".lock"
 SEAL = "fedhet"
 """Under this name the metadata of a safetensors file hold its digest, and the text beside its arrays."""
 
-
 LONGEST_NAME = 200
 """Bytes of a name; those of a file may have 255, with its ending and while it is being written."""
 
@@ -33,10 +32,7 @@ TAKEN_NAMES = frozenset({"clients", "models", "public", "global"})
 
 
 def plain_name(text: str) -> bool:
-    """Whether text can name a file or folder of a client, a run or a public dataset, and leads nowhere else.
-
-    It is printable, no longer than `LONGEST_NAME`, not hidden, and none of `TAKEN_NAMES` on any file system.
-    """
+    """Whether text can name a file or folder of a client, a run or a public dataset, on any file system."""
     return (
         text.isprintable()
         and 0 < len(text.encode()) <= LONGEST_NAME
@@ -48,10 +44,10 @@ def plain_name(text: str) -> bool:
 
 
 def check_place(folder: Path) -> None:
-    """Find out whether a folder is there or can be made, and can be written to.
+    """Check, and make nothing, that a folder is there or can be made, and can be written to.
 
     Raises:
-        ConfigError: it cannot; nothing was made.
+        ConfigError: it cannot.
     """
     try:
         there = next(each for each in (folder, *folder.parents) if each.exists() or each.is_symlink())
@@ -76,12 +72,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Keep a folder, made if missing, for this process alone, until the process ends in whatever way.
 
-    Args:
-        folder: the folder.
-        wait: for a process that has it.
-
     Raises:
-        ConfigError: another process has it (without `wait`).
+        ConfigError: another process has it, and this one does not `wait`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -93,9 +85,8 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
-            raise ConfigError(
-                f"{folder} is in use by another run: wait for its end, or choose another folder"
-            ) from error
+            message = f"{folder} is in use by another run: wait for its end, or choose another folder"
+            raise ConfigError(message) from error
         yield
 
 
@@ -138,13 +129,7 @@ def read_arrays(path: Path) -> "tuple[dict[str, np.ndarray[Any, Any]], dict[str,
 
 
 def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-    """Write tensors to a safetensors file, whole or not at all, with their digest.
-
-    Tensors that share memory are written apart.
-
-    Returns:
-        Copies, as reading the file would give them.
-    """
+    """Write tensors to a safetensors file, as `write_arrays`, and return copies as reading the file would give them."""
     from safetensors.torch import save_file
 
     apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -191,13 +176,11 @@ def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: M
     content = hashlib.blake2b(repr(sorted(text.items())).encode(), digest_size=16)
     for name, array in sorted(arrays.items()):
         content.update(repr((name, str(array.dtype).removeprefix("torch."), tuple(array.shape))).encode())
-        if isinstance(array, np.ndarray):
-            flat: Any = array.reshape(-1).view(np.uint8)
-        else:
+        if not isinstance(array, np.ndarray):  # bfloat16, which NumPy does not know, among them
             import torch
 
-            flat = array.reshape(-1).view(torch.uint8).numpy()
-        content.update(flat)
+            array = array.reshape(-1).view(torch.uint8).numpy()
+        content.update(array.reshape(-1).view(np.uint8).data)
     return content.hexdigest()
 
 

@@ -1,7 +1,4 @@
-"""A method as one value: its name, its keys, the answers to six questions, and its two sides by name.
-
-Servers and clients both know it, and each imports its own side only.
-"""
+"""A method as one value: its name, its keys, its traits, and its two sides by name; each machine imports its own."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,8 +19,7 @@ class Drawing:
     """A picture of a method's report.
 
     Attributes:
-        figure: `"package.module:function"`, from the matrices (JSON values) to a matplotlib Figure; imported when it is
-            drawn.
+        figure: `"package.module:function"`, from the matrices (JSON values) to a matplotlib Figure; imported late.
         caption: the words below it.
     """
 
@@ -33,28 +29,25 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Traits:
-    """Six questions about a method, answered apart.
+    """The properties of a method by which servers and clients treat it.
 
     Attributes:
         networks: which networks may differ: none (`"equal"`), those of one graph in their `"widths"`, or `"any"`.
         shares: what of a client's network is shared, and how.
         keeps: what a client keeps from round to round: its whole `"model"`, the `"rest"` that is not shared, or
             `"nothing"`.
-        scored: which evaluation is the method's: of what clients `"received"`, or of what they `"trained"`, which they
-            must keep, since the evaluation at the end is of that.
-        together: from what initialisation clients start: all from one, where `shared-init` says so, or each from its
-            own.
+        scored: which evaluation is the headline score: of what clients `"received"`, or of what they `"trained"`, which
+            they must keep, since the evaluation at the end is of that.
+        together: whether clients start from one initialisation, where `shared-init` says so, or each from its own.
         public: what is needed of the public dataset: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
-        alone: whether clients exchange nothing at all: the line that the others are measured by.
-        combined: what the server makes of what clients send beside arrays of a network: an average of `entries`, which
-            `aggregation` may put together by another rule; something else of `whole` arrays, which can be cut to
-            `clip-norm`; or nothing that another client could carry away by their size.
-        tells: what clients send: the kind (`fedhet.client.policy.KINDS`, or `STRUCTURE`) of each group of arrays and of
-            each value; what is shared of a network goes as `model`, which is of weights unless it is said otherwise
-            here.
+        alone: whether clients exchange nothing at all.
+        combined: how the server aggregates arrays other than weights: an average of `entries`, to which `aggregation`
+            applies; something else of `whole` arrays, which can be cut to `clip-norm`; or nothing of either.
+        tells: what leaves the client: the kind (`fedhet.client.policy.KINDS`, or `STRUCTURE`) of each group of arrays
+            and of each value; what is shared of a network goes as `model`, of kind weights unless it is given here.
 
     Raises:
-        ConfigError: the answers contradict each other.
+        ConfigError: a method scored on what clients trained does not have them keep it.
     """
 
     networks: Literal["equal", "widths", "any"] = "any"
@@ -74,7 +67,7 @@ class Traits:
 
     @property
     def averages(self) -> bool:
-        """Whether the server averages arrays of clients entry by entry, so that `aggregation` has a meaning."""
+        """Whether the server averages arrays entry by entry, so that `aggregation` has a meaning."""
         shared = self.shares.averaged and self.shares.keys != "nothing" and self.networks != "widths"
         return shared or "model" in self.tells or self.combined == "entries"
 
@@ -95,12 +88,8 @@ class Traits:
 
     @property
     def starts_unseen_clients(self) -> bool:
-        """Whether a client that comes after the last round receives weights; where all are alone, it is as they are."""
+        """Whether a client that comes after the last round receives weights, or all are alone as it is."""
         return self.alone or self.scored == "received" or (self.shares.averaged and self.shares.keys != "nothing")
-
-
-AVERAGED_ALONE = "fedhet.server:FederatedStrategy"
-TRAINED_ALONE = "fedhet.client:ClientSide"
 
 
 @dataclass(frozen=True)
@@ -109,12 +98,12 @@ class Method:
 
     Attributes:
         name: in configurations, and before its own keys.
-        traits: the answers to the six questions, or a function of the parameters that gives them.
+        traits: its traits, or a function of the parameters that gives them.
         Parameters: frozen dataclass of its own keys, with the paper's values.
-        server: `"package.module:Class"` of its server side, a `fedhet.server.FederatedStrategy`; by default that class
-            itself, which averages what is shared.
-        client: `"package.module:Class"` of its client side, a `fedhet.client.ClientSide`; by default that class itself,
-            which trains the network on the client's examples.
+        server: `"package.module:Class"` of its server side, a `fedhet.server.FederatedStrategy`; by default that class,
+            which averages what is shared.
+        client: `"package.module:Class"` of its client side, a `fedhet.client.ClientSide`; by default that class, which
+            trains the network on the client's examples.
         common: the paper's values of keys that all methods share.
         drawings: pictures of its report by the name of their matrices.
         family: the method under whose name its keys stand: itself, or the one that it is a `variant` of.
@@ -123,8 +112,8 @@ class Method:
     name: str
     traits: Traits | Callable[[Any], Traits] = field(default_factory=Traits)
     Parameters: type[options.Parameters] = options.Parameters
-    server: str = AVERAGED_ALONE
-    client: str = TRAINED_ALONE
+    server: str = "fedhet.server:FederatedStrategy"
+    client: str = "fedhet.client:ClientSide"
     common: Mapping[str, Value] = field(default_factory=dict, hash=False)
     drawings: Mapping[str, Drawing] = field(default_factory=dict, hash=False)
     family: str = ""
@@ -135,16 +124,16 @@ class Method:
             object.__setattr__(self, "family", self.name)
 
     def variant(self, name: str, **changes: Any) -> "Method":
-        """A method that takes the keys of this one and differs in something else, such as a control in a study.
+        """A method with the keys of this one that differs in something else, such as a control in a study.
 
         Args:
             name: its own name.
             changes: of the other attributes; `server` and `client` may be classes.
         """
-        halves = {
-            part: f"{half.__module__}:{half.__qualname__}" for part, half in changes.items() if isinstance(half, type)
-        }
-        return replace(self, name=name, family=self.family, **changes | halves)
+        for side in {"server", "client"} & changes.keys():
+            if isinstance(each := changes[side], type):
+                changes[side] = f"{each.__module__}:{each.__qualname__}"
+        return replace(self, name=name, family=self.family, **changes)
 
     @property
     def settles_rounds(self) -> bool:

@@ -71,10 +71,10 @@ def method(reference: str, *, trusted: bool = True) -> Method:
     Args:
         reference: a name; or `package.module:name` or `FILE.py:NAME`, which is imported (from the working folder too)
             and is known by its own name from then on.
-        trusted: whether that may be.
+        trusted: whether the reference may be imported.
 
     Raises:
-        ConfigError: there is no such method, the nearest name is given; or it is none.
+        ConfigError: there is no such method, or it is none.
     """
     if reference in _given:
         return _given[reference]
@@ -90,11 +90,7 @@ def method(reference: str, *, trusted: bool = True) -> Method:
 
 
 def of_data(reference: str, place: Path) -> Method:
-    """The method that data name, such as the folder of a run, which may be anybody's: nothing new is imported.
-
-    Args:
-        reference: the name, or `package.module:name` of one that was imported here before.
-        place: the file that says so.
+    """The method that a file of data names, which may be anybody's: nothing new is imported.
 
     Raises:
         ConfigError: it is not known here, and how the user makes it known.
@@ -123,9 +119,7 @@ def strategy(name: str) -> type[Any]:
 
 
 def client_side(name: str) -> type[Any]:
-    """The client side of a method, a `fedhet.client.ClientSide`.
-
-    A name that needs to be imported is refused, since it comes over the wire.
+    """The client side of a method, a `fedhet.client.ClientSide`; nothing is imported because the wire names it.
 
     Raises:
         ConfigError: there is no such method here, or it names no client side.
@@ -171,8 +165,7 @@ def _imported(reference: str) -> Method:
     """A method by where it is written; the working folder counts, as it does for a script that lies there."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
-    module, name = _place(reference)
-    if not module or not name:
+    if not all(_place(reference)):
         raise ConfigError(f"method = {reference!r}: write package.module:name or FILE.py:NAME")
     try:
         found = _object(reference)
@@ -191,7 +184,7 @@ def _imported_before(reference: str) -> Method | None:
 
 
 def _object(reference: str) -> Any:
-    """Return the object that `package.module:name` or `FILE.py:NAME` names."""
+    """The object that `package.module:name` or `FILE.py:NAME` names."""
     module, name = _place(reference)
     return getattr(module_of(module), name)
 

@@ -1,5 +1,6 @@
 """Text from outside, made safe for where it is shown: a terminal, a log, a table that a spreadsheet opens."""
 
+import contextlib
 import logging
 import sys
 from collections.abc import Mapping
@@ -13,12 +14,7 @@ FORMULA = tuple("=+-@＝＋－＠")
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""Return the text with control, format and other invisible characters as escapes, such as `\x1b` and `\u202e`.
-
-    Args:
-        text: any text.
-        keep: characters that stay as they are.
-    """
+    r"""Return the text with invisible characters, but for those to `keep`, as escapes such as `\x1b` and `\u202e`."""
     if text.isprintable():
         return text
     shown = (char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text)
@@ -39,7 +35,10 @@ def cell(value: object) -> object:
     if not isinstance(value, str):
         return value
     text = printable(value)
-    return f"'{text}" if text.startswith(FORMULA) and not _is_number(text) else text
+    with contextlib.suppress(ValueError):
+        float(text)
+        return text
+    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def console(**options: Any) -> "Console":
@@ -52,14 +51,6 @@ def console(**options: Any) -> "Console":
 def terminal() -> "Console":
     """Return a console on standard output, whose lines are wrapped on a terminal only."""
     return console(soft_wrap=not sys.stdout.isatty())
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 class PrintableLog(logging.Filter):

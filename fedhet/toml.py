@@ -37,11 +37,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def from_json(text: str, what: str) -> dict[str, Any]:
-    """Return the flat table of settings that a text of JSON is.
-
-    Args:
-        text: the JSON.
-        what: names it in the error.
+    """The flat table of settings that a text of JSON is; `what` names it in the error.
 
     Raises:
         ConfigError: it is no JSON, or no such table.
