@@ -247,7 +247,7 @@ def _client(keys: Config, clients: int, number: int, seed: int) -> ClientData:
     split = _split(keys, clients, seed)
     part = split.parts[number]
     train, test = split.dataset.train.subset(part.train), split.dataset.test.subset(part.test)
-    own = ClientData(train, test, validation=split.common_validation)
+    own = ClientData(train, test, validation=split.validation)
     together = split.dataset.together
     owners = together.train[part.train] if together else None
     return data.with_validation(own, keys.validation, seed, str(number), owners=owners)

@@ -3,10 +3,11 @@
 from fedhet.data import chestxray, images, text
 from fedhet.data.examples import ClientData, DataSet, Examples, Groups, PublicDataset, resident
 from fedhet.data.partitions import Part, partition, partitions
-from fedhet.data.registry import augments, lend, load, loaded, names, register_dataset
+from fedhet.data.registry import LOADED, augments, load, names, register_dataset
 from fedhet.data.split import Split, hold_out, public_dataset_of, split, with_validation
 
 __all__ = [
+    "LOADED",
     "ClientData",
     "DataSet",
     "Examples",
@@ -18,9 +19,7 @@ __all__ = [
     "chestxray",
     "hold_out",
     "images",
-    "lend",
     "load",
-    "loaded",
     "names",
     "partition",
     "partitions",

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhet.data.examples import DataSet, Examples, Groups
+from fedhet.data.examples import DataSet, Examples, Groups, Indices
 from fedhet.data.files import cache_folder, locate_one, read, variant
 from fedhet.data.registry import register_dataset
 from fedhet.data.transforms import Normalise
@@ -46,9 +47,8 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
     No patient is in both the training and the test part: the official `test_list.txt` is taken where it is there, else
     every fifth patient in order of their numbers is for testing. `iid` deals whole patients. The natural clients are
     groups of patients of one sex and decade of age (at their first image), such as `F 40-49`. A held-out public
-    dataset has whole patients, but for its last one, and so have validation parts. All images are decoded when the
-    data set is first loaded, and kept as bytes, 5.6 GB for all of them at 224 x 224, in memory and in the user's cache
-    folder (`~/.cache/fedhet`), from where they are read the next time.
+    dataset has whole patients, but for its last one, and so have validation parts. Images are decoded once, and kept
+    as bytes, 5.6 GB for all of them at 224 x 224, in memory and in the user's cache folder (`~/.cache/fedhet`).
 
     Args:
         folder: holds the labels (see `LABELS`, also packed), or does in `chestxray`; and there, at any depth, PNG
@@ -59,27 +59,26 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
         DataError: labels or images are missing or damaged, or a patient of the official test list is not only there.
     """
     table = locate_one(folder, "chestxray", LABELS, "chestxray14")
-    place = table.parent
-    files = {path.name: path for path in sorted(place.rglob("*.png"), reverse=True)}
+    files = {path.name: path for path in sorted(table.parent.rglob("*.png"), reverse=True)}
     rows = _rows(table, files.keys())
-    patients, owners = np.unique([int(row["Patient ID"]) for row in rows], return_inverse=True)
-    tested = _tested(place, rows, owners)
-    images = _images([files[row["Image Index"]] for row in rows], size)
+    numbers = [int(row["Patient ID"]) for row in rows]
+    patients, firsts, owners = np.unique(numbers, return_index=True, return_inverse=True)
+    names, groups = np.unique([_group(rows[first]) for first in firsts], return_inverse=True)
+    groups = groups[owners]
+    tested = _tested(table.parent / OFFICIAL_TEST, rows, owners)
     labels = torch.tensor([_labels(row, table) for row in rows], dtype=torch.uint8)
-    firsts = [_group(rows[first]) for first in np.unique(owners, return_index=True)[1]]
-    names, group = np.unique(firsts, return_inverse=True)
-    parts = {part: np.flatnonzero(tested == part) for part in (False, True)}
-    examples = Examples(images, labels)
+    examples = Examples(_images([files[row["Image Index"]] for row in rows], size), labels)
+    train, test = np.flatnonzero(~tested), np.flatnonzero(tested)
     return DataSet(
         name="chestxray14",
-        train=examples.subset(parts[False]),
-        test=examples.subset(parts[True]),
+        train=examples.subset(train),
+        test=examples.subset(test),
         classes=len(FINDINGS),
         task=get_task("multi-label"),
-        input_shape=tuple(images.shape[1:]),
+        input_shape=tuple(examples.inputs[:1].shape[1:]),
         transform=Normalise(255.0, mean=(0.52,), std=(0.25,)),
-        groups=Groups(tuple(names.tolist()), group[owners[parts[False]]], group[owners[parts[True]]]),
-        together=Groups(tuple(map(str, patients)), owners[parts[False]], owners[parts[True]]),
+        groups=Groups(tuple(names.tolist()), groups[train], groups[test]),
+        together=Groups(tuple(map(str, patients)), owners[train], owners[test]),
     )
 
 
@@ -99,15 +98,15 @@ def _rows(table: Path, images: Container[str]) -> list[Row]:
     return found
 
 
-def _tested(place: Path, rows: Sequence[Row], owners: np.ndarray) -> np.ndarray:
+def _tested(listed: Path, rows: Sequence[Row], owners: Indices) -> NDArray[np.bool_]:
     """Which rows are for testing, all of a patient or none."""
-    if variant(place / OFFICIAL_TEST) is None:
+    if variant(listed) is None:
         return owners % 5 == 4
-    official = set(read(place / OFFICIAL_TEST).decode().split())
+    official = set(read(listed).decode().split())
     tested = np.array([row["Image Index"] in official for row in rows])
-    for owner in np.intersect1d(owners[tested], owners[~tested])[:1]:
-        patient = rows[int(np.argmax(owners == owner))]["Patient ID"]
-        raise DataError(f"{place / OFFICIAL_TEST}: has some images of patient {patient}, and not all")
+    if len(parted := np.intersect1d(owners[tested], owners[~tested])):
+        patient = rows[int(np.argmax(owners == parted[0]))]["Patient ID"]
+        raise DataError(f"{listed}: has some images of patient {patient}, and not all")
     return tested
 
 
@@ -120,12 +119,12 @@ def _labels(row: Row, table: Path) -> list[int]:
 
 def _group(row: Row) -> str:
     age = int(re.sub(r"\D", "", row["Patient Age"]) or 0)  # the first edition of the table writes 058Y
-    decade = min(age // 10, 9)
-    return f"{row['Patient Gender']} {10 * decade}-{10 * decade + 9}" if decade < 9 else f"{row['Patient Gender']} 90-"
+    decade = age // 10 * 10
+    return f"{row['Patient Gender']} " + (f"{decade}-{decade + 9}" if age < 90 else "90-")
 
 
 def _images(files: Sequence[Path], size: int) -> Tensor:
-    """`_decoded`, or what was decoded of the same files for the same size before."""
+    """`_decoded`, kept in the cache folder for the same files and size."""
     content = hashlib.blake2b(str(size).encode(), digest_size=12)
     for file in files:
         stat = file.stat()
@@ -146,21 +145,21 @@ def _images(files: Sequence[Path], size: int) -> Tensor:
 
 def _decoded(files: Sequence[Path], size: int) -> Tensor:
     """Images (n, 1, side, side) uint8, the side that of the first one or `size`, whichever is less."""
-    from PIL import Image, UnidentifiedImageError  # late: only this data set needs it
+    from PIL import Image  # late: only this data set needs it
 
-    def decoded(file: Path, side: int = 0) -> np.ndarray:
+    def decoded(file: Path, side: int = 0) -> Tensor:
         try:
             with Image.open(file) as image:
                 grey = image.convert("L")
                 if side and grey.size != (side, side):
                     grey = grey.resize((side, side), Image.Resampling.BILINEAR)
-                return np.asarray(grey)
-        except (OSError, UnidentifiedImageError) as error:
+                return torch.from_numpy(np.array(grey))
+        except OSError as error:
             raise DataError(f"{file} is no image that can be read ({error}): get it again") from error
 
     side = min(size, *decoded(files[0]).shape)
+    images = torch.empty(len(files), 1, side, side, dtype=torch.uint8)
     with ThreadPoolExecutor(cores()) as pool:
-        images = torch.empty(len(files), 1, side, side, dtype=torch.uint8)
         for place, image in enumerate(pool.map(lambda file: decoded(file, side), files)):
-            images[place, 0] = torch.from_numpy(image.copy())
+            images[place, 0] = image
     return images

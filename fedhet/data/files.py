@@ -1,4 +1,7 @@
-"""Reading published data files: found where users keep them, unpacked on the way, and checked."""
+"""Reading published data files: found where users keep them, unpacked on the way, and checked.
+
+A `DataError` names the file that is missing, damaged, or not what it should be.
+"""
 
 import gzip
 import io
@@ -48,11 +51,7 @@ def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str],
     """The folder that holds a data set's files: of these subfolders of the one that a user named the first with any.
 
     Where the user named none, it is the cache folder, to which torchvision's data set of this name is downloaded if
-    need be.
-
-    Raises:
-        DataError: The folder does not exist, holds none of the files, or only some of them; or they cannot be, or may
-            not be, downloaded.
+    need be and if that is allowed (`nothing_downloaded`).
     """
     root = folder or cache_folder()
     places = [root / subfolder for subfolder in subfolders]
@@ -71,11 +70,7 @@ def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str],
 
 
 def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset: str) -> Path:
-    """The first of these files in the folder that a user named, or else in this subfolder of it.
-
-    Raises:
-        DataError: The user named no folder, it does not exist, or holds none of the files.
-    """
+    """The first of these files in the folder that a user named, or else in this subfolder of it."""
     if root is None:
         raise DataError(f"{dataset} cannot be downloaded: name a folder with {' or '.join(files)}: --data DIR")
     paths = (place / file for place in (root, root / subfolder) for file in files)
@@ -100,11 +95,7 @@ def _downloaded(dataset: str) -> Path:
 
 
 def read(file: Path) -> bytes:
-    """Contents of a file, unpacked if only its `.gz` or `.xz` is there.
-
-    Raises:
-        DataError: The file is missing, cannot be read, or its packing is damaged.
-    """
+    """Contents of a file, unpacked if only its `.gz` or `.xz` is there."""
     packed = variant(file)
     if packed is None:
         raise DataError(f"{file} is missing")
@@ -115,11 +106,7 @@ def read(file: Path) -> bytes:
 
 
 def read_idx(file: Path) -> Tensor:
-    """A uint8 tensor from a file in MNIST's idx format: magic number, sizes (big-endian int32), values.
-
-    Raises:
-        DataError: The file is not one, or has been cut.
-    """
+    """A uint8 tensor from a file in MNIST's idx format: magic number, sizes (big-endian int32), values."""
     content = read(file)
     # The magic number is two zeros, the type (8: uint8) and the number of dimensions.
     if len(content) < 4 or content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * content[3]:
@@ -146,11 +133,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def read_cifar(file: Path) -> tuple[Tensor, Tensor]:
-    """Images (n, 3, 32, 32) uint8 and labels (n,) int64 of a batch file of CIFAR-10's python version.
-
-    Raises:
-        DataError: The file is damaged, or something else.
-    """
+    """Images (n, 3, 32, 32) uint8 and labels (n,) int64 of a batch file of CIFAR-10's python version."""
     content = read(file)
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
@@ -169,10 +152,6 @@ def read_cifar(file: Path) -> tuple[Tensor, Tensor]:
 
 
 def check_labels(file: Path, labels: Tensor, classes: int) -> None:
-    """See that there are labels and that they are classes.
-
-    Raises:
-        DataError: There is none, or one is not in 0..classes - 1.
-    """
+    """Refuse a file without labels, or with one that is not in 0..classes - 1."""
     if labels.numel() == 0 or not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise DataError(f"{file}: expected labels from 0 to {classes - 1}")

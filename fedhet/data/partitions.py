@@ -4,7 +4,7 @@ A partitioner shares out the training and the test examples by one rule, so that
 trained for. It gives every client at least one of both or says at once why that cannot be.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhet.data.examples import DataSet, Indices
+from fedhet.data.examples import DataSet, Groups, Indices
 from fedhet.errors import DataError, nearest
 from fedhet.randomness import numpy_generator
 
@@ -30,30 +30,33 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The arguments of a partitioner, as in `partition`; `train` and `test` are the examples to share out."""
+    """The arguments of a partitioner, as in `partition`, and the training and the test examples to share out."""
 
     dataset: DataSet
-    train: Indices
-    test: Indices
+    examples: tuple[Indices, Indices]
     clients: int
     classes_per_client: int
     alpha: float
     rng: np.random.Generator
 
-    def labels(self) -> tuple[Indices, Indices]:
-        """Classes of the training and test examples to share out.
-
-        Raises:
-            DataError: The examples have several labels each.
-        """
-        train, test = self.dataset.train.labels, self.dataset.test.labels
-        if train.ndim != 1:
+    def labels(self) -> list[Indices]:
+        """Classes of the training and of the test examples; a `DataError` where they have several labels each."""
+        if self.dataset.train.labels.ndim != 1:
             raise DataError(f"{self.dataset.name} has no one class an example; partition it by iid or natural")
-        return train.numpy()[self.train], test.numpy()[self.test]
+        parts = zip((self.dataset.train, self.dataset.test), self.examples, strict=True)
+        return [part.labels.numpy()[indices] for part, indices in parts]
 
     def class_sizes(self) -> list[Indices]:
-        """Number of training and of test examples of each class to share out, (classes,) each."""
+        """Number of training and of test examples of each class, (classes,) each."""
         return [np.bincount(labels, minlength=self.dataset.classes) for labels in self.labels()]
+
+    def with_owners(self, groups: Groups) -> Iterator[tuple[Indices, Indices]]:
+        """The training and the test examples, each with their owners, (n,)."""
+        return zip(self.examples, (groups.train[self.examples[0]], groups.test[self.examples[1]]), strict=True)
+
+
+Dealt = list[list[Indices]]
+"""Each client's training examples, and each client's test examples."""
 
 
 def partitions() -> list[str]:
@@ -77,7 +80,7 @@ def partition(
     Args:
         dataset: The data set.
         name: One of `partitions()`.
-        clients: Number of clients, at least one.
+        clients: Number of clients, at least 1.
         seed: The same seed gives the same parts.
         classes_per_client: For `classes`: how many classes each client has.
         alpha: For `dirichlet`: concentration; the smaller, the more clients differ.
@@ -92,21 +95,19 @@ def partition(
     """
     if name not in _PARTITIONERS:
         raise DataError(nearest("partition", name, _PARTITIONERS))
-    train, test = np.arange(len(dataset.train)) if available is None else available, np.arange(len(dataset.test))
+    examples = (np.arange(len(dataset.train)) if available is None else available, np.arange(len(dataset.test)))
     rng = numpy_generator(seed, "partition")
-    parts = _PARTITIONERS[name](Job(dataset, train, test, clients, classes_per_client, alpha, rng))
-    for client, part in enumerate(parts):
-        for kind, indices, all_of_them in zip(("training", "test"), part, (train, test), strict=True):
-            if len(indices) == 0:
-                raise DataError(
-                    f"partition {name!r} leaves client {client} of {clients} without any of {dataset.name}'s "
-                    f"{len(all_of_them)} {kind} examples: use fewer clients"
-                )
+    train, test = _PARTITIONERS[name](Job(dataset, examples, clients, classes_per_client, alpha, rng))
+    for kind, parts, all_of_them in zip(("training", "test"), (train, test), examples, strict=True):
+        if empty := [client for client, part in enumerate(parts) if not len(part)]:
+            raise DataError(
+                f"partition {name!r} leaves client {empty[0]} of {clients} without any of {dataset.name}'s "
+                f"{len(all_of_them)} {kind} examples: use fewer clients"
+            )
     if samples_per_client:
         rng, labels = numpy_generator(seed, "samples-per-client"), dataset.train.labels
-        kept = [proportional_sample(labels[part.train], samples_per_client, rng) for part in parts]
-        parts = [Part(part.train[chosen], part.test) for part, chosen in zip(parts, kept, strict=True)]
-    return [Part(np.sort(part.train), np.sort(part.test)) for part in parts]
+        train = [part[proportional_sample(labels[part], samples_per_client, rng)] for part in train]
+    return [Part(np.sort(own), np.sort(tested)) for own, tested in zip(train, test, strict=True)]
 
 
 def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> Indices:
@@ -125,14 +126,11 @@ def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> 
     return order[:size]
 
 
-def iid(job: Job) -> list[Part]:
+def iid(job: Job) -> Dealt:
     """Shuffle and deal evenly; where examples belong together (those of a patient), as evenly as that goes."""
-    together = job.dataset.together
-    if together is None:
-        dealt = [np.array_split(job.rng.permutation(indices), job.clients) for indices in (job.train, job.test)]
-    else:
-        dealt = [_evenly(job, job.train, together.train[job.train]), _evenly(job, job.test, together.test[job.test])]
-    return [Part(*pair) for pair in zip(*dealt, strict=True)]
+    if job.dataset.together is not None:
+        return [_evenly(job, *owned) for owned in job.with_owners(job.dataset.together)]
+    return [np.array_split(job.rng.permutation(indices), job.clients) for indices in job.examples]
 
 
 def _evenly(job: Job, indices: Indices, owner: Indices) -> list[Indices]:
@@ -147,14 +145,11 @@ def _evenly(job: Job, indices: Indices, owner: Indices) -> list[Indices]:
     return [np.concatenate(share) for share in shares]
 
 
-def by_classes(job: Job) -> list[Part]:
-    """Every client has examples of k classes, the same k in training and test.
+def by_classes(job: Job) -> Dealt:
+    """Every client has examples of k classes, the same k in training and test; a `DataError` if there are fewer than k.
 
     Clients choose in turn among the classes that the fewest have chosen, ties at random: every class is held by equally
     many clients to within one, and by someone if clients * k suffice. Each class is dealt evenly to who holds it.
-
-    Raises:
-        DataError: There are fewer than k classes.
     """
     k, classes = job.classes_per_client, job.dataset.classes
     if not 1 <= k <= classes:
@@ -162,7 +157,7 @@ def by_classes(job: Job) -> list[Part]:
     holds = np.zeros((job.clients, classes), dtype=bool)
     for client in range(job.clients):
         holds[client, np.lexsort((job.rng.random(classes), holds.sum(0)))[:k]] = True
-    return _dealt(job, *(_even_counts(holds, sizes, job.rng) for sizes in job.class_sizes()))
+    return _dealt(job, [_even_counts(holds, sizes, job.rng) for sizes in job.class_sizes()])
 
 
 def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Generator) -> Indices:
@@ -179,54 +174,49 @@ def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Genera
     return counts
 
 
-def dirichlet(job: Job) -> list[Part]:
+def dirichlet(job: Job) -> Dealt:
     """Each class is dealt in proportions p ~ Dir(alpha) over clients, the same p in training and test.
 
     As in FedMA (section 3) and its code: a client that has its fair share of the examples already gets nothing of the
     classes that follow, and the draw is repeated while a client has fewer than `DIRICHLET_LEAST`, at most
-    `DIRICHLET_TRIES` times here.
-
-    Raises:
-        DataError: No draw gave every client enough.
+    `DIRICHLET_TRIES` times here; then a `DataError` says that no draw gave every client enough.
     """
-    fair_share = len(job.train) / job.clients
-    train_sizes, test_sizes = job.class_sizes()
+    (n_train, n_test), sizes = map(len, job.examples), job.class_sizes()
+    fair_share = n_train / job.clients
     for _ in range(DIRICHLET_TRIES if fair_share >= DIRICHLET_LEAST else 0):
-        train, test = (np.zeros((job.clients, job.dataset.classes), dtype=np.int64) for _ in range(2))
+        counts = np.zeros((2, job.clients, job.dataset.classes), dtype=np.int64)
         for label in range(job.dataset.classes):
-            drawn = job.rng.dirichlet(np.full(job.clients, job.alpha)) * (train.sum(1) < fair_share)
+            drawn = job.rng.dirichlet(np.full(job.clients, job.alpha)) * (counts[0].sum(1) < fair_share)
             if not drawn.sum() > 0:
                 break  # with a tiny alpha, one client draws all of a class, and that one is full
-            train[:, label] = _rounded(drawn / drawn.sum(), train_sizes[label])
-            test[:, label] = _rounded(drawn / drawn.sum(), test_sizes[label])
+            counts[:, :, label] = [_rounded(drawn / drawn.sum(), of_class[label]) for of_class in sizes]
         else:
-            if train.sum(1).min() >= DIRICHLET_LEAST and test.sum(1).min() >= 1:
-                return _dealt(job, train, test)
+            if counts[0].sum(1).min() >= DIRICHLET_LEAST and counts[1].sum(1).min() >= 1:
+                return _dealt(job, counts)
     raise DataError(
         f"no Dirichlet partition of {job.dataset.name} with alpha {job.alpha:g} gives each of {job.clients} clients "
-        f"at least {DIRICHLET_LEAST} of {len(job.train)} training examples and one of {len(job.test)} test examples: "
+        f"at least {DIRICHLET_LEAST} of {n_train} training examples and one of {n_test} test examples: "
         "use a larger alpha or fewer clients"
     )
 
 
-def natural(job: Job) -> list[Part]:
+def natural(job: Job) -> Dealt:
     """Every client is one of the data set's own, such as a speaking role; a random choice if there are more of those.
 
-    Raises:
-        DataError: The data set has no clients of its own, or fewer than asked for.
+    A `DataError` says that the data set has no clients of its own, or fewer than asked for.
     """
     groups = job.dataset.groups
     if groups is None:
         raise DataError(f"{job.dataset.name} has no natural clients; partition it by iid, classes or dirichlet")
-    train = _split_by_owner(job.train, groups.train[job.train])
-    test = _split_by_owner(job.test, groups.test[job.test])
+    train, test = (_split_by_owner(*owned) for owned in job.with_owners(groups))
     owners = np.array(sorted(train.keys() & test.keys()))
     if job.clients > len(owners):
         raise DataError(f"{job.dataset.name} has {len(owners)} natural clients, not {job.clients}: use at most as many")
-    return [Part(train[owner], test[owner]) for owner in np.sort(job.rng.choice(owners, job.clients, replace=False))]
+    chosen = np.sort(job.rng.choice(owners, job.clients, replace=False)).tolist()
+    return [[part[owner] for owner in chosen] for part in (train, test)]
 
 
-_PARTITIONERS: dict[str, Callable[[Job], list[Part]]] = {
+_PARTITIONERS: dict[str, Callable[[Job], Dealt]] = {
     "iid": iid,
     "classes": by_classes,
     "dirichlet": dirichlet,
@@ -245,14 +235,13 @@ def _rounded(shares: NDArray[np.float64], size: int) -> Indices:
     return np.diff(ends, prepend=np.int64(0))
 
 
-def _dealt(job: Job, train_counts: Indices, test_counts: Indices) -> list[Part]:
-    """Deal as many random examples of each class as the counts, (clients, classes), say."""
+def _dealt(job: Job, counts: Iterable[Indices]) -> Dealt:
+    """Deal as many random examples of each class as the counts, (clients, classes) for training and test, say."""
     dealt = []
-    for indices, labels, counts in zip((job.train, job.test), job.labels(), (train_counts, test_counts), strict=True):
-        pieces: list[list[Indices]] = [[] for _ in range(job.clients)]
-        for label in range(job.dataset.classes):
-            of_class = job.rng.permutation(indices[labels == label])
-            for mine, piece in zip(pieces, np.split(of_class, np.cumsum(counts[:, label]))[:-1], strict=True):
-                mine.append(piece)
-        dealt.append([np.concatenate(mine) for mine in pieces])
-    return [Part(*pair) for pair in zip(*dealt, strict=True)]
+    for indices, labels, numbers in zip(job.examples, job.labels(), counts, strict=True):
+        classes = [
+            np.split(job.rng.permutation(indices[labels == label]), np.cumsum(of_class))[:-1]
+            for label, of_class in enumerate(numbers.T)
+        ]
+        dealt.append([np.concatenate(pieces) for pieces in zip(*classes, strict=True)])
+    return dealt

@@ -1,6 +1,6 @@
 """Data sets by name."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,14 +15,16 @@ Loader = Callable[[Path | None], DataSet]
 Key = tuple[str, Path | None, int]
 """What a data set was asked for by: name, folder, input size."""
 
+LOADED: dict[Key, DataSet] = {}
+"""The data sets that this process has loaded; another process may be given them."""
+KEPT = 8
+
 _LOADERS: dict[str, Loader] = {}
 _AUGMENTED: set[str] = set()
-_LOADED: dict[Key, DataSet] = {}
-_KEPT = 8
 
 
 def register_dataset(name: str, *, augments: bool = False) -> Callable[[Loader], Loader]:
-    """Register a loader under `name`; whether it `augments`."""
+    """Register a loader under `name`; `augments` says whether its data set has an augmentation."""
 
     def register(loader: Loader) -> Loader:
         if name in _LOADERS:
@@ -55,17 +57,17 @@ def load(name: str, folder: str | Path | None = None, *, input_size: int = 0) ->
         input_size: Height and width that images are resized to on the batch; 0 leaves them as they are.
 
     Raises:
-        DataError: There is no such data set, or the files are missing or damaged; the message names them.
+        DataError: There is no such data set, or files, which it names, are missing or damaged.
     """
     key = (name, Path(folder).expanduser() if folder else None, input_size)
-    if key not in _LOADED:
+    if key not in LOADED:
         if name not in _LOADERS:
             raise DataError(nearest("data set", name, _LOADERS))
         dataset = _resized(load(name, folder), input_size) if input_size else _LOADERS[name](key[1])
-        if len(_LOADED) >= _KEPT:
-            del _LOADED[next(iter(_LOADED))]
-        _LOADED[key] = dataset
-    return _LOADED[key]
+        if len(LOADED) >= KEPT:
+            del LOADED[next(iter(LOADED))]
+        LOADED[key] = dataset
+    return LOADED[key]
 
 
 def _resized(dataset: DataSet, size: int) -> DataSet:
@@ -73,13 +75,3 @@ def _resized(dataset: DataSet, size: int) -> DataSet:
         raise DataError(f"data set {dataset.name!r} with examples of {dataset.input_shape} cannot be resized to {size}")
     transform = partial(resized, transform=dataset.transform, size=size)
     return replace(dataset, input_shape=(dataset.input_shape[0], size, size), transform=transform)
-
-
-def loaded(wanted: Collection[str]) -> dict[Key, DataSet]:
-    """Return those of these data sets that this process has loaded, to be lent to others."""
-    return {key: dataset for key, dataset in _LOADED.items() if key[0] in wanted}
-
-
-def lend(datasets: Mapping[Key, DataSet]) -> None:
-    """Have `load` give these, which another process has loaded."""
-    _LOADED.update(datasets)

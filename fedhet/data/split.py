@@ -1,7 +1,9 @@
-"""A data set shared out for a run: the public dataset, held out or from another data set, and every client's part."""
+"""A data set shared out for a run: the public dataset, held out or from another data set, and every client's part.
+
+A `DataError` says what there are too few examples for.
+"""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,9 +25,6 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
 
     Returns:
         The public dataset's indices into the training examples, in random order, and those for the clients, ascending.
-
-    Raises:
-        DataError: The public dataset would leave nothing to train on.
     """
     n = len(dataset.train)
     if not 0 <= size < n:
@@ -54,10 +53,8 @@ def public_dataset_of(other: DataSet, own: DataSet, size: int, seed: int) -> Pub
 
     They are drawn by the seed, each class in its share, resized (bilinear, with a filter against aliasing), made grey
     or three times the same channel where the other has another number of channels, and scaled so that white is white.
-    The public dataset has labels where both data sets have as many classes of one kind of task.
-
-    Raises:
-        DataError: one of the data sets is not of images, or the other has too few.
+    The public dataset has labels where both data sets have as many classes of one kind of task. A `DataError` says that
+    one of them is not of images.
     """
     for dataset in (own, other):
         if len(dataset.input_shape) != 3:
@@ -80,25 +77,12 @@ def public_dataset_of(other: DataSet, own: DataSet, size: int, seed: int) -> Pub
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A data set shared out: each client's part, and the indices of the training examples that are held out."""
+    """A data set shared out: each client's part, the public dataset and the common validation examples, if any."""
 
     dataset: DataSet
     parts: list[Part]
-    held_out: Indices
-    validation: Indices
-
-    @cached_property
-    def public(self) -> PublicDataset | None:
-        """The public dataset, raw as in the data set, one object for all; None without one."""
-        if not len(self.held_out):
-            return None
-        held = self.dataset.train.subset(self.held_out)
-        return PublicDataset(held.inputs[:], held.labels)
-
-    @cached_property
-    def common_validation(self) -> Examples | None:
-        """The common validation examples, one object for all; None without any."""
-        return self.dataset.train.subset(self.validation) if len(self.validation) else None
+    public: PublicDataset | None
+    validation: Examples | None
 
 
 def split(
@@ -115,18 +99,19 @@ def split(
     """Hold a public dataset of `public_samples` out by `seed`, then `partition` the rest by that or `partition_seed`.
 
     With `validation`, common examples are held out as well: that share of what all clients may keep, each class in its
-    share.
-
-    Raises:
-        DataError: As `hold_out` and `partition` do.
+    share. Other options are those of `partition`.
     """
-    public, available = hold_out(dataset, public_samples, seed)
-    dealt = seed if partition_seed is None else partition_seed
-    kept = min(clients * options.get("samples_per_client", 0) or len(available), len(available))
-    rng, common = numpy_generator(seed, "common validation"), available[:0]
+    held_out, available = hold_out(dataset, public_samples, seed)
+    public = common = None
+    if public_samples:
+        held = dataset.train.subset(held_out)
+        public = PublicDataset(held.inputs[:], held.labels)
     if validation:
-        common = available[proportional_sample(dataset.train.labels[available], max(1, round(validation * kept)), rng)]
-        available = np.setdiff1d(available, common)
+        kept = min(clients * options.get("samples_per_client", 0) or len(available), len(available))
+        rng, size = numpy_generator(seed, "common validation"), max(1, round(validation * kept))
+        chosen = available[proportional_sample(dataset.train.labels[available], size, rng)]
+        common, available = dataset.train.subset(chosen), np.setdiff1d(available, chosen)
+    dealt = seed if partition_seed is None else partition_seed
     parts = partition(dataset, name, clients=clients, seed=dealt, available=available, **options)
     return Split(dataset, parts, public, common)
 

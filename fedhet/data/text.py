@@ -29,15 +29,12 @@ _CODES = np.full(256, len(CHARACTERS) - 1, dtype=np.uint8)
 _CODES[np.frombuffer(CHARACTERS.encode("ascii"), np.uint8)] = np.arange(len(CHARACTERS))
 
 _BY_LINE = "by William Shakespeare"
-_SPEECH = re.compile(r"  ([A-Za-z][A-Za-z ]*)\. (.*)")
-_CONTINUED = re.compile(r"    (.*)")
-# One play of the complete works has its roles at the left margin, and anything below is their speech.
-_MARGIN_PLAY = "THE COMEDY OF ERRORS"
-_MARGIN_SPEECH = re.compile(r"([A-Za-z][A-Za-z ]*)\. (.*)")
-_MARGIN_CONTINUED = re.compile(r"([^<].*)")
+# A line that opens a speech and one that continues it. The Comedy of Errors has its roles at the left margin, and
+# anything below is their speech.
+_PATTERNS = (re.compile(r"  ([A-Za-z][A-Za-z ]*)\. (.*)"), re.compile(r"    (.*)"))
+_MARGIN_PATTERNS = (re.compile(r"([A-Za-z][A-Za-z ]*)\. (.*)"), re.compile(r"([^<].*)"))
 # Verses that end a sentence in mid-line look like speeches.
 _POEMS = ("THE SONNETS", "A LOVER'S COMPLAINT")
-_TINY_SPEECH = re.compile(r"([^:]+):")
 
 
 def encode(text: str) -> Tensor:
@@ -47,13 +44,10 @@ def encode(text: str) -> Tensor:
 
 
 def speeches(text: str) -> Speeches:
-    """Lines of every role, in the order of the text.
+    """Lines of every role, in the order of the text; a `DataError` if it has neither of two layouts.
 
-    Understands the complete works (Project Gutenberg's Etext 100 of 1994, which LEAF reads; roles are `play: role`) and
+    They are the complete works (Project Gutenberg's Etext 100 of 1994, which LEAF reads; roles are `play: role`) and
     tiny-shakespeare (roles under `ROLE:`; it does not mark plays, so a name in two plays is one role).
-
-    Raises:
-        DataError: The text has neither layout.
     """
     # The complete works repeat a copyright notice in every play, in lines that would be read as speeches.
     lines = re.sub("<<.*?>>", "", text, flags=re.DOTALL).splitlines()
@@ -69,25 +63,20 @@ def speeches(text: str) -> Speeches:
 def _of_complete_works(lines: list[str]) -> Speeches:
     plays: dict[str, Speeches] = defaultdict(lambda: defaultdict(list))
     title = role = ""
-    speech, continued = _SPEECH, _CONTINUED
     for number, line in enumerate(lines):
+        speech, continued = _MARGIN_PATTERNS if title == "THE COMEDY OF ERRORS" else _PATTERNS
         if _BY_LINE in line:
             title = next((above.strip() for above in reversed(lines[max(0, number - 8) : number]) if above.strip()), "")
             role = ""
-            margin = title == _MARGIN_PLAY
-            speech, continued = (_MARGIN_SPEECH, _MARGIN_CONTINUED) if margin else (_SPEECH, _CONTINUED)
-        elif not title:
-            continue
-        elif opening := speech.match(line):
+        elif title and (opening := speech.match(line)):
             # Some roles are written in different cases; acts look like roles where those stand at the margin.
             role = "" if opening[1].startswith("ACT ") else opening[1].upper()
             if role:
                 plays[title][role].append(opening[2])
-        elif role:
-            if more := continued.match(line):
-                plays[title][role].append(more[1])
-            elif line.startswith("<"):
-                role = ""
+        elif role and (more := continued.match(line)):
+            plays[title][role].append(more[1])
+        elif line.startswith("<"):
+            role = ""
     return {
         f"{play}: {role}": said for play, roles in plays.items() if play not in _POEMS for role, said in roles.items()
     }
@@ -97,26 +86,20 @@ def _of_tiny(lines: list[str]) -> Speeches:
     roles: Speeches = defaultdict(list)
     role = ""
     for above, line in zip(["", *lines], lines, strict=False):
-        opening = None if above.strip() else _TINY_SPEECH.fullmatch(line)
-        if opening:
+        if not above.strip() and (opening := re.fullmatch(r"([^:]+):", line)):
             role = opening[1]
         elif role:
             roles[role].append(line)
     return dict(roles)
 
 
-def _windows(text: Tensor, stride: int) -> Tensor:
-    """Every `stride`-th window of a text with the character after it, (n, WINDOW + 1), without copying the text."""
-    return text.unfold(0, WINDOW + 1, stride) if len(text) > WINDOW else text.new_empty(0, WINDOW + 1)
-
-
-def _examples(windows: list[Tensor]) -> Examples:
-    together = torch.cat(windows)
-    return Examples(together[:, :WINDOW].contiguous(), together[:, WINDOW].long())
-
-
-def _owners(windows: list[Tensor]) -> Indices:
-    return np.repeat(np.arange(len(windows)), [len(window) for window in windows])
+def _windows(texts: list[Tensor], stride: int) -> tuple[Examples, Indices]:
+    """Every `stride`-th window of each text and the character after it; and the index of its text, (n,)."""
+    windows = [text.unfold(0, WINDOW + 1, stride) for text in texts if len(text) > WINDOW]
+    owners = [index for index, text in enumerate(texts) if len(text) > WINDOW]
+    together = torch.cat([torch.empty(0, WINDOW + 1, dtype=torch.uint8), *windows])
+    examples = Examples(together[:, :WINDOW].contiguous(), together[:, WINDOW].long())
+    return examples, np.repeat(np.array(owners, np.int64), [len(each) for each in windows])
 
 
 @register_dataset("shakespeare")
@@ -141,20 +124,18 @@ def shakespeare(folder: Path | None, *, min_characters: int = 10_000, stride: in
         raise DataError(f"{path}: {error}") from error
     texts = {role: encode(" ".join(said)) for role, said in roles.items()}
     texts = {role: text for role, text in texts.items() if len(text) >= max(min_characters, WINDOW + 1)}
-    train, test = [], []
-    for text in texts.values():
-        cut = int(0.8 * len(text))
-        train.append(_windows(text[:cut], stride))
-        test.append(_windows(text[cut:], stride))
-    if not any(map(len, train)) or not any(map(len, test)):
+    cuts = [int(0.8 * len(text)) for text in texts.values()]
+    train, train_owners = _windows([text[:cut] for text, cut in zip(texts.values(), cuts, strict=True)], stride)
+    test, test_owners = _windows([text[cut:] for text, cut in zip(texts.values(), cuts, strict=True)], stride)
+    if not len(train) or not len(test):
         raise DataError(f"{path}: no role of {len(roles)} says enough for min-characters {min_characters}")
     return DataSet(
         name="shakespeare",
-        train=_examples(train),
-        test=_examples(test),
+        train=train,
+        test=test,
         classes=len(CHARACTERS),
         task=get_task("next-character"),
         input_shape=(WINDOW,),
         transform=torch.Tensor.long,  # which embeddings take
-        groups=Groups(tuple(texts), _owners(train), _owners(test)),
+        groups=Groups(tuple(texts), train_owners, test_owners),
     )

@@ -14,22 +14,17 @@ class Normalise:
 
     def __init__(self, scale: float, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)):
         """Choose scale (255 for bytes), and mean and standard deviation of the scaled values, one a channel or one."""
-        # Scalars where there is one channel: adding a tensor that has to be broadcast costs more than the addition.
-        self._by_channel = len(mean) > 1
-        self._factor = torch.tensor([1 / (scale * s) for s in std]).view(-1, 1, 1)
-        self._offset = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).view(-1, 1, 1)
-        self._scalar_factor = self._factor[0].item()
-        self._scalar_offset = self._offset[0].item()
+        # A scalar where there is one channel: adding a tensor that has to be broadcast costs more than the addition.
+        shape = (-1, 1, 1) if len(mean) > 1 else ()
+        self._factor = torch.tensor([1 / (scale * s) for s in std]).view(shape)
+        self._offset = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).view(shape)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Normalise (n, channels, height, width); returns a new float32 tensor on the images' device."""
         floats = images.to(torch.float32, copy=True)
-        if self._by_channel:
-            # They stay where images are: copying them for each batch would make a GPU wait.
-            self._factor, self._offset = (each.to(images.device) for each in (self._factor, self._offset))
-            return floats.mul_(self._factor).add_(self._offset)
-        floats.mul_(self._scalar_factor)
-        return floats.add_(self._scalar_offset) if self._scalar_offset else floats
+        # They stay where images are: copying them for each batch would make a GPU wait.
+        self._factor, self._offset = (each.to(images.device) for each in (self._factor, self._offset))
+        return floats.mul_(self._factor).add_(self._offset)
 
 
 def resized(images: Tensor, transform: Callable[[Tensor], Tensor], size: int) -> Tensor:
@@ -38,13 +33,12 @@ def resized(images: Tensor, transform: Callable[[Tensor], Tensor], size: int) ->
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator, *, reflect: bool = True) -> Tensor:
-    """CIFAR's usual augmentation: pad the borders, crop the original size at random, flip half of the images.
+    """CIFAR's usual augmentation: pad the borders by 4, crop the original size at random, flip half of the images.
 
     Args:
         images: (n, channels, height, width), any dtype, each image with its own draw; shape, dtype and device stay.
-        generator: Source of the draws; on the CPU, so that a run on any device draws the same.
-        reflect: Whether the 4 pixels added on each side are the image reflected (the border itself is not repeated), or
-            zeros, black in bytes.
+        generator: on the CPU, so that a run on any device draws the same.
+        reflect: whether to pad with the reflected image (its border is not repeated), or with zeros, black in bytes.
     """
     n, channels, height, width = images.shape
     shifts = torch.randint(-4, 5, (2, n, 1), generator=generator)

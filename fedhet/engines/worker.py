@@ -73,7 +73,8 @@ def recipe(app: ClientApp, datasets: Collection[str]) -> SharedMessage:
     Raises:
         Exception: whatever a user's functions raise that cannot be copied.
     """
-    return SharedMessage((app, registry.given(), data.loaded(datasets) if SHARES else {}))
+    loaded = {key: dataset for key, dataset in data.LOADED.items() if SHARES and key[0] in datasets}
+    return SharedMessage((app, registry.given(), loaded))
 
 
 def _work(connection: Connection, environment: Mapping[str, str], level: int, batching: ClientBatching | None) -> None:
@@ -84,7 +85,7 @@ def _work(connection: Connection, environment: Mapping[str, str], level: int, ba
     app, methods, datasets = receive(connection)
     for method in methods:
         registry.give(method)
-    data.lend(datasets)
+    data.LOADED.update(datasets)
     be_server()
     logged: set[str] = set()
     send(connection, True)

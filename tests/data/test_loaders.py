@@ -127,9 +127,9 @@ class TestMnist:
         datasets = pytest.importorskip("torchvision.datasets")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setattr(datasets, "MNIST", lambda root, download: write_mnist(root / "MNIST" / "raw", train=7))
-        data.registry._LOADED.clear()
+        data.LOADED.clear()
         assert len(data.load("mnist").train) == 7
-        data.registry._LOADED.clear()
+        data.LOADED.clear()
 
 
 class TestCifar10:

@@ -197,12 +197,14 @@ class TestHoldOut:
             data.split(dataset, "iid", clients=4, seed=1, public_samples=200),
             data.split(dataset, "classes", clients=9, seed=1, public_samples=200, classes_per_client=2),
         ]
-        assert np.array_equal(splits[0].held_out, splits[1].held_out)
-        assert not np.array_equal(splits[0].held_out, data.hold_out(dataset, 200, seed=2)[0])
+        held_out, other = (data.hold_out(dataset, 200, seed=seed)[0] for seed in (1, 2))
+        assert not np.array_equal(held_out, other)
         for split in splits:
+            assert split.public is not None
+            assert np.array_equal(split.public.inputs[:, 0].numpy(), held_out)
             owned = np.concatenate([part.train for part in split.parts])
-            assert set(owned) | set(split.held_out) == set(range(1000))
-            assert len(owned) + len(split.held_out) == 1000
+            assert set(owned) | set(held_out) == set(range(1000))
+            assert len(owned) + len(held_out) == 1000
 
     def test_public_dataset_holds_every_class_in_its_share(self) -> None:
         dataset = made()
@@ -212,12 +214,11 @@ class TestHoldOut:
 
     def test_public_dataset_is_one_tensor_of_raw_inputs(self) -> None:
         split = data.split(made(), "iid", clients=4, seed=1, public_samples=20)
-        public = split.public
+        public, held_out = split.public, torch.from_numpy(data.hold_out(made(), 20, seed=1)[0])
         assert public is not None
-        assert public is split.public
-        assert torch.equal(public.inputs[:, 0], torch.from_numpy(split.held_out))
+        assert torch.equal(public.inputs[:, 0], held_out)
         assert public.labels is not None
-        assert torch.equal(public.labels, split.dataset.train.labels[torch.from_numpy(split.held_out)])
+        assert torch.equal(public.labels, split.dataset.train.labels[held_out])
         assert data.split(made(), "iid", clients=4, seed=1).public is None
 
     def test_public_dataset_must_leave_something(self) -> None:

@@ -199,9 +199,9 @@ def test_clients_wait_for_workers_where_all_have_ended(tmp_path: Path) -> None:
 
 def test_workers_have_the_data_set_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_locally(settings(workers=1, rounds=1), tmp_path / "digits")
-    key, digits = next((key, dataset) for key, dataset in data.registry._LOADED.items() if key[0] == "digits")
+    key, digits = next((key, dataset) for key, dataset in data.LOADED.items() if key[0] == "digits")
     upside_down = Examples(digits.train.inputs.flip(2), digits.train.labels)
-    monkeypatch.setitem(data.registry._LOADED, key, replace(digits, train=upside_down))
+    monkeypatch.setitem(data.LOADED, key, replace(digits, train=upside_down))
     caches = (population.dataset_of, population._split, population._client)
     for cache in caches:
         cache.cache_clear()
