@@ -17,7 +17,7 @@ from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError
 from fedhet.flower import ClientApp, Context, Message, decode, write_reply
-from fedhet.flower.mods import check_clipped, clips, in_flowers_format, tell
+from fedhet.flower.mods import check_one_model, clips, in_flowers_format, tell
 from fedhet.machine import describe
 from fedhet.method import Method
 from fedhet.population import ClientInfo
@@ -116,7 +116,8 @@ class Answers:
         if question != HANDSHAKE:
             return side.answer(question, job.payload)
         if self._clipped:
-            check_clipped(client.config.method_name, side.traits, side.shared())
+            specs = [spec_of(side.shared())]
+            check_one_model("a mod of Flower's", client.config.method_name, side.traits, specs)
         client.store.make_room()
         sent = public_dataset_in(job.payload)
         if sent is not None:

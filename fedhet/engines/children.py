@@ -1,8 +1,7 @@
-"""Child processes: forked from one that has imported what runs need, one thread each.
+"""Child processes, one thread each, forked from `multiprocessing`'s fork server, which has imported what runs need.
 
-That one is `multiprocessing`'s fork server; what of its insides is relied on, so that it ends with this process, is
-here alone. The pools of `loky` and `concurrent.futures` carry neither workers nor comparisons: once one of their
-processes is killed, they give up on every call.
+The pools of `loky` and `concurrent.futures` give up on every call once one of their processes is killed. The fork
+server's insides that are relied on, so that it ends with this process, are used here alone.
 """
 
 import contextlib
@@ -23,8 +22,8 @@ from typing import Any
 from fedhet.engines import messages
 from fedhet.errors import FedhetError
 
-# Read by the numerical libraries when they are first loaded, so they must be set before a process starts. Two processes
-# with two threads each on two cores were measured to be a hundred times slower than with one.
+# Read by the numerical libraries when they are first loaded. Two processes with two threads each on two cores were
+# measured to be a hundred times slower than with one.
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 HIGH = 900
@@ -42,10 +41,9 @@ class ChildError(FedhetError):
 
 
 class Child:
-    """A process that ends with this one, and a connection to it, a socket for messages (`fedhet.engines.messages`).
+    """A process that ends with this one, and a connection to it for messages (`fedhet.engines.messages`).
 
-    It does not import the script that this process runs, which may start runs itself. Starting it waits for what was
-    prepared.
+    It does not import the script that this process runs, which may start runs itself.
 
     Args:
         function: called there as `function(connection, *arguments)`; importable by name.
@@ -92,11 +90,7 @@ class Child:
 
 
 def prepare(*further: str) -> None:
-    """Have the process that others are forked from import what they need, while this one goes on; at most once.
-
-    Args:
-        further: modules that they need beside those that workers need; of use where that process is not there yet.
-    """
+    """Start the process that others are forked from, once; it imports what workers need and further modules."""
     multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *further])
     with _one_thread(), _without_interrupts():
         _server.ensure_running()
@@ -105,11 +99,8 @@ def prepare(*further: str) -> None:
 
 @cache
 def _ended_at_exit() -> None:
-    """As this process ends, so does the one that others are forked from: it might still be importing, for seconds.
-
-    It comes after the processes that were forked and before the folder of its socket is removed (-100).
-    """
-    Finalize(None, _end_server, exitpriority=-1)
+    """As this process ends, so does the one that others are forked from: it might still be importing, for seconds."""
+    Finalize(None, _end_server, exitpriority=-1)  # after those that were forked, before its socket's folder goes (-100)
 
 
 def _end_server() -> None:

@@ -1,11 +1,9 @@
 """Objects sent to another process, their large arrays in memory that both have.
 
-A message has a mark and a checksum before what is pickled. So bytes that something else in the other process has
-written to the socket are found out before they are unpickled.
-
-An object is pickled with its large buffers beside it (protocol 5), in a file in memory without a name, whose
-descriptor goes over the same socket: a process that is killed leaves nothing behind. Who gets it has its pages, and
-copies of those that it writes to. Where the system has no such files, everything is pickled.
+A mark and a checksum before what is pickled find out bytes that something else in the other process has written to the
+socket. Large buffers go beside what is pickled (protocol 5), in a file in memory without a name, whose descriptor goes
+over the same socket: a process that is killed leaves nothing behind, and who gets the file has its pages, and copies of
+those that it writes to. Where the system has no such files, everything is pickled.
 """
 
 import contextlib
@@ -15,11 +13,10 @@ import os
 import pickle
 import socket
 import struct
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 from multiprocessing import reduction
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
@@ -108,28 +105,26 @@ def receive(connection: Connection, *, patience: float | None = None) -> Any:
 
     Args:
         connection: where it comes.
-        patience: seconds that it may take to come whole; None for any.
+        patience: seconds in which something of it must come; None for any.
 
     Raises:
         EOFError, OSError: who sent it has ended, or sent no message.
     """
-    until = None if patience is None else time.monotonic() + patience
-    with _socket(connection) as sock:
-        _, checksum, size, has_memory = _HEAD.unpack(_read(sock, _HEAD.size, until, begins=_MARK))
-        sent = _read(sock, size, until)
+    with _socket(connection, patience) as sock:
+        _, checksum, size, has_memory = _HEAD.unpack(_read(sock, _HEAD.size, begins=_MARK))
+        sent = _read(sock, size)
         if zlib.crc32(sent) != checksum:
             raise DamagedError("what it sent is damaged")
-        memory = _memory(sock, until) if has_memory else memoryview(b"")
+        memory = _memory(sock) if has_memory else memoryview(b"")
     pickled = io.BytesIO(sent)
     places: list[tuple[int, int]] = pickle.load(pickled)  # noqa: S301 - of a process of one's own
     return pickle.load(pickled, buffers=[memory[start:end] for start, end in places])  # noqa: S301
 
 
-def _read(sock: socket.socket, size: int, until: float | None, begins: bytes = b"") -> bytearray:
+def _read(sock: socket.socket, size: int, begins: bytes = b"") -> bytearray:
     """Read so many bytes, and find out at once where they do not begin as they must; raises as `receive`."""
     read = bytearray()
     while len(read) < size:
-        _await(sock, until)
         part = sock.recv(min(size - len(read), _PART))
         if not part:
             raise EOFError
@@ -139,14 +134,8 @@ def _read(sock: socket.socket, size: int, until: float | None, begins: bytes = b
     return read
 
 
-def _await(sock: socket.socket, until: float | None) -> None:
-    if not wait([sock], None if until is None else max(0.0, until - time.monotonic())):
-        raise DamagedError("it began a message and did not end it")
-
-
-def _memory(sock: socket.socket, until: float | None) -> memoryview:
+def _memory(sock: socket.socket) -> memoryview:
     """Take in the memory whose descriptor comes next; raises as `receive`, or where no more files are allowed."""
-    _await(sock, until)
     try:
         (descriptor,) = reduction.recvfds(sock, 1)
     except RuntimeError as error:
@@ -156,12 +145,15 @@ def _memory(sock: socket.socket, until: float | None) -> memoryview:
 
 
 @contextlib.contextmanager
-def _socket(connection: Connection) -> Iterator[socket.socket]:
+def _socket(connection: Connection, patience: float | None = None) -> Iterator[socket.socket]:
     sock = socket.socket(fileno=connection.fileno())
     try:
-        sock.settimeout(None)  # whatever somebody has made the default
+        sock.settimeout(patience)
         yield sock
+    except TimeoutError as error:
+        raise DamagedError("it began a message and did not end it") from error
     finally:
+        sock.settimeout(None)  # which is of the descriptor, and so of others that send
         sock.detach()
 
 

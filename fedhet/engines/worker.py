@@ -21,7 +21,7 @@ from fedhet.learning import ClientBatching
 
 
 class Worker:
-    """A process that handles one message after the other, or those of batched clients side by side.
+    """A process that handles messages.
 
     Attributes:
         groups: the messages that it has, by key: those that it works on, then those that wait in its process.

@@ -1,9 +1,8 @@
 """Worker processes for the local engine: as many clients train at once as there are cores.
 
-A run begins in one process, while another imports the modules that workers need. Once clients have taken some seconds,
-workers are forked from that one and take over as soon as they are ready; so a short run never waits for them. While a
-worker trains one client, the next client's message waits in its process already, and the server takes in replies.
-A client's results do not depend on its process: it is seeded for each message, and its lasting state is on disk.
+A run begins in one process; once clients have taken some seconds, workers are forked and take over as soon as they are
+ready, so a short run never waits for them. While a worker trains one client, the next client's message waits in its
+process already. A client's results do not depend on its process: it is seeded for each message, its state is on disk.
 """
 
 import heapq
@@ -36,15 +35,15 @@ class WorkerGrid(LocalGrid):
     then tried one by one, to find out whose failure it is.
 
     Args:
-        client_app: handles every message; workers get it by cloudpickle.
-        clients: number of nodes; node i has partition id i.
+        client_app: as of `LocalGrid`, like `clients` and `batching`; workers get it by cloudpickle.
+        clients: number of nodes.
         workers: processes.
         timeout: seconds that a message may take in a worker, or those of batched clients together.
         at_once: whether the first message waits for workers: what happens in this process cannot be timed out.
+        batching: handles several messages of a worker side by side.
         datasets: names of those that workers have from this process, where it has loaded them.
-        batching: what a worker handles side by side, if it does.
-        room: asked as workers are started, once clients have trained here: for how many there is room; None: for all.
-            There are then no more workers than batches that all clients make.
+        room: number of workers that a GPU has room for, asked once clients have trained here; None: for all. There are
+            then no more workers than batches that all clients make.
     """
 
     answers = True
@@ -95,11 +94,9 @@ class WorkerGrid(LocalGrid):
         self._pushed = len(keys)
         return keys
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Have the messages handled, each within the grid's own timeout; replies come while others are computed."""
-        return self._replies(list(self.push_messages(messages)))
-
-    def _replies(self, keys: Sequence[str]) -> Iterator[Message]:
+        keys = list(self.push_messages(messages))
         missing = len(keys)
         while missing:
             for reply in self.pull_messages(keys):

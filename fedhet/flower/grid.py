@@ -1,8 +1,7 @@
-"""A Grid whose nodes are calls of a ClientApp.
+"""A Grid that calls the ClientApp itself: Flower has no plug-in point for backends, but a strategy only needs a `Grid`.
 
-Flower has no plug-in point for another backend, but a strategy only needs a `Grid`; this one calls the ClientApp
-itself. It must do what Flower's runtime does around a ClientApp: identity, message ids, one context a node, and an
-error reply for a client that raises.
+It does what Flower's runtime does around a ClientApp: identity, message ids, one context a node, and an error reply for
+a client that raises.
 """
 
 import itertools
@@ -100,10 +99,7 @@ class LocalGrid(Grid):
 def handled(
     app: ClientApp, calls: Sequence[tuple[Message, Context]], logged: set[str], batching: ClientBatching | None = None
 ) -> list[Message]:
-    """Return clients' replies; one that raises fails alone: the run goes on, as in Flower's runtime.
-
-    An error is logged the first time: one cause often hits many clients.
-    """
+    """Return clients' replies; one that raises fails alone, and an error is logged once: it often hits many clients."""
     clients = [partial(app, *call) for call in calls]
     results = batching.run(clients) if batching else [outcome(client) for client in clients]
     return [
@@ -121,10 +117,7 @@ def _failed(message: Message, context: Context, error: Exception, logged: set[st
 
 
 def _own(content: RecordDict) -> RecordDict:
-    """Return a message's records for one client: changing them changes those of no other client.
-
-    The bytes of the arrays are shared, since they cannot be written.
-    """
+    """Return a message's records for one client alone; the bytes of arrays are shared: they cannot be written."""
     own = RecordDict()
     for name, record in content.items():
         own[name] = record_of(record) if isinstance(record, ArrayRecord) else record

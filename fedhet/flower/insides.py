@@ -1,11 +1,9 @@
-"""Everything of Flower that its documentation does not promise and fedhet relies on; a test holds each to Flower."""
+"""Everything of Flower that its documentation does not promise and fedhet relies on, each held by a test."""
 
-import copy
 import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from flwr.app import Array, ArrayRecord, Error, Message
 from flwr.common.constant import ErrorCode
@@ -21,10 +19,7 @@ _NO_HANDLER = "function registered with name"
 
 
 def array_of(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> Array:
-    """Return a Flower array of these parts.
-
-    Its own way finds out which of three kinds of arguments it got, for ten times as long.
-    """
+    """Return a Flower array of these parts, in a tenth of the time of Flower's constructor."""
     array = Array.__new__(Array)
     array.__dict__.update(dtype=dtype, shape=shape, stype=stype, data=data)
     return array
@@ -33,21 +28,8 @@ def array_of(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> Arr
 def record_of(arrays: Mapping[str, Array]) -> ArrayRecord:
     """Return a record of Flower arrays, the same objects; Flower would look at each again."""
     record = ArrayRecord()
-    fields_of(record).update(arrays.items())
+    record.__dict__["_data"].update(arrays.items())
     return record
-
-
-def fields_of(record: Any) -> dict[str, Any]:
-    """Return the fields of a record, to be changed without Flower looking at each."""
-    fields: dict[str, Any] = record.__dict__["_data"]
-    return fields
-
-
-def copy_of(record: Any) -> Any:
-    """Return a record with the same values that can be changed without changing this one."""
-    copied = copy.copy(record)
-    copied.__dict__["_data"] = dict(record.items())
-    return copied
 
 
 def identify(message: Message, ids: Iterator[int]) -> str:

@@ -20,13 +20,9 @@ NOT_OURS = "its ClientApp is not fedhet's: make it with fedhet.make_client_app"
 def write_request(
     record: RecordDict, request: Request, settings: str, further: Mapping[str, Any] | None = None
 ) -> None:
-    """Put a request into the records of a message.
+    """Put a request and a run's settings (`Config.text`) into the records of a message.
 
-    Args:
-        record: those of the message.
-        request: what is asked, beside the method's payload.
-        settings: those of the run (`Config.text`).
-        further: values that are not fedhet's, for Flower's mods around the clients.
+    Values that are `further`, and not fedhet's, are for Flower's mods around the clients.
     """
     record["request"] = ConfigRecord({**(further or {}), "settings": settings, "request": request.to_json()})
 
@@ -64,11 +60,9 @@ def read_reply(message: Message) -> Reply:
     Raises:
         FedhetError: it carries an error or a refusal, or is no reply of fedhet's client app.
     """
-    reason = message.error.reason or f"error code {message.error.code}" if message.has_error() else ""
-    if no_handler(reason) or (not reason and "report" not in message.content):
-        raise WireError(NOT_OURS)
-    if reason:
-        raise FedhetError(f"failed: {reason}")
+    if message.has_error():
+        reason = message.error.reason or f"error code {message.error.code}"
+        raise WireError(NOT_OURS) if no_handler(reason) else FedhetError(f"failed: {reason}")
     records = message.content
     report, metrics = records.get("report"), records.get("metrics")
     if not isinstance(report, ConfigRecord):
@@ -78,8 +72,7 @@ def read_reply(message: Message) -> Reply:
         raise (LostReply if report.get("lost") is True else FedhetError)(reason[:LONGEST_REASON])
     if not isinstance(metrics, MetricRecord):
         raise WireError("its reply is damaged: it has no metrics")
-    own = Report.of(report)
-    return Reply.of(decode(records), metrics, own)
+    return Reply.of(decode(records), metrics, Report.of(report))
 
 
 def name_in(message: Message) -> str:

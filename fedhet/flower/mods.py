@@ -1,17 +1,20 @@
-"""Flower's mods around a client: what they read is in Flower's format, and those that clip need one shared model."""
+"""Flower's mods around a client and wrappers around a strategy, such as those for differential privacy."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from flwr.app import Context, Message
+from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.clientapp.typing import ClientAppCallable
-from torch import Tensor
+from flwr.serverapp.strategy import Strategy
 
-from fedhet.errors import FedhetError
+from fedhet.errors import ConfigError
+from fedhet.flower.insides import wrapper_of
 from fedhet.flower.records import decode_arrays, encode_arrays
 from fedhet.method import Traits
+from fedhet.options import Config
+from fedhet.wire import Payload, Spec
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -34,20 +37,59 @@ def in_flowers_format(message: Message, context: Context, call_next: ClientAppCa
     return call_next(message, context)
 
 
-def check_clipped(method: str, traits: Traits, shared: Mapping[str, Tensor]) -> None:
-    """Find out in the handshake whether a clipping mod can do its work: on one shared model and nothing beside it.
+def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec]) -> None:
+    """Check that clients share one model that the server averages, of floating arrays: others cannot be clipped.
+
+    Args:
+        name: of the mod or wrapper.
+        method: its name.
+        traits: the method's.
+        specs: of each client's shared arrays, at least one.
 
     Raises:
-        FedhetError: it cannot, why, and what would do.
+        ConfigError: they do not; with what would do.
     """
-    if traits.public != "none" or not traits.shares.averaged or not shared:
-        raise FedhetError(
-            f"a mod of Flower's clips the one model that a client gets and sends, and under {method} it sends other "
-            "things: use fedavg, fedprox, fedrep or lg-fedavg with it, or leave it out"
+    if not traits.shares.averaged or traits.networks == "widths" or traits.public != "none" or not all(specs):
+        raise ConfigError(
+            f"{name} works on one model that all clients share and the server averages, and {method} has none: "
+            "use fedavg, fedprox, fedrep or lg-fedavg with it"
         )
-    if traits.networks == "widths":
-        raise FedhetError(f"a mod of Flower's clips arrays of one shape, and {method} changes them: leave it out")
-    if whole := [name for name, tensor in shared.items() if not tensor.is_floating_point()]:
-        raise FedhetError(
-            f"a mod of Flower's cannot clip {whole[0]}, which holds whole numbers: set batch-norm = local"
+    if any(list(spec) != list(specs[0]) for spec in specs):
+        raise ConfigError(f"{name} needs the same arrays of all clients, and under {method} theirs differ")
+    if whole := [key for key, (_, dtype) in specs[0].items() if not dtype.startswith("float")]:
+        raise ConfigError(f"{name} cannot clip {whole[0]}, which holds whole numbers: set batch-norm = local")
+
+
+def check_hooks(
+    strategy: Strategy,
+    method: str,
+    traits: Traits,
+    specs: Sequence[Spec],
+    arrays: ArrayRecord,
+    config: Config,
+    payloads: Mapping[str, Payload],
+) -> None:
+    """Check before anything is trained that a wrapper around a strategy, if there is one, can work on what is sent.
+
+    To be called by a hook of the strategy's. A wrapper compares what a client sends with the arrays that it was given
+    itself, one by one: so there must be one shared model and nothing beside it.
+
+    Raises:
+        ConfigError: it cannot, why, and what would do.
+    """
+    if (wrapper := wrapper_of(strategy)) is None:
+        return
+    name = type(wrapper).__name__
+    check_one_model(name, method, traits, specs)
+    if config.wire_dtype != "float32":
+        raise ConfigError(f"{name} needs wire-dtype = float32, not {config.wire_dtype}")
+    shared = list(specs[0])
+    if list(arrays) != shared:
+        further = ", ".join([key for key in arrays if key not in shared][:2])
+        raise ConfigError(
+            f"{name} compares with initial_arrays one by one, so they must be what {method}'s clients share, in its "
+            f"order: {', '.join(shared[:2])}, ... ({len(shared)} arrays)"
+            + (f"; leave out {further}" if further else "")
         )
+    if any(set(payload.arrays) != {"model"} or payload.values for payload in payloads.values()):
+        raise ConfigError(f"{name} works on the shared model alone, and {method} sends its clients more")

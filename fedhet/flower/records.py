@@ -1,8 +1,7 @@
 """Payloads to and from the records of Flower messages: raw bytes with dtype and shape, no pickle, checked on arrival.
 
-A payload's groups of arrays (`"model"`, `"features"`, ...) are each an `ArrayRecord`, its plain values a
-`ConfigRecord`. Flower's own `stype` goes through `np.save`; raw bytes cost a fifth of it, and only fedhet reads them:
-what Flower or a user is given, or its wrappers and mods look into, is in Flower's format.
+Each of a payload's groups of arrays is an `ArrayRecord`, its plain values are a `ConfigRecord`. Raw bytes cost a fifth
+of Flower's own `stype`, but only fedhet reads them: what Flower, its users or mods read is in Flower's format.
 """
 
 import io
@@ -40,11 +39,7 @@ class Encoder:
         self._done: dict[int, tuple[Arrays, ArrayRecord]] = {}
 
     def __call__(self, payload: Payload) -> RecordDict:
-        """The record of a payload.
-
-        Raises:
-            ValueError: a group goes by a name that is taken.
-        """
+        """Return the record of a payload; raises `ValueError` where a group goes by a reserved name."""
         if taken := RESERVED & payload.arrays.keys():
             raise ValueError(f"groups of arrays cannot be called {', '.join(sorted(taken))}: choose other names")
         record = RecordDict()
@@ -75,11 +70,7 @@ def decode(record: RecordDict) -> Payload:
 
 
 def decode_arrays(record: ArrayRecord) -> Arrays:
-    """The arrays of one record, fedhet's or Flower's own.
-
-    Raises:
-        WireError: as `decode`.
-    """
+    """The arrays of one record, fedhet's or Flower's own; raises as `decode`."""
     try:
         return {name: _decode(array) for name, array in record.items()}
     except (ValueError, TypeError, EOFError, OverflowError, SyntaxError) as error:

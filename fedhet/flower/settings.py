@@ -25,9 +25,6 @@ OURS = {
 }
 """Flower's names, and fedhet's for the same; of several for one the greatest counts."""
 
-OF_FLOWERS_LOOP = ("server-round",)
-"""Keys that Flower itself puts into a configuration."""
-
 INSTEAD = {
     "weighted-by-key": "clients are weighed by their numbers of training examples ('num-examples')",
     "arrayrecord-key": "fedhet names the records of its messages itself",
@@ -36,9 +33,6 @@ INSTEAD = {
     "evaluate-metrics-aggr-fn": "observers are told every client's metrics: give observers=[...]",
 }
 """Settings of Flower's that have no counterpart, and what there is."""
-
-OF_MODS = ("clipping_norm",)
-"""Keys that Flower's wrappers send to its mods."""
 
 
 def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,11 +59,7 @@ def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(strategy: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a strategy is made with, the method's own keys under its name.
-
-    Args:
-        strategy: its class, whose attribute `method` is the method.
-        settings: by keyword, with `_` for `-`; Flower's names are understood.
+    """Return the settings of a strategy class's keywords, Flower's names understood, the method's keys under its name.
 
     Raises:
         ConfigError: it names no method, or a setting of Flower's has no counterpart.
@@ -89,8 +79,9 @@ def split(settings: Mapping[str, Any], config: Config) -> tuple[dict[str, Any], 
     Raises:
         ConfigError: a key that is nearly one of fedhet's, or has no counterpart.
     """
-    given = {key: value for key, value in settings.items() if key not in OF_FLOWERS_LOOP}
-    further = {key: given.pop(key) for key in OF_MODS if key in given}
+    given = dict(settings)
+    given.pop("server-round", None)  # of Flower's own loop
+    further = {key: given.pop(key) for key in ("clipping_norm",) if key in given}  # of its wrappers, for its mods
     known = config.flat()
     ours: dict[str, Any] = {}
     for key, value in translated(given).items():

@@ -32,8 +32,8 @@ from fedhet.flower import (
     encode_arrays,
 )
 from fedhet.flower.insides import simulated
+from fedhet.flower.mods import check_hooks
 from fedhet.flower.settings import settings_of
-from fedhet.flower.wrappers import check_hooks
 from fedhet.observing import Observer
 from fedhet.options import Config, Value
 from fedhet.server.aggregation import Aggregator

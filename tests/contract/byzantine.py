@@ -19,7 +19,7 @@ from fedhet import population
 from fedhet.errors import FedhetError
 from fedhet.flower import ClientApp, ConfigRecord, Error, Message, RecordDict, read_request
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
-from fedhet.flower.insides import copy_of, identify
+from fedhet.flower.insides import identify
 from fedhet.server import FederatedStrategy, State
 from fedhet.testing.faults import where
 from fedhet.testing.ordinary import differing, infinite
@@ -71,9 +71,11 @@ class Replayed(LocalGrid):
 
 
 def _copied(content: RecordDict) -> RecordDict:
+    """The same values in records of their own; Flower would look at each value again."""
     copied = RecordDict()
     for name, record in content.items():
-        copied[name] = copy_of(record)
+        copied[name] = copy.copy(record)
+        copied[name].__dict__["_data"] = dict(record.items())
     return copied
 
 

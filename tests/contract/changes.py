@@ -21,7 +21,6 @@ from fedhet.flower import (
     decode_arrays,
     encode_arrays,
 )
-from fedhet.flower.insides import fields_of
 
 Change = Callable[[RecordDict], None]
 Kind = tuple[Callable[[Any, int, RecordDict], None], Iterable[Any]]
@@ -43,6 +42,11 @@ SHAPES = ((), (0,), (1,), (-1,), (2, 10), (2**20,), (2**40,), (2**63,), (0, 2**4
 STYPES = (STYPE, "numpy.ndarray", "", "pickle")
 VALUES = (math.nan, math.inf, -math.inf, 0, 1, -1, 12, 100, 1e4, -1e6, 1e8, 1e15, 1e30, 1e38)
 RECORDS = (None, ConfigRecord({"x": 1}), MetricRecord({"x": 1}), ArrayRecord({"x": Array(np.ones(2))}))
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    """The fields of a record, to be changed without Flower looking at each."""
+    return record.__dict__["_data"]
 
 
 def _one(names: Iterable[str], pick: int) -> str:

@@ -117,7 +117,7 @@ def test_a_noisy_mod_goes_around_training_under_fedhets_own_loop(tiny):
         return distance(strategy.start(LocalGrid(tiny.app(mods=mods), 2), first, num_rounds=1).arrays, first)
 
     assert moved([noise]) < 1.01 * NORM < moved(None)
-    with pytest.raises(FedhetError, match="a mod of Flower's clips the one model .* under fedproto"):
+    with pytest.raises(FedhetError, match="a mod of Flower's works on one model .* and fedproto has none"):
         fedhet.FedProto().start(LocalGrid(tiny.app(mods=[noise]), 2), num_rounds=1)
 
 
