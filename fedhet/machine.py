@@ -13,6 +13,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from fedhet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,11 +29,7 @@ _RUN_ON_GPU = 4 << 30  # bytes of a GPU for a process of which nothing is known
 
 
 def proof(text: str) -> str:
-    """Return a keyed digest of a text that only this user's processes on this machine can compute.
-
-    By it clients know a server on their own machine. The key is made when it is first needed; empty where there can be
-    none.
-    """
+    """Return a keyed digest by which clients know a server of this user on this machine; empty without a key."""
     return _proof(_key(os.path.expanduser("~/.fedhet/key")), text)
 
 
@@ -63,29 +61,19 @@ def cores() -> int:
 
 @cache
 def memory() -> int:
-    """Bytes of memory that this machine has; a tebibyte where it does not say."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 1 << 40
+    """Bytes of memory that this machine has."""
+    return psutil.virtual_memory().total
 
 
 def check_device_name(name: str) -> None:
-    """Find out whether a device can be meant; whether it is there, `device_of` finds out.
-
-    Raises:
-        ConfigError: it cannot; with what would be right.
-    """
+    """Raise `ConfigError` where a device cannot be meant; whether it is there, `device_of` finds out."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         raise ConfigError(f"device = {name!r}: must be auto, cpu, cuda, cuda:N (N from 0) or mps")
 
 
 @lru_cache(maxsize=8)
 def device_of(name: str) -> "torch.device":
-    """The device of that name; `auto` is the first CUDA device where there is one, and else the CPU.
-
-    Raises:
-        ConfigError: it is not here.
-    """
+    """The device of that name, `auto` being the first GPU or else the CPU; raises `ConfigError` if it is not here."""
     import torch
 
     check_device_name(name)
@@ -141,11 +129,9 @@ def describe(device: "torch.device") -> str:
 
 @cache
 def keep_freed_memory() -> None:
-    """Have this process use freed memory again instead of returning it to the system after every step of training.
+    """Have this process keep freed memory, with glibc, instead of returning it to the system after every step.
 
-    A convolution's activations of some megabytes are else mapped anew, page by page, in each step: half of the time of
-    a step with 128 images of 28 x 28. A process then keeps the most memory that it ever had. Where the C library is not
-    glibc, nothing happens.
+    Else a convolution's activations are mapped anew in each step, which is half of its time for 128 images of 28 x 28.
     """
     _set_malloc(_GIBIBYTE, _GIBIBYTE)
 
@@ -160,10 +146,10 @@ def _set_malloc(mmap_threshold: int, trim_threshold: int) -> None:
 
 @contextlib.contextmanager
 def process_restored() -> Iterator[None]:
-    """Within it clients may be trained in this process; behind it, its threads, generators and memory are as before.
+    """Within it clients may be trained in this process.
 
-    These are torch's number of threads, the global generators of torch, NumPy and Python, and `keep_freed_memory`:
-    freed memory goes back to the system again, from the sizes on that glibc itself arrives at for large blocks.
+    Behind it torch's number of threads and the global generators of torch, NumPy and Python are as before, and freed
+    memory goes back to the system again, from the sizes on that glibc itself arrives at for large blocks.
     """
     import numpy as np
     import torch

@@ -28,9 +28,7 @@ def exit_code(stopped: KeyboardInterrupt) -> int:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Within it SIGTERM and SIGHUP raise `Stopped`, as Ctrl-C raises its base class.
-
-    What lies inside another such context changes nothing, and so does what does not run in the main thread.
+    """Within it SIGTERM and SIGHUP raise `Stopped`, as Ctrl-C raises its base class; in the main thread, and once.
 
     Raises:
         SystemExit: with the signal's exit code, where nobody inside has caught `Stopped`.

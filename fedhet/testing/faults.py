@@ -1,4 +1,4 @@
-"""Faults: clients that crash or spoil their replies, answers that are lost, nodes that come and go."""
+"""Faults: clients that crash, replies that are spoilt or lost, runs that are stopped, nodes that come and go."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -90,6 +90,10 @@ def _unreadable(content: RecordDict) -> None:
             group[key] = Array(array.dtype, array.shape, array.stype, b"")
 
 
+def _lost(content: RecordDict) -> None:
+    raise LookupError("the answer is lost")
+
+
 REPLIES: dict[str, Callable[[RecordDict], None]] = {
     "nan": _each(lambda key, array: (key, np.full_like(array, np.nan) if array.dtype.kind == "f" else array)),
     "shape": _each(lambda key, array: (key, np.concatenate([array, array[:1]]) if array.ndim else array[None])),
@@ -97,30 +101,12 @@ REPLIES: dict[str, Callable[[RecordDict], None]] = {
     "dtype": _each(lambda key, array: (key, array.astype(np.int32 if array.dtype.kind == "f" else np.float32))),
     "missing": _without,
     "unreadable": _unreadable,
+    "lost": _lost,
 }
-"""Ways to spoil what a reply says, in place."""
+"""Ways to spoil what a reply says, in place, or to lose it after the client has trained."""
 
 
-# ---- answers that are lost, runs that are stopped, nodes that come and go
-
-
-def dropping(node: int, rounds: Iterable[int]) -> type[LocalGrid]:
-    """A grid that loses what a node answers to the training messages of some rounds."""
-    hits = [(number, "train") for number in rounds]
-
-    class Dropping(LocalGrid):
-        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            messages = list(messages)
-            keys = list(super().push_messages(messages))
-            to = (message.metadata.dst_node_id == node and where(message) in hits for message in messages)
-            self.lost = {key for key, hit in zip(keys, to, strict=True) if hit}
-            return keys
-
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            replies = super().pull_messages(message_ids)
-            return [reply for reply in replies if reply.metadata.reply_to_message_id not in self.lost]
-
-    return Dropping
+# ---- runs that are stopped, nodes that come and go
 
 
 class Stop(Observer):

@@ -60,9 +60,6 @@ PARTIAL: dict[str, Value] = {
 }
 """An ordinary run: not all clients train in a round, not every round is evaluated, and one closes the run."""
 
-FAULTY = {"crash": [2], "two crashes": [2, 3]}
-"""Rounds in which client 1 is at fault; one more round follows."""
-
 
 @dataclass(frozen=True)
 class Case:
@@ -241,11 +238,11 @@ class Kept:
     runs: ClassVar[dict[tuple[str, Case], Run]] = {}
 
     def __call__(self, what: str, case: Case | None = None) -> Run:
-        """The run that is `ordinary`, or of a `crash` or `two crashes`."""
+        """The run that is `ordinary`, or of a `crash`."""
         case = case or self.case
         if (what, case) not in self.runs:
             folder = self.folders.mktemp("kept") / "run"
-            self.runs[what, case] = self._ordinary(case, folder) if what == "ordinary" else self._crash(what, folder)
+            self.runs[what, case] = (self._ordinary if what == "ordinary" else self._crash)(case, folder)
         return self.runs[what, case]
 
     def _ordinary(self, case: Case, folder: Path) -> Run:
@@ -255,8 +252,7 @@ class Kept:
         done = run(folder, case.settings(PARTIAL), app=app, observers=[remembering])
         return Run(done.folder, (app.up, app.down), exchanges, remembering.state)
 
-    def _crash(self, what: str, folder: Path) -> Run:
-        """Client 1 does nothing in some rounds: that is what any fault of it must come to."""
-        rounds = FAULTY[what]
-        app = Tampering(before=raising(at(rounds, "1"), RuntimeError("out of order")))
-        return run(folder, self.case.settings(rounds=rounds[-1] + 1), app=app)
+    def _crash(self, case: Case, folder: Path) -> Run:
+        """Client 1 does nothing in the second of three rounds: that is what any fault of it must come to."""
+        app = Tampering(before=raising(at([2], "1"), RuntimeError("out of order")))
+        return run(folder, case.settings(rounds=3), app=app)

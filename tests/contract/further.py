@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 import fedhet
 from fedhet import config as configuration
 from fedhet import registry
+from fedhet.engines import local
 from fedhet.engines.workers import WorkerGrid
 from fedhet.flower import (
     STYPE,
@@ -29,7 +30,7 @@ from fedhet.flower import (
     write_reply,
     write_request,
 )
-from fedhet.flower.grid import FIRST_NODE
+from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.testing import Case, MethodContract, Run, Stop, Tampering, at, raising, run
 from fedhet.testing.faults import REPLIES, Before, Hit, where
 from fedhet.testing.ordinary import differing
@@ -147,6 +148,22 @@ class Contract(MethodContract):
 
     # ---- clients apart from each other
 
+    @pytest.mark.parametrize(
+        "rounds", [[2], pytest.param([2, 3], marks=pytest.mark.slow)], ids=["once", "twice in a row"]
+    )
+    def test_a_client_whose_answer_is_dropped_goes_on_from_the_state_before(
+        self, case: Case, rounds: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It comes to the same as not having trained."""
+        crash = Tampering(before=raising(at(rounds, "1"), RuntimeError("out of order")))
+        expected = run(tmp_path / "expected", case.settings(rounds=rounds[-1] + 1), app=crash)
+        monkeypatch.setattr(local, "LocalGrid", dropping(FIRST_NODE + 1, rounds))
+        # Where replies are fetched one by one, the one that is lost is waited for.
+        settings = case.settings(rounds=rounds[-1] + 1) | ({"timeout": 0.2} if case.server.takes_in else {})
+        done = run(tmp_path / "run", settings)
+        assert "no reply within" in done.row(2)["failures"][0]["reason"]
+        assert_same_but_for_the_fault(done, expected)
+
     @pytest.mark.slow
     def test_a_client_that_changes_its_input_harms_no_other(self, case: Case, tmp_path: Path) -> None:
         """Each client's message is its own copy."""
@@ -184,6 +201,25 @@ class Contract(MethodContract):
         reason = done.row(1)["failures"][0]["reason"]
         assert reason.startswith(f"it goes by the name '0', as node {first} does, which had it first")
         assert [row["participants"] for row in done.rows[1:4]] == [["0", "1"]] * 3
+
+
+def dropping(node: int, rounds: Iterable[int]) -> type[LocalGrid]:
+    """A grid that loses what a node answers to the training messages of some rounds."""
+    hits = [(number, "train") for number in rounds]
+
+    class Dropping(LocalGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            keys = list(super().push_messages(messages))
+            to = (message.metadata.dst_node_id == node and where(message) in hits for message in messages)
+            self.lost = {key for key, hit in zip(keys, to, strict=True) if hit}
+            return keys
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            replies = super().pull_messages(message_ids)
+            return [reply for reply in replies if reply.metadata.reply_to_message_id not in self.lost]
+
+    return Dropping
 
 
 def killing(hit: Hit) -> Before:
