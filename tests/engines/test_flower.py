@@ -133,7 +133,7 @@ class TestApp:
         config = configuration.resolve({"method": "mine", "mine.mu": 0.75})
         settings = flower._run_config(config, tmp_path, False, True)
         assert settings.keys() <= flat(pyproject["tool"]["flwr"]["app"]["config"]).keys()
-        assert tomllib.loads(settings["extra-keys"]) == {"mine": {"average": "all", "mu": 0.75}}
+        assert tomllib.loads(settings["extra-keys"]) == {"mine": {"mu": 0.75}}
         assert configuration.resolve(settings).parameters == config.parameters
 
     def test_nodes_elsewhere_keep_their_state_and_their_number(self, tmp_path: Path) -> None:
