@@ -11,12 +11,7 @@ from fedhet.state import State
 
 @dataclass
 class RoundReport:
-    """A round, as observers see it.
-
-    Attributes:
-        row: the object that is a line of `history.jsonl`.
-        clients: the rows of `clients.csv`.
-    """
+    """A round, as observers see it: its line of `history.jsonl`, and its rows of `clients.csv`."""
 
     row: dict[str, Any]
     clients: list[ClientRow]

@@ -46,11 +46,7 @@ class Work:
 
 
 def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The clients, and nodes without a name, that failed and completed no round of training, each with its last reason.
-
-    Args:
-        rows: of the history.
-    """
+    """The clients, and nodes without a name, that failed in these rows and trained in none, with their last reason."""
     rows = list(rows)
     took_part = {client for row in rows for client in row["participants"]}
     failures = [failure for row in rows for failure in row["failures"] if failure.get("client") not in took_part]
@@ -70,9 +66,8 @@ def in_order(clients: Iterable[str]) -> list[str]:
 def summarise(values: "Mapping[str, tuple[Metric, float, int]]") -> dict[str, Any] | None:
     """Statistics over clients: weighted, mean, population standard deviation, least and greatest.
 
-    A metric is weighted as it adds up: by examples for accuracy, by pairs of examples for AUC. A loss is weighted by
-    examples. Sums are correctly rounded (`math.fsum`), so the order in which clients come does not matter, to the last
-    bit.
+    A metric is weighted as it adds up: by examples for accuracy, by pairs of examples for AUC; a loss by examples. Sums
+    are correctly rounded (`math.fsum`), so the order of the clients does not matter, to the last bit.
 
     Args:
         values: client -> (metric, loss, number of examples). A metric that is undefined (NaN, such as the AUC of a

@@ -38,7 +38,7 @@ def serve(
     evaluate_fn: EvaluateFunction | None = None,
     observers: Sequence[Observer] = (),
 ) -> None:
-    """The server's part of a run, on any grid, recorded in a run directory.
+    """The server's part of a run, on any grid, recorded in a run directory; raises what the strategy's `start` does.
 
     Args:
         config: the complete configuration.
@@ -51,9 +51,6 @@ def serve(
         own: what a user gave in Python, for the run's files and, in place of `model`, for the server.
         evaluate_fn: evaluates the global model; by default on the common test set, where `test-on` asks for it.
         observers: told of every round, after it is recorded.
-
-    Raises:
-        FedhetError: as the strategy's `start`.
     """
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
     here = engine == "local" or simulated(grid)
@@ -76,11 +73,10 @@ def make_server_app(
 
     Args:
         model: the clients' models, as for `make_client_app`; only for what the server does with networks itself.
-        public: gives the public dataset that all clients share: raw inputs (n, ...), or a pair (inputs, labels); by
-            default the configured data set's held-out public dataset, if `public-samples` asks for one. Clients whose
-            data bring the public dataset need none here.
-        evaluate_fn: evaluates the global model at the server; by default on the configured data set's common test
-            set, where `test-on` asks for it and clients have that data set.
+        public: gives the public dataset: raw inputs (n, ...), or a pair (inputs, labels); by default held out of the
+            configured data set, if `public-samples` asks for it. Clients whose data bring one need none here.
+        evaluate_fn: evaluates the global model at the server; by default as `serve` does, where clients have the
+            configured data set.
         methods: methods of one's own that no installed package announces.
 
     Raises:
@@ -93,15 +89,16 @@ def make_server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         config = configuration.resolve(context.run_config)
-        engine = config.engine if "engine" in config.chosen else "flwr"
-        home = Path.home() / ".fedhet" / "runs"
-        folder = Path(config.out or new_folder(home, config)).resolve()
-        dataset = as_public_dataset(public(config)) if public else _configured_public(config)
+        dataset = None
+        if public:
+            dataset = as_public_dataset(public(config))
+        elif registry.traits(config).public != "none":  # a server that sends none needs no data
+            dataset = population.public_dataset(config)
         serve(
             config,
             grid,
-            folder,
-            engine=engine,
+            Path(config.out or new_folder(Path.home() / ".fedhet" / "runs", config)).resolve(),
+            engine=config.engine if "engine" in config.chosen else "flwr",
             resume=config.resume,
             public=dataset,
             model=model,
@@ -112,20 +109,14 @@ def make_server_app(
     return app
 
 
-def _configured_public(config: Config) -> PublicDataset | None:
-    """The configured data set's public dataset, where the method has one: a server that sends none needs no data."""
-    needed = registry.traits(config).public != "none"
-    return population.public_dataset(config) if needed else None
-
-
 def _on_common_test(strategy: FederatedStrategy[Any, Any]) -> EvaluateFunction:
     def evaluate_globally(round: int, arrays: ArrayRecord) -> MetricRecord | None:
         if strategy.run.own_data:  # the configured data set is not theirs: they evaluate on what their data call common
             return None
-        dataset = population.dataset_of(strategy.config)
         network = strategy.global_model()
         if network is None:
             return None
+        dataset = population.dataset_of(strategy.config)
         score = evaluate(network, dataset.test, dataset.task, fitted(dataset.transform, precision(network)))
         return MetricRecord({"accuracy": score.value, "loss": score.loss}) if score is not None else None
 

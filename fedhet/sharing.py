@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # methods name their map, and are listed without torch
     from torch import Tensor, nn
@@ -19,13 +19,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @dataclass(frozen=True, eq=False)
 class NetworkDescription:
-    """A client's network, as a sharing map sees it.
-
-    Attributes:
-        model: the client's network.
-        head: name of the head's module.
-        architecture: the architecture's name.
-    """
+    """A client's network, as a sharing map sees it, with the names of its head's module and of its architecture."""
 
     model: "nn.Module"
     head: str
@@ -63,7 +57,7 @@ class Sharing:
     def names(
         self, network: NetworkDescription, tensors: "Mapping[str, Tensor]", *, statistics: bool
     ) -> dict[str, str]:
-        """The shared key of each array that is shared, by name, in the order of the state dict.
+        """The shared key of each array of a state dict that is shared, by name, in the same order.
 
         Args:
             network: the client's.
@@ -73,12 +67,8 @@ class Sharing:
         if self.keys == "nothing":
             return {}
         key_of: Callable[[str], str | None] = str if self.keys == "everything" else self.keys(network)
-        statistics = statistics or self.statistics == "always"
-        return {
-            name: key
-            for name in tensors
-            if (statistics or not is_statistic(name)) and (key := key_of(name)) is not None
-        }
+        sent = [name for name in tensors if statistics or self.statistics == "always" or not is_statistic(name)]
+        return {name: key for name in sent if (key := key_of(name)) is not None}
 
 
 def is_statistic(name: str) -> bool:
@@ -86,16 +76,12 @@ def is_statistic(name: str) -> bool:
     return name.rpartition(".")[2] in STATISTICS
 
 
-def _in_head(network: NetworkDescription, name: str) -> bool:
-    return name.startswith(f"{network.head}.")
-
-
 def _body(network: NetworkDescription) -> Callable[[str], str | None]:
-    return lambda name: None if _in_head(network, name) else name
+    return lambda name: None if name.startswith(f"{network.head}.") else name
 
 
 def _head(network: NetworkDescription) -> Callable[[str], str | None]:
-    return lambda name: f"head{name.removeprefix(network.head)}" if _in_head(network, name) else None
+    return lambda name: f"head{name.removeprefix(network.head)}" if name.startswith(f"{network.head}.") else None
 
 
 def _architecture(network: NetworkDescription) -> Callable[[str], str | None]:
@@ -104,13 +90,13 @@ def _architecture(network: NetworkDescription) -> Callable[[str], str | None]:
 
 def _layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Tensor]]]":
     """Each layer's kind (its class, its options and the shapes of its arrays) and arrays by name, as in the model."""
-    for name, module in network.model.named_modules(remove_duplicate=True):
-        own = {
-            f"{name}.{key}".removeprefix("."): tensor for key, tensor in module.state_dict().items() if "." not in key
-        }
+    for name, module in network.model.named_modules():
+        own = {key: tensor for key, tensor in module.state_dict().items() if "." not in key}
         if own:
             shapes = ",".join("x".join(map(str, tensor.shape)) for tensor in own.values())
-            yield f"{type(module).__name__}({shapes};{_options(module)})", own
+            options = [getattr(module, key) for key in ("stride", "groups", "dilation") if hasattr(module, key)]
+            kind = f"{type(module).__name__}({shapes};{options})".replace(" ", "")
+            yield kind, {f"{name}.{key}".removeprefix("."): tensor for key, tensor in own.items()}
 
 
 def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
@@ -137,11 +123,6 @@ def _first_layers(network: NetworkDescription) -> Callable[[str], str | None]:
         layer = f"{number}-{kind}@{sha256(kinds.encode()).hexdigest()[:16]}"
         keys |= {name: f"{layer}.{name.rpartition('.')[2]}" for name in arrays}
     return keys.get
-
-
-def _options(module: "nn.Module") -> str:
-    found: list[Any] = [getattr(module, key) for key in ("stride", "groups", "dilation") if hasattr(module, key)]
-    return str(found).replace(" ", "")
 
 
 EVERYTHING = Sharing("everything")

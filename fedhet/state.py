@@ -1,7 +1,7 @@
 """A strategy's state as a value: what is saved after every round, and all that a resumed run needs.
 
-A method adds fields of its own, each of one of three kinds: a plain JSON value, `Arrays` (a group of named arrays), or
-`ArraysBy` (such groups by the name of a client, or of whatever else there are several).
+A method adds fields of its own: a plain JSON value, `Arrays` (a group of named arrays), or `ArraysBy` (such groups by
+the name of a client, or of whatever else there are several).
 """
 
 import copy
@@ -75,25 +75,24 @@ class State:
             value = getattr(self, name)
             if kind is None:
                 values[_saved(name)] = value
-            groups = {"": value} if kind == Arrays else value if kind == ArraysBy else {}
-            for member, group in groups.items():
-                arrays |= {f"{_group(name, member)}/{key}": array for key, array in group.items()}
+                continue
+            groups = {_saved(name): value}
+            if kind == ArraysBy:
+                groups = {f"{_saved(name)}-{member}": group for member, group in value.items()}
+            for saved, group in groups.items():
+                arrays |= {f"{saved}/{key}": array for key, array in group.items()}
         clients = {name: vars(client) for name, client in self.clients.items()}
         text = json.dumps({"round": self.round, "values": values, "clients": clients})
         write_arrays(path, arrays, metadata={"state": text})
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote.
-
-        Raises:
-            FedhetError: there is no such file, it is damaged, or it is that of another method.
-        """
+        """Read what `save` wrote; a FedhetError if there is no such file, or it is damaged or another method's."""
         try:
             arrays, text = read_arrays(path)
             saved = json.loads(text["state"])
-            kinds, values = _kinds(cls), saved["values"]
-            state = cls(**{name: values[_saved(name)] for name, kind in kinds.items() if _told(kind, name, values)})
+            values, plain = saved["values"], [name for name, kind in _kinds(cls).items() if kind is None]
+            state = cls(**{name: values[_saved(name)] for name in plain if _saved(name) in values})
             for key, array in arrays.items():
                 group, _, name = key.partition("/")
                 state._place(group)[name] = array
@@ -128,13 +127,5 @@ def _kinds(state: type[State]) -> dict[str, Any]:
     return {name: hints[name] if hints[name] in (Arrays, ArraysBy) else None for name in names}
 
 
-def _told(kind: Any, name: str, values: dict[str, Any]) -> bool:
-    return kind is None and _saved(name) in values
-
-
 def _saved(name: str) -> str:
     return name.rstrip("_").replace("_", "-")
-
-
-def _group(name: str, member: str) -> str:
-    return f"{_saved(name)}-{member}" if member else _saved(name)

@@ -2,10 +2,11 @@
 
 import pytest
 
-from fedhet import config as configuration
-from fedhet import data, registry, serving
+from fedhet import data, registry
 from fedhet.errors import DataError
+from fedhet.flower import Context, RecordDict
 from fedhet.flower.grid import LocalGrid
+from fedhet.serving import make_server_app
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 
@@ -18,8 +19,6 @@ def test_a_server_without_the_data_set_serves_clients_that_have_it(method, tiny,
     monkeypatch.setattr(data, "load", load)
     settings = {"method": method, "dataset": "chestxray14", "public-samples": 100, "local-epochs": 1}
     rounds = {} if registry.method(method).settles_rounds else {"rounds": 1}
-    config = configuration.resolve({**settings, **rounds}, strict=False)
-    public = serving._configured_public(config)
-    serving.serve(config, LocalGrid(tiny.app(), 2), tmp_path / "run", engine="flwr", public=public)
-    assert public is None
+    run_config = {**settings, **rounds, "out": str(tmp_path / "run")}
+    make_server_app()(LocalGrid(tiny.app(), 2), Context(1, 1, {}, RecordDict(), run_config))
     assert (tmp_path / "run" / "summary.json").is_file()
