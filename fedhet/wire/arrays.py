@@ -15,14 +15,8 @@ from fedhet.errors import FedhetError, ModelError
 from fedhet.task import LARGEST
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-DTYPES = {
-    name: np.dtype(name)
-    for name in (
-        "bool",
-        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-        *(f"float{bits}" for bits in (16, 32, 64)),
-    )
-}
+_NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
+DTYPES = {name: np.dtype(name) for name in _NAMES.split()}
 """Dtypes of arrays that can be sent, by name, in this machine's byte order."""
 
 Spec = dict[str, tuple[tuple[int, ...], str]]
@@ -70,10 +64,8 @@ def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 def check(arrays: Arrays, expected: Spec, what: str) -> None:
     """Check received arrays against expected names, shapes and dtypes, and that they are finite.
 
-    `what` names them in the error, for example "model of client 3".
-
     Raises:
-        WireError: naming the first array that is wrong, and what would be right.
+        WireError: naming the arrays ("its model"), the first one that is wrong, and what would be right.
     """
     missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
     if missing or extra:
@@ -86,11 +78,7 @@ def check(arrays: Arrays, expected: Spec, what: str) -> None:
 
 
 def check_finite(arrays: Arrays, what: str) -> None:
-    """Check that no array holds NaN, infinity, or a number that is as good as infinite (`LARGEST`).
-
-    Raises:
-        WireError: naming the array.
-    """
+    """Raise a WireError if an array holds NaN, infinity, or a number that is as good as infinite (`LARGEST`)."""
     with np.errstate(over="ignore", invalid="ignore"):
         for name, array in arrays.items():
             # A small sum of squares says that all are small; only if it is not, or overflows, each is looked at.
@@ -105,11 +93,7 @@ def check_finite(arrays: Arrays, what: str) -> None:
 
 
 def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
-    """Shape and dtype of every tensor, as it travels: bfloat16, which NumPy has not, as float32.
-
-    Raises:
-        ModelError: one is of a dtype that cannot travel, such as complex numbers.
-    """
+    """Shape and dtype of every tensor, as it travels: bfloat16, which NumPy has not, as float32; no complex numbers."""
     spec = {}
     for name, tensor in tensors.items():
         dtype = "float32" if tensor.dtype == torch.bfloat16 else str(tensor.dtype).removeprefix("torch.")
@@ -131,22 +115,17 @@ def without_widths(spec: Spec) -> Spec:
 
 def difference(spec: Spec, other: Spec) -> str:
     """The first thing in which two models differ, in words; of models without widths the number of axes."""
-    for name in [*spec, *other]:
-        if spec.get(name) != other.get(name):
-            own = "is missing"
-            if name in spec:
-                shape = spec[name][0]
-                own = f"has {len(shape)} axes" if shape and not any(shape) else f"has shape {list(shape)}"
-            return f"{name} {own},"
-    return "order of arrays is"
+    name = next((name for name in [*spec, *other] if spec.get(name) != other.get(name)), None)
+    if name is None:
+        return "order of arrays is"
+    if name not in spec:
+        return f"{name} is missing,"
+    shape = spec[name][0]
+    return f"{name} has {len(shape)} axes," if shape and not any(shape) else f"{name} has shape {list(shape)},"
 
 
 def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
-    """Copy arrays into a model's parameters and buffers, by name; `tensors` is its state dict, which shares its memory.
-
-    Raises:
-        ModelError: a name is not the model's, or a shape differs.
-    """
+    """Copy arrays into a model's state dict, which shares its memory; a ModelError for an unlike name or shape."""
     for name, array in arrays.items():
         if name not in tensors or tuple(tensors[name].shape) != array.shape:
             own = list(tensors[name].shape) if name in tensors else "no such tensor"

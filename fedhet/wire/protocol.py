@@ -25,8 +25,7 @@ HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
 last round, what it achieves with what it receives."""
 
 STARTS = ("received", "scratch")
-"""From what one that comes after the last round goes on: what it received, and its own initial weights. What it
-measured after epoch 3 goes by `received-3`."""
+"""What such a client goes on from, the latter its own initial weights; its metric after epoch 3 is `received-3`."""
 
 PUBLIC = "public"
 """The group of arrays that is the public dataset, in a handshake."""
@@ -68,11 +67,7 @@ class Request:
 
     @classmethod
     def from_json(cls, text: str) -> "Request":
-        """The request that a text holds.
-
-        Raises:
-            WireError: a field is not what it must be, or what would become a path is no plain name.
-        """
+        """The request that a text holds, or a WireError for a field that is not what it must be."""
         return cls(**Fields(from_json(text, "the request"), "the request").plain(cls))
 
 
@@ -138,11 +133,7 @@ class Reply:
 
     @classmethod
     def of(cls, payload: Payload, metrics: Mapping[str, Any], report: Report) -> "Reply":
-        """The reply of these parts.
-
-        Raises:
-            WireError: a metric is not what it must be.
-        """
+        """The reply of these parts, or a WireError for a metric that is not what it must be."""
         numbers = Fields(metrics)
         return cls(
             client=report.client,
@@ -160,11 +151,7 @@ class Reply:
 
 
 def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
-    """An evaluation: the metric is at most 1 where it weighs anything, and the loss is finite.
-
-    Raises:
-        WireError: it is not.
-    """
+    """An evaluation, or a WireError: a metric is at most 1 where it weighs anything, and a loss finite."""
     name, values = key.removesuffix("-metric"), metrics[key]
     weights: Any = metrics.get(f"{name}-weight")
     if not (
@@ -201,11 +188,7 @@ def with_public_dataset(public: PublicDataset) -> Payload:
 
 
 def public_dataset_in(payload: Payload) -> PublicDataset | None:
-    """The public dataset in a handshake, None where there is none.
-
-    Raises:
-        WireError: it has no inputs, or not as many labels.
-    """
+    """The public dataset in a handshake, if there is one; a WireError if it lacks inputs, or as many labels."""
     sent = payload.arrays.get(PUBLIC)
     if sent is None:
         return None

@@ -11,8 +11,7 @@ from fedhet.wire.arrays import DTYPES, Spec, WireError
 from fedhet.wire.fields import LONGEST, Fields, Name, shortened
 
 ROOM = 4
-"""A server has room for so many times what one client shares: a handshake that names more than that part of this
-machine's memory is refused before anything is made of that size."""
+"""A handshake of more than this part of the machine's memory is refused before anything is made of that size."""
 MOST_PARTITIONS = 100_000
 """As many as `clients` can be."""
 MOST_ARRAYS = 2**15
@@ -64,11 +63,7 @@ class Report:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Report":
-        """Return the report that a record holds.
-
-        Raises:
-            WireError: a field is not what it must be.
-        """
+        """Return the report that a record holds, or raise a WireError for a field that is not what it must be."""
         report = Fields(record)
         pair = None
         if "partition" in report:
@@ -86,8 +81,7 @@ def _spec(record: Mapping[str, Any]) -> Spec:
     """Return the specification of the shared arrays, each written as `"float32,2,3"` under its name.
 
     Raises:
-        WireError: that is no dtype and shape of an array that holds anything, or it is more than this machine has room
-            for.
+        WireError: that is no array that holds anything, or more than this machine has room for.
     """
     keys = [key for key in record if key.startswith("spec.")]
     if len(keys) > MOST_ARRAYS:
@@ -95,16 +89,13 @@ def _spec(record: Mapping[str, Any]) -> Spec:
     spec: Spec = {}
     for key in keys:
         dtype, *lengths = Fields(record).text(key).split(",")
-        name, shown = key.removeprefix("spec."), shortened(key)
+        name, damaged = key.removeprefix("spec."), f"its reply is damaged: {shortened(key)}"
         if dtype not in DTYPES or len(lengths) > 32:
-            raise WireError(f"its reply is damaged: {shown} is {dtype!r} of {len(lengths)} axes")
+            raise WireError(f"{damaged} is {dtype!r} of {len(lengths)} axes")
         if not name.isprintable() or not 0 < len(name) <= 10 * LONGEST:
-            raise WireError(f"its reply is damaged: {shown} is no name of an array")
+            raise WireError(f"{damaged} is no name of an array")
         if not all(length.isdecimal() and length.isascii() and int(length) for length in lengths):
-            raise WireError(
-                f"its reply is damaged: {shown} has no shape {','.join(lengths)!r}: what is shared has axes of at "
-                "least 1"
-            )
+            raise WireError(f"{damaged} has no shape {','.join(lengths)!r}: what is shared has axes of at least 1")
         spec[name] = (tuple(map(int, lengths)), dtype)
     size, most = sum(math.prod(shape) * DTYPES[dtype].itemsize for shape, dtype in spec.values()), memory() / ROOM
     if size > most:
