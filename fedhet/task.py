@@ -1,22 +1,21 @@
 """The task of a data set: its loss, its metric and the meaning of its outputs, in one object.
 
-`Task.evaluate` gives a `Score` for a batch. Scores of one client add up, so that the sum over batches is exactly the
-score of all its examples together, and nothing is copied from the device before `Score.value` is asked for. What a
-client tells is `Score.metric`: numbers with their weights, so that `Metric.total` of several clients cannot be wrong,
-and no outputs or labels travel.
+`Task.evaluate` gives a `Score` for a batch. Scores of one client add up to the score of all its examples together, and
+nothing is copied from the device before `Score.value` is asked for. A client sends `Score.metric`: numbers with their
+weights, so that `Metric.total` of several clients cannot be wrong, and no outputs or labels travel.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import Self
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedhet.errors import ConfigError, DataError, nearest
+from fedhet.errors import ConfigError, nearest
 
 LARGEST = 1e9
 """Numbers beyond this are none that training which has not diverged makes: sums of their squares must be finite."""
@@ -27,9 +26,9 @@ class Metric:
     """A metric by label, and how much each weighs; of several clients, `total` is their metric together.
 
     Attributes:
-        values: One number for each label; a single one for accuracy.
-        weights: How much each counts, as many numbers: examples for accuracy, for AUC the pairs of an example that has
-            the label and one that lacks it. 0 where the value is undefined.
+        values: one number for each label; a single one for accuracy.
+        weights: how much each counts, as many numbers: examples for accuracy and R2, for AUC the pairs of an example
+            that has the label and one that lacks it. 0 where the value is undefined.
     """
 
     values: tuple[float, ...]
@@ -49,11 +48,11 @@ class Metric:
         of one client: a client's outputs are only ranked among its own.
 
         Raises:
-            ValueError: The metrics are not of the same number of labels.
+            ValueError: the metrics are not of the same number of labels.
         """
-        given = list(metrics)
         values, weights = [], []
-        for label in zip(*(zip(each.values, each.weights, strict=True) for each in given), strict=True):
+        pairs = (zip(each.values, each.weights, strict=True) for each in metrics)
+        for label in map(list, zip(*pairs, strict=True)):
             weights.append(math.fsum(weight for _, weight in label))
             # A value that weighs nothing is nan, and nan * 0 is not 0.
             won = math.fsum(value * weight for value, weight in label if weight > 0)
@@ -62,16 +61,20 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Score(ABC):
-    """A metric and a mean loss over `count` examples; `a + b` is the score of both's examples together.
+class Score:
+    """A metric and a mean loss over `count` predictions; `a + b` is the score of both's examples together.
 
     Attributes:
-        loss_sum: Sum of the loss over the examples, a scalar tensor.
-        count: Number of predictions (examples, or characters where an example has several).
+        task: gives the metric.
+        loss_sum: sum of the loss over the examples, a scalar tensor.
+        count: number of predictions (examples, or characters where an example has several).
+        batches: what the task needs of each batch for its metric.
     """
 
+    task: "Task"
     loss_sum: Tensor
     count: int
+    batches: tuple[tuple[Tensor, ...], ...]
 
     @property
     def loss(self) -> float:
@@ -79,78 +82,27 @@ class Score(ABC):
         return self.loss_sum.item() / self.count if self.count else math.nan
 
     @property
-    @abstractmethod
     def metric(self) -> Metric:
         """The task's metric over all the examples, and what it weighs beside other clients'."""
+        return self.task.measure(self.count, *zip(*self.batches, strict=True))
 
     @property
     def value(self) -> float:
         """The metric as one number; nan where it is undefined."""
         return self.metric.value
 
-    def __add__(self, other: Self) -> Self:
-        """The score of both's examples together: every field added up, batches kept by a ranking put together."""
-        return type(self)(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
-
-    def __radd__(self, other: int) -> Self:
-        """Let `sum(scores)` start at 0."""
-        return self
-
-
-@dataclass(frozen=True)
-class AccuracyScore(Score):
-    """Share of right predictions; `correct` is their number, a scalar tensor."""
-
-    correct: Tensor
-
-    @property
-    def metric(self) -> Metric:
-        """Accuracy in [0, 1], which weighs as many as there are examples."""
-        return Metric((self.correct.item() / self.count if self.count else math.nan,), (self.count,))
-
-
-@dataclass(frozen=True)
-class RankingScore(Score):
-    """AUC of each label; a ranking does not add up, so outputs and labels (n, labels) are kept batch by batch."""
-
-    outputs: tuple[Tensor, ...]
-    labels: tuple[Tensor, ...]
-
-    @property
-    def metric(self) -> Metric:
-        """AUC in [0, 1] of each label, weighed by pairs; its value is the mean over labels that have a pair."""
-        return auc(torch.cat(self.outputs), torch.cat(self.labels))
-
-
-def auc(outputs: Tensor, labels: Tensor) -> Metric:
-    """Area under the ROC curve of each label, ties counting half (the Mann-Whitney statistic).
-
-    Args:
-        outputs: (n, labels) scores, any monotone function of the probabilities.
-        labels: (n, labels) of 0 and 1.
-
-    Returns:
-        For each label the share of pairs, of an example that has it and one that lacks it, in which the first has the
-        higher score; and the number of pairs. The share is nan where there is no pair.
-    """
-    columns = outputs.detach().double().T.contiguous()
-    positive = labels.T.bool()
-    ordered = columns.sort(dim=1).values
-    below = torch.searchsorted(ordered, columns)
-    up_to = torch.searchsorted(ordered, columns, right=True)
-    ranks = (below + up_to + 1).double() / 2
-    n_positive = positive.sum(1).double()
-    pairs = n_positive * (positive.shape[1] - n_positive)
-    won = (ranks * positive).sum(1) - n_positive * (n_positive + 1) / 2
-    return Metric(tuple((won / pairs).tolist()), tuple(pairs.tolist()))
+    def __add__(self, other: "Score") -> "Score":
+        """The score of both's examples together."""
+        batches = self.batches + other.batches
+        return Score(self.task, self.loss_sum + other.loss_sum, self.count + other.count, batches)
 
 
 class Task(ABC):
     """Loss, metric and probabilities for one kind of labels.
 
     Attributes:
-        name: The task's name in configurations and messages.
-        metric: What `Score.value` is: `accuracy`, `auc` or `r2`.
+        name: the task's name in configurations and messages.
+        metric: what `Score.value` is: `accuracy`, `auc` or `r2`.
     """
 
     name: str
@@ -165,17 +117,16 @@ class Task(ABC):
         """Score of a batch; add scores up over batches."""
 
     @abstractmethod
+    def measure(self, count: int, *columns: tuple[Tensor, ...]) -> Metric:
+        """The metric of so many predictions, from what `evaluate` kept of their batches."""
+
+    @abstractmethod
     def probabilities(self, outputs: Tensor) -> Tensor:
         """The outputs (logits) as probabilities, same shape; what an ensemble averages."""
 
     @abstractmethod
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Why these cannot be outputs and labels of the task, in words; empty if they can.
-
-        Args:
-            outputs: of a few examples.
-            labels: of all.
-        """
+        """Why outputs of a few examples and labels of all cannot be of the task, in words; empty if they can."""
 
 
 class Classification(Task):
@@ -188,10 +139,15 @@ class Classification(Task):
         """Mean cross entropy over the predictions."""
         return F.cross_entropy(*_flat(outputs, labels))
 
-    def evaluate(self, outputs: Tensor, labels: Tensor) -> AccuracyScore:
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> Score:
         """Number of right predictions and sum of cross entropy."""
         loss = F.cross_entropy(*_flat(outputs, labels), reduction="sum")
-        return AccuracyScore(loss, labels.numel(), (outputs.argmax(-1) == labels).sum())
+        return Score(self, loss, labels.numel(), (((outputs.argmax(-1) == labels).sum(),),))
+
+    def measure(self, count: int, *columns: tuple[Tensor, ...]) -> Metric:
+        """Accuracy in [0, 1], which weighs as many as there are predictions."""
+        (correct,) = columns
+        return Metric((torch.stack(correct).sum().item() / count if count else math.nan,), (count,))
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Softmax over the classes."""
@@ -236,9 +192,25 @@ class MultiLabel(Task):
         """Binary cross entropy with logits, mean over examples and labels."""
         return F.binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype))
 
-    def evaluate(self, outputs: Tensor, labels: Tensor) -> RankingScore:
-        """Outputs and labels to be ranked, and the sum over examples of the loss (the mean over labels)."""
-        return RankingScore(self.loss(outputs, labels) * len(labels), len(labels), (outputs.detach(),), (labels,))
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> Score:
+        """The sum over examples of the loss (the mean over labels); a ranking does not add up, so batches are kept."""
+        return Score(self, self.loss(outputs, labels) * len(labels), len(labels), ((outputs.detach(), labels),))
+
+    def measure(self, count: int, *columns: tuple[Tensor, ...]) -> Metric:
+        """Area under the ROC curve of each label, ties counting half (the Mann-Whitney statistic).
+
+        It is the share of pairs, of an example that has the label and one that lacks it, in which the first has the
+        higher output; it weighs as many as there are pairs, and is nan without one.
+        """
+        from scipy.stats import rankdata  # which takes long to import
+
+        outputs, labels = (torch.cat(column).double().cpu().numpy() for column in columns)
+        positive = labels.astype(bool)
+        having = positive.sum(0).astype(float)
+        pairs = having * (count - having)
+        won = (rankdata(outputs, axis=0) * positive).sum(0) - having * (having + 1) / 2
+        values = np.divide(won, pairs, out=np.full_like(won, math.nan), where=pairs > 0)
+        return Metric(tuple(values.tolist()), tuple(pairs.tolist()))
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Sigmoid of each label's logit."""
@@ -251,23 +223,6 @@ class MultiLabel(Task):
         return "" if ((labels == 0) | (labels == 1)).all() else "its labels are not all 0 or 1, as several labels are"
 
 
-@dataclass(frozen=True)
-class RegressionScore(Score):
-    """R2 of each target; `squares` is the sum of squared errors, `total` and `total_squares` of the targets, (k,)."""
-
-    squares: Tensor
-    total: Tensor
-    total_squares: Tensor
-
-    @property
-    def metric(self) -> Metric:
-        """R2 of each target, at most 1, which weighs as many as there are examples; undefined for equal targets."""
-        about_mean = self.total_squares - self.total.square() / max(self.count, 1)
-        defined = about_mean > 1e-12 * self.total_squares
-        weights = torch.where(defined, float(self.count), 0.0)
-        return Metric(tuple((1 - self.squares / about_mean).tolist()), tuple(weights.tolist()))
-
-
 class Regression(Task):
     """Numbers: outputs (n, targets), labels (n, targets) floats; mean squared error and R2."""
 
@@ -278,12 +233,19 @@ class Regression(Task):
         """Squared error, mean over examples and targets."""
         return F.mse_loss(outputs.reshape(labels.shape), labels.to(outputs.dtype))
 
-    def evaluate(self, outputs: Tensor, labels: Tensor) -> RegressionScore:
-        """Sums of squared errors, and of the targets."""
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> Score:
+        """Sums of squared errors, of the targets, and of their squares."""
         targets = labels.double()
-        errors = outputs.detach().reshape(labels.shape).double() - targets
-        loss = errors.square().mean(1).sum()
-        return RegressionScore(loss, len(labels), errors.square().sum(0), targets.sum(0), targets.square().sum(0))
+        squares = (outputs.detach().reshape(labels.shape).double() - targets).square()
+        sums = (squares.sum(0), targets.sum(0), targets.square().sum(0))
+        return Score(self, squares.mean(1).sum(), len(labels), (sums,))
+
+    def measure(self, count: int, *columns: tuple[Tensor, ...]) -> Metric:
+        """R2 of each target, at most 1, which weighs as many as there are examples; undefined for equal targets."""
+        squares, total, total_squares = (torch.stack(column).sum(0) for column in columns)
+        about_mean = total_squares - total.square() / max(count, 1)
+        weights = torch.where(about_mean > 1e-12 * total_squares, float(count), 0.0)
+        return Metric(tuple((1 - squares / about_mean).tolist()), tuple(weights.tolist()))
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """The outputs as they are."""
@@ -304,21 +266,16 @@ TASKS: dict[str, Task] = {task.name: task for task in (Classification(), MultiLa
 
 
 def infer(outputs: Tensor, labels: Tensor) -> Task:
-    """The task that labels and outputs are of.
+    """The task that labels and outputs seem to be of; `Task.problem` says whether they can be.
 
     Args:
         outputs: of a few examples.
         labels: of all: several of 0 and 1 an example are labels, other floats are targets; all else are classes.
-
-    Raises:
-        DataError: one output and labels of 0 and 1, which are a binary task: there is none yet.
     """
-    if binary := _binary(outputs, labels):
-        raise DataError(binary)
     several = labels.ndim == 2 and labels.shape[1] > 1 and outputs.shape[1:] == labels.shape[1:]
     if several and bool(((labels == 0) | (labels == 1)).all()):
         return TASKS["multi-label"]
-    if labels.is_floating_point():
+    if labels.is_floating_point() and not _binary(outputs, labels):
         return TASKS["regression"]
     return TASKS["classification" if labels.ndim == 1 else "next-character"]
 
@@ -340,7 +297,7 @@ def get_task(name: str) -> Task:
     """The task of that name.
 
     Raises:
-        ConfigError: There is none; the message says which there are.
+        ConfigError: there is none; the message says which there are.
     """
     if name not in TASKS:
         raise ConfigError(nearest("task", name, TASKS))
