@@ -1,13 +1,11 @@
 """The work of a client for a message: it trains, is evaluated, or comes after the last round.
 
-A job owns its network and its streams of batches and dropout as long as it lasts, so several may be under way at once,
-and their passes be one (`fedhet.learning.batching`).
+A job has its network and its streams to itself, so that several may be under way at once (client batching).
 """
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -105,9 +103,8 @@ def evaluate(job: Job) -> Payload:
 def join(job: Job) -> Payload:
     """Measure what a client that comes after the last round achieves by itself, with what it receives and without.
 
-    Its own network is trained for `unseen-epochs` on its own examples, by the task's loss alone, from both starts
-    with the same batches, each at a rate of its own; BatchNorm's statistics are taken from its own images first. It is
-    evaluated before the first epoch and after each.
+    Its network is trained for `unseen-epochs` by the task's loss alone, from both starts with the same batches, each at
+    its own rate; BatchNorm's statistics are taken anew first. It is evaluated before the first epoch and after each.
     """
     client, config = job.client, job.client.config
     rates = {"received": config.unseen_learning_rate or config.learning_rate, "scratch": config.learning_rate}
@@ -176,19 +173,23 @@ def begin(job: Job) -> None:
 
 
 def measure(job: Job, when: str) -> None:
-    """Metric and loss of the model as it is, on the client's own test part and on the common one, as configured.
-
-    With `validation`, on the validation part as well.
-    """
+    """Metric and loss of the model on the parts that are configured; the method's phases before it are undone."""
+    client = job.client
     outputs = job.side.evaluate(when) if job.policy.tells_metrics else None
     if outputs is None:
         return
-    with _undone(job, phases := tuple(job.side.refine(when))):
-        if phases:
-            job.batches = job.client.generator("refinement", when)
-            seed_everything(job.client.seed("refinement dropout", when))
-            _run(job, phases)
+    phases = job.side.refine(when)
+    if not phases:
         _score(job, when, outputs)
+        return
+    before = {name: tensor.clone() for name, tensor in client.tensors.items()}
+    batches, trained = job.batches, client.trained
+    job.batches = client.generator("refinement", when)
+    seed_everything(client.seed("refinement dropout", when))
+    _run(job, phases)
+    _score(job, when, outputs)
+    job.batches, client.trained = batches, trained
+    client.model.load_state_dict(before)
 
 
 def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
@@ -228,29 +229,13 @@ def _common(job: Job, when: str) -> Examples | None:
     Unless it lacks BatchNorm's statistics, which then are the clients'.
     """
     client, traits = job.client, job.side.traits
-    between = when not in ("received", "trained")
+    if when in ("received", "trained") and when != traits.scored:
+        return None
     if client.own_data:
-        return client.data.common if when == traits.scored or between else None
-    whole = traits.whole and job.side.shared_names().keys() == client.tensors.keys()
-    if (when != traits.scored and not between) or (when == "received" and whole):
+        return client.data.common
+    if when == "received" and traits.whole and job.side.shared_names().keys() == client.tensors.keys():
         return None
     return resident(population.dataset_of(client.config).test, client.device)
-
-
-@contextmanager
-def _undone(job: Job, phases: Collection[Phase]) -> Iterator[None]:
-    """Behind it the network is as it was, whatever phases before an evaluation have made of it."""
-    client = job.client
-    if not phases:
-        yield
-        return
-    before = {name: tensor.clone() for name, tensor in client.tensors.items()}
-    batches, trained = job.batches, client.trained
-    try:
-        yield
-    finally:
-        job.batches, client.trained = batches, trained
-        client.model.load_state_dict(before)
 
 
 def _run(job: Job, phases: Iterable[Phase]) -> None:
@@ -264,7 +249,6 @@ def _run(job: Job, phases: Iterable[Phase]) -> None:
                 client.task,
                 client.prepare,
                 generator=job.batches,
-                device=client.device,
                 before=client.trained,
             )
         if phase.measured and client.request.evaluate:

@@ -1,7 +1,6 @@
-"""A node: what its config says of it, and how far what the server sends counts there.
+"""A node: its own config, and how far what the server sends counts there.
 
-What would become a path counts only from a server on the same machine (a simulation); elsewhere it is the node that
-says where its data and its state lie.
+Paths count only from a server on the same machine (a simulation); elsewhere the node says where data and state lie.
 """
 
 import hashlib
@@ -39,7 +38,7 @@ def name_of(context: Context) -> str:
 def memory_limited(context: Context) -> Iterator[None]:
     """Within it this process has no more memory than `memory-limit` in the node config says, in GB; on Linux.
 
-    It is the process's data, all that it has loaded and imported included, that is limited (`RLIMIT_DATA`).
+    The limit is on all data of the process, imports included (`RLIMIT_DATA`).
 
     Raises:
         ConfigError: the limit is no number above 0 that a machine may have.

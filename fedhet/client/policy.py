@@ -1,8 +1,4 @@
-"""The policy of a node: which messages it serves, and how much of its data the numbers that leave it may tell.
-
-One `Policy` decides at a node. Before anything is loaded or computed it refuses messages of methods that send more than
-`allow` names; the same object checks each reply before it leaves.
-"""
+"""The policy of a node: which messages it serves, and how much of its data the numbers that leave it may tell."""
 
 import logging
 import math
@@ -51,7 +47,7 @@ class Refused(FedhetError):
 
 @dataclass(frozen=True)
 class Policy:
-    """The rules of one node.
+    """The rules of one node: which methods it serves, before anything is loaded or computed, and what replies hold.
 
     Attributes:
         allowed: kinds (`KINDS`) that may leave; None for all.
@@ -86,13 +82,11 @@ class Policy:
         """Whether metrics and losses may leave."""
         return self.allowed is None or METRICS in self.allowed
 
-    # ---- before anything is loaded
-
     def check_method(self, config: Config) -> None:
-        """Check that everything that a method sends, metrics apart, may leave; a node that allows nothing serves none.
+        """Check, before anything is loaded, that all that a method sends, metrics apart, may leave.
 
         Raises:
-            Refused: it may not.
+            Refused: it may not; a node that allows nothing serves no method.
         """
         if self.allowed is not None:
             if not self.allowed:
@@ -101,30 +95,18 @@ class Policy:
             shares = {"weights"} if traits.shares.keys != "nothing" and "model" not in traits.tells else set()
             self._check(config, {*traits.tells.values()} | shares)
 
-    # ---- before anything is computed
-
     def check_shared(self, side: AnySide) -> None:
-        """Check the kinds of what is shared of a network, BatchNorm's statistics among them.
-
-        Raises:
-            Refused: one may not leave.
-        """
+        """Check, before anything is computed, the kinds of what is shared of a network; raises `Refused`."""
         if self.allowed is not None:
             self._check(side.client.config, {_kind_of("model", name, side) for name in side.shared()})
 
     def check_examples(self, count: int) -> None:
-        """Check that a client trains on enough examples.
-
-        Raises:
-            Refused: it does not.
-        """
+        """Check that a client trains on enough examples; raises `Refused`."""
         if count < self.least:
             raise Refused(
                 f"it has {count} training examples, and its node lets out no number that fewer than {self.least} are "
                 "behind (min-examples)"
             )
-
-    # ---- before anything leaves
 
     def outgoing(self, payload: Payload, side: AnySide) -> Payload:
         """The payload as it may leave: values that are metrics are rounded, or left out.
@@ -145,13 +127,9 @@ class Policy:
         return Payload(payload.arrays, values)
 
     def measured(self, metric: Metric, loss: float, *, examples: int, ranked: bool) -> Measured:
-        """An evaluation as it may leave: rounded, without labels that too few examples have or lack.
+        """An evaluation of so many examples as it may leave: rounded, without labels that too few have or lack.
 
-        Args:
-            metric: a number for each label.
-            loss: the mean loss.
-            examples: how many were evaluated.
-            ranked: whether the metric is an AUC, which weighs as many as there are pairs of examples.
+        A `ranked` metric is an AUC, which weighs as many as there are pairs of examples.
         """
         values, weights = metric.values, metric.weights
         if ranked:  # n with the label and m without make n m pairs, the fewer the less even n and m are

@@ -1,8 +1,4 @@
-"""The contract of a method's client side: its hooks, and the client that it works with.
-
-A `ClientSide` takes in what came (`begin`), says what is trained (`phases`, `terms`) and what is sent back (`end`).
-Model, data, optimiser, device, random streams and lasting state come from a `Client`, made anew for every message.
-"""
+"""The contract of a method's client side: its hooks, and the client that it works with."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -134,9 +130,8 @@ class Client:
         """How parameters are stepped in this round, as configured; the closing round has the last round's rate.
 
         Args:
-            part: which of the round's phases it is for, where the learning rate changes by step; negative for one that
-                belongs to the round before,
-            parts: and how many there are, each of as many steps.
+            part: which of the round's phases it is for, if the rate changes by step; negative: of the round before.
+            parts: how many phases there are, each of as many steps.
         """
         config, bf16 = self.config, self.config.precision == "bf16"
         round, rounds = min(self.request.round, config.rounds), max(config.rounds, 1)
@@ -160,19 +155,11 @@ class Client:
         return read(self.model, inputs, self.transform, until=until, rows=rows)
 
     def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"]) -> Tensor:
-        """Return class scores (n, C) of raw inputs in evaluation mode.
-
-        Raises:
-            ModelError: the network's outputs are no (n, C).
-        """
+        """Return class scores (n, C) of raw inputs in evaluation mode; raises `ModelError` for other outputs."""
         return scores_of(self.read(inputs, rows=ROWS_AT_ONCE), len(inputs), kind)
 
     def check_classes(self) -> None:
-        """Check that each example has one class.
-
-        Raises:
-            DataError: it has not.
-        """
+        """Check that each example has one class; raises `DataError`."""
         if self.data.train.labels.ndim != 1:
             raise DataError(f"client {self.name}: {self.config.method_name} needs examples of one class each")
 
@@ -231,10 +218,7 @@ class ClientSide(Generic[P]):
         return self.traits.shares.names(network, client.tensors, statistics=aggregated)
 
     def shared(self) -> dict[str, Tensor]:
-        """The tensors that are shared, by shared key, in the memory where the client has them.
-
-        By default those of the network; a method that trains another module shares that.
-        """
+        """The tensors that are shared, by shared key, in the client's memory; by default those of the network."""
         tensors = self.client.tensors
         return {key: tensors[name] for name, key in self.shared_names().items()}
 
@@ -243,8 +227,6 @@ class ClientSide(Generic[P]):
         shared = self.shared()
         return Payload({"model": to_arrays(shared, self.client.config.wire_dtype)} if shared else {})
 
-    # ---- questions
-
     def handshake(self, payload: Payload) -> Payload:
         """Answer the server's handshake with whatever the method wants to know first."""
         return Payload()
@@ -252,8 +234,6 @@ class ClientSide(Generic[P]):
     def answer(self, question: str, payload: Payload) -> Payload:
         """Answer a method's question of its own, within a round."""
         raise FedhetError(f"{self.client.config.method_name} asks its clients nothing, but was asked {question!r}")
-
-    # ---- a job: begin, train, end
 
     def begin(self, payload: Payload) -> None:
         """Take in what the server sent, before anything is evaluated or trained."""
@@ -274,18 +254,12 @@ class ClientSide(Generic[P]):
         reply.values |= self.client.trained.means
         return reply
 
-    # ---- evaluation
-
     def refine(self, when: str) -> Sequence[Phase]:
         """Return phases of training before an evaluation of what was `received` or `trained`, undone behind it."""
         return ()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """From a prepared batch to outputs, of what was `received` or `trained`; None if there is nothing.
-
-        Args:
-            when: either, or the name of an evaluation between phases (`Phase.measured`).
-        """
+        """From a prepared batch to outputs, of what was `received` or `trained` (or `Phase.measured`); or None."""
         return self.client.model
 
     def finish(self, payload: Payload) -> Payload:

@@ -106,7 +106,7 @@ def reestimate(
         for number, batch in enumerate((part for part in inputs.split(BATCH) if len(part) > 1), 1):
             for layer in layers:
                 layer.momentum = 1 / number  # the mean over all batches
-            Forward(model, transform(batch), learns=False, updates=True).run()
+            Forward(model, transform(batch), learns=False).run()
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.eval()

@@ -138,19 +138,17 @@ def train(
     prepare: Callable[[Tensor, torch.Generator], Tensor],
     *,
     generator: torch.Generator,
-    device: torch.device,
     before: Trained | None = None,
 ) -> Trained:
     """Train a model in place.
 
     Args:
-        model: on `device`; `phase.module` goes before it.
+        model: what is trained, unless the phase has a module.
         phase: what to do.
-        examples: the client's training part, on `device`; `phase.examples` goes before it.
+        examples: the client's training part, on the model's device, unless the phase has its own.
         task: gives the loss.
         prepare: makes a float batch of raw inputs (normalisation, augmentation); draws from the generator given.
         generator: draws the order of examples and the augmentation. Dropout draws from torch's global generator.
-        device: where the model and the examples are.
         before: the result of the phases before this one.
 
     Returns:
@@ -169,7 +167,7 @@ def train(
     recorded, further = dict(before.recorded), 0
     with _frozen(model, phase.trains) as parameters:
         optimizer = _optimizer(phase, parameters, before)
-        for step in _passes(model, phase, examples, prepare, generator, device, total):
+        for step in _passes(model, phase, examples, prepare, generator, total):
             loss = _loss(step, phase, task, recorded)
             Backward(loss).run()
             if schedule is not None:
@@ -196,12 +194,11 @@ def _passes(
     examples: Examples,
     prepare: Callable[[Tensor, torch.Generator], Tensor],
     generator: torch.Generator,
-    device: torch.device,
     total: int,
 ) -> Iterator[Step]:
     """So many mini-batches, each after its forward pass; the order of examples is drawn anew for every epoch."""
     parameters, bf16 = dict(model.named_parameters()), phase.optimisation.bf16
-    size, whole = phase.optimisation.batch_size, _normalises(model)
+    size, device, whole = phase.optimisation.batch_size, examples.labels.device, _normalises(model)
     epochs = (batches(len(examples), size, generator, device, whole=whole) for _ in count())
     for number, index in enumerate(islice(chain.from_iterable(epochs), total)):
         inputs, labels = prepare(examples.inputs[index], generator), examples.labels[index]

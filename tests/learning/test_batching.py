@@ -59,7 +59,7 @@ def work(model, part, number, phase):
     """Train with a stream of batches and of dropout of its own."""
     torch.manual_seed(100 + number)
     generator = torch.Generator().manual_seed(number)
-    return train(model, phase, part, TASK, lambda inputs, _: inputs, generator=generator, device=CPU)
+    return train(model, phase, part, TASK, lambda inputs, _: inputs, generator=generator)
 
 
 def both(build, phase=None, sizes=SIZES, shape=(5,), size=4, **settings):

@@ -70,7 +70,7 @@ def test_the_steps_of_a_phase_read_nothing_back(kernel, augment):
 
     phase = Phase(2, Plain(batch_size=8), terms=(alignment(kernel, model), counted))
     with pytest.raises(NotImplementedError, match="no data"):  # losses are read when all steps are done
-        train(model, phase, examples, TASK, prepare, generator=torch.Generator(), device=META)
+        train(model, phase, examples, TASK, prepare, generator=torch.Generator())
     assert seen == [0, 1, 2, 3, 4, 5]
 
 

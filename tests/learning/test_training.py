@@ -40,7 +40,7 @@ def plainly(inputs, generator):
 def run(model, phase, examples=None, seed=0, before=None, stream=None):
     stream = stream or torch.Generator().manual_seed(seed)
     examples = examples or examples_of()
-    return train(model, phase, examples, TASK, plainly, generator=stream, device=CPU, before=before)
+    return train(model, phase, examples, TASK, plainly, generator=stream, before=before)
 
 
 def copy(model):

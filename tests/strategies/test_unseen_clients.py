@@ -85,7 +85,7 @@ def test_from_scratch_is_local_training_by_the_clients_own_examples(federate: An
     def prepare(inputs: Tensor, generator: torch.Generator) -> Tensor:
         return dataset.transform(inputs)
 
-    train(model, phase, data.train, dataset.task, prepare, generator=batches, device=torch.device("cpu"))
+    train(model, phase, data.train, dataset.task, prepare, generator=batches)
     record = record_of(done)
     for test, examples in (("own", data.test), ("common", population.dataset_of(done.config).test)):
         score = evaluate(model, examples, dataset.task, dataset.transform)

@@ -1,8 +1,7 @@
 """The loop that batches clients: passes of networks that are built alike are run as one batch of networks.
 
-A client that has fewer batches of examples is done earlier. What is drawn at random is each client's own; sums within a
-kernel may be taken in another order, so results agree with those of one client after the other up to rounding, and not
-to the last bit.
+What is drawn at random is each client's own. Sums within a kernel may be taken in another order, so results agree with
+those of one client after the other up to rounding.
 """
 
 import logging
@@ -99,7 +98,7 @@ class ClientBatching:
         answers: Sequence[object] = [None] * len(group)
         if len(group) > 1:
             try:
-                answers = together(passes, [client.stream for client in clients])
+                answers = together(passes, [asked.stream or client.stream for client, asked in group])
             except Unfit as error:
                 self._verdicts[which] = self._refuse(passes[0], str(error))
             else:

@@ -1,8 +1,6 @@
-"""Passes of several networks that are built alike, run as one pass of a batch of networks (`torch.func`).
+"""Passes of several networks that are built alike, run as one pass of a batch of networks (`torch.func.vmap`).
 
-The parameters of all are stacked, and `torch.func.vmap` turns a layer into one grouped or batched kernel for all of
-them. What is stacked is part of the graph, so each network's own parameters get their gradients, and losses,
-optimisers and everything else stay each client's own.
+The parameters of all are stacked, as part of the graph: each network's own parameters get their gradients.
 """
 
 import functools
@@ -17,28 +15,22 @@ from torch.func import functional_call, vmap
 
 from fedhet.learning.batching.layouts import Unfit, layout
 from fedhet.learning.batching.passes import Forward, Passed
-from fedhet.representations import RandomStream, isolated
+from fedhet.representations import RandomStream
 
 
-def together(passes: Sequence[Forward], streams: Sequence[RandomStream], *, trace: bool = True) -> list[Passed]:
-    """Passes of one kind as one. Smaller batches are filled up with zeros, whose outputs nobody sees.
+def together(passes: Sequence[Forward], streams: Sequence[RandomStream]) -> list[Passed]:
+    """Return the results of passes of one kind, run as one; smaller batches are filled up with zeros.
 
     Args:
         passes: of one kind.
-        streams: what dropout draws from in each, but in those that bring a stream.
-        trace: whether buffers (BatchNorm's statistics) are changed, but for passes that must leave none.
-
-    Returns:
-        What each gave.
+        streams: what dropout draws from in each.
 
     Raises:
         Unfit: an operator other than `nn.Dropout` draws random numbers, or has no form for a batch of networks.
     """
     sizes = [len(each.inputs) for each in passes]
     inputs = torch.stack([_filled(each.inputs, max(sizes)) for each in passes])
-    call = _Call(
-        passes[0], [(each.stream or own, size) for each, own, size in zip(passes, streams, sizes, strict=True)]
-    )
+    call = _Call(passes[0], [*zip(streams, sizes, strict=True)])
     with torch.set_grad_enabled(passes[0].learns and torch.is_grad_enabled()):
         parameters = _stacked([layout(each.model).parameters for each in passes])
         own = [layout(each.model).buffers for each in passes]
@@ -46,7 +38,7 @@ def together(passes: Sequence[Forward], streams: Sequence[RandomStream], *, trac
             outputs, captured, buffers = vmap(call.of, randomness="error")(parameters, _stacked(own), inputs)
         except Exception as error:  # whatever a module does that a batch of networks cannot
             raise Unfit(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
-    if trace and passes[0].stream is None:
+    if passes[0].stream is None:
         with torch.no_grad():
             for name, now in buffers.items():
                 for each, value in zip(own, now.unbind(), strict=True):
@@ -67,19 +59,17 @@ def fits(passes: Sequence[Forward]) -> bool:
     Raises:
         Unfit: as `together`, or it computes something else than the passes one by one.
     """
-    passes = [replace(each, bf16=False) for each in passes]  # whose rounding would hide what differs
-    last = passes[-1]
-    with torch.no_grad():
-        joint, seen = together(passes, [RandomStream(0) for _ in passes], trace=False)[-1]
-        with isolated(last.model, RandomStream(0)):
-            own, captured = last.compute(last.inputs)
-        if not _alike([joint, *seen.values()], [own, *captured.values()]):
-            raise Unfit("as a batch of networks it computes something else")
-        if len(last.inputs) < 3:
-            return False
-        with isolated(last.model, RandomStream(0)):
-            fewer, captured = last.compute(last.inputs[:-1])
-        return _alike([fewer, *captured.values()], [each[:-1] for each in (own, *captured.values())])
+    # Rounding to bfloat16 would hide what differs.
+    passes = [replace(each, bf16=False, learns=False, stream=RandomStream(0)) for each in passes]
+    joint, seen = together(passes, [RandomStream(0) for _ in passes])[-1]
+    own, captured = passes[-1].run()
+    if not _alike([joint, *seen.values()], [own, *captured.values()]):
+        raise Unfit("as a batch of networks it computes something else")
+    rows = passes[-1].inputs
+    if len(rows) < 3:
+        return False
+    fewer, others = replace(passes[-1], inputs=rows[:-1], stream=RandomStream(0)).run()
+    return _alike([fewer, *others.values()], [each[:-1] for each in (own, *captured.values())])
 
 
 def _alike(ones: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
@@ -102,9 +92,7 @@ def _stacked(networks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 class _Call(nn.Module):
     """A pass as a module, so that `functional_call` puts other tensors into the network that it goes through.
 
-    Args:
-        asked: the pass.
-        drawing: for each network what dropout draws from, and how many rows of the batch are its own.
+    `drawing` holds for each network what dropout draws from, and how many rows of the batch are its own.
     """
 
     def __init__(self, asked: Forward, drawing: Sequence[tuple[RandomStream, int]]) -> None:

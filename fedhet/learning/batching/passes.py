@@ -28,7 +28,6 @@ class Forward:
         captures: inner values that are wanted as well, by name.
         until: the pass ends at the head, and its outputs are Phi (n, d).
         learns: whether a graph is wanted.
-        updates: whether buffers change in a pass without a graph, which are used in others afterwards.
         stream: where the pass must leave no trace in the network: what dropout draws from.
         bf16: whether it is computed in bfloat16 where torch holds that to be safe; its results are float32.
     """
@@ -38,7 +37,6 @@ class Forward:
     captures: Mapping[str, Capturing] = field(default_factory=dict)
     until: Representation | None = None
     learns: bool = True
-    updates: bool = False
     stream: RandomStream | None = None
     bf16: bool = False
 
@@ -48,8 +46,7 @@ class Forward:
         if passed is not None:
             return passed
         traceless = isolated(self.model, self.stream) if self.stream else nullcontext()
-        graphless = torch.no_grad() if self.updates else torch.inference_mode()
-        with traceless, nullcontext() if self.learns else graphless:
+        with traceless, nullcontext() if self.learns else torch.no_grad():
             return self.compute(self.inputs)
 
     def compute(self, inputs: Tensor) -> Passed:
@@ -111,11 +108,7 @@ class BatchedClient(greenlet):
         self.outcome = outcome(self._function)
 
     def resume(self, *answer: object) -> None:
-        """Work until the next pass, or to the end.
-
-        Args:
-            answer: of the pass at which it waits; None to have the client run it by itself. Nothing at the start.
-        """
+        """Work until the next pass; `answer` is that of the last one, or None to have the client run it by itself."""
         with self.stream.active(self._gpus):
             self.waits_for = self.switch(*answer)
 

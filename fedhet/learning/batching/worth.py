@@ -4,6 +4,8 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from timeit import repeat
 
@@ -13,7 +15,7 @@ from fedhet.files import write_text
 from fedhet.learning.batching.joint import together
 from fedhet.learning.batching.passes import Forward, Passed
 from fedhet.machine import describe
-from fedhet.representations import RandomStream, isolated
+from fedhet.representations import RandomStream
 
 LIMIT = 0.9
 """The part of the time of one network after the other below which a batch of networks is worth it."""
@@ -34,7 +36,9 @@ def ratio(which: tuple[object, ...], passes: Sequence[Forward]) -> float:
     key = hashlib.sha256(repr((which, here)).encode()).hexdigest()
     if key in (known := _read(kept)):
         return known[key]
-    measured = round(_seconds(lambda: _joint(passes), device) / _seconds(lambda: _alone(passes), device), 3)
+    passes = [replace(each, stream=RandomStream(0)) for each in passes]
+    joint, one_by_one = partial(_joint, passes), partial(_one_by_one, passes)
+    measured = round(_seconds(joint, device) / _seconds(one_by_one, device), 3)
     with suppress(OSError):  # a home that cannot be written: this process remembers
         write_text(kept, json.dumps(_read(kept) | {key: measured}, indent=1))
     return measured
@@ -58,13 +62,12 @@ def _seconds(run: Callable[[], None], device: torch.device) -> float:
 
 
 def _joint(passes: Sequence[Forward]) -> None:
-    _differentiate(passes, together(passes, [RandomStream(0) for _ in passes], trace=False))
+    _differentiate(passes, together(passes, [RandomStream(0) for _ in passes]))
 
 
-def _alone(passes: Sequence[Forward]) -> None:
+def _one_by_one(passes: Sequence[Forward]) -> None:
     for each in passes:
-        with isolated(each.model, RandomStream(0)), torch.set_grad_enabled(each.learns):
-            _differentiate([each], [each.compute(each.inputs)])
+        _differentiate([each], [each.run()])
 
 
 def _differentiate(passes: Sequence[Forward], passed: Sequence[Passed]) -> None:
