@@ -30,15 +30,12 @@ _FACTS: dict[str, Callable[[ClientInfo], Any]] = {
 
 @dataclass(frozen=True)
 class Given:
-    """The models and data that a user supplies to a run in Python.
+    """The models and data that a user supplies to a run in Python; raises what the functions below raise.
 
     Attributes:
         model: what `model_function` takes; None for the configured architectures.
         data: what `data_function` takes; None for the configured data set.
         task: of the data; None to infer it.
-
-    Raises:
-        FedhetError: as those two.
     """
 
     model: Any = None
@@ -60,10 +57,9 @@ class Given:
         return said | ({"task": self.task} if self.task else {})
 
     def tested(self, config: Config) -> Config:
-        """The configuration, tested on the clients' own parts where it is a default that asks for a common test set.
+        """The configuration; where it asks for a common test set by default, and the first client brings none, `local`.
 
-        The data that were given may bring none: the first client's are asked, before anything starts. Elsewhere clients
-        say so in the handshake. A user who chose `test-on` is refused there.
+        A user who chose `test-on` is refused in the handshake.
         """
         function = data_function(self.data)
         if function is None or config.test_on == "local" or "test-on" in config.chosen:
@@ -71,21 +67,17 @@ class Given:
         first = ClientInfo("0", 0, config.clients, config)
         try:
             with torch.random.fork_rng(devices=[]):
-                there = function(first).common is not None
+                common = function(first).common
         except Exception:  # which the client itself will say
             return config
-        return config if there else config.on_own_test_parts()
+        return config if common is not None else config.on_own_test_parts()
 
 
 @dataclass(frozen=True)
 class Function:
-    """A user's function of a client.
+    """A user's function of a client, given as the `argument` `model` or `data`.
 
-    Attributes:
-        argument: the argument that it was given as, `model` or `data`.
-        name: its name, with its module.
-        call: gives what it returns for a client.
-        accept: from the client's name and that to what can be used; raises a `FedhetError` for what cannot.
+    `accept` turns what `call` returns for a client of a name into what can be used, and raises for what cannot.
     """
 
     argument: str
@@ -94,11 +86,7 @@ class Function:
     accept: Callable[[str, Any], Any]
 
     def __call__(self, client: ClientInfo) -> Any:
-        """Return the function's value for a client.
-
-        Raises:
-            FedhetError: it cannot be used, or the function ended the process, which is not its to end.
-        """
+        """Return the value for a client; raises `ModelError` or `DataError` if there is none that can be used."""
         kind = ModelError if self.argument == "model" else DataError
         try:
             value = self.call(client)

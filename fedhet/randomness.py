@@ -7,11 +7,9 @@ import torch
 
 
 def derive_seed(seed: int, *purpose: object) -> int:
-    """A 63-bit seed for one purpose, from a hash: the same on every machine, process and Python version.
+    """A 63-bit seed for one purpose of a run's seed, the same on every machine, process and Python version.
 
-    Args:
-        seed: the run's seed.
-        purpose: what the stream is for, for example `("batches", client, round)`; compared by their text.
+    A purpose, such as `("batches", client, round)`, is known by its text.
     """
     text = "\x1f".join([str(seed), *(str(part) for part in purpose)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
@@ -30,8 +28,7 @@ def numpy_generator(seed: int, *purpose: object) -> np.random.Generator:
 def seed_everything(seed: int) -> None:
     """Seed torch's global generators, as `torch.manual_seed` does.
 
-    That one formats a stack trace at every call as long as CUDA has not been used, at the cost of half a small client's
-    training.
+    Until CUDA is used, that one formats a stack trace at every call, which takes half a small client's training.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():

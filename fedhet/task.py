@@ -1,8 +1,7 @@
 """The task of a data set: its loss, its metric and the meaning of its outputs, in one object.
 
-`Task.evaluate` gives a `Score` for a batch. Scores of one client add up to the score of all its examples together, and
-nothing is copied from the device before `Score.value` is asked for. A client sends `Score.metric`: numbers with their
-weights, so that `Metric.total` of several clients cannot be wrong, and no outputs or labels travel.
+Nothing is copied from the device before `Score.metric` is asked for. That is what a client sends: numbers with their
+weights, so that `Metric.total` of several clients cannot be wrong, and no outputs or labels.
 """
 
 import math

@@ -47,12 +47,9 @@ class ClientStore:
                 _log.info("%s was not used for %d days and is removed", path, KEPT_DAYS)
 
     def save(self, round: int, tensors: dict[str, torch.Tensor], *, after: int) -> None:
-        """Write the state after `round`, and keep beside it only the one it came from.
+        """Write the state after `round`, and keep beside it only that of the round `after` which it came.
 
-        Args:
-            round: the round that was trained.
-            tensors: the state.
-            after: the round whose state this one started from: what the server goes back to if this answer is lost.
+        That is what the server goes back to if this answer is lost.
         """
         write_tensors(self._states / f"{round}.safetensors", tensors)
         for path in self._states.glob("*.safetensors"):
@@ -119,15 +116,7 @@ def _read_public(path: Path) -> PublicDataset:
 
 
 def remove_old(base: Path, days: float) -> list[Path]:
-    """Remove what was not written to for so many days: state and models of whole runs, and public datasets.
-
-    Args:
-        base: a node's folder of state.
-        days: since the newest file of a run was written, or the public dataset was.
-
-    Returns:
-        What was removed.
-    """
+    """Remove the runs and public datasets in a node's folder that were not written to for so many days; return them."""
     oldest, removed = time.time() - 86400 * days, []
     for path in sorted([*base.glob("public/*"), *(run for run in base.glob("*") if (run / "clients").is_dir())]):
         files = [path, *path.rglob("*")]

@@ -53,12 +53,9 @@ class Step:
     further: int = 0
 
     def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
-        """Return Phi (m, d) of a further batch, part of the graph; no trace in buffers or the task's randomness.
+        """Return Phi (m, d) of a further prepared batch (m, ...), part of the graph; dropout draws from `stream`.
 
-        Args:
-            inputs: (m, ...) prepared.
-            representation: gives Phi of the model.
-            stream: what dropout draws from.
+        It leaves no trace in buffers or the task's randomness.
         """
         self.further += len(inputs)
         return Forward(self.model, inputs, until=representation, stream=stream, bf16=self.bf16).run()[0]
@@ -232,11 +229,7 @@ def _check_losses(
     *,
     first: bool,
 ) -> None:
-    """Losses, and weights after the last step, must be of a size from which training comes back.
-
-    Raises:
-        ModelError: they are not; with the epoch, or, of the `first` phase's first step, what may be the cause.
-    """
+    """Losses, and weights after the last step, must be of a size from which training comes back; else `ModelError`."""
     if first and not math.isfinite(losses[0]):
         raise ModelError(
             f"the loss of the first step is {losses[0]:.3g}, before training has changed a weight: for some example of "
@@ -273,14 +266,9 @@ def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
 def batches(
     count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, whole: bool = False
 ) -> Iterator[Tensor]:
-    """Mini-batches of one shuffled epoch, as index tensors.
+    """Mini-batches of one shuffled epoch of `count` examples, as index tensors on a device; the last may be smaller.
 
-    Args:
-        count: number of examples.
-        size: examples in a batch; the last one may be smaller.
-        generator: draws the order, on the CPU.
-        device: where it is wanted, to which it goes at once; None: on the CPU.
-        whole: a last batch of one example joins the one before it, since BatchNorm cannot train on one.
+    `whole`: a last batch of one example joins the one before it, since BatchNorm cannot train on one.
     """
     order = torch.randperm(count, generator=generator)
     order = order if device is None else brought(order, device)

@@ -39,8 +39,7 @@ class ClientBatching:
 
     Args:
         size: clients at a time.
-        measure: whether a kind of pass is run as one only if that is faster here, which is measured once on each
-            machine; else whenever it can be.
+        measure: whether a kind of pass is run as one only if that is faster here; else whenever it can be.
         device: where clients train.
     """
 
@@ -56,10 +55,6 @@ class ClientBatching:
             return None
         measure = setting in ("gpu", "auto")
         return cls(AUTO if measure else int(setting), measure, device)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Another process finds out for itself what is worth it."""
-        return ClientBatching, (self.size, self._measure, self._device)
 
     def run(self, functions: Iterable[Callable[[], T]]) -> list[T | Exception]:
         """Call functions, each the work of one client; what each returned, or what it raised: one fails alone."""

@@ -83,9 +83,7 @@ class Backward:
 class BatchedClient(greenlet):
     """One client's work, which waits at each pass for the loop that batches clients.
 
-    Args:
-        function: the work.
-        gpus: the devices, beside the CPU, whose random generators are the client's own while it works.
+    While it works, the random generators of the CPU and of `gpus` are its own.
 
     Attributes:
         waits_for: the pass at which it waits; None once the work is done.
