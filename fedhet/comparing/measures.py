@@ -8,17 +8,17 @@ import math
 import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from fedhet.comparing.settings import PlannedRun
-from fedhet.results.history import scored_curve
-from fedhet.results.run_files import RunFiles, read_run
+from fedhet.results.run_files import RunFiles, read_run, showing
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.rows import never_took_part
 
 ACCURACIES = ("personal_accuracy", "trained_accuracy", "global_accuracy", "common_accuracy")
 EXAMPLES, WORK = ("labelled", "unlabelled"), ("private_steps", "steps", "forwards")
-MEASURES = (*ACCURACIES, *EXAMPLES, *WORK, "bytes_up", "bytes_down", "seconds")
+COSTS = ("bytes_up", "bytes_down", "seconds")
+MEASURES = (*ACCURACIES, *EXAMPLES, *WORK, *COSTS)
 CONFIDENCE = 0.95
 
 
@@ -45,13 +45,12 @@ class RunOutcome:
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A mean difference over seeds, and half the width of its confidence interval; None for one seed."""
+class Difference(NamedTuple):
+    """A mean difference over seeds, and the ends of its confidence interval; None for one seed."""
 
     mean: float
-    margin: float | None
-    seeds: int
+    low: float | None = None
+    high: float | None = None
 
 
 def paired_difference(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
@@ -59,13 +58,14 @@ def paired_difference(mine: Mapping[int, float], theirs: Mapping[int, float]) ->
     differences = [value - theirs[seed] for seed, value in mine.items() if seed in theirs]
     if not differences:
         return None
-    seeds, margin = len(differences), None
-    if seeds > 1:
-        from scipy import stats
+    seeds, mean = len(differences), statistics.fmean(differences)
+    if seeds == 1:
+        return Difference(mean)
+    from scipy import stats
 
-        quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, seeds - 1))
-        margin = quantile * statistics.stdev(differences) / math.sqrt(seeds)
-    return Difference(statistics.fmean(differences), margin, seeds)
+    quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, seeds - 1))
+    margin = quantile * statistics.stdev(differences) / math.sqrt(seeds)
+    return Difference(mean, mean - margin, mean + margin)
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,7 @@ class VariantResult:
         return statistics.stdev(values) if len(values) > 1 else None
 
     def difference(self, other: "VariantResult", measure: str) -> Difference | None:
-        """This variant minus another, over the seeds that both completed, with Student's t interval (`CONFIDENCE`).
-
-        None where they have no seed in common.
-        """
+        """This variant minus another, see `paired_difference`."""
         return paired_difference(self._by_seed(measure), other._by_seed(measure))
 
     def _by_seed(self, measure: str) -> dict[int, float]:
@@ -109,42 +106,38 @@ class VariantResult:
 
 
 def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantResult]:
-    """Read the runs' outcomes, by variant in order of the runs; runs whose names are in `failed` do not count."""
+    """Read the runs' outcomes, by variant in order of the runs; runs whose names are in `failed` do not count.
+
+    Raises:
+        FedhetError: files of a run are damaged.
+    """
     by_variant: dict[str, list[PlannedRun]] = {}
     for run in runs:
         by_variant.setdefault(run.variant, []).append(run)
-    return [
-        VariantResult(
-            variant=variant,
-            seeds_wanted=len(own),
-            outcomes=[_outcome(run, read_run(run.folder)) for run in own if run.name not in failed],
-            equalised=own[0].equalised,
-        )
-        for variant, own in by_variant.items()
-    ]
+    results = []
+    for variant, own in by_variant.items():
+        outcomes = [_outcome(run, read_run(run.folder)) for run in own if run.name not in failed]
+        results.append(VariantResult(variant, len(own), outcomes, own[0].equalised))
+    return results
 
 
 def _outcome(run: PlannedRun, files: RunFiles) -> RunOutcome:
-    summary = files.summary or {}
-    values = {name: summary.get(name) for name in MEASURES}
-    values |= {name: (summary.get(name) or {}).get("weighted") for name in ACCURACIES[:3]}
-    values["common_accuracy"] = _on_common_test(summary)
-    values |= {name: (summary.get("examples") or {}).get(name) for name in EXAMPLES}
-    values |= {name: (summary.get("work") or {}).get(name) for name in WORK}
-    models = {row.architecture or UNDISCLOSED for row in files.clients}
-    return RunOutcome(
-        run=run,
-        models=next(iter(models)) if len(models) == 1 else f"{len(models)} models",
-        values=values,
-        curve=dict(scored_curve(files.rows, files.personal or "trained")),
-        metric=files.metric,
-        stopped=summary.get("stopped_early"),
-        refused=never_took_part(files.rows),
-    )
-
-
-def _on_common_test(summary: Mapping[str, Any]) -> float | None:
-    """The accuracy on the common test set: of the global model where there is one, else of the clients' own models."""
-    common = summary.get("common") or {}
-    accuracy = (common.get("received") or common.get("trained") or {}).get("accuracy")
-    return accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
+    with showing(run.folder):
+        summary = files.summary or {}
+        examples, work, common = (summary.get(name) or {} for name in ("examples", "work", "common"))
+        values = {name: files.accuracy(name.removesuffix("_accuracy")) for name in ACCURACIES[:3]}
+        # On the common test set that of the global model where there is one, else of the clients' own models.
+        accuracy = (common.get("received") or common.get("trained") or {}).get("accuracy")
+        values["common_accuracy"] = accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
+        for names, table in ((EXAMPLES, examples), (WORK, work), (COSTS, summary)):
+            values |= {name: table.get(name) for name in names}
+        models = {row.architecture or UNDISCLOSED for row in files.clients}
+        return RunOutcome(
+            run=run,
+            models=next(iter(models)) if len(models) == 1 else f"{len(models)} models",
+            values=values,
+            curve=dict(files.curve),
+            metric=files.metric,
+            stopped=summary.get("stopped_early"),
+            refused=never_took_part(files.rows),
+        )

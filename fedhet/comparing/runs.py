@@ -1,15 +1,16 @@
 """The runs of a comparison: which are complete already, and carrying out the others, several at a time."""
 
-import contextlib
 import os
-import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedhet import config as configuration
 from fedhet import population, registry
@@ -21,15 +22,8 @@ from fedhet.files import LOCK
 from fedhet.given import Given
 from fedhet.results.history import read_history, scored_curve
 from fedhet.results.run_files import read_run
-from fedhet.results.tables import format_seconds, format_value
+from fedhet.results.tables import format_value
 from fedhet.text import printable
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-SHOWN = 30
-"""The most runs in the table on a terminal, those under way first."""
 
 
 def check(runs: Iterable[PlannedRun], given: Given = Given()) -> None:  # noqa: B008 - it is frozen
@@ -82,26 +76,25 @@ class Execution:
 
     function: Callable[..., object]
     at_once: int
-    console: "Console"
+    console: Console
 
     def __call__(self, runs: Sequence[PlannedRun]) -> dict[str, str]:
         """Complete the runs; returns the names of those that failed, and why."""
-        kept = {run.name for run in runs if _why_incomplete(run) is None}
-        if kept:
-            self.tell(f"{len(kept)} of {len(runs)} runs were completed before and are kept")
+        ended = {run.name for run in runs if _why_incomplete(run) is None}
+        if ended:
+            self.tell(f"{len(ended)} of {len(runs)} runs were completed before and are kept")
         for note in dict.fromkeys(f"{run.variant}: {why}" for run in runs for _, why in run.settings.idle):
             self.tell(note)
+        jobs = {run.name: self._job(run) for run in runs if run.name not in ended}
         by_name = {run.name: run for run in runs}
-        jobs = [self._job(run) for run in runs if run.name not in kept]
         failed: dict[str, str] = {}
-        progress = Progress(runs, dict.fromkeys(kept, "kept"))
-        with progress.shown_on(self.console) if jobs else contextlib.nullcontext():
-            for number, (name, reason) in enumerate(run_jobs(jobs, self.at_once), start=len(kept) + 1):
-                reason = reason or _why_incomplete(by_name[name])
+        with RunsProgress(runs, ended, self.console):
+            for name, error in run_jobs(jobs.values(), self.at_once):
+                ended.add(name)
+                reason = error or _why_incomplete(by_name[name])
                 if reason is not None:
                     failed[name] = reason
-                progress.ended[name] = "failed" if reason else "completed"
-                self.tell(f"[{number}/{len(runs)}] {name}: {reason or 'completed'}")
+                self.tell(f"[{len(ended)}/{len(runs)}] {name}: {reason or 'completed'}")
         return failed
 
     def tell(self, line: str) -> None:
@@ -173,54 +166,44 @@ def _call(connection: Connection) -> None:
         messages.send(connection, f"{type(error).__name__}: {error} (see {job.log})")
 
 
-class Progress:
-    """The progress of the runs, as a table that renews itself on a terminal.
+class RunsProgress(Progress):
+    """A bar for all runs and one for each that is under way, on a terminal.
 
     Args:
-        runs: in order.
-        ended: what became of those that ended, by name.
+        runs: all of them.
+        ended: names of those that ended, which grows meanwhile.
+        console: the terminal; nothing is shown on one that is none.
     """
 
-    def __init__(self, runs: Sequence[PlannedRun], ended: dict[str, str]) -> None:
-        self.runs, self.ended = runs, ended
-        self._begun: dict[str, float] = {}  # when each was first seen to run, by name
+    def __init__(self, runs: Sequence[PlannedRun], ended: Collection[str], console: Console) -> None:
+        self._ended = ended
+        name, accuracy = (TextColumn(each, markup=False) for each in ("{task.description}", "{task.fields[accuracy]}"))
+        self._run_of: dict[TaskID, PlannedRun] = {}
+        columns = name, BarColumn(), MofNCompleteColumn(), accuracy, TimeRemainingColumn()
+        super().__init__(
+            *columns, console=console, transient=True, refresh_per_second=1, disable=not console.is_terminal
+        )
+        self.add_task("runs", total=len(runs), accuracy="")
+        for run in runs:
+            rounds = run.settings.rounds + bool(run.settings.closing_epochs) if run.settings.rounds else None
+            self._run_of[self.add_task(run.name, total=rounds, visible=False, accuracy="")] = run
 
-    def shown_on(self, console: "Console") -> contextlib.AbstractContextManager[object]:
-        """A context in which the table is shown, if the console is a terminal."""
-        if not console.is_terminal:
-            return contextlib.nullcontext()
-        from rich.live import Live
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Read how far the runs are, and return the bars."""
+        for task, run in self._run_of.items():
+            under_way = run.name not in self._ended and (run.folder / "config.toml").is_file()
+            self.update(task, visible=under_way, **(_state(run) if under_way else {}))
+        for task in self.task_ids[:1]:  # that of all runs
+            self.update(task, completed=len(self._ended))
+        yield from super().get_renderables()
 
-        return Live(get_renderable=self.table, console=console, refresh_per_second=1, transient=True)
 
-    def table(self) -> "Table":
-        """The table now."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-
-        table = Table("run", "round", "accuracy", "time left", box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        left = [run for run in self.runs if run.name not in self.ended]
-        running = [run for run in left if (run.folder / "config.toml").is_file()]
-        waiting = [run for run in left if run not in running]
-        ended = [run for run in reversed(self.runs) if run.name in self.ended]
-        for run in [*running, *waiting, *ended][:SHOWN]:
-            cells = ("", "", "waiting") if run in waiting else self._cells(run)
-            table.add_row(run.name, *cells)
-        table.caption = f"{len(ended)} of {len(self.runs)} ended, {len(running)} running"
-        return table
-
-    def _cells(self, run: PlannedRun) -> tuple[str, str, str]:
-        try:
-            rows = read_history(run.folder)
-        except FedhetError:  # being written
-            return "", "", ""
-        settings = run.settings
-        curve = scored_curve(rows, registry.traits(settings).scored)
-        done = max((row["round"] for row in rows if not row.get("final")), default=0)
-        last = settings.rounds + bool(settings.closing_epochs)
-        left = self.ended.get(run.name)
-        if left is None:
-            spent = time.monotonic() - self._begun.setdefault(run.name, time.monotonic())
-            left = format_seconds(spent / done * (last - done)) if done and settings.rounds else "starting"
-        accuracy = format_value(curve[-1][1]) if curve else ""
-        return f"{done}/{last if settings.rounds else '?'}", accuracy, left
+def _state(run: PlannedRun) -> dict[str, Any]:
+    """The rounds that a run has completed, and its last accuracy."""
+    try:
+        rows = read_history(run.folder)
+    except FedhetError:  # being written
+        return {}
+    curve = scored_curve(rows, registry.traits(run.settings).scored)
+    done = max((row["round"] for row in rows if not row.get("final")), default=0)
+    return {"completed": done, "accuracy": format_value(curve[-1][1]) if curve else ""}

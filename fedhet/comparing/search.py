@@ -42,7 +42,7 @@ class Tried:
     def clearly_below(self, other: "Tried") -> bool:
         """Whether the interval of the paired difference over common seeds lies below 0."""
         difference = paired_difference(self.by_seed, other.by_seed)
-        return difference is not None and difference.margin is not None and difference.mean + difference.margin < 0
+        return difference is not None and difference.high is not None and difference.high < 0
 
 
 @dataclass

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WORDS = ("method", "models")
-_COSTS = ("labelled", "public", "own steps", "steps", "forwards", "bytes", "time")
+_COUNTS = {
+    **{"labelled": "labelled", "unlabelled": "public"},
+    **{"private_steps": "own steps", "steps": "steps", "forwards": "forwards"},
+}
+"""Measures that are counts, and their headings."""
 
 
 def terminal_table(lines: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> "Table":
@@ -60,23 +64,14 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
         for each in result.outcomes:
             values = [each.values[measure] for measure in MEASURES]
             yield [result.variant, each.run.seed, each.models, result.equalised, *values]
-
-    def row(result: VariantResult, name: str, values: Sequence[float | None]) -> list[object]:
-        return [result.variant, name, result.models, result.equalised, *values]
-
     for result in results:
-        yield row(result, "mean", [result.mean(measure) for measure in MEASURES])
-        yield row(result, "std", [result.spread(measure) for measure in MEASURES])
+        for name, of in (("mean", result.mean), ("std", result.spread)):
+            yield [result.variant, name, result.models, result.equalised, *map(of, MEASURES)]
     for result in results:
-        if result is baseline:
-            continue
-        differences = [result.difference(baseline, measure) for measure in MEASURES]
-        yield row(result, "difference", [each.mean if each else None for each in differences])
-        for name, side in (("difference_low", -1), ("difference_high", 1)):
-            ends = [
-                each.mean + side * each.margin if each and each.margin is not None else None for each in differences
-            ]
-            yield row(result, name, ends)
+        if result is not baseline:
+            differences = [result.difference(baseline, measure) or (None, None, None) for measure in MEASURES]
+            for place, name in enumerate(("difference", "difference_low", "difference_high")):
+                yield [result.variant, name, result.models, result.equalised, *(each[place] for each in differences)]
 
 
 def accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[str]]:
@@ -84,8 +79,7 @@ def accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> lis
 
     Accuracy after local training has a column where it is not the personal one, on the common test set if evaluated.
     """
-    optional = {"trained_accuracy": _trained_differs(results), "common_accuracy": _on_common(results)}
-    shown = [name for name in ACCURACIES if optional.get(name, True)]
+    shown = _shown(results)
     words = ["after training" if name == "trained_accuracy" else name.removesuffix("_accuracy") for name in shown]
     lines = [[*_WORDS, "seeds", *words, f"minus {baseline.variant}"]]
     for result in results:
@@ -96,12 +90,13 @@ def accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> lis
     return lines
 
 
-def _trained_differs(results: Sequence[VariantResult]) -> bool:
-    return any(each.mean("trained_accuracy") not in (None, each.mean("personal_accuracy")) for each in results)
-
-
-def _on_common(results: Sequence[VariantResult]) -> bool:
-    return any(each.mean("common_accuracy") is not None for each in results)
+def _shown(results: Sequence[VariantResult]) -> list[str]:
+    """The accuracies that have a column."""
+    without = {
+        "trained_accuracy": all(each.mean("trained_accuracy") in (None, each.mean(ACCURACIES[0])) for each in results),
+        "common_accuracy": all(each.mean("common_accuracy") is None for each in results),
+    }
+    return [name for name in ACCURACIES if not without.get(name)]
 
 
 def _accuracy(result: VariantResult, measure: str) -> str:
@@ -114,26 +109,19 @@ def _difference(result: VariantResult, baseline: VariantResult) -> str:
     difference = None if result is baseline else result.difference(baseline, "personal_accuracy")
     if difference is None:
         return "-"
-    mean, margin = difference.mean, difference.margin
-    return f"{mean:+.3f}" + ("" if margin is None else f" [{mean - margin:+.3f}, {mean + margin:+.3f}]")
+    interval = "" if difference.low is None else f" [{difference.low:+.3f}, {difference.high:+.3f}]"
+    return f"{difference.mean:+.3f}{interval}"
 
 
 def costs(results: Sequence[VariantResult]) -> list[list[str]]:
     """Return headings and a line for each variant: its examples, steps, bytes and time."""
-    return [["method", *_COSTS], *([result.label, *_costs(result)] for result in results)]
-
-
-def _costs(result: VariantResult) -> list[str]:
-    def count(measure: str) -> str:
-        mean = result.mean(measure)
-        return "-" if mean is None else f"{mean:,.0f}"
-
-    up, down = result.mean("bytes_up"), result.mean("bytes_down")
-    return [
-        *map(count, ("labelled", "unlabelled", "private_steps", "steps", "forwards")),
-        "-" if up is None or down is None else format_bytes(up + down),
-        format_seconds(result.mean("seconds")),
-    ]
+    lines = [["method", *_COUNTS.values(), "bytes", "time"]]
+    for result in results:
+        counts = ["-" if (mean := result.mean(name)) is None else f"{mean:,.0f}" for name in _COUNTS]
+        up, down = result.mean("bytes_up"), result.mean("bytes_down")
+        size = "-" if up is None or down is None else format_bytes(up + down)
+        lines.append([result.label, *counts, size, format_seconds(result.mean("seconds"))])
+    return lines
 
 
 def notes_below(
@@ -154,18 +142,17 @@ def notes_below(
     """
     outcomes = [each for result in results for each in result.outcomes]
     metrics = sorted({each.metric for each in outcomes}) or ["accuracy"]
-    where = (
-        "the common test set" if {e.run.settings.test_on for e in outcomes} == {"global"} else "the clients' own data"
-    )
+    common = {each.run.settings.test_on for each in outcomes} == {"global"}
+    where = "the common test set" if common else "the clients' own data"
     notes = [
         f"{' and '.join(metrics).capitalize()} after the last round, weighted by examples, on {where}: "
         "mean ± sample standard deviation over seeds (- with one seed). Examples (labelled, and unlabelled public "
         "ones), gradient steps (on clients' own examples, and all), examples that went forward in training, bytes (up "
         "and down) and time: mean of a run, all clients together."
     ]
-    if _trained_differs(results):
+    if "trained_accuracy" in _shown(results):
         notes.append("After training: after the last local training, where that is not the headline score.")
-    if _on_common(results):
+    if "common_accuracy" in _shown(results):
         notes.append("Common: on the common test set, of the global model where there is one, else of clients' models.")
     if len(results) > 1:
         notes.append(
@@ -174,15 +161,14 @@ def notes_below(
         )
     if any(result.equalised for result in results):
         notes.append(f"* needs equal architectures: every client got {EQUAL_MODEL}.")
-    notes += _absent(results)
-    notes += settings
+    notes += [*_absent(results), *settings]
     if tuning:
         seeds = ", ".join(map(str, tuning.seeds))
         notes.append(
             f"Tuned by validation accuracy with seeds {seeds}, of which nothing is in the table; then trained on whole "
             f"training parts. Chosen for {'; '.join(each.text for each in tuned)}."
         )
-    return notes + _validation(results)
+    return [*notes, *_validation(results)]
 
 
 def _absent(results: Sequence[VariantResult]) -> Iterator[str]:
@@ -198,20 +184,18 @@ def _absent(results: Sequence[VariantResult]) -> Iterator[str]:
             )
 
 
-def _validation(results: Sequence[VariantResult]) -> list[str]:
+def _validation(results: Sequence[VariantResult]) -> Iterator[str]:
     """How many examples were set apart for validation in the reported runs, and where it ended them."""
-    notes = []
     settings = [each.run.settings for result in results for each in result.outcomes]
     if shares := sorted({each.validation for each in settings if each.validation}):
-        notes.append(f"{', '.join(f'{share:.0%}' for share in shares)} of training examples were for validation only.")
+        yield f"{', '.join(f'{share:.0%}' for share in shares)} of training examples were for validation only."
     if patience := sorted({each.early_stopping for each in settings if each.early_stopping}):
         stopped = [
             f"{result.variant} {', '.join(f'seed {each.run.seed} after round {each.stopped}' for each in ended)}"
             for result in results
             if (ended := [each for each in result.outcomes if each.stopped])
         ]
-        notes.append(
+        yield (
             f"Early stopping after {', '.join(map(str, patience))} evaluations without a better validation accuracy "
             f"ended training; the state then, not the best one, is reported: {'; '.join(stopped) or 'no run'}."
         )
-    return notes
