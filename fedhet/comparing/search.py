@@ -8,6 +8,7 @@ from typing import Any
 from fedhet.comparing.measures import paired_difference
 from fedhet.comparing.settings import distinct
 from fedhet.options import Value
+from fedhet.results.run_files import RunFiles
 
 Choice = tuple[tuple[str, Value], ...]
 """Keys and values that are tried together."""
@@ -18,16 +19,27 @@ class Tried:
     """A configuration that was tried.
 
     Attributes:
+        variant: the variant whose it is.
         choice: its keys and values.
         by_seed: its validation accuracy by seed, pooled over clients.
         failed: why there is none, by seed.
         steps: gradient steps of all its runs.
     """
 
+    variant: str
     choice: Choice
     by_seed: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     steps: int = 0
+
+    def note(self, seed: int, run: RunFiles | None, reason: str | None) -> None:
+        """Note the outcome of a run, or why there is none."""
+        accuracy = run.accuracy("validation") if run else None
+        if run is None or accuracy is None:
+            self.failed[seed] = reason or "there is no validation accuracy"
+            return
+        self.by_seed[seed] = float(accuracy)
+        self.steps += int(((run.summary or {}).get("work") or {}).get("steps") or 0)
 
     @property
     def accuracy(self) -> float | None:
@@ -47,7 +59,7 @@ class Tried:
 
 @dataclass
 class Search:
-    """The tuning of one variant: its configurations, how many its grid holds, and what was found at its edges."""
+    """The tuning of one variant: its configurations, how many its grid holds, and the keys whose best is at an edge."""
 
     variant: str
     grid: int

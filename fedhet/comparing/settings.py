@@ -15,7 +15,6 @@ from fedhet.flower.grid import LocalGrid
 from fedhet.given import Given
 from fedhet.machine import process_restored
 from fedhet.options import Config, Value, keys_about
-from fedhet.server import FederatedStrategy
 
 PLACES = frozenset(keys_about("place"))
 """Where and how a run is carried out, which the comparison decides and which changes nothing of what is computed."""
@@ -51,7 +50,7 @@ def variants_of(texts: Sequence[str]) -> list[Variant]:
     Raises:
         ConfigError: a method is unknown, two variants have one name, or a variant sets a key of `SAME_FOR_ALL`.
     """
-    variants = list({text: _variant(text) for text in texts}.values())
+    variants = [_variant(text) for text in distinct(texts)]
     names = [variant.name for variant in variants]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
@@ -108,7 +107,7 @@ class SharedSettings:
     fixed: Mapping[str, frozenset[str]]
     equalised: frozenset[str]
     notes: Sequence[str]
-    given: Given = Given()  # noqa: RUF009 - it is frozen
+    given: Given
 
     def settings(self, variant: str, seed: int, choice: Mapping[str, Value] | None = None) -> Config:
         """Return a variant's settings, some of them chosen for it.
@@ -116,9 +115,8 @@ class SharedSettings:
         Raises:
             ConfigError: they cannot be run.
         """
-        return configuration.resolve(
-            {**self.for_all, **self.own[variant], **(choice or {}), "seed": seed}, strict=False
-        )
+        settings = {**self.for_all, **self.own[variant], **(choice or {}), "seed": seed}
+        return configuration.resolve(settings, strict=False)
 
     def plan(self, variant: str, seed: int, folder: Path, choice: Mapping[str, Value] | None = None) -> PlannedRun:
         """Return the run with these settings; raises as `settings`."""
@@ -132,12 +130,9 @@ def shared_settings(
     config: Mapping[str, object],
     given: Given = Given(),  # noqa: B008 - it is frozen
 ) -> SharedSettings:
-    """Work out which settings the variants share: see `compare` for the arguments.
+    """Work out which settings the variants share: see `compare` for the arguments, and where settings come from.
 
-    A setting that nobody chose comes from the first variant's method, and a method's own keys from its own preset where
-    the settings for all are a preset (`fedproto/digits` beside `fedhenn/digits`); public examples and closing epochs
-    from the variant that needs most. With `rounds = 0`, which one of the methods must settle by itself, one-shot
-    methods get one round, and the others as many as that one.
+    Public examples and closing epochs are those of the variant that needs most.
 
     Raises:
         FedhetError: every problem of the settings.
@@ -158,47 +153,48 @@ def shared_settings(
         for_all[key] = max(each.flat()[key] for each in completed.values())
 
     own: dict[str, dict[str, Value]] = {}
-    equalised = set()
+    equalised, notes = set(), []
     for variant in variants:
-        config_of = completed[variant.name]
+        name, config_of = variant.name, completed[variant.name]
         settings = {key: value for key, value in config_of.flat().items() if key.startswith(f"{config_of.family}.")}
-        settings |= {"method": variant.method, "rounds": rounds[variant.name], **variant.settings}
+        settings |= {"method": variant.method, "rounds": rounds[name], **variant.settings}
         configs = [configuration.resolve({**for_all, **settings, "seed": seed}, strict=False) for seed in seeds]
         if given.model is None and any(map(population.must_be_equal, configs)):
-            equalised.add(variant.name)
+            equalised.add(name)
             settings |= {"architectures": EQUAL_MODEL, "assign": "round-robin"}
-        own[variant.name] = settings
-    notes = [
-        f"{variant.name}: rounds = {rounds[variant.name]}, {_why(variant, completed)}"
-        for variant in variants
-        if 0 in rounds.values() and rounds[variant.name] and "rounds" not in variant.settings
-    ]
+        own[name] = settings
+        if 0 in rounds.values() and rounds[name] and "rounds" not in variant.settings:
+            settling = next(other for other, each in completed.items() if not each.rounds)
+            one_shot = registry.method(variant.method).one_shot
+            why = "all that a one-shot method needs" if one_shot else f"as many as {settling} needs"
+            notes.append(f"{name}: rounds = {rounds[name]}, {why}")
     notes += [why for key, why in first.idle if key == "test-on"]
     fixed = {variant.name: frozenset(variant.settings) for variant in variants}
     return SharedSettings(for_all, own, fixed, frozenset(equalised), notes, given)
 
 
+def _preset(base: Mapping[str, Any]) -> dict[str, Any]:
+    return configuration.read(configuration.preset_path(str(base["preset"]))) if base.get("preset") else {}
+
+
 def _method_keys_of_presets(variants: Sequence[Variant], base: Mapping[str, Any]) -> dict[str, Any]:
     """The methods' own keys from their presets of the same name as the one for all, as in a run of each."""
-    if not base.get("preset"):
-        return {}
-    for_all, known = configuration.read(configuration.preset_path(str(base["preset"]))), configuration.presets()
-    own: dict[str, Any] = {}
+    for_all, own = _preset(base), dict[str, Any]()
+    name = str(base.get("preset", "")).rpartition("/")[2]
     for prefix in {registry.method(variant.method).family for variant in variants}:
-        if (name := f"{prefix}/{str(base['preset']).rpartition('/')[2]}") in known:
-            settings = configuration.read(configuration.preset_path(name))
+        if name and f"{prefix}/{name}" in configuration.presets():
+            settings = _preset({"preset": f"{prefix}/{name}"})
             own |= {key: settings[key] for key in settings.keys() - for_all.keys() if key.startswith(f"{prefix}.")}
     return own
 
 
 def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], given: Given) -> dict[str, int]:
     """The key `rounds` for each variant."""
-    preset = configuration.read(configuration.preset_path(str(base["preset"]))) if base.get("preset") else {}
     methods = {variant.name: registry.method(variant.method) for variant in variants}
     own = {variant.name: int(variant.settings["rounds"]) for variant in variants if "rounds" in variant.settings}
-    for_all = {**preset, **base}.get("rounds", methods[variants[0].name].common.get("rounds", Config.rounds))
+    for_all = {"rounds": Config.rounds, **methods[variants[0].name].common, **_preset(base), **base}["rounds"]
     if for_all != 0:
-        return {variant.name: for_all for variant in variants} | own
+        return dict.fromkeys(methods, for_all) | own
     settling = next((variant for variant in variants if methods[variant.name].settles_rounds), None)
     if settling is None:
         names = ", ".join(methods)
@@ -210,12 +206,6 @@ def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], given: Given) 
     return rounds
 
 
-def _why(variant: Variant, completed: Mapping[str, Config]) -> str:
-    if registry.method(variant.method).one_shot:
-        return "all that a one-shot method needs"
-    return f"as many as {next(name for name, each in completed.items() if not each.rounds)} needs"
-
-
 def settled_rounds(config: Config, given: Given = Given()) -> int:  # noqa: B008 - it is frozen
     """Ask a method that settles it by itself how many rounds it needs: its clients shake hands, nothing is trained.
 
@@ -224,11 +214,8 @@ def settled_rounds(config: Config, given: Given = Given()) -> int:  # noqa: B008
     """
     with tempfile.TemporaryDirectory() as folder, process_restored():
         config = config.but(state_dir=folder, out="")
-        strategy: FederatedStrategy[Any, Any] = registry.strategy(config.method_name)(
-            config,
-            public=population.public_dataset(config) if given.data is None else None,
-            model=given.model,
-        )
+        public = population.public_dataset(config) if given.data is None else None
+        strategy = registry.strategy(config.method_name)(config, public=public, model=given.model)
         strategy.handshake(LocalGrid(make_client_app(given.model, given.data, task=given.task), config.clients))
         return strategy.config.rounds
 

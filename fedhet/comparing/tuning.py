@@ -22,7 +22,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import write_csv, write_text
 from fedhet.options import Value
 from fedhet.randomness import numpy_generator
-from fedhet.results.run_files import read_run
+from fedhet.results.run_files import read_run, showing
 
 SEEDS = (1000, 1001, 1002)
 SHARE = 0.2
@@ -57,44 +57,40 @@ class _Tuner:
 
     tuning: Tuning
     shared: SharedSettings
-    share: float
+    held_out: Mapping[str, Value]
     folder: Path
     execute: Execution
 
-    def run(self, asked: Sequence[tuple[Search, Tried]], seeds: Sequence[int]) -> None:
+    def run(self, asked: Sequence[Tried], seeds: Sequence[int]) -> None:
         """Run configurations with further seeds, and note their accuracies."""
-        planned = {
-            (search.variant, tried.choice, seed): self._plan(search.variant, tried.choice, seed)
-            for search, tried in asked
-            for seed in seeds
-        }
-        check(planned.values(), self.shared.given)
-        failed = self.execute(list(planned.values()))
-        for search, tried in asked:
-            for seed in seeds:
-                _note(tried, seed, planned[search.variant, tried.choice, seed], failed)
+        planned = [(tried, seed, self._plan(tried, seed)) for tried in asked for seed in seeds]
+        runs = [run for _, _, run in planned]
+        check(runs, self.shared.given)
+        failed = self.execute(runs)
+        for tried, seed, run in planned:
+            reason = failed.get(run.name)
+            with showing(run.folder):
+                tried.note(seed, None if reason else read_run(run.folder), reason)
 
-    def _plan(self, variant: str, choice: Choice, seed: int) -> PlannedRun:
-        words = [f"{key}={value}".replace("/", "_") for key, value in choice]
-        place = self.folder / ",".join([variant, *words, f"seed={seed}"])
-        held_out: Choice = (("validation", self.share), *_common(self.shared), ("report", False))
-        return self.shared.plan(variant, seed, place, dict((*choice, *held_out)))
+    def _plan(self, tried: Tried, seed: int) -> PlannedRun:
+        words = [f"{key}={value}".replace("/", "_") for key, value in tried.choice]
+        place = self.folder / ",".join([tried.variant, *words, f"seed={seed}"])
+        return self.shared.plan(tried.variant, seed, place, {**dict(tried.choice), **self.held_out})
 
     def widen(self, searches: Sequence[Search]) -> None:
         """Try values beyond the edges at which the best configurations lie; note the edges that remain."""
         for attempt in range(WIDENED + 1):
-            beyond = {search.variant: list(self._beyond(search)) for search in searches}
+            beyond = {search.variant: dict(self._beyond(search)) for search in searches}
             for search in searches:
-                search.edges = [key for key, _ in beyond[search.variant]]
-            asked = [(search, Tried(choice)) for search in searches for _, choice in beyond[search.variant]]
-            if attempt == WIDENED or not asked:
+                search.edges = list(beyond[search.variant])
+            if attempt == WIDENED or not any(beyond.values()):
                 return
             self.execute.tell("the best value is the last of its list: trying further ones")
-            for search, tried in asked:
-                search.tried.append(tried)
-            self.run(asked, self.tuning.seeds)
+            for search in searches:
+                search.tried += beyond[search.variant].values()
+            self.run([tried for each in beyond.values() for tried in each.values()], self.tuning.seeds)
 
-    def _beyond(self, search: Search) -> Iterator[tuple[str, Choice]]:
+    def _beyond(self, search: Search) -> Iterator[tuple[str, Tried]]:
         """Each key whose best value is the lowest or highest tried, and the best choice with a value beyond it."""
         for key, value in search.best.choice:
             values = sorted({dict(each.choice)[key] for each in search.tried if _is_number(dict(each.choice)[key])})
@@ -107,19 +103,18 @@ class _Tuner:
             except ConfigError:  # the key's own range ends here
                 continue
             if all(each.choice != choice for each in search.tried):
-                yield key, choice
+                yield key, Tried(search.variant, choice)
 
     def halve(self, searches: Sequence[Search], reported: Sequence[int]) -> None:
         """Give the better half of the configurations that are not clearly worse than the best further seeds."""
         used = [*self.tuning.seeds, *reported]
         for _ in range(HALVINGS):
             seeds = [max(used) + 1 + number for number in range(len(self.tuning.seeds))]
-            asked = []
+            asked: list[Tried] = []
             for search in searches:
                 level = [each for each in search.ties if len(each.by_seed) == len(search.best.by_seed)]
                 if level:
-                    rivals = [search.best, *level]
-                    asked += [(search, each) for each in rivals[: max(2, math.ceil(len(rivals) / 2))]]
+                    asked += [search.best, *level][: max(2, math.ceil((1 + len(level)) / 2))]
             if not asked:
                 return
             self.execute.tell(f"{len(asked)} configurations are not clear of each other: seeds {seeds[0]} and on")
@@ -147,18 +142,23 @@ def tune(
         FedhetError: no configuration of any variant completed; the same command tries again.
     """
     _check(tuning, shared, reported)
-    share = float(shared.for_all["validation"]) or SHARE
+    held_out: dict[str, Value] = {"validation": float(shared.for_all["validation"]) or SHARE, "report": False}
+    # Where the table reports the common test set, tuning measures images with its labels, if there are any.
+    on_common: dict[str, Value] = (
+        {"validation-on": "common"} if _reports_common(shared) and shared.given.data is None else {}
+    )
+    tuner = _Tuner(tuning, shared, held_out | on_common, out / "tuning", execute)
     grids = {variant: _grid(tuning, shared, variant) for variant in shared.own}
     largest = max(map(len, grids.values()))
     number = min(tuning.runs or largest, largest)
     searches = []
     for variant, grid in grids.items():
-        choices = _filled(_drawn(grid, number, tuning.seeds[0], variant), number)
-        searches.append(Search(variant, len(grid), [Tried(choice) for choice in choices]))
+        order = numpy_generator(tuning.seeds[0], "tuning", variant).permutation(len(grid))[:number]
+        choices = _filled([grid[index] for index in sorted(order)], number)
+        searches.append(Search(variant, len(grid), [Tried(variant, choice) for choice in choices]))
     counts = ", ".join(f"{len(each.tried)} for {each.variant}" for each in searches)
     execute.tell(f"tuning with seeds {', '.join(map(str, tuning.seeds))}: configurations {counts}")
-    tuner = _Tuner(tuning, shared, share, out / "tuning", execute)
-    tuner.run([(search, tried) for search in searches for tried in search.tried], tuning.seeds)
+    tuner.run([tried for search in searches for tried in search.tried], tuning.seeds)
     without = {each.variant: each.reasons for each in searches if not each.completed}
     if len(without) == len(searches):
         raise FedhetError("\n".join(without.values()))
@@ -168,8 +168,8 @@ def tune(
     outcome = {
         "note": validation_note(shared),
         "seeds": list(tuning.seeds),
-        "validation": share,
-        "validation-on": "common" if _common(shared) else "own",
+        "validation": held_out["validation"],
+        "validation-on": "common" if on_common else "own",
         "methods": {each.variant: record(each) for each in searches},
         "failed": without,
     }
@@ -180,21 +180,19 @@ def tune(
     return {each.variant: each for each in searches}, without
 
 
+def _reports_common(shared: SharedSettings) -> bool:
+    return shared.for_all["test-on"] == "global"
+
+
 def validation_note(shared: SharedSettings) -> str:
     """Say that validation parts have other labels than the test set that the table reports; empty if they do not."""
-    if shared.for_all["test-on"] != "global" or _common(shared):
+    if not _reports_common(shared) or shared.given.data is None:
         return ""
     return (
         "Tuning measured validation parts of each client's own examples; the table reports the common test set "
         "(test-on = global), whose labels other settings may suit better. Data of one's own have no images held out "
         "for all: return a `validation` part with the labels of the common test set."
     )
-
-
-def _common(shared: SharedSettings) -> Choice:
-    """Have tuning measure images with the labels of the common test set, where the table reports that and it can."""
-    can = shared.for_all["test-on"] == "global" and shared.given.data is None
-    return (("validation-on", "common"),) if can else ()
 
 
 def _check(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]) -> None:
@@ -226,9 +224,9 @@ def _check(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]) -> N
 def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> list[Choice]:
     """A variant's configurations of keys that it does not set itself, each once."""
     prefixes = ("", shared.settings(variant, tuning.seeds[0]).family)
-    split = {name: name.rpartition(":") for name in tuning.grid}
-    grid = {key: tuning.grid[name] for name, (whose, _, key) in split.items() if not whose}
-    grid |= {key: tuning.grid[name] for name, (whose, _, key) in split.items() if whose == variant}
+    grid = {name: values for name, values in tuning.grid.items() if ":" not in name}
+    own = f"{variant}:"
+    grid |= {name.removeprefix(own): values for name, values in tuning.grid.items() if name.startswith(own)}
     keys = [key for key in grid if key.rpartition(".")[0] in prefixes and key not in shared.fixed[variant]]
     choices = []
     for values in itertools.product(*(grid[key] for key in keys)):
@@ -236,12 +234,6 @@ def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> list[Choice]:
         choices.append(tuple((key, settings[key]) for key in keys))
     without_effect = {key for key in keys if len({dict(each)[key] for each in choices}) < min(len({*grid[key]}), 2)}
     return distinct(tuple(pair for pair in each if pair[0] not in without_effect) for each in choices)
-
-
-def _drawn(grid: Sequence[Choice], number: int, seed: int, variant: str) -> list[Choice]:
-    """So many configurations, in the grid's order, drawn from the seed where there are more."""
-    order = numpy_generator(seed, "tuning", variant).permutation(len(grid))[:number]
-    return [grid[index] for index in sorted(order)]
 
 
 def _filled(choices: list[Choice], number: int) -> list[Choice]:
@@ -280,14 +272,3 @@ def _further(inner: Value, edge: Value) -> Value:
     low, high = float(inner), float(edge)
     beyond = high * high / low if low > 0 and high > 0 else 2 * high - low
     return round(beyond) if isinstance(inner, int) and isinstance(edge, int) else float(f"{beyond:.3g}")
-
-
-def _note(tried: Tried, seed: int, run: PlannedRun, failed: Mapping[str, str]) -> None:
-    """Note the validation accuracy and the gradient steps of a run, or why there is none."""
-    summary = {} if run.name in failed else read_run(run.folder).summary or {}
-    accuracy = (summary.get("validation_accuracy") or {}).get("weighted")
-    if accuracy is None:
-        tried.failed[seed] = failed.get(run.name, "there is no validation accuracy")
-        return
-    tried.by_seed[seed] = float(accuracy)
-    tried.steps += int((summary.get("work") or {}).get("steps") or 0)
