@@ -13,7 +13,6 @@ from fedhet import running, text
 from fedhet.comparing.figures import comparison_figure
 from fedhet.comparing.measures import VariantResult, measure
 from fedhet.comparing.runs import Execution, check
-from fedhet.comparing.search import Search
 from fedhet.comparing.settings import PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import accuracies, costs, markdown, notes_below, number_rows, terminal_table, whole_table
 from fedhet.comparing.tuning import Tuning, tune, validation_note
@@ -55,11 +54,10 @@ class Comparison:
     @property
     def failure(self) -> str:
         """How many runs failed, and why, in words; empty if none did."""
-        if not self.failed:
-            return ""
         reasons = "\n".join(f"  {name}: {reason}" for name, reason in self.failed.items())
         wanted = sum(result.seeds_wanted for result in self.results)
-        return f"{len(self.failed)} of {wanted} runs failed; the same command tries them again:\n{reasons}"
+        told = f"{len(self.failed)} of {wanted} runs failed; the same command tries them again:\n{reasons}"
+        return told if self.failed else ""
 
     def check(self) -> None:
         """Find out whether all runs completed.
@@ -102,18 +100,18 @@ def compare(
     tuning: Tuning | None = None,
     console: "Console | None" = None,
 ) -> Comparison:
-    """Run every method with every seed; write `comparison.csv`, `.md`, `.png` and `.html` into `out`.
+    """Run every method with every seed; write `comparison.csv`, `.md`, `.png` and `.html` into `out`, print the table.
 
     Each run lies in `out/<variant>-seed<seed>/`. Started again with the same settings, a comparison keeps its completed
-    runs and resumes interrupted and failed ones. The table is printed too.
+    runs and resumes interrupted and failed ones.
 
     Args:
         methods: in the table's order: names, or `NAME=METHOD,KEY=VALUE,...` for a variant with settings of its own.
-        config: settings for all, as for `fedhet.run` (`method`, `seed`, `out` and `engine` are set here). A method's
-            own keys go to that method alone. What is not set comes from the first method's defaults, for all, and a
-            method's own keys from its preset of the same name, as in `fedhet run`; the public examples and closing
-            epochs that one method needs are given to all. With `rounds = 0`, which one of the methods must settle by
-            itself, one-shot methods get one round and the others as many as that one.
+        config: settings for all, as for `fedhet.run` (`method`, `seed`, `out` and `engine` are set here). What is not
+            set comes from the first method's defaults, for all, and a method's own keys from its preset of the same
+            name, as in `fedhet run`; the public examples and closing epochs that one method needs are given to all.
+            With `rounds = 0`, which one of the methods must settle by itself, one-shot methods get one round and the
+            others as many as that one.
         seeds: each method runs once with each.
         model: the clients' networks, as for `fedhet.run`.
         data: the clients' data, as for `fedhet.run`.
@@ -122,8 +120,8 @@ def compare(
         jobs: runs at a time, each in a process of its own with one thread; None: as many as cores, and on a GPU one for
             each 4 GiB of its memory.
         baseline: the variant that the others' differences are to; None: the first.
-        tuning: the settings that are tried for each method before (`fedhet.comparing.tuning`), on validation parts;
-            the reported runs train on the whole training parts. None: as `config` says.
+        tuning: the settings that are tried for each method before, on validation parts; the reported runs train on the
+            whole training parts. None: as `config` says.
         console: where progress and the table go; None: standard output.
 
     Raises:
@@ -148,20 +146,33 @@ def compare(
     execute = Execution(run, jobs, console or text.console(soft_wrap=True))
     all_seeds = distinct([*seeds, *(tuning.seeds if tuning else ())])
     shared = shared_settings(variants, seeds=all_seeds, config=config, given=given)
+    return _compared(shared, seeds, out, baseline or names[0], tuning, execute)
+
+
+def _compared(
+    shared: SharedSettings, seeds: Sequence[int], out: Path, baseline: str, tuning: Tuning | None, execute: Execution
+) -> Comparison:
+    """Tune, carry out the runs, write and print."""
     for note in shared.notes:
         execute.tell(note)
     tuned, untuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else ({}, {})
-    runs = _planned(shared, seeds, out, tuned)
-    check(runs, given)
+    # The reported runs train on whole training parts, with the settings that were chosen.
+    whole: dict[str, Value] = {"validation": 0.0, "validation-on": "own"}
+    choices = {name: {**search.best.choice, **whole} for name, search in tuned.items()}
+    runs = [
+        shared.plan(name, seed, out / f"{name}-seed{seed}", choices.get(name)) for name in shared.own for seed in seeds
+    ]
+    check(runs, shared.given)
     failures = execute([run for run in runs if run.variant not in untuned])
     failures |= {run.name: untuned[run.variant] for run in runs if run.variant in untuned}
     failed = {run.name: failures[run.name] for run in runs if run.name in failures}  # in order of the runs, not of time
 
     results = measure(runs, failed)
-    done = Comparison(out, results, results[names.index(baseline) if baseline else 0], failed)
+    done = Comparison(out, results, next(each for each in results if each.variant == baseline), failed)
     settings = [*shared.notes, note] if tuning and (note := validation_note(shared)) else shared.notes
     notes = notes_below(results, done.baseline, settings, tuning, list(tuned.values()))
-    _write(done, runs, notes, "own data" if given.data is not None else runs[0].settings.dataset)
+    dataset = "own data" if shared.given.data is not None else runs[0].settings.dataset
+    _write(done, runs, notes, f"{', '.join(shared.own)} on {dataset}")
     execute.console.print(terminal_table(accuracies(results, done.baseline)))
     execute.console.print(terminal_table(costs(results), notes))
     if len(failed) == len(runs):
@@ -169,27 +180,17 @@ def compare(
     return done
 
 
-def _planned(shared: SharedSettings, seeds: Sequence[int], out: Path, tuned: Mapping[str, Search]) -> list[PlannedRun]:
-    """The reported runs, by variant: with the settings that were chosen, on whole training parts."""
-    whole: dict[str, Value] = {"validation": 0.0, "validation-on": "own"}
-    choices = {name: {**dict(each.best.choice), **whole} for name, each in tuned.items()}
-    return [
-        shared.plan(name, seed, out / f"{name}-seed{seed}", choices.get(name)) for name in shared.own for seed in seeds
-    ]
-
-
-def _write(done: Comparison, runs: Sequence[PlannedRun], notes: Sequence[str], dataset: str) -> None:
+def _write(done: Comparison, runs: Sequence[PlannedRun], notes: Sequence[str], title: str) -> None:
     """Write the comparison's own files."""
     out, results, failed = done.folder, done.results, done.failed
     notes = [*notes, *(f"{name} failed: {'; '.join(reason.splitlines())}" for name, reason in failed.items())]
     write_csv(out / "comparison.csv", number_rows(results, done.baseline))
     write_text(out / "comparison.md", markdown(results, done.baseline, notes))
-    if not any(result.outcomes for result in results):
+    if len(failed) == len(runs):
         return
     figure = done.plot()
     save_png(figure, out / "comparison.png")
     files = {run.name: read_run(run.folder) for run in runs if run.name not in failed}
     firsts = {result.variant: files[result.outcomes[0].run.name] for result in results if result.outcomes}
-    title = f"{', '.join(result.variant for result in results)} on {dataset}"
     tables = [accuracies(results, done.baseline), costs(results)]
     write_together(out / "comparison.html", title, files, tables, notes=notes, first=figure, shown=firsts)

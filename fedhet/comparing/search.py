@@ -10,7 +10,7 @@ from fedhet.comparing.settings import distinct
 from fedhet.options import Value
 from fedhet.results.run_files import RunFiles
 
-Choice = tuple[tuple[str, Value], ...]
+Choice = dict[str, Value]
 """Keys and values that are tried together."""
 
 
@@ -49,7 +49,7 @@ class Tried:
     @property
     def words(self) -> str:
         """Its keys and values in words."""
-        return ", ".join(f"{key} = {value}" for key, value in self.choice) or "nothing to choose"
+        return ", ".join(f"{key} = {value}" for key, value in self.choice.items()) or "nothing to choose"
 
     def clearly_below(self, other: "Tried") -> bool:
         """Whether the interval of the paired difference over common seeds lies below 0."""
@@ -106,11 +106,11 @@ def record(search: Search) -> dict[str, Any]:
     """Return a search as JSON values."""
 
     def result(tried: Tried) -> dict[str, Any]:
-        return {"settings": dict(tried.choice), "validation_accuracy": tried.accuracy}
+        return {"settings": tried.choice, "validation_accuracy": tried.accuracy}
 
     return {
         "grid": search.grid,
-        "chosen": dict(search.best.choice),
+        "chosen": search.best.choice,
         "validation_accuracy": search.best.accuracy,
         "ties": [result(each) for each in search.ties],
         "edges": search.edges,
@@ -121,12 +121,12 @@ def record(search: Search) -> dict[str, Any]:
 
 def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
     """Yield a heading, and a row for each configuration of each variant."""
-    keys = distinct(key for each in searches for tried in each.tried for key, _ in tried.choice)
+    keys = distinct(key for each in searches for tried in each.tried for key in tried.choice)
     seeds = sorted({seed for each in searches for tried in each.tried for seed in tried.by_seed})
     yield ["method", *keys, *(f"seed {seed}" for seed in seeds), "validation_accuracy", "result", "steps"]
     for search in searches:
-        results = {tried.choice: "tie" for tried in search.ties} | {search.best.choice: "chosen"}
         for tried in search.tried:
-            values = [dict(tried.choice).get(key) for key in keys]
+            result = "chosen" if tried is search.best else "tie" if tried in search.ties else ""
+            values = [tried.choice.get(key) for key in keys]
             accuracies = [tried.by_seed.get(seed) for seed in seeds]
-            yield [search.variant, *values, *accuracies, tried.accuracy, results.get(tried.choice, ""), tried.steps]
+            yield [search.variant, *values, *accuracies, tried.accuracy, result, tried.steps]

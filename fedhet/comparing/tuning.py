@@ -11,13 +11,13 @@ Test parts are evaluated in tuning runs as in all others, and nothing reads thei
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedhet.comparing.runs import Execution, check
 from fedhet.comparing.search import Choice, Search, Tried, record, rows
-from fedhet.comparing.settings import SAME_FOR_ALL, PlannedRun, SharedSettings, distinct
+from fedhet.comparing.settings import SAME_FOR_ALL, PlannedRun, SharedSettings
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import write_csv, write_text
 from fedhet.options import Value
@@ -73,9 +73,9 @@ class _Tuner:
                 tried.note(seed, None if reason else read_run(run.folder), reason)
 
     def _plan(self, tried: Tried, seed: int) -> PlannedRun:
-        words = [f"{key}={value}".replace("/", "_") for key, value in tried.choice]
+        words = [f"{key}={value}".replace("/", "_") for key, value in tried.choice.items()]
         place = self.folder / ",".join([tried.variant, *words, f"seed={seed}"])
-        return self.shared.plan(tried.variant, seed, place, {**dict(tried.choice), **self.held_out})
+        return self.shared.plan(tried.variant, seed, place, {**tried.choice, **self.held_out})
 
     def widen(self, searches: Sequence[Search]) -> None:
         """Try values beyond the edges at which the best configurations lie; note the edges that remain."""
@@ -92,14 +92,14 @@ class _Tuner:
 
     def _beyond(self, search: Search) -> Iterator[tuple[str, Tried]]:
         """Each key whose best value is the lowest or highest tried, and the best choice with a value beyond it."""
-        for key, value in search.best.choice:
-            values = sorted({dict(each.choice)[key] for each in search.tried if _is_number(dict(each.choice)[key])})
+        for key, value in search.best.choice.items():
+            values = sorted({each.choice[key] for each in search.tried if _is_number(each.choice[key])})
             if len(values) < 2 or value == 0 or value not in (values[0], values[-1]):
                 continue
             further = _further(*(values[1::-1] if value == values[0] else values[-2:]))
-            choice = tuple((k, further if k == key else v) for k, v in search.best.choice)
+            choice = {**search.best.choice, key: further}
             try:
-                self.shared.settings(search.variant, self.tuning.seeds[0], dict(choice))
+                self.shared.settings(search.variant, self.tuning.seeds[0], choice)
             except ConfigError:  # the key's own range ends here
                 continue
             if all(each.choice != choice for each in search.tried):
@@ -142,12 +142,14 @@ def tune(
         FedhetError: no configuration of any variant completed; the same command tries again.
     """
     _check(tuning, shared, reported)
-    held_out: dict[str, Value] = {"validation": float(shared.for_all["validation"]) or SHARE, "report": False}
     # Where the table reports the common test set, tuning measures images with its labels, if there are any.
-    on_common: dict[str, Value] = (
-        {"validation-on": "common"} if _reports_common(shared) and shared.given.data is None else {}
-    )
-    tuner = _Tuner(tuning, shared, held_out | on_common, out / "tuning", execute)
+    common = _reports_common(shared) and shared.given.data is None
+    held_out: dict[str, Value] = {
+        "validation": float(shared.for_all["validation"]) or SHARE,
+        "validation-on": "common" if common else shared.for_all["validation-on"],
+        "report": False,
+    }
+    tuner = _Tuner(tuning, shared, held_out, out / "tuning", execute)
     grids = {variant: _grid(tuning, shared, variant) for variant in shared.own}
     largest = max(map(len, grids.values()))
     number = min(tuning.runs or largest, largest)
@@ -169,7 +171,7 @@ def tune(
         "note": validation_note(shared),
         "seeds": list(tuning.seeds),
         "validation": held_out["validation"],
-        "validation-on": "common" if on_common else "own",
+        "validation-on": held_out["validation-on"],
         "methods": {each.variant: record(each) for each in searches},
         "failed": without,
     }
@@ -231,9 +233,20 @@ def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> list[Choice]:
     choices = []
     for values in itertools.product(*(grid[key] for key in keys)):
         settings = shared.settings(variant, tuning.seeds[0], dict(zip(keys, values, strict=True))).flat()
-        choices.append(tuple((key, settings[key]) for key in keys))
-    without_effect = {key for key in keys if len({dict(each)[key] for each in choices}) < min(len({*grid[key]}), 2)}
-    return distinct(tuple(pair for pair in each if pair[0] not in without_effect) for each in choices)
+        choices.append({key: settings[key] for key in keys})
+    effective = [key for key in keys if len({each[key] for each in choices}) >= min(len({*grid[key]}), 2)]
+    return _different({key: each[key] for key in effective} for each in choices)
+
+
+def _different(choices: Iterable[Choice], number: float = math.inf) -> list[Choice]:
+    """The first choices without repetitions, in their order, until they are `number`."""
+    found: list[Choice] = []
+    for choice in choices:
+        if len(found) >= number:
+            break
+        if choice not in found:
+            found.append(choice)
+    return found
 
 
 def _filled(choices: list[Choice], number: int) -> list[Choice]:
@@ -241,16 +254,11 @@ def _filled(choices: list[Choice], number: int) -> list[Choice]:
 
     So a method with fewer keys, `local` above all, has as many tries as the others.
     """
-    rates = sorted({float(dict(each)[RATE]) for each in choices if RATE in dict(each)})
-    filled = list(choices)
-    for rate in _refined(rates) if rates and rates[0] > 0 else ():
-        for choice in choices:
-            new = tuple((key, float(f"{rate:.3g}") if key == RATE else value) for key, value in choice)
-            if len(filled) >= number:
-                return filled
-            if new not in filled:
-                filled.append(new)
-    return filled
+    rates = sorted({float(each[RATE]) for each in choices if RATE in each})
+    if not rates or rates[0] <= 0:
+        return choices
+    further = (choice | {RATE: float(f"{rate:.3g}")} for rate in _refined(rates) for choice in choices)
+    return _different(itertools.chain(choices, further), number)
 
 
 def _refined(rates: list[float]) -> Iterator[float]:
