@@ -177,7 +177,7 @@ def report(
     out: Annotated[Path, _place("The page on several runs.", "FILE", dir_okay=False)] = Path("comparison.html"),
     method: Named = None,
 ) -> None:
-    """Write a run's report.html, and its main figures as PNG; or one page on several runs."""
+    """Write a run's report.html, and its figures as PNG; or one page on several runs."""
     with _errors(everything_is_input=True):
         from fedhet.results.report import compare_folders, write_report
 

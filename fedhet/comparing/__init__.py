@@ -13,7 +13,7 @@ from fedhet import running, text
 from fedhet.comparing.figures import comparison_figure
 from fedhet.comparing.measures import VariantResult, measure
 from fedhet.comparing.runs import Execution, check
-from fedhet.comparing.settings import PlannedRun, SharedSettings, distinct, shared_settings, variants_of
+from fedhet.comparing.settings import SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import accuracies, costs, markdown, notes_below, number_rows, terminal_table, whole_table
 from fedhet.comparing.tuning import Tuning, tune, validation_note
 from fedhet.engines import children
@@ -25,7 +25,7 @@ from fedhet.options import Value
 from fedhet.results.page import TABLE, render
 from fedhet.results.plotting import save_png
 from fedhet.results.report import write_together
-from fedhet.results.run_files import read_run
+from fedhet.results.run_files import showing
 from fedhet.results.run_result import data_frame
 
 if TYPE_CHECKING:
@@ -167,12 +167,13 @@ def _compared(
     failures |= {run.name: untuned[run.variant] for run in runs if run.variant in untuned}
     failed = {run.name: failures[run.name] for run in runs if run.name in failures}  # in order of the runs, not of time
 
-    results = measure(runs, failed)
-    done = Comparison(out, results, next(each for each in results if each.variant == baseline), failed)
-    settings = [*shared.notes, note] if tuning and (note := validation_note(shared)) else shared.notes
-    notes = notes_below(results, done.baseline, settings, tuning, list(tuned.values()))
-    dataset = "own data" if shared.given.data is not None else runs[0].settings.dataset
-    _write(done, runs, notes, f"{', '.join(shared.own)} on {dataset}")
+    with showing(out):
+        results = measure(runs, failed)
+        done = Comparison(out, results, next(each for each in results if each.variant == baseline), failed)
+        settings = [*shared.notes, note] if tuning and (note := validation_note(shared)) else shared.notes
+        notes = notes_below(results, done.baseline, settings, tuning, list(tuned.values()))
+        dataset = "own data" if shared.given.data is not None else runs[0].settings.dataset
+        _write(done, notes, f"{', '.join(shared.own)} on {dataset}")
     execute.console.print(terminal_table(accuracies(results, done.baseline)))
     execute.console.print(terminal_table(costs(results), notes))
     if len(failed) == len(runs):
@@ -180,17 +181,17 @@ def _compared(
     return done
 
 
-def _write(done: Comparison, runs: Sequence[PlannedRun], notes: Sequence[str], title: str) -> None:
+def _write(done: Comparison, notes: Sequence[str], title: str) -> None:
     """Write the comparison's own files."""
-    out, results, failed = done.folder, done.results, done.failed
-    notes = [*notes, *(f"{name} failed: {'; '.join(reason.splitlines())}" for name, reason in failed.items())]
+    out, results = done.folder, done.results
+    notes = [*notes, *(f"{name} failed: {'; '.join(reason.splitlines())}" for name, reason in done.failed.items())]
     write_csv(out / "comparison.csv", number_rows(results, done.baseline))
     write_text(out / "comparison.md", markdown(results, done.baseline, notes))
-    if len(failed) == len(runs):
+    runs = {each.run.name: each.files for result in results for each in result.outcomes}
+    if not runs:
         return
     figure = done.plot()
     save_png(figure, out / "comparison.png")
-    files = {run.name: read_run(run.folder) for run in runs if run.name not in failed}
-    firsts = {result.variant: files[result.outcomes[0].run.name] for result in results if result.outcomes}
+    firsts = {result.variant: result.outcomes[0].files for result in results if result.outcomes}
     tables = [accuracies(results, done.baseline), costs(results)]
-    write_together(out / "comparison.html", title, files, tables, notes=notes, first=figure, shown=firsts)
+    write_together(out / "comparison.html", title, runs, tables, notes=notes, first=figure, shown=firsts)

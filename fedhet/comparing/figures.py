@@ -14,7 +14,7 @@ from fedhet.results.plotting import BLUE, INK, ORANGE, PALETTE, draw_line, label
 def comparison_figure(results: Sequence[VariantResult]) -> Figure:
     """Personal accuracy by round, mean and spread over seeds, beside the last round's personal and global accuracy."""
     results = [result for result in results if result.outcomes]
-    metric = results[0].outcomes[0].metric
+    metric = results[0].outcomes[0].files.metric
     figure, (curves, bars) = new_figure(10.5, 3.9, panels=2)
     _draw_curves(curves, results, metric)
     _draw_bars(bars, results, metric)
@@ -24,8 +24,9 @@ def comparison_figure(results: Sequence[VariantResult]) -> Figure:
 def _draw_curves(axes: Axes, results: Sequence[VariantResult], metric: str) -> None:
     for position, result in enumerate(results):
         colour = PALETTE[position % len(PALETTE)]
-        rounds = sorted(set.intersection(*(set(each.curve) for each in result.outcomes)))
-        columns = [[each.curve[number] for each in result.outcomes] for number in rounds]
+        learning = [dict(each.files.curve) for each in result.outcomes]
+        rounds = sorted(set.intersection(*map(set, learning)))
+        columns = [[curve[number] for curve in learning] for number in rounds]
         means = [statistics.fmean(column) for column in columns]
         spreads = [statistics.stdev(column) if len(column) > 1 else 0.0 for column in columns]
         draw_line(axes, list(zip(rounds, means, strict=True)), color=colour, label=result.variant)

@@ -7,11 +7,11 @@ differences between methods are paired, seed by seed.
 import math
 import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedhet.comparing.settings import PlannedRun
-from fedhet.results.run_files import RunFiles, read_run, showing
+from fedhet.results.run_files import RunFiles, read_run
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.rows import never_took_part
 
@@ -24,25 +24,27 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The outcome of a completed run.
-
-    Attributes:
-        run: which one.
-        models: the clients' models in words.
-        values: the `MEASURES` by name, None where there is none.
-        curve: the personal accuracy by round.
-        metric: the name of what is called accuracy here.
-        stopped: the round after which early stopping ended training; None if it did not.
-        refused: why clients never took part, by name.
-    """
+    """A completed run as it was planned, its files, and the `MEASURES` by name, None where there is none."""
 
     run: PlannedRun
-    models: str
+    files: RunFiles
     values: Mapping[str, float | None]
-    curve: Mapping[int, float]
-    metric: str
-    stopped: int | None = None
-    refused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def models(self) -> str:
+        """The clients' models in words."""
+        models = {row.architecture or UNDISCLOSED for row in self.files.clients}
+        return next(iter(models)) if len(models) == 1 else f"{len(models)} models"
+
+    @property
+    def stopped(self) -> int | None:
+        """The round after which early stopping ended training; None if it did not."""
+        return (self.files.summary or {}).get("stopped_early")
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Why clients never took part, by name."""
+        return never_took_part(self.files.rows)
 
 
 class Difference(NamedTuple):
@@ -106,11 +108,7 @@ class VariantResult:
 
 
 def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantResult]:
-    """Read the runs' outcomes, by variant in order of the runs; runs whose names are in `failed` do not count.
-
-    Raises:
-        FedhetError: files of a run are damaged.
-    """
+    """Read the runs' outcomes, by variant in order of the runs; runs whose names are in `failed` do not count."""
     by_variant: dict[str, list[PlannedRun]] = {}
     for run in runs:
         by_variant.setdefault(run.variant, []).append(run)
@@ -122,22 +120,12 @@ def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantR
 
 
 def _outcome(run: PlannedRun, files: RunFiles) -> RunOutcome:
-    with showing(run.folder):
-        summary = files.summary or {}
-        examples, work, common = (summary.get(name) or {} for name in ("examples", "work", "common"))
-        values = {name: files.accuracy(name.removesuffix("_accuracy")) for name in ACCURACIES[:3]}
-        # On the common test set that of the global model where there is one, else of the clients' own models.
-        accuracy = (common.get("received") or common.get("trained") or {}).get("accuracy")
-        values["common_accuracy"] = accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
-        for names, table in ((EXAMPLES, examples), (WORK, work), (COSTS, summary)):
-            values |= {name: table.get(name) for name in names}
-        models = {row.architecture or UNDISCLOSED for row in files.clients}
-        return RunOutcome(
-            run=run,
-            models=next(iter(models)) if len(models) == 1 else f"{len(models)} models",
-            values=values,
-            curve=dict(files.curve),
-            metric=files.metric,
-            stopped=summary.get("stopped_early"),
-            refused=never_took_part(files.rows),
-        )
+    summary = files.summary or {}
+    examples, work, common = (summary.get(name) or {} for name in ("examples", "work", "common"))
+    values = {name: files.accuracy(name.removesuffix("_accuracy")) for name in ACCURACIES[:3]}
+    # On the common test set that of the global model where there is one, else of the clients' own models.
+    accuracy = (common.get("received") or common.get("trained") or {}).get("accuracy")
+    values["common_accuracy"] = accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
+    for names, table in ((EXAMPLES, examples), (WORK, work), (COSTS, summary)):
+        values |= {name: table.get(name) for name in names}
+    return RunOutcome(run, files, values)

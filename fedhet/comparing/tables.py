@@ -141,7 +141,7 @@ def notes_below(
         tuned: and its outcome.
     """
     outcomes = [each for result in results for each in result.outcomes]
-    metrics = sorted({each.metric for each in outcomes}) or ["accuracy"]
+    metrics = sorted({each.files.metric for each in outcomes}) or ["accuracy"]
     common = {each.run.settings.test_on for each in outcomes} == {"global"}
     where = "the common test set" if common else "the clients' own data"
     notes = [

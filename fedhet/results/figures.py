@@ -32,8 +32,8 @@ from fedhet.results.plotting import (
     new_figure,
 )
 from fedhet.results.run_files import RunFiles
-from fedhet.results.tables import UNDISCLOSED, format_bytes
-from fedhet.rows import ClientRow, client_order
+from fedhet.results.tables import UNDISCLOSED
+from fedhet.rows import client_order
 
 MEGABYTE = 1e6
 MOST_NAMED = 10
@@ -47,8 +47,8 @@ _CURVE_LABELS = {
 }
 
 
-def main_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> dict[str, Figure]:
-    """Draw the figures that are also files, in order of appearance, by name.
+def run_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> dict[str, Figure]:
+    """Draw the figures of a report, in order of appearance, by name.
 
     Args:
         run: the run's files.
@@ -56,29 +56,19 @@ def main_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> dict[str, Fi
     """
     drawn = {
         "accuracy": accuracy_figure(run),
-        "clients": clients_figure(run.clients, run.metric),
+        "clients": clients_figure(run),
         "unseen_clients": unseen_figure(run),
-        "bytes": bytes_figure(run.rows),
     }
     for name, matrices in run.matrices.items():
         if name in drawings:
             module, _, function = drawings[name].figure.partition(":")
             drawn[name] = getattr(import_module(module), function)(matrices)
-    return _there(drawn)
-
-
-def further_figures(run: RunFiles) -> dict[str, Figure]:
-    """Draw the figures that are only on the page, in order of appearance, by name."""
-    drawn = {
+    drawn |= {
         "partition": partition_figure(run.partition) if run.partition else None,
         "losses": loss_figure(run),
         "courses": clients_by_round_figure(run),
         "cost": runs_figure({"": run}, by_bytes=True),
     }
-    return _there(drawn)
-
-
-def _there(drawn: Mapping[str, Figure | None]) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
@@ -107,10 +97,10 @@ def accuracy_figure(run: RunFiles) -> Figure | None:
     return figure
 
 
-def clients_figure(clients: Sequence[ClientRow], metric: str = "accuracy") -> Figure | None:
+def clients_figure(run: RunFiles) -> Figure | None:
     """The clients' last accuracies by architecture, a dot a client and a bar at the mean."""
     by_name: dict[str, list[float]] = {}
-    for row in final_clients(clients):
+    for row in final_clients(run.clients):
         if row.accuracy is not None:
             by_name.setdefault(row.architecture, []).append(row.accuracy)
     if not by_name:
@@ -128,7 +118,7 @@ def clients_figure(clients: Sequence[ClientRow], metric: str = "accuracy") -> Fi
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.45, -0.55)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(f"{metric} of each client (bar: mean)")
+    axes.set_xlabel(f"{run.metric} of each client (bar: mean)")
     return figure
 
 
@@ -138,33 +128,13 @@ def unseen_figure(run: RunFiles) -> Figure | None:
     if not lines:
         return None
     figure, (axes,) = new_figure(7.2, 3.2)
-    looks = {test: (style, where) for test, style, where in _TESTS}
     starts = {"received": (BLUE, "with what they received"), "scratch": (ORANGE, "from scratch")}
-    for (test, start), values in lines.items():
-        (style, where), (colour, label) = looks[test], starts[start]
-        points = [(epoch, value) for epoch, value in enumerate(values) if value is not None]
-        draw_line(axes, points, style, color=colour, label=label + where)
+    for test, style, where in _TESTS:
+        for start, (colour, label) in starts.items():
+            points = [(epoch, value) for epoch, value in enumerate(lines.get((test, start), [])) if value is not None]
+            if points:
+                draw_line(axes, points, style, color=colour, label=label + where)
     label_axes(axes, "epochs of training alone", run.metric)
-    return figure
-
-
-def bytes_figure(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Payload bytes by round, up and down, and their running sums."""
-    if not rows:
-        return None
-    rounds = [row["round"] for row in rows]
-    figure, panels = new_figure(7.2, 2.9, panels=2)
-    for axes, title, running in zip(panels, ("a round", "in total so far"), (False, True), strict=True):
-        for name, colour, style in (("up", BLUE, "-"), ("down", ORANGE, "--")):
-            flow = [row[f"bytes_{name}"] for row in rows]
-            values = list(accumulate(flow)) if running else flow
-            draw_line(
-                axes, list(zip(rounds, values, strict=True)), style, color=colour, label=name if running else None
-            )
-        axes.set_title(title, fontsize=10, color=INK)
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(lambda value, _: format_bytes(value))
-        label_axes(axes, "round (0: handshake)", "")
     return figure
 
 

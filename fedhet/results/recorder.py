@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,7 +36,7 @@ log = logging.getLogger("flwr").getChild("fedhet")
 S = TypeVar("S", bound=State)
 
 COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
-PACKAGES = ("fedhet", "flwr", "torch", "numpy", "scipy")
+PACKAGES = ("flwr", "torch", "numpy", "scipy")
 
 
 class RunDirectory(Observer):
@@ -244,12 +243,8 @@ def _config_text(config: Config, folder: Path, engine: str, own: Mapping[str, st
         del flat["state-dir"]
     if engine not in ("local", "ray") and "clients" not in config.chosen:
         del flat["clients"]  # the federation says how many there are, when the run is resumed too
-    versions = {f"versions.{package}": _version(package) for package in PACKAGES}
+    versions = {f"versions.{package}": version(package) for package in PACKAGES}
+    versions |= {"versions.fedhet": __version__, "versions.python": platform.python_version()}
     noted = {f"own.{name}": words for name, words in own.items()}
     noted |= {"ran.host": host(), "ran.command": shlex.join(sys.argv) if sys.argv[0] else "Python"}
-    return to_toml({**flat, **noted, **versions, "versions.python": platform.python_version()})
-
-
-@cache
-def _version(package: str) -> str:
-    return __version__ if package == "fedhet" else version(package)
+    return to_toml({**flat, **noted, **versions})

@@ -1,4 +1,4 @@
-"""Reports on a run and on several: an HTML file that needs nothing beside it, and a run's main figures as PNG."""
+"""Reports on a run and on several: an HTML file that needs nothing beside it, and a run's figures as PNG."""
 
 import json
 import os
@@ -32,12 +32,11 @@ _CAPTIONS = {
     "partition": "Training examples by client and class.",
     "losses": "Loss by round: in training, with what the method adds to it, and on test data.",
     "courses": "Each client's accuracy by round.",
-    "cost": "Accuracy by bytes sent so far.",
+    "cost": "Accuracy by payload bytes sent so far, those of all clients together, the handshake included.",
     "accuracy": "Accuracy by round, weighted by the clients' examples; a band spans the clients.",
     "clients": "The clients' accuracies at their last evaluation, by architecture.",
     "unseen_clients": "Clients that came after the last round, by epoch of training alone: with what they received, "
     "and from their own initial weights, in the same batches.",
-    "bytes": "Payload bytes of all clients together, the handshake included.",
 }
 _CAPTIONS_TOGETHER = {
     "comparison": "Personal accuracy by round, and after the last one.",
@@ -53,9 +52,33 @@ def write_report(folder: Path | str) -> Path:
         FedhetError: the folder is not the directory of a run, one of its files is damaged, or it names a method that
             would have to be imported (`fedhet.registry.of_data`).
     """
+    from fedhet.results.figures import run_figures
+    from fedhet.results.plotting import save_png
+
     run = read_run(folder)
+    path = run.folder / "report.html"
     with showing(folder):
-        return _written(run, _drawings(run))
+        drawings = _drawings(run)
+        figures = run_figures(run, drawings)
+        for name, figure in figures.items():
+            save_png(figure, run.folder / "figures" / f"{name}.png")
+        chosen, defaults = _settings(run)
+        page = render(
+            PAGE,
+            run=run,
+            title=f"{run.settings.get('method', '?')} on {run.settings.get('dataset', '?')}",
+            about=_about(run),
+            facts=_facts(run),
+            pictures=_pictures(figures, _CAPTIONS | {name: drawing.caption for name, drawing in drawings.items()}),
+            classes_unknown=run.partition is None and run.summary is not None and run.metric == "accuracy",
+            undrawn=sorted(run.matrices.keys() - drawings.keys()),
+            architectures=by_architecture(run),
+            failures=_failures(run),
+            settings=chosen,
+            defaults=defaults,
+        )
+        write_text(path, page)
+    return path
 
 
 def _drawings(run: RunFiles) -> Mapping[str, Drawing]:
@@ -64,33 +87,6 @@ def _drawings(run: RunFiles) -> Mapping[str, Drawing]:
     if ":" in reference:
         return registry.of_data(reference, run.folder / "config.toml").drawings
     return registry.drawings(reference)
-
-
-def _written(run: RunFiles, drawings: Mapping[str, Drawing]) -> Path:
-    from fedhet.results.figures import further_figures, main_figures
-    from fedhet.results.plotting import save_png
-
-    main = main_figures(run, drawings)
-    for name, figure in main.items():
-        save_png(figure, run.folder / "figures" / f"{name}.png")
-    captions = _CAPTIONS | {name: drawing.caption for name, drawing in drawings.items()}
-    chosen, defaults = _settings(run)
-    page = render(
-        PAGE,
-        run=run,
-        title=f"{run.settings.get('method', '?')} on {run.settings.get('dataset', '?')}",
-        about=_about(run),
-        facts=_facts(run),
-        pictures=_pictures({**main, **further_figures(run)}, captions),
-        classes_unknown=run.partition is None and run.summary is not None and run.metric == "accuracy",
-        undrawn=sorted(run.matrices.keys() - drawings.keys()),
-        architectures=by_architecture(run),
-        failures=_failures(run),
-        settings=chosen,
-        defaults=defaults,
-    )
-    write_text(run.folder / "report.html", page)
-    return run.folder / "report.html"
 
 
 def _pictures(figures: "Mapping[str, Figure]", captions: Mapping[str, str]) -> list[dict[str, str]]:

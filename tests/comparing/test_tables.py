@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,19 +11,18 @@ from scipy import stats
 from fedhet import config as configuration
 from fedhet.comparing.measures import MEASURES, RunOutcome, VariantResult
 from fedhet.comparing.tables import _in_markdown, markdown, notes_below, number_rows
+from fedhet.results.run_files import RunFiles
 
 
 def result(method, accuracies, stopped=None, refused=None, **settings):
     config = configuration.resolve({"method": method, **{key.replace("_", "-"): v for key, v in settings.items()}})
+    failures = [{"client": client, "reason": reason} for client, reason in (refused or {}).items()]
+    rows = [{"round": 1, "participants": [], "failures": failures}]
     runs = [
         RunOutcome(
             SimpleNamespace(seed=seed, settings=config),
-            "mlp",
+            RunFiles(Path(), {}, {}, rows=rows, summary={"stopped_early": stopped}),
             dict.fromkeys(MEASURES) | {"personal_accuracy": accuracy, "labelled": 1440, "forwards": 28800},
-            {},
-            "accuracy",
-            stopped,
-            refused or {},
         )
         for seed, accuracy in accuracies.items()
     ]
