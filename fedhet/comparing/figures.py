@@ -1,9 +1,10 @@
 """The figure of a comparison."""
 
-import statistics
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -16,45 +17,36 @@ def comparison_figure(results: Sequence[VariantResult]) -> Figure:
     results = [result for result in results if result.outcomes]
     metric = results[0].outcomes[0].files.metric
     figure, (curves, bars) = new_figure(10.5, 3.9, panels=2)
-    _draw_curves(curves, results, metric)
-    _draw_bars(bars, results, metric)
+    _draw_curves(curves, results)
+    label_axes(curves, "round", f"personal {metric}")
+    curves.set_title("by round (band: spread over seeds)", fontsize=10, color=INK)
+    _draw_bars(bars, results)
+    label_axes(bars, metric, "", whole=False)
+    title = "after the last round" + (" (* equal models)" * any(result.equalised for result in results))
+    bars.set_title(title, fontsize=10, color=INK)
     return figure
 
 
-def _draw_curves(axes: Axes, results: Sequence[VariantResult], metric: str) -> None:
+def _draw_curves(axes: Axes, results: Sequence[VariantResult]) -> None:
     for position, result in enumerate(results):
         colour = PALETTE[position % len(PALETTE)]
-        learning = [dict(each.files.curve) for each in result.outcomes]
-        rounds = sorted(set.intersection(*map(set, learning)))
-        columns = [[curve[number] for curve in learning] for number in rounds]
-        means = [statistics.fmean(column) for column in columns]
-        spreads = [statistics.stdev(column) if len(column) > 1 else 0.0 for column in columns]
+        curves = [dict(each.files.curve) for each in result.outcomes]
+        rounds = sorted(set.intersection(*map(set, curves)))
+        values = np.array([[curve[number] for number in rounds] for curve in curves])
+        means, spreads = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else 0.0
         draw_line(axes, list(zip(rounds, means, strict=True)), color=colour, label=result.variant)
-        low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
-        high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-        axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
-    label_axes(axes, "round", f"personal {metric}")
-    axes.set_title("by round (band: spread over seeds)", fontsize=10, color=INK)
+        axes.fill_between(rounds, means - spreads, means + spreads, color=colour, alpha=0.15, linewidth=0)
 
 
-def _draw_bars(axes: Axes, results: Sequence[VariantResult], metric: str) -> None:
-    for offset, measure, colour in ((-0.19, "personal_accuracy", BLUE), (0.19, "global_accuracy", ORANGE)):
-        bars = [
-            (place + offset, mean, result.spread(measure))
-            for place, result in enumerate(results)
-            if (mean := result.mean(measure)) is not None
-        ]
-        label = measure.removesuffix("_accuracy")
-        heights, means = [height for height, *_ in bars], [mean for _, mean, _ in bars]
-        axes.barh(heights, means, height=0.36, color=colour, label=label, alpha=0.85)
-        for height, mean, spread in bars:
-            axes.errorbar(mean, height, xerr=spread, color=INK, linewidth=1, capsize=2.5)
-            place: Any = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-            axes.annotate(f"{mean:.3f}", (mean + (spread or 0), height), color=INK, fontsize=8, **place)
+def _draw_bars(axes: Axes, results: Sequence[VariantResult]) -> None:
+    for offset, which, colour in ((-0.19, "personal", BLUE), (0.19, "global", ORANGE)):
+        values = [(result.mean(f"{which}_accuracy"), result.spread(f"{which}_accuracy")) for result in results]
+        means, spreads = np.array([[math.nan if each is None else each for each in pair] for pair in values]).T
+        look: dict[str, Any] = {"height": 0.36, "color": colour, "alpha": 0.85, "ecolor": INK, "capsize": 2.5}
+        label = which if np.isfinite(means).any() else None
+        bars = axes.barh(np.arange(len(results)) + offset, means, xerr=spreads, label=label, **look)
+        axes.bar_label(bars, fmt="%.3f", padding=5, color=INK, fontsize=8)
     axes.set_yticks(range(len(results)), [result.label for result in results])
     axes.set_ylim(len(results) - 0.5, -0.5)
     axes.set_xlim(0, 1.2 * axes.dataLim.x1)
     axes.grid(visible=False, axis="y")
-    label_axes(axes, metric, "", whole=False)
-    title = "after the last round" + (" (* equal models)" * any(result.equalised for result in results))
-    axes.set_title(title, fontsize=10, color=INK)
