@@ -37,14 +37,7 @@ __all__ = ["Comparison", "Tuning", "compare"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A finished comparison.
-
-    Attributes:
-        folder: its folder.
-        results: each variant's, in order.
-        baseline: the one that differences are to.
-        failed: why runs failed, by the name of their folder.
-    """
+    """A finished comparison: each variant's results, that which differences are to, and why runs `failed`, by name."""
 
     folder: Path
     results: Sequence[VariantResult] = field(repr=False)

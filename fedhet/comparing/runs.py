@@ -66,13 +66,7 @@ def _why_incomplete(run: PlannedRun) -> str | None:
 
 @dataclass(frozen=True)
 class Execution:
-    """Carries out runs.
-
-    Attributes:
-        function: runs one configuration, as `fedhet.run` does; cloudpickle must be able to copy it.
-        at_once: runs at a time, each in a process of its own.
-        console: where progress goes.
-    """
+    """Carries out runs, so many at once, by a function that is called as `fedhet.run` and that cloudpickle can copy."""
 
     function: Callable[..., object]
     at_once: int
@@ -167,13 +161,7 @@ def _call(connection: Connection) -> None:
 
 
 class RunsProgress(Progress):
-    """A bar for all runs and one for each that is under way, on a terminal.
-
-    Args:
-        runs: all of them.
-        ended: names of those that ended, which grows meanwhile.
-        console: the terminal; nothing is shown on one that is none.
-    """
+    """A bar for all runs and one for each that is under way, on a terminal; `ended` names more and more of them."""
 
     def __init__(self, runs: Sequence[PlannedRun], ended: Collection[str], console: Console) -> None:
         self._ended = ended

@@ -16,15 +16,7 @@ Choice = dict[str, Value]
 
 @dataclass
 class Tried:
-    """A configuration that was tried.
-
-    Attributes:
-        variant: the variant whose it is.
-        choice: its keys and values.
-        by_seed: its validation accuracy by seed, pooled over clients.
-        failed: why there is none, by seed.
-        steps: gradient steps of all its runs.
-    """
+    """A configuration that was tried: its validation accuracies, or why there is none, by seed, and all its steps."""
 
     variant: str
     choice: Choice

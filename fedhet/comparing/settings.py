@@ -31,13 +31,7 @@ _COMMA = re.compile(r",(?=[\w.-]+=)")  # between settings, and not within a valu
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of a comparison: a method, perhaps with settings of its own.
-
-    Attributes:
-        name: in the table and in folders.
-        method: the method's name, or `package.module:name`.
-        settings: its own settings, of keys that all methods share or that are the method's; they override all others.
-    """
+    """One line of a comparison: a method, by name or `package.module:name`, perhaps with settings of its own."""
 
     name: str
     method: str
@@ -95,7 +89,7 @@ class SharedSettings:
 
     Attributes:
         for_all: settings that all runs with one seed share, unless their variant has others.
-        own: further settings of each variant by its name, the method first of all.
+        own: further settings of each variant, such as its method.
         fixed: keys that a variant sets itself, which cannot be tuned.
         equalised: variants that need equal architectures where the settings mix them, and so get one model for all.
         notes: what a reader must know of the settings.
@@ -130,9 +124,7 @@ def shared_settings(
     config: Mapping[str, object],
     given: Given = Given(),  # noqa: B008 - it is frozen
 ) -> SharedSettings:
-    """Work out which settings the variants share: see `compare` for the arguments, and where settings come from.
-
-    Public examples and closing epochs are those of the variant that needs most.
+    """Work out which settings the variants share, as `compare` says.
 
     Raises:
         FedhetError: every problem of the settings.

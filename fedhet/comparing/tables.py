@@ -56,8 +56,7 @@ def _in_markdown(cell: str) -> str:
 def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> Iterator[Sequence[object]]:
     """Yield a heading and one row a run, then rows over seeds, which say so in the place of the seed.
 
-    For each method `mean` and `std`; for each but the baseline also its mean paired `difference` to the baseline, and
-    the ends of its interval, `difference_low` and `difference_high`.
+    Those are `mean` and `std`, and the paired `difference` to the baseline with the ends of its interval.
     """
     yield ["method", "seed", "models", "equal_architectures", *MEASURES]
     for result in results:
@@ -75,10 +74,7 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
 
 
 def accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[str]]:
-    """Return headings and a line for each variant: its accuracies, and their difference to the baseline.
-
-    Accuracy after local training has a column where it is not the personal one, on the common test set if evaluated.
-    """
+    """Return headings and a line for each variant: its accuracies, and their difference to the baseline."""
     shown = _shown(results)
     words = ["after training" if name == "trained_accuracy" else name.removesuffix("_accuracy") for name in shown]
     lines = [[*_WORDS, "seeds", *words, f"minus {baseline.variant}"]]
@@ -91,7 +87,7 @@ def accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> lis
 
 
 def _shown(results: Sequence[VariantResult]) -> list[str]:
-    """The accuracies that have a column."""
+    """The accuracies that have a column: that after local training where it is not the personal one."""
     without = {
         "trained_accuracy": all(each.mean("trained_accuracy") in (None, each.mean(ACCURACIES[0])) for each in results),
         "common_accuracy": all(each.mean("common_accuracy") is None for each in results),
@@ -131,15 +127,7 @@ def notes_below(
     tuning: Tuning | None = None,
     tuned: Sequence[Search] = (),
 ) -> list[str]:
-    """Return what a reader of the table must know, in order.
-
-    Args:
-        results: in the table.
-        baseline: the variant that differences are to.
-        settings: notes on the settings.
-        tuning: what was tried, if anything was,
-        tuned: and its outcome.
-    """
+    """Return what a reader of the table must know: how it was measured, `settings`, and what was `tuned`, if it was."""
     outcomes = [each for result in results for each in result.outcomes]
     metrics = sorted({each.files.metric for each in outcomes}) or ["accuracy"]
     common = {each.run.settings.test_on for each in outcomes} == {"global"}

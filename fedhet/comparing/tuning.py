@@ -127,13 +127,6 @@ def tune(
 ) -> tuple[dict[str, Search], dict[str, str]]:
     """Run every variant's configurations in `out/tuning`, and write `tuning.json` and `tuning.csv` into `out`.
 
-    Args:
-        tuning: the configurations to try.
-        shared: the comparison's settings.
-        reported: the seeds of the comparison's own runs.
-        out: the comparison's folder.
-        execute: carries runs out.
-
     Returns:
         The outcome by variant; and of variants without a configuration that completed with all seeds, why.
 
@@ -250,10 +243,7 @@ def _different(choices: Iterable[Choice], number: float = math.inf) -> list[Choi
 
 
 def _filled(choices: list[Choice], number: int) -> list[Choice]:
-    """The choices, and further learning rates with each of their other settings until they are `number`.
-
-    So a method with fewer keys, `local` above all, has as many tries as the others.
-    """
+    """The choices, and further learning rates with each of their other settings until they are `number`."""
     rates = sorted({float(each[RATE]) for each in choices if RATE in each})
     if not rates or rates[0] <= 0:
         return choices

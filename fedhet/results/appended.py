@@ -13,11 +13,7 @@ DIGESTS = "digests.csv"
 
 
 class Appended:
-    """Writes `history.jsonl` and `clients.csv`, and in `digests.csv` the digests of both after every round.
-
-    Args:
-        folder: the run directory.
-    """
+    """Writes `history.jsonl` and `clients.csv`, and in `digests.csv` the digests of both after every round."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -37,14 +33,10 @@ class Appended:
         _append(self._folder / DIGESTS, csv_lines([[round, *(self._content[name].hexdigest() for name in FILES)]]))
 
     def go_back(self, last: int, lines: Mapping[str, int]) -> None:
-        """Cut the files back to a complete round, once it is known that they hold what was recorded.
-
-        Args:
-            last: that round.
-            lines: how many lines of each file stay.
+        """Cut the files back to as many lines as they had after a round.
 
         Raises:
-            FedhetError: a file is damaged; nothing was cut.
+            FedhetError: a file does not hold what was recorded; nothing was cut.
         """
         texts = {name: b"".join(_lines(self._folder / name)[:number]) for name, number in lines.items()}
         recorded = {round: digests for round, digests in self._recorded().items() if round <= last}

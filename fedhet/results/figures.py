@@ -48,12 +48,7 @@ _CURVE_LABELS = {
 
 
 def run_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> dict[str, Figure]:
-    """Draw the figures of a report, in order of appearance, by name.
-
-    Args:
-        run: the run's files.
-        drawings: of the method's matrices, by their names; a matrix without one is left out.
-    """
+    """Draw the figures of a report, by name in order of appearance; a matrix without a drawing is left out."""
     drawn = {
         "accuracy": accuracy_figure(run),
         "clients": clients_figure(run),
@@ -83,18 +78,13 @@ def accuracy_figure(run: RunFiles) -> Figure | None:
         label = _CURVE_LABELS[run.personal][which] if run.has_global or not main else "personal models"
         for test, style, where in _TESTS:
             curve = learning_curve(run.rows, which, test=test)
-            if not curve:
-                continue
             draw_line(axes, curve, style, color=colour, label=label + where)
             low, high = (dict(learning_curve(run.rows, which, end, test)) for end in ("min", "max"))
             inside = [r for r, _ in curve if r in low and r in high]
             if main and curve == scored_curve(run.rows, which) and low != high and len(inside) > 1:
                 lows, highs = [low[r] for r in inside], [high[r] for r in inside]
                 axes.fill_between(inside, lows, highs, color=colour, alpha=0.15, linewidth=0, label="all clients")
-    if not axes.lines:
-        return None
-    label_axes(axes, "round", run.metric)
-    return figure
+    return figure if label_axes(axes, "round", run.metric) else None
 
 
 def clients_figure(run: RunFiles) -> Figure | None:
@@ -125,31 +115,22 @@ def clients_figure(run: RunFiles) -> Figure | None:
 def unseen_figure(run: RunFiles) -> Figure | None:
     """Accuracy of those who came after the last round, by epoch alone, with what they received and from scratch."""
     lines = unseen_lines(run.rows)
-    if not lines:
-        return None
     figure, (axes,) = new_figure(7.2, 3.2)
     starts = {"received": (BLUE, "with what they received"), "scratch": (ORANGE, "from scratch")}
     for test, style, where in _TESTS:
         for start, (colour, label) in starts.items():
             points = [(epoch, value) for epoch, value in enumerate(lines.get((test, start), [])) if value is not None]
-            if points:
-                draw_line(axes, points, style, color=colour, label=label + where)
-    label_axes(axes, "epochs of training alone", run.metric)
-    return figure
+            draw_line(axes, points, style, color=colour, label=label + where)
+    return figure if label_axes(axes, "epochs of training alone", run.metric) else None
 
 
 def loss_figure(run: RunFiles) -> Figure | None:
     """The loss in training, with what the method adds to it, and the loss on test data."""
-    training = [(row["round"], row["train_loss"]) for row in run.rows if row.get("train_loss") is not None]
-    tested = scored_curve(run.rows, run.scored, "loss")
-    if not training and not tested:
-        return None
     figure, (axes,) = new_figure(7.2, 3.0)
-    for points, label, colour in ((training, "training", ORANGE), (tested, "test", BLUE)):
-        if points:
-            draw_line(axes, points, color=colour, label=label)
-    label_axes(axes, "round", "loss")
-    return figure
+    training = [(row["round"], row["train_loss"]) for row in run.rows if row.get("train_loss") is not None]
+    draw_line(axes, training, color=ORANGE, label="training")
+    draw_line(axes, scored_curve(run.rows, run.scored, "loss"), color=BLUE, label="test")
+    return figure if label_axes(axes, "round", "loss") else None
 
 
 def clients_by_round_figure(run: RunFiles) -> Figure | None:
@@ -196,12 +177,7 @@ def partition_figure(partition: Mapping[str, Any]) -> Figure:
 
 
 def runs_figure(runs: Mapping[str, RunFiles], *, by_bytes: bool = False) -> Figure | None:
-    """Accuracy by round of one run or of several, each by the evaluation that its method is scored by.
-
-    Args:
-        runs: by their names in the legend.
-        by_bytes: by payload bytes sent so far in place of rounds.
-    """
+    """Accuracy of runs, each by the evaluation that its method is scored by: by round, or by bytes sent so far."""
     figure, (axes,) = new_figure(7.2, 3.4)
     for place, (name, run) in enumerate(runs.items()):
         points: Sequence[tuple[float, float]] = run.curve
@@ -209,10 +185,7 @@ def runs_figure(runs: Mapping[str, RunFiles], *, by_bytes: bool = False) -> Figu
             sent = accumulate(row["bytes_up"] + row["bytes_down"] for row in run.rows)
             by_round = dict(zip((row["round"] for row in run.rows), sent, strict=True))
             points = [(by_round[r] / MEGABYTE, value) for r, value in points if by_round.get(r)]
-        if points:
-            draw_line(axes, points, color=PALETTE[place % len(PALETTE)], label=name)
-    if not axes.lines:
-        return None
+        draw_line(axes, points, color=PALETTE[place % len(PALETTE)], label=name)
     along = "payload so far, all clients, both ways (MB)" if by_bytes else "round"
-    label_axes(axes, along, next(iter(runs.values())).metric, whole=not by_bytes)
-    return figure
+    metric = next(iter(runs.values())).metric
+    return figure if label_axes(axes, along, metric, whole=not by_bytes) else None

@@ -25,9 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_history(folder: Path | str) -> list[Row]:
-    """Read `history.jsonl` of a run, one dictionary a round, in the order of the file.
-
-    A last line that a crash left torn is ignored with a warning in the log. Without the file there are no rows.
+    """Read `history.jsonl` of a run, a row a round; a torn last line is ignored with a warning, no file gives [].
 
     Raises:
         FedhetError: a line before the last one cannot be read.
@@ -105,16 +103,14 @@ def learning_curve(
     test: TestSet = "own",
     measure: Literal["accuracy", "loss"] = "accuracy",
 ) -> list[tuple[int, float]]:
-    """The accuracy by round: pairs (r, accuracy after round r), with rounds ascending.
-
-    Where a round was evaluated twice the later evaluation counts.
+    """The accuracy (or loss) by round: pairs (r, accuracy after round r) in order; of two evaluations the later.
 
     Args:
         rows: the history, see `read_history`.
         which: the models as clients `received` them, or the personal models after they were `trained`.
         statistic: over clients, one of `STATISTICS`; a single model on the common test set has just one value.
-        test: on the clients' `own` test parts, on the `common` test set or on the clients' `validation` parts.
-        measure: accuracy, or the loss in its place.
+        test: the clients' `own` test parts, the `common` test set or the clients' `validation` parts.
+        measure: which of the two.
     """
     curve: dict[int, float] = {}
     for row in rows:
@@ -158,12 +154,7 @@ def flat(row: Row) -> dict[str, float]:
 
 
 def unseen_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | None]]:
-    """The accuracy of those who came after the last round, weighted by their examples, by epoch of training alone.
-
-    Returns:
-        By test set and start (`received`, `scratch`), before the first epoch and after each; empty without unseen
-        clients.
-    """
+    """The weighted accuracy of unseen clients, before and after each epoch, by test set and start."""
     record: Row = next((row["unseen_clients"] for row in reversed(rows) if row.get("unseen_clients")), {})
     tests: tuple[TestSet, ...] = ("own", "common")
     return {

@@ -16,12 +16,7 @@ from fedhet.results.history import flat
 
 
 class Logger(Observer):
-    """Sends a run somewhere.
-
-    Args:
-        log: takes a round's numbers by name, and the round.
-        end: takes whether the run completed.
-    """
+    """Sends a run somewhere: `log` takes a round's numbers by name and the round, `end` whether the run completed."""
 
     def __init__(self, log: Callable[[dict[str, float], int], object], end: Callable[[bool], object]) -> None:
         self._log, self._end = log, end

@@ -89,8 +89,7 @@ def to_svg(figure: Figure, name: str, *, on_page: bool = True) -> str:
 
     Args:
         figure: the figure.
-        name: goes before every id, so that the figures of one page do not share ids; the same figure and name give the
-            same text.
+        name: goes before every id, so that the figures of one page do not share ids.
         on_page: whether colours of text and of lines are those of the page around it.
     """
     _lay_out(figure)
@@ -107,8 +106,9 @@ def to_svg(figure: Figure, name: str, *, on_page: bool = True) -> str:
 
 
 def draw_line(axes: Axes, points: Sequence[tuple[float, float]], style: str = "-", **options: Any) -> None:
-    """Draw points as a line, with a marker at each where they are few."""
-    axes.plot(*zip(*points, strict=True), style, marker="o" if len(points) < 40 else None, markersize=3, **options)
+    """Draw points, if there are any, as a line, with a marker at each where they are few."""
+    if points:
+        axes.plot(*zip(*points, strict=True), style, marker="o" if len(points) < 40 else None, markersize=3, **options)
 
 
 def draw_image(axes: Axes, values: Any, **options: Any) -> Any:
@@ -117,14 +117,10 @@ def draw_image(axes: Axes, values: Any, **options: Any) -> Any:
     return axes.imshow(values, **{"interpolation": "nearest", **options})
 
 
-def label_axes(axes: Axes, x: str, y: str, *, whole: bool = True) -> None:
-    """Name the axes, and put a legend of all that has a label to their right, where it hides no data.
+def label_axes(axes: Axes, x: str, y: str, *, whole: bool = True) -> bool:
+    """Name the axes, and put a legend of all that has a label to their right; False if nothing is drawn in them.
 
-    Args:
-        axes: with everything drawn in them.
-        x: name of the x axis.
-        y: name of the y axis.
-        whole: whether ticks of the x axis are at whole numbers only, such as rounds.
+    Ticks of the x axis are at `whole` numbers only, such as rounds.
     """
     axes.set(xlabel=x, ylabel=y)
     if whole:
@@ -132,6 +128,7 @@ def label_axes(axes: Axes, x: str, y: str, *, whole: bool = True) -> None:
     if handles := {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}:
         place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
         axes.legend(handles.values(), handles.keys(), **place, frameon=False, labelcolor=INK)
+    return axes.has_data()
 
 
 def colour_bar(image: Any, panels: Sequence[Axes], label: str = "", **place: float) -> None:

@@ -101,12 +101,10 @@ class RunDirectory(Observer):
         parts = {name: place for name in sorted(known, key=client_order) if (place := known[name].partition)}
         if self.simulated and not run.own_data and parts and len(parts) == len(known):
             try:  # from clients' own words, for a picture
-                counts = population.class_counts(self.config, parts)
+                if counts := population.class_counts(self.config, parts):
+                    self._write("partition.json", counts)
             except Exception as error:
                 log.warning("who has which classes is not known: %s", error)
-                return
-            if counts is not None:
-                self._write("partition.json", counts)
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """Append the round, then save the state: a crash in between is undone when the run is resumed.
@@ -117,13 +115,12 @@ class RunDirectory(Observer):
         self._files.append("history.jsonl", json.dumps(report.row) + "\n")
         if not report.row.get("final"):
             self._files.record(report.row["round"])
-            earlier = self._checkpoints()
             path = self.folder / "checkpoint" / f"{report.row['round']}.safetensors"
+            earlier = [old for old in self._checkpoints() if old != path]
             # A new name, then the old one away: replacing a file makes the disk's journal wait for the data.
             run.state.save(path)
             for old in earlier:
-                if old != path:
-                    old.unlink()
+                old.unlink()
 
     def finished(self, run: RunInfo) -> None:
         """Write models, matrices, summary and report."""
@@ -199,9 +196,7 @@ class RunDirectory(Observer):
 def recorded(
     folder: Path, config: Config, engine: str, *, resume: bool = False, **further: Any
 ) -> Iterator[tuple[RunDirectory, *tuple[Observer, ...]]]:
-    """A run directory that is this run's alone meanwhile, and the loggers that the configuration asks for.
-
-    It takes what `RunDirectory` takes.
+    """A run directory (see `RunDirectory`) that is this run's alone meanwhile, and the configured loggers.
 
     Raises:
         ConfigError: as `RunDirectory`; another run has the folder, or a logger is not installed.

@@ -168,11 +168,7 @@ def _few(names: Iterable[str], most: int = 12) -> str:
 
 
 def compare_folders(folders: Sequence[Path | str], path: Path) -> Path:
-    """Write a page on several runs.
-
-    Args:
-        folders: run directories.
-        path: of the page.
+    """Write a page on the runs of several directories.
 
     Raises:
         FedhetError: a folder is not the directory of a run, or two have one name.
@@ -201,8 +197,8 @@ def write_together(
         path: of the page.
         title: its title.
         runs: all of them, by name.
-        tables: each its headings, and then its rows.
-        notes: below them.
+        tables: each its headings, then its rows.
+        notes: below the tables.
         first: a figure that stands before the others.
         shown: the runs that the figures are of; all by default.
     """

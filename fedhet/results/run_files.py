@@ -95,11 +95,7 @@ def read_run(folder: Path | str) -> RunFiles:
 
 @contextmanager
 def showing(folder: object) -> Iterator[None]:
-    """Say of whatever a run directory's values raise while they are used that they are damaged.
-
-    Raises:
-        FedhetError: in place of it.
-    """
+    """Turn whatever a run directory's values raise while they are used into a FedhetError: they are damaged."""
     try:
         yield
     except (FedhetError, OSError):

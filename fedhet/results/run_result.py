@@ -34,18 +34,15 @@ class RunResult:
         return read_history(self.folder)
 
     def frame(self) -> "pandas.DataFrame":
-        """Return the history as a table of pandas, a line a round.
-
-        Its columns are the round, accuracies and losses such as `trained/accuracy/mean`, bytes, failures and seconds.
+        """Return the history as a table of pandas, a line a round, with columns such as `trained/accuracy/mean`.
 
         Raises:
             FedhetError: pandas is not installed.
         """
         return data_frame(
-            {
-                **{"round": row["round"], "final": bool(row.get("final")), **flat(row)},
-                **{"failures": len(row["failures"]), "seconds": row["timing"]["seconds"]},
-            }
+            {"round": row["round"], "final": bool(row.get("final"))}
+            | flat(row)
+            | {"failures": len(row["failures"]), "seconds": row["timing"]["seconds"]}
             for row in self.history
         )
 

@@ -11,13 +11,7 @@ from fedhet.rows import STATISTICS, Work, never_took_part
 
 
 def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, Any]:
-    """Return the summary, but for the engine, the time and how the run ended.
-
-    Args:
-        rows: the history, see `read_history`.
-        run: known of it at its end.
-        config: its configuration.
-    """
+    """Return the summary of a run with this history, but for the engine, the time and how the run ended."""
     scored = run.traits.scored
     on: TestSet = "common" if config.test_on == "global" else "own"
     summary: dict[str, Any] = {
@@ -48,8 +42,7 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
     if config.test_on != "local":
         summary["common"] = next((row["common"] for row in reversed(rows) if row.get("common")), None)
     if lines := unseen_lines(rows):
-        of_test = {f"{start}_accuracy": values for (test, start), values in lines.items() if test == on}
-        summary["unseen_clients"] = of_test
+        summary["unseen_clients"] = {f"{start}_accuracy": each for (test, start), each in lines.items() if test == on}
     return summary
 
 
@@ -57,12 +50,6 @@ def last10(
     rows: Sequence[Row], personal: Which, *, has_global: bool = True, test: TestSet = "own"
 ) -> dict[str, dict[str, float] | None] | None:
     """Means over the last ten rounds, one after the other, of the statistics over clients; nothing is picked.
-
-    Args:
-        rows: the history, see `read_history`.
-        personal: which evaluation is that of the method's personal model (`personal` of `summary.json`).
-        has_global: whether the method has a global model; without one its part is None.
-        test: see `learning_curve`.
 
     Returns:
         `personal_accuracy` with all `STATISTICS` and `global_accuracy` with `weighted` and `mean`, each None where one

@@ -41,20 +41,22 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def by_architecture(run: RunFiles) -> list[list[str]]:
-    """The clients' last evaluation by architecture, as headings, a row for each in order of its name, and the total.
+    """The clients' last evaluation by architecture: headings, a row for each, and the total; empty without any.
 
-    Numbers are plain means over clients, the least and the greatest. Empty where no client was evaluated.
+    Means are plain ones over clients.
     """
     final = final_clients(run.clients)
+    if not final:
+        return []
     names = sorted({row.architecture for row in final})
     groups = [(name or UNDISCLOSED, [row for row in final if row.architecture == name]) for name in names]
     lines = [["architecture", "clients", "examples", f"mean {run.metric}", "min", "max", "mean loss"]]
-    for name, rows in [*groups, ("all", final)] if final else []:
+    for name, rows in [*groups, ("all", final)]:
         accuracies = [row.accuracy for row in rows if row.accuracy is not None]
         losses = [row.loss for row in rows if row.loss is not None]
         numbers = (fmean(accuracies), min(accuracies), max(accuracies), fmean(losses) if losses else None)
         lines.append([name, str(len(rows)), str(sum(row.examples for row in rows)), *map(format_value, numbers)])
-    return lines if final else []
+    return lines
 
 
 def headline(run: RunFiles) -> str:
@@ -98,9 +100,7 @@ def other_score(run: RunFiles) -> str:
 
 
 def closing_table(folder: Path | str) -> "Table | str":
-    """The table at the end of a run on the terminal: clients by architecture, their total, and the run's `headline`.
-
-    The headline alone where no client was evaluated.
+    """The table at the end of a run on the terminal: clients by architecture, if any was evaluated, and the `headline`.
 
     Raises:
         FedhetError: the folder is not the directory of a run.

@@ -7,6 +7,7 @@ from fedhet import config
 from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import locked
+from fedhet.toml import to_toml
 
 
 def plan(methods, *, seeds, config, out):
@@ -168,6 +169,6 @@ def test_settings_that_cannot_run_are_refused_before_anything_starts(comparison,
 def test_configurations_survive_their_file(tmp_path):
     # What decides whether a run is kept: the settings read back from its config.toml equal those that were wanted.
     (run,) = plan(("fedhenn",), seeds=(0,), config=SETTINGS, out=tmp_path)
-    (tmp_path / "config.toml").write_text(config.to_toml(run.settings.flat()))
+    (tmp_path / "config.toml").write_text(to_toml(run.settings.flat()))
     wanted = {key: value for key, value in run.settings.flat().items() if value != ""}
     assert config.read(tmp_path / "config.toml") == wanted
