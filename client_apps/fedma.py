@@ -19,7 +19,7 @@ from fedhet.matching import parameters_of, patch, rest_of
 from fedhet.methods.fedma import FedMAParameters
 from fedhet.wire import Arrays, Payload, cast, to_arrays
 
-from ._matched import Matched  # noqa: TID251 - this folder is fedhet.client_apps
+from .pfnm import Matched  # noqa: TID251 - this folder is fedhet.client_apps
 
 LAST_WEIGHT_DECAY = 1e-4
 """Of the output layer's round, as in the authors' code."""

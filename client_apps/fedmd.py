@@ -24,7 +24,7 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
     remembers = True  # that it has begun
 
     def handshake(self, payload: Payload) -> Payload:
-        """How many classes it scores.
+        """Return the number of classes.
 
         Raises:
             DataError: examples have no single class.
@@ -33,7 +33,7 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
         return Payload(values={"classes": self.client.scores(self.client.data.train.inputs[:2], "logits").shape[1]})
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """The public dataset's labels, if the client begins; the mean scores, if there are any; its own examples."""
+        """On the public labels, if the client begins; on the mean scores, if there are any; on its own examples."""
         own, client = self.parameters, self.client
         begins = "begun" not in client.memory
         client.memory["begun"] = torch.ones(1, dtype=torch.uint8)
@@ -48,7 +48,7 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
         return [self._stepped(phase, part, len(phases)) for part, phase in enumerate(phases)]
 
     def end(self, payload: Payload) -> Payload:
-        """The scores of the rows asked for, the classes it knows, and how far from the mean it was while it learnt."""
+        """Return the scores of the rows asked for, and the mean distance to the last scores."""
         reply = super().end(payload)
         if "next-rows" in payload.arrays:
             scores = self.client.scores(self._inputs(payload.arrays["next-rows"]), "logits")
@@ -65,7 +65,7 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
         return replace(phase, optimisation=optimisation)
 
     def _digest(self, arrays: Mapping[str, Arrays]) -> Phase:
-        """Matching the mean scores, which are the labels of this phase."""
+        """The phase that matches the mean scores, which are its labels."""
         epochs, inputs = self.parameters.digest_epochs, self._inputs(arrays["rows"])
         with reading_request("mean"):
             scores = unpack(arrays["mean"], fedmd.SCORES).values.to(inputs.device)

@@ -48,13 +48,13 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
         return self.client.request.round <= self.parameters.teaching(self.client.config)
 
     def shared(self) -> dict[str, Tensor]:
-        """The teacher; BatchNorm's statistics where they are aggregated."""
+        """The teacher's tensors; BatchNorm's statistics where they are aggregated."""
         aggregated = self.client.config.batch_norm == "aggregate"
         tensors = self.teacher.state_dict()
         return {name: tensor for name, tensor in tensors.items() if aggregated or not is_statistic(name)}
 
     def begin(self, payload: Payload) -> None:
-        """Take the teacher in, or the final one as it was kept; statistics that did not travel are taken anew."""
+        """Load the teacher that came, or the final one as it was kept; take statistics anew that did not travel."""
         super().begin(payload)
         client = self.client
         if "model" in payload.arrays and client.config.batch_norm != "aggregate":
@@ -73,7 +73,7 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
         return [replace(own, task_weight=1 - ALPHA) if own.terms else own]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """The term alpha 2 T^2 KL(teacher || student); none for a client that lost the teacher with its state."""
+        """The distillation; none for a client that lost the teacher with its state."""
         if not self.client.memory:
             return ()
         many_labels = self.client.task.name == "multi-label"
@@ -88,15 +88,15 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
         return (distance,)
 
     def end(self, payload: Payload) -> Payload:
-        """The teacher; from a student, whether it has one."""
+        """Return the teacher; as a student, whether it holds one."""
         return super().end(payload) if self.teaching else Payload(values={"taught": bool(self.client.memory)})
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
-        """The teacher as long as it is trained."""
+        """The teacher while it is trained, then the client's own network."""
         return self.teacher.eval() if self.teaching else self.client.model
 
     def _optimisation(self) -> Optimisation:
-        """As configured, the schedule over the rounds of the teacher or over those behind them."""
+        """As configured, with a schedule over the teacher's rounds and another over the students'."""
         client, config = self.client, self.client.config
         teaching = self.parameters.teaching(config)
         first, rounds = (0, teaching) if self.teaching else (teaching, config.rounds - teaching)

@@ -1,9 +1,9 @@
 """FLHA-GHN, client side: trains the hypernetwork that writes the client's network.
 
-What the server sees of a client: with `share = all` all clients hold, receive and send the same arrays, so names and
-bytes tell nothing of an architecture; but a head that a client does not use comes back as it was, so a server that
-compares single replies with what it sent learns which layer types the client has (a secure sum would hide that). With
-`share = own` the names say so. `disclose-architecture`, with this method off by default, tells its name and graph.
+With `share = all` all clients hold, receive and send the same arrays, so names and bytes tell nothing of an
+architecture; but a head that a client does not use comes back as it was, so a server that compares single replies with
+what it sent learns the client's layer types (a secure sum would hide that). With `share = own` the names say so.
+`disclose-architecture`, with this method off by default, tells name and graph.
 """
 
 import logging
@@ -32,7 +32,7 @@ REFINE_RATE = 0.001
 
 
 class FLHAGHN(ClientSide[FLHAGHNParameters]):
-    """The network is written anew from what came; statistics, and layers that nothing is written for, are its own."""
+    """The hypernetwork writes the network; statistics, and layers of unknown types, are the network's own."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
@@ -54,14 +54,14 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
         return self.written.hypernetwork.state_dict()
 
     def shared_names(self) -> dict[str, str]:
-        """The arrays of the network that are written; they come from all of the hypernetwork, here by its first key."""
+        """The arrays of the network that are written, each from all of the hypernetwork, here by its first key."""
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
 
     def handshake(self, payload: Payload) -> Payload:
-        """The network's graph, where the client tells its architecture.
+        """Return the network's graph, where the client tells its architecture.
 
         Raises:
-            ModelError: there is nothing of the network that the hypernetwork would write.
+            ModelError: the hypernetwork writes no layer of the network.
         """
         reading, name = self.written.reading, self.client.name
         if not reading.names:
@@ -76,20 +76,19 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
         if not self.client.config.disclose_architecture:
             return Payload()
         edges = [end for edge in self.graph.edges for end in edge]
-        types = [node.type for node in self.graph]
-        return Payload(values={"types": types, "edges": edges, "unknown": list(reading.unknown)})
+        return Payload(values={"types": [node.type for node in self.graph], "edges": edges})
 
     def begin(self, payload: Payload) -> None:
-        """Take in the hypernetwork, and write the network by it."""
+        """Take in the hypernetwork, and write the network."""
         super().begin(payload)
         self._write()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """One phase trains the hypernetwork, and what is the network's own."""
+        """One phase trains the hypernetwork, and the network's own layers."""
         return [replace(phase, module=self.written) for phase in super().phases(payload)]
 
     def end(self, payload: Payload) -> Payload:
-        """The hypernetwork; the network is written by it as it is now."""
+        """Return the hypernetwork, and write the network by it."""
         self._write()
         return super().end(payload)
 

@@ -8,10 +8,10 @@ from fedhet.wire import Payload
 
 
 class LayerAverage(ClientSide[LayerAverageParameters]):
-    """One phase trains the whole network; by prefix only those first layers go up that all networks have."""
+    """Trains the whole network; by prefix only the first layers travel that all networks have."""
 
     def end(self, payload: Payload) -> Payload:
-        """The layers; of common first layers as many arrays as the server says."""
+        """Return the layers; by prefix, as many arrays of the first ones as the server says."""
         reply = super().end(payload)
         if "common" not in payload.values:
             return reply

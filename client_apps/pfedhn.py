@@ -9,11 +9,11 @@ class PFedHN(ClientSide[PFedHNParameters]):
     """One phase; what was received is the client's network, and its change goes up."""
 
     def begin(self, payload: Payload) -> None:
-        """Take the weights in, and keep a copy of them: training writes where they are."""
+        """Load the weights, and keep a copy."""
         super().begin(payload)
         self.start = {key: tensor.clone() for key, tensor in self.shared().items()}
 
     def end(self, payload: Payload) -> Payload:
-        """The change, theta after the inner steps minus theta."""
+        """Return the change: theta after the inner steps minus theta."""
         delta = {key: tensor - self.start[key] for key, tensor in self.shared().items()}
         return Payload({"delta": to_arrays(delta, self.client.config.wire_dtype)})

@@ -2,6 +2,8 @@
 
 Row c of the output layer is sum_i n_ic / n_c W_ic(t), n_ic the examples of class c that client i has, as in FedMA (Wang
 et al., ICLR 2020, section 3); a class that nobody of the round has is averaged as everything else.
+
+Client side: client_apps/class_average.py; keys: fedhet/methods/class_average.py.
 """
 
 from collections.abc import Mapping
@@ -24,13 +26,13 @@ class ClassAverageState(State):
 
 
 class ClassAverage(FederatedStrategy[class_average.ClassAverageParameters, ClassAverageState]):
-    """The mean of the clients' models by examples, of the output layer by examples of each class."""
+    """Averages the clients' models by examples, and their output layers by examples of each class."""
 
     method = class_average.method
     state_class = ClassAverageState
 
     def admit(self, reply: Reply) -> None:
-        """Keep its class counts, one a row of the output layer."""
+        """Keep the client's class counts, one a row of the output layer."""
         head, counts = reply.values.text("head"), reply.arrays.get("classes", {})
         rows = {shape[:1] for shape, _ in _of(reply.report.spec, head).values()}
         if len(rows) != 1:
@@ -42,7 +44,7 @@ class ClassAverage(FederatedStrategy[class_average.ClassAverageParameters, Class
         self.state.classes[reply.client] = {head: counts["counts"]}
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """The average by examples, then that of the output layer by classes."""
+        """Average by examples, then the output layer by classes."""
         metrics = super().aggregate_fit(round, replies)
         first = next(iter(replies))
         head = next(iter(self.state.classes[first]))

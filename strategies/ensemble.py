@@ -1,8 +1,9 @@
 """Ensemble, server side: the mean of the clients' predictions, the comparison of FedMA's paper (table 2).
 
-Clients of any architectures train on their own and send their networks once; the prediction is the mean of their
-softmax (sigmoid, for many labels). It stands in the history as the model on the common test set, since no client holds
-all the networks; a client's own accuracy is its own network's.
+Clients of any architectures train alone and send their networks once; the prediction is the mean of their softmax
+(sigmoid, for many labels), which is evaluated on the common test set.
+
+Client side: the default; keys: fedhet/methods/ensemble.py.
 """
 
 from collections.abc import Mapping
@@ -27,13 +28,13 @@ class EnsembleState(State):
 
 
 class Ensemble(FederatedStrategy[Parameters, EnsembleState]):
-    """The prediction is the mean of the members'."""
+    """A server side whose global model predicts the mean of the members' predictions."""
 
     method = ensemble.method
     state_class = EnsembleState
 
     def admit(self, reply: Reply) -> None:
-        """The server must be able to build the network, if it is to evaluate the ensemble."""
+        """Check that the server can build the network, if it is to evaluate the ensemble."""
         if self.config.test_on != "local" and not reply.report.own_data:
             self.networks.check(reply)
 
@@ -48,20 +49,17 @@ class Ensemble(FederatedStrategy[Parameters, EnsembleState]):
         return bool(self.state.member)
 
     def global_model(self) -> nn.Module | None:
-        """A network whose outputs are the log of the mean prediction, None before any client has sent its own."""
-        members = []
-        for client in in_order(self.state.member):
-            members.append(self.networks.like(client))
-            load_into(members[-1].state_dict(), self.state.member[client])
-        return (
-            Mean(members, get_task("multi-label" if self.run.metric == "auc" else "classification"))
-            if members
-            else None
-        )
+        """Return the network whose prediction is the mean; None before any client has sent its own."""
+        if not self.has_global_model:
+            return None
+        members = {client: self.networks.like(client) for client in in_order(self.state.member)}
+        for client, member in members.items():
+            load_into(member.state_dict(), self.state.member[client])
+        return Mean([*members.values()], get_task("multi-label" if self.run.metric == "auc" else "classification"))
 
 
 class Mean(nn.Module):
-    """Outputs whose predictions are the mean of the members': log probabilities, or log odds for many labels."""
+    """The log of the members' mean probabilities, or log odds for many labels."""
 
     def __init__(self, members: list[nn.Module], task: Task) -> None:
         super().__init__()

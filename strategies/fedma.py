@@ -31,7 +31,7 @@ from fedhet.randomness import derive_seed
 from fedhet.server import ArraysBy
 from fedhet.wire import Arrays, Payload, Reply, WireError, cast, check, narrowed
 
-from ._matched import MatchedState, MatchedStrategy  # noqa: TID251 - this folder is fedhet.strategies
+from .pfnm import MatchedState, MatchedStrategy  # noqa: TID251 - this folder is fedhet.strategies
 
 
 @dataclass

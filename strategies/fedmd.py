@@ -1,7 +1,9 @@
 """FedMD, server side: the mean of clients' class scores on some public examples (Li and Wang, 2019, algorithm 1).
 
 One exchange a round: a client of round t learns the mean on X(t), revisits its own examples, and returns its scores on
-X(t+1). The paper's order is kept: what is told in round t - 1 is learnt first thing in round t.
+X(t+1). The paper's order is kept: the scores of round t - 1 are learnt first in round t.
+
+Client side: client_apps/fedmd.py; keys: fedhet/methods/fedmd.py.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -25,9 +27,9 @@ class FedMDState(State):
     """The clients' mean scores.
 
     Attributes:
-        mean: their mean scores, as they travel, and
+        mean: as they travel.
         mean_round: the round on whose subset of the public dataset they are; 0 for none.
-        classes: how many there are.
+        classes: the number of classes.
     """
 
     mean: Arrays = field(default_factory=dict)
@@ -42,11 +44,11 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
     state_class = FedMDState
 
     def compatibility(self, reply: Reply) -> Hashable:
-        """Scores of the same classes."""
+        """Beside the default, the number of classes."""
         return super().compatibility(reply), str(reply.payload.values.get("classes"))
 
     def admit(self, reply: Reply) -> None:
-        """All score the same classes, or there is no mean."""
+        """Check that all clients score the same classes, or there is no mean."""
         classes = reply.values.count("classes", at_least=1, at_most=2**20)
         self.state.classes = self.state.classes or classes
         if classes != self.state.classes:
@@ -55,11 +57,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
             )
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """The last mean and its rows; the rows on which the next one will be.
-
-        There is none in the first round, whose clients have learnt nothing yet. After a round that did not count it is
-        the one before.
-        """
+        """Return the last mean, if there is one, and its rows; the rows on which the next one will be."""
         state, common = self.state, Payload()
         if state.mean_round:
             common.arrays["rows"] = {"rows": self.rows(state.mean_round)}
@@ -69,7 +67,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
         return dict.fromkeys(clients, common)
 
     def check_reply(self, reply: Reply) -> None:
-        """Scores must be there, of the examples that were asked for."""
+        """Check that scores are there, of the examples that were asked for."""
         reply.values.number("distance", 0.0)
         if not self._told_in(self.state.round + 1):
             return
@@ -85,7 +83,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
             raise WireError(f"its scores have shape {list(scores.shape)}, expected {list(expected)}")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """The mean of what was told in this round, to be learnt in the next."""
+        """Average this round's scores, which are learnt in the next."""
         if self._told_in(round):
             told = {client: unpack(reply.arrays["scores"]).values for client, reply in replies.items()}
             self.state.mean, self.state.mean_round = pack(Factor(self._mean(told)), fedmd.SCORES), round + 1
@@ -98,7 +96,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
         return order[: self.parameters.subset].astype(np.int32)
 
     def _told_in(self, round: int) -> bool:
-        """Whether clients tell their scores in a round; in the last one nobody would learn them."""
+        """Whether clients send scores in a round; in the last one nobody would learn them."""
         return round != self.run.last_round
 
     def _mean(self, told: Mapping[str, Tensor]) -> Tensor:

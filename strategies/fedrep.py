@@ -1,4 +1,7 @@
-"""FedRep, server side: the clients' bodies are averaged (Collins et al., ICML 2021)."""
+"""FedRep, server side: the clients' bodies are averaged (Collins et al., ICML 2021).
+
+Client side: client_apps/fedrep.py; keys: fedhet/methods/fedrep.py.
+"""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,7 @@
-"""FLHA-distillation, server side: FedAvg of the teacher, which each client then gets once to learn from."""
+"""FLHA-distillation, server side: FedAvg of the teacher, which each client then gets once to learn from.
+
+Client side: client_apps/flha_distillation.py; keys: fedhet/methods/flha_distillation.py.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,22 +30,22 @@ class FLHADistillation(FederatedStrategy[flha_distillation.FLHADistillationParam
         return self.state.round < self.parameters.teaching(self.config)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """The teacher; to students that do not hold it yet, once it is trained."""
+        """Return the teacher; once it is trained, only to students that do not hold it yet."""
         taught = () if self.teaching else self.state.taught
         return {client: Payload() if client in taught else self.payload_for(client) for client in clients}
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
-        """The teacher while it is trained; then each client's own network is its model."""
+        """Return the teacher while it is trained; afterwards clients are evaluated with their own networks."""
         return {client: self.payload_for(client) if self.teaching else Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """A teacher must come back as long as it is trained; then a student says whether it holds the final one."""
+        """Check that a teacher comes back while it is trained; afterwards students say whether they hold it."""
         if self.teaching:
             super().check_reply(reply)
         reply.values.flag("taught", False)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """The mean of the teachers; then who holds the final one, for a client may have lost it."""
+        """Average the teachers; afterwards keep which clients hold the final one, which they may lose."""
         if self.teaching:
             return super().aggregate_fit(round, replies)
         holding = {client for client, reply in replies.items() if reply.payload.values.get("taught")}

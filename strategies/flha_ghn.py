@@ -1,4 +1,7 @@
-"""FLHA-GHN, server side: averages the hypernetwork (Litany et al., 2022, algorithm 1)."""
+"""FLHA-GHN, server side: averages the hypernetwork (Litany et al., 2022, algorithm 1).
+
+Client side: client_apps/flha_ghn.py; keys: fedhet/methods/flha_ghn.py.
+"""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -43,7 +46,7 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
         return self.parameters.share == "all" or self.parameters.head == "tiled"
 
     def admit(self, reply: Reply) -> None:
-        """Keep the client's graph for the report, if it told one."""
+        """Keep the client's graph for the report, if it sent one."""
         values = reply.values
         if "types" in values and reply.report.architecture:
             types, ends = values.texts("types"), values.counts("edges")
@@ -51,19 +54,14 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
                 raise WireError(f"its graph has {len(types)} layers, and the server takes up to {MOST_LAYERS}")
             if len(ends) % 2 or max(ends, default=0) >= max(len(types), 1):
                 raise WireError("the edges of its graph are not between its layers")
-            edges = [list(edge) for edge in zip(ends[::2], ends[1::2], strict=True)]
-            graph = {
-                "types": types,
-                "edges": edges,
-                "unknown": len(values.texts("unknown")) if "unknown" in values else 0,
-            }
+            graph = {"types": types, "edges": [list(edge) for edge in zip(ends[::2], ends[1::2], strict=True)]}
             self.state.graphs = self.state.graphs | {reply.report.architecture: graph}
 
     def first_arrays(self, missing: Spec) -> Arrays:
-        """Drawn from the seed, each by its name and shape alone.
+        """Draw parameters from the seed, each by its name and shape alone.
 
         Raises:
-            WireError: a hypernetwork has no such parameter, or all have the same, and this is another.
+            WireError: the hypernetwork has no such parameter.
         """
         if self._alike and self.state.model:
             raise WireError(
@@ -76,26 +74,24 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
             raise WireError(str(error)) from error
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """The hypernetwork, or each client's part of it."""
+        """Return the hypernetwork, or each client's part of it."""
         self._mean, self._owners, self._replies = RunningMean(), Counter[str](), 0
         return super().configure_fit(round, clients)
 
     def take_in(self, round: int, reply: Reply) -> None:
-        """Add one client's."""
+        """Add a client's hypernetwork to the mean."""
         sent = reply.arrays.pop("model")
         self._replies += 1
         self._owners.update(sent.keys())
         self._mean.add(sent, 1.0, self.federation.specs[reply.client])
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """The mean of all, or what another rule makes of them."""
+        """Average the hypernetworks uniformly, or by another rule."""
         self.state.model = self.state.model | (self._mean_of_all() if self.takes_in else self._by_rule(replies))
-        unknown = [self.state.graphs.get(self.state.clients[client].architecture, {}) for client in replies]
-        types = sum(graph.get("unknown", 0) for graph in unknown)
-        return {"unknown-types": float(types)} if types else {}
+        return {}
 
     def _mean_of_all(self) -> Arrays:
-        """The uniform mean; who has no array of a key counts as having left it as it was."""
+        """The uniform mean; a client without an array of a key counts as having left it as it was."""
         for key, owners in self._owners.items():
             if (others := self._replies - owners) > 0:
                 now = self.state.model[key]
@@ -103,7 +99,7 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
         return self._mean.mean()
 
     def _by_rule(self, replies: Mapping[str, Reply]) -> Arrays:
-        """The same by a rule that needs all of them at once."""
+        """The same by a rule that needs all hypernetworks at once."""
         models = {client: reply.arrays["model"] for client, reply in replies.items()}
         specs = {client: self.federation.specs[client] for client in models}
         keys = {key: each for spec in specs.values() for key, each in spec.items()}
@@ -112,9 +108,8 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
         return self.aggregator.average(models, dict.fromkeys(models, 1.0), specs)
 
     def matrices(self) -> dict[str, Any]:
-        """The graphs."""
-        names = Counter(record.architecture for record in self.state.clients.values())
-        graphs = [
-            {"architecture": name, "clients": names[name], **graph} for name, graph in sorted(self.state.graphs.items())
-        ]
+        """The graph of each architecture, and how many clients have it."""
+        clients = Counter(record.architecture for record in self.state.clients.values())
+        found = sorted(self.state.graphs.items())
+        graphs = [{"architecture": name, "clients": clients[name], **graph} for name, graph in found]
         return {"layer-graphs": {"graphs": graphs}} if graphs else {}

@@ -1,4 +1,7 @@
-"""Layer-average, server side: each layer is averaged over the clients that have it."""
+"""Layer-average, server side: each layer is averaged over the clients that have it.
+
+Client side: client_apps/layer_average.py; keys: fedhet/methods/layer_average.py.
+"""
 
 from collections.abc import Mapping
 
@@ -13,7 +16,7 @@ class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State
     method = layer_average.method
 
     def payload_for(self, client: str) -> Payload:
-        """Return what is averaged of its layers; by prefix, only what all clients have that were ever here."""
+        """Return the client's shared layers; by prefix, only those that all clients have that were ever here."""
         payload = super().payload_for(client)
         if self.parameters.by != "prefix":
             return payload
@@ -22,14 +25,14 @@ class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State
         return Payload({"model": model} if model else {}, {"common": len(common)})
 
     def check_reply(self, reply: Reply) -> None:
-        """By prefix, what is common must be there, and nothing else."""
+        """By prefix, check that the common layers are there, and nothing else."""
         if self.parameters.by != "prefix":
             return super().check_reply(reply)
         spec = {key: of for key, of in self.federation.specs[reply.client].items() if key in self._common}
         check(reply.arrays.get("common", {}), narrowed(spec, self.config.wire_dtype), "its common layers")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """The mean of each layer; by prefix, of the common ones."""
+        """Average each layer; by prefix, the common ones."""
         for reply in replies.values():
             if "common" in reply.arrays:
                 reply.arrays["model"] = reply.arrays.pop("common")

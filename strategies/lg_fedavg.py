@@ -1,4 +1,7 @@
-"""LG-FedAvg, server side: the clients' heads are averaged (Liang et al., 2020)."""
+"""LG-FedAvg, server side: the clients' heads are averaged (Liang et al., 2020).
+
+Client side: the default; keys: fedhet/methods/lg_fedavg.py.
+"""
 
 from fedhet.methods import lg_fedavg
 from fedhet.options import Parameters

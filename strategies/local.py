@@ -1,4 +1,7 @@
-"""Local training, server side: nothing is shared and nothing is learnt; the clients are only counted and evaluated."""
+"""Local training, server side: nothing is shared and nothing is learnt; the clients are only counted and evaluated.
+
+Client side: client_apps/local.py; keys: fedhet/methods/local.py.
+"""
 
 from fedhet.methods import local
 from fedhet.server import FederatedStrategy, State

@@ -5,16 +5,174 @@ The paper's method is one round. In further rounds clients go on from the units 
 Client side: client_apps/pfnm.py; keys: fedhet/methods/pfnm.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
+from torch import nn
 
-from fedhet.matching import assemble, match_networks
+from fedhet.errors import FedhetError
+from fedhet.graphs import PermutationGroups, resize, widths_of
+from fedhet.matching import Matching, assemble, average_rest, describe, match_networks, pictures, understand
 from fedhet.methods import pfnm
 from fedhet.randomness import derive_seed
-from fedhet.wire import Payload, Reply
+from fedhet.server import ArraysBy, FederatedStrategy, State, check_class_counts, in_order
+from fedhet.sharing import is_statistic
+from fedhet.wire import Arrays, Payload, Reply, WireError, check, to_tensor
 
-from ._matched import MatchedState, MatchedStrategy  # noqa: TID251 - this folder is fedhet.strategies
+
+@dataclass
+class MatchedState(State):
+    """The state of a method that matches.
+
+    Attributes:
+        groups: the permutation groups of the clients' architecture, as the first of them describes them.
+        classes: whether labels are classes; None before the first client.
+        assignments: the global unit of each unit of each client, by group.
+        filters: the clients' first convolutions as they were before matching.
+    """
+
+    groups: Any = None
+    classes: bool | None = None
+    assignments: ArraysBy = field(default_factory=dict)
+    filters: Arrays = field(default_factory=dict)
+
+
+M = TypeVar("M", bound=pfnm.PFNMParameters)
+T = TypeVar("T", bound=MatchedState)
+
+
+class MatchedStrategy(FederatedStrategy[M, T]):
+    """The server side that PFNM and FedMA share: a global model of matched units, wider than the clients' networks."""
+
+    state_class = MatchedState
+
+    def compatibility(self, reply: Reply) -> Hashable:
+        """Beside the default, the permutation groups but for their widths, and the kind of labels."""
+        groups = self._groups_of(reply)
+        alike = groups.with_widths([1] * len(groups))
+        return super().compatibility(reply), describe(alike), reply.values.flag("classes")
+
+    def admit(self, reply: Reply) -> None:
+        """Check that the client's permutation groups are those of the others but for their widths."""
+        state, groups, classes = self.state, self._groups_of(reply), reply.values.flag("classes")
+        if state.classes is None:
+            state.groups, state.classes = describe(groups), classes
+        if (groups, classes) == (self.groups, state.classes):
+            return
+        if groups.with_widths(self.groups.widths) != self.groups or classes != state.classes:
+            raise FedhetError(
+                f"{self.method.name} needs one architecture and task, and this one's layers are connected otherwise, "
+                "or its labels are of another kind"
+            )
+        if self.config.shared_init:
+            raise FedhetError(
+                f"{self.method.name} cannot start clients of other widths than the first one's from one network: set "
+                "shared-init = false"
+            )
+
+    def _groups_of(self, reply: Reply) -> PermutationGroups:
+        """The groups that a client describes; raises WireError where its arrays are of others."""
+        shapes = {name: shape for name, (shape, _) in reply.report.spec.items()}
+        try:
+            groups = understand(reply.values.text("groups", longest=2**20))
+            made = groups.shapes(widths_of(shapes, groups))
+            if {name for name in made if not is_statistic(name)} - shapes.keys() or not groups.fixed:
+                raise ValueError("they are of other arrays than it shares")
+            if {name: made[name] for name in shapes} != shapes:
+                raise ValueError("they are of arrays of other shapes than it shares")
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise WireError(f"what it tells of its layers cannot be used: {error}") from error
+        return groups
+
+    @cached_property
+    def groups(self) -> PermutationGroups:
+        """The permutation groups of the clients' architecture, in the first one's widths."""
+        return understand(self.state.groups)
+
+    def widths(self, client: str) -> tuple[int, ...]:
+        """How many units of each group a client has."""
+        return widths_of({name: shape for name, (shape, _) in self.federation.specs[client].items()}, self.groups)
+
+    def fits(self, client: str) -> bool:
+        """Whether a client without units in the global model can take its first ones: it is nowhere wider."""
+        shapes = {name: array.shape for name, array in self.state.model.items()}
+        return all(own <= size for own, size in zip(self.widths(client), widths_of(shapes, self.groups), strict=True))
+
+    def matching(self) -> Matching:
+        """How units are matched, by the keys."""
+        return Matching(**{each.name: getattr(self.parameters, each.name) for each in fields(pfnm.PFNMParameters)})
+
+    def check_classes(self, reply: Reply) -> None:
+        """Check class counts, where labels are classes: one a class, none negative; raises WireError."""
+        if not self.state.classes:
+            return
+        classes = self.federation.specs[reply.client][self.groups.fixed[-1]][0][0]
+        check(reply.arrays.get("classes", {}), {"counts": ((classes,), "int64")}, "its class counts")
+        check_class_counts(reply.arrays["classes"]["counts"], reply)
+
+    def average_rest(
+        self,
+        states: Sequence[Arrays],
+        replies: Mapping[str, Reply],
+        assignments: Sequence[Mapping[int, Any]],
+        sizes: Sequence[int],
+    ) -> Arrays:
+        """Average what is not matched, with all groups in the global order (see `fedhet.matching.average_rest`)."""
+        answers = replies.values()
+        return average_rest(
+            states,
+            self.groups,
+            examples=[reply.examples for reply in answers],
+            class_counts=[reply.arrays["classes"]["counts"] for reply in answers] if self.state.classes else None,
+            assignments=assignments,
+            sizes=sizes,
+            statistics=self.config.batch_norm == "aggregate",
+        )
+
+    def dtypes(self, replies: Mapping[str, Reply]) -> dict[str, str]:
+        """The dtypes of the model's arrays, by name."""
+        return {name: dtype for name, (_, dtype) in self.federation.specs[next(iter(replies))].items()}
+
+    def keep_assignments(self, client: str, assignments: "Mapping[int, np.ndarray[Any, Any]]") -> None:
+        """Keep the global unit of each of a client's units, by group: int32, as they travel."""
+        kept = {str(index): assignment.astype(np.int32) for index, assignment in assignments.items()}
+        self.state.assignments[client] = kept
+
+    # ---- results
+
+    def global_model(self) -> nn.Module | None:
+        """The global model in its own widths, None before the first pass is complete."""
+        if not self.has_global_model:
+            return None
+        model = self.networks.like(in_order(self.state.clients)[0])
+        return resize(model, {name: to_tensor(array) for name, array in self.state.model.items()})
+
+    def keep_filters(self, states: "Mapping[str, Arrays]") -> None:
+        """Keep the clients' first convolution as it was before matching, for the report."""
+        name = self._first_convolution()
+        if name is not None:
+            self.state.filters = {client: state[name].copy() for client, state in states.items()}
+
+    def matrices(self) -> dict[str, Any]:
+        """Which clients share which global units; for images some first filters side by side (the paper's figure 5)."""
+        own = {client: self.state.assignments.get(client, {}) for client in in_order(self.state.clients)}
+        last = str(len(self.groups) - 1)
+        own = {client: assignments for client, assignments in own.items() if last in assignments}
+        if not own or not self.state.model:
+            return {}
+        found: dict[str, Any] = {"shared_filters": pictures.membership(self.groups, own)}
+        if name := self._first_convolution():
+            first = {client: mine["0"] for client, mine in own.items()}
+            found["filters"] = pictures.filters(name, self.state.filters, self.state.model[name], first)
+        return found
+
+    def _first_convolution(self) -> str | None:
+        """The weight (L, C, h, w) of the first group's first layer, if that is a convolution of images."""
+        first = self.groups[0].rows[0] if self.groups else None
+        return first.parameter if first and not first.axis and len(self.groups.axes[first.parameter]) == 4 else None
 
 
 class PFNM(MatchedStrategy[pfnm.PFNMParameters, MatchedState]):

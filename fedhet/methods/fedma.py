@@ -2,15 +2,14 @@
 
 from dataclasses import dataclass
 
-from fedhet.method import Method, Traits
+from fedhet.method import Method
 from fedhet.options import Config, option
-from fedhet.sharing import EVERYTHING
 
-from ._matching import COMMON, DRAWINGS, TELLS, MatchingParameters
+from .pfnm import COMMON, DRAWINGS, TRAITS, PFNMParameters
 
 
 @dataclass(frozen=True)
-class FedMAParameters(MatchingParameters):
+class FedMAParameters(PFNMParameters):
     """FedMA's own keys, with the paper's values."""
 
     passes: int = option(1, "passes over all layers, if rounds = 0", at_least=1)
@@ -30,7 +29,7 @@ class FedMAParameters(MatchingParameters):
 
 method = Method(
     "fedma",
-    traits=Traits(networks="widths", shares=EVERYTHING.with_statistics(), together=True, combined="whole", tells=TELLS),
+    traits=TRAITS,
     Parameters=FedMAParameters,
     server="fedhet.strategies.fedma:FedMA",
     client="fedhet.client_apps.fedma:FedMA",

@@ -75,7 +75,7 @@ method = Method(
     traits=Traits(
         keeps="rest",
         scored="received",
-        tells={"model": "hypernetwork"} | dict.fromkeys(("types", "edges", "unknown"), STRUCTURE),
+        tells={"model": "hypernetwork"} | dict.fromkeys(("types", "edges"), STRUCTURE),
     ),
     Parameters=FLHAGHNParameters,
     server="fedhet.strategies.flha_ghn:FLHAGHN",

@@ -2,20 +2,77 @@
 
 from dataclasses import dataclass
 
-from fedhet.method import Method, Traits
+from fedhet.errors import ConfigError
+from fedhet.method import STRUCTURE, Drawing, Method, Traits
+from fedhet.options import Config, Parameters, Value, option
 from fedhet.sharing import EVERYTHING
-
-from ._matching import COMMON, DRAWINGS, TELLS, MatchingParameters
 
 
 @dataclass(frozen=True)
-class PFNMParameters(MatchingParameters):
-    """PFNM's own keys: those of matching."""
+class PFNMParameters(Parameters):
+    """The keys of matching, which FedMA has too, with its values."""
 
+    gamma: float = option(7.0, "mass of the beta process: larger opens more global units (LSTMs: 0.001)", above=0)
+    average: str = option(
+        "map",
+        "global weights: posterior mean (the authors' code) or plain mean (the paper); embeddings and LSTMs are always "
+        "averaged plainly",
+        choices=("map", "mean"),
+    )
+    variances: str = option(
+        "fixed",
+        "variances of local units around global ones and of these around the prior mean: 1, or estimated for each "
+        "layer",
+        choices=("fixed", "estimated"),
+    )
+    max_growth: float = option(
+        0.0,
+        "widest that a global layer may become, in widths of the widest client's (at least 1); 0: no limit",
+        at_least=0,
+    )
+
+    def check(self, config: Config) -> None:
+        """Check that a limit lets the widest client in.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        if 0 < self.max_growth < 1:
+            raise ConfigError(
+                f"{config.family}.max-growth = {self.max_growth:g}: must be at least 1, or 0 for no limit"
+            )
+
+
+TRAITS = Traits(
+    networks="widths",
+    shares=EVERYTHING.with_statistics(),
+    together=True,
+    combined="whole",
+    tells={"update": "weights", "classes": "statistics", "groups": STRUCTURE, "lost": STRUCTURE},
+)
+COMMON: dict[str, Value] = {
+    "clients": 16,
+    "shared-init": False,
+    "local-epochs": 150,
+    "batch-size": 64,
+    "learning-rate": 0.01,
+    "momentum": 0.9,
+}
+
+DRAWINGS = {
+    "shared_filters": Drawing(
+        "fedhet.results.drawings:shared_filters_figure",
+        "Which clients share which units of the global model, layer by layer (widths in brackets).",
+    ),
+    "filters": Drawing(
+        "fedhet.results.drawings:filters_figure",
+        "First-layer filters that were matched, beside the global ones and plain averages at the same places.",
+    ),
+}
 
 method = Method(
     "pfnm",
-    traits=Traits(networks="widths", shares=EVERYTHING.with_statistics(), together=True, combined="whole", tells=TELLS),
+    traits=TRAITS,
     Parameters=PFNMParameters,
     server="fedhet.strategies.pfnm:PFNM",
     client="fedhet.client_apps.pfnm:PFNM",

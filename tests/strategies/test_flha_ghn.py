@@ -153,7 +153,6 @@ def test_layers_of_unknown_types_are_the_clients_own_and_the_run_says_so(federat
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
     assert "client 1: layers of types without a head stay its own: c32_32_k3_s1, l128_10" in caplog.text
-    assert [row["metrics"].get("unknown-types") for row in done.rows] == [None, 4, 4, None]
     (_, _, one), (_, _, other), (_, then, after), _ = phases
     for name in ("body.3.weight", "head.weight"):
         assert not torch.equal(one[name], other[name])
