@@ -99,18 +99,14 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
     out: Annotated[Path | None, _place("Run directory; a new one under runs/.")] = None,
     data: Data = None,
-    engine: Annotated[
-        str | None, typer.Option(help="local, ray, or a SuperLink connection of Flower's config.", metavar="ENGINE")
-    ] = None,
+    engine: Annotated[str | None, typer.Option(metavar="ENGINE", help="local, ray, or a SuperLink connection.")] = None,
     resume: Annotated[Path | None, _place("Go on with the run in this directory; its settings count.")] = None,
     method: Named = None,
 ) -> None:
     """Run a federation from beginning to end."""
     with _errors():
         if resume is not None and (config is not None or out is not None):
-            raise ConfigError(
-                "--resume goes on with a run as it was configured, where it is: leave CONFIG and --out out"
-            )
+            raise ConfigError("--resume goes on with a run where it is, as it was: leave CONFIG and --out out")
         by_hand = settings_of(settings, data=data, seed=seed, engine=engine, out=out, method=method)
         if "resume" in by_hand:
             raise ConfigError("--set resume: on the command line, --resume DIR goes on with the run in a directory")
@@ -138,17 +134,11 @@ def compare(
         ),
     ],
     seeds: Annotated[str, typer.Option(help="Comma-separated; every method runs once with each.")] = "0,1,2",
-    config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Settings for all: a TOML file or a preset; else fedhenn/digits.")
-    ] = None,
+    config: Annotated[str | None, typer.Option(metavar="FILE", help="Settings for all: a TOML file or preset.")] = None,
     settings: Settings = None,
     out: Annotated[Path | None, _place("Folder of the comparison; else named by the methods, in runs/.")] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; as many as cores, or as a GPU has room for.")
-    ] = None,
-    baseline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Differences are to this one; the first if left out.")
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; else as many as have room.")] = None,
+    baseline: Annotated[str | None, typer.Option(metavar="NAME", help="Differences are to it; else the first.")] = None,
     tune: Tune = None,
     tune_runs: TuneRuns = None,
     tune_seeds: Annotated[str, typer.Option(help="Comma-separated; for tuning only.")] = "1000,1001,1002",

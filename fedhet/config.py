@@ -157,24 +157,23 @@ def read(path: Path, given: Collection[str] = ()) -> dict[str, Any]:
     return toml.chosen(table)
 
 
-def from_file(path: Path, given: Collection[str] = (), method: object = None) -> dict[str, Any]:
-    """The settings of a file that a user names: as `read`, or as `from_run` where it lies in the folder of a run."""
-    of_run = (path.parent / "history.jsonl").exists() or "ran" in toml.load(path)
-    return from_run(path, given, method) if of_run else read(path, given)
-
-
-def from_run(path: Path, given: Collection[str] = (), method: object = None) -> dict[str, Any]:
-    """The settings of `config.toml` in the folder of a run, which is data and may be anybody's.
+def from_file(
+    path: Path, given: Collection[str] = (), method: object = None, *, of_run: bool = False
+) -> dict[str, Any]:
+    """The settings of a file that a user names.
 
     Args:
         path: the file.
         given: as `read`.
-        method: the method that is set by hand, in place of the file's, which is imported by no name of the file.
+        method: the method that is set by hand, in place of the file's.
+        of_run: whether it is data and may be anybody's, as any in the folder of a run: it makes no method be imported.
 
     Raises:
-        ConfigError: as `read`, or the file names a method that is neither known here nor named by the user.
+        ConfigError: as `read`, or a file of a run names a method that is neither known here nor set by hand.
     """
     settings = read(path, given)
+    if not of_run and not (path.parent / "history.jsonl").exists() and "ran" not in toml.load(path):
+        return settings
     if EXTRA in settings:
         raise ConfigError(f"{path}: {EXTRA} is of Flower's run config, and no key of a run's own configuration")
     if method is not None:

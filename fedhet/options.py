@@ -62,8 +62,7 @@ class Config:
     architectures: str = option("cnn", "a model, a comma-separated list of models, or a family of models")
     assign: str = option(
         "round-robin",
-        "how architectures are dealt to clients: round-robin, blocks (each to as many neighbours), random, "
-        "one-of-each, or a list with one a client",
+        "how architectures are dealt: round-robin, blocks (each to neighbours), random, one-of-each, or a list for all",
     )
     rounds: int = option(20, "rounds of training", at_least=0, resumable=True)
     fraction_train: float = option(1.0, "part of the clients that trains in a round", above=0, at_most=1)
@@ -85,8 +84,8 @@ class Config:
     )
     public_dataset: str = _data(
         "",
-        "another data set whose training images are the public dataset, resized, coloured and scaled like the clients' "
-        "own; they have labels where it has as many classes; empty: the clients' data set",
+        "another data set whose training images are the public dataset, resized, coloured and scaled like the clients'; "
+        "they have labels where it has as many classes; empty: the clients' data set",
         needs={"public-samples": ()},
     )
     public_data: str = _data(
@@ -94,30 +93,27 @@ class Config:
     )
     validation: float = _split(
         0.0,
-        "share of each client's training examples that it is evaluated on and never trained on, each class in its "
-        "share; at least one example of two",
+        "share of each client's training examples, and of each class, that it is evaluated on and never trained on",
         at_least=0,
         below=1,
     )
     validation_on: str = _split(
         "own",
-        "validation examples: set apart from each client's own, with its labels; or as many held out of the data set "
-        "(common), with all its labels and the same for all clients, as the common test set is",
+        "validation examples: each client's own, with its labels, or as many of the data set, the same for all clients",
         choices=("own", "common"),
         needs={"validation": ()},
     )
     early_stopping: int = _output(
         0,
-        "end training after so many evaluations without a better validation accuracy; 0: never. What is reported is "
-        "the state in which it ended",
+        "end training, with the state of then, after so many evaluations of no better validation accuracy; 0: never",
         at_least=0,
     )
     shared_init: bool = option(True, "what is exchanged starts from one initialisation (of the first client)")
     closing_epochs: int = option(0, "epochs of a closing round in which all clients train; 0: none", at_least=0)
     unseen_clients: int = option(
         0,
-        "how many of the clients, the last ones, train in no round: they come after the last, receive what the method "
-        "has for them, and go on alone; beside it, the same from their own initial weights",
+        "how many of the clients, the last ones, come after the last round, receive what the method has for them, and "
+        "go on alone; beside it, the same from their own initial weights",
         at_least=0,
     )
     unseen_epochs: int = option(10, "epochs that unseen clients train alone", at_least=0, needs={"unseen-clients": ()})
@@ -138,8 +134,7 @@ class Config:
     )
     aggregation: str = option(
         "mean",
-        "how what clients send is averaged: by examples, or by a rule that Byzantine clients cannot carry away, by "
-        "which all clients count the same",
+        "how what clients send is averaged: by examples, or by a Byzantine-robust rule, by which all count the same",
         choices=AGGREGATIONS,
     )
     byzantine: float = option(
@@ -182,9 +177,8 @@ class Config:
     )
     client_batching: str = option(
         "off",
-        "clients of the local engine that train side by side, those with equal networks as one batch of networks: off, "
-        "a number, auto (16, where it is measured to be faster), or gpu (auto on a GPU, off on a CPU). Results agree "
-        "with `off` up to rounding",
+        "clients of the local engine that train together, equal networks as one batch of networks: off, a number, auto "
+        "(16, where it is measured to be faster), or gpu (auto on a GPU); results agree with `off` up to rounding",
         about="node",
         resumable=True,
     )

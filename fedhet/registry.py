@@ -148,14 +148,7 @@ def _installed() -> dict[str, EntryPoint]:
 @cache
 def _loaded(name: str) -> Method:
     point = _installed()[name]
-    try:
-        found = point.load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"method {name!r} of an installed package cannot be imported ({point.value}): {error}"
-        ) from error
-    if not isinstance(found, Method):
-        raise ConfigError(f"method {name!r} is a {type(found).__name__}, no fedhet.method.Method")
+    found = _method_at(f"{point.module}:{point.attr}", f"method {name!r} of an installed package ({point.value})")
     if found.name != name:
         raise ConfigError(f"method {name!r} calls itself {found.name!r}: the names must be the same")
     return found
@@ -167,13 +160,7 @@ def _imported(reference: str) -> Method:
         sys.path.append(here)
     if not all(_place(reference)):
         raise ConfigError(f"method = {reference!r}: write package.module:name or FILE.py:NAME")
-    try:
-        found = _object(reference)
-    except (ImportError, AttributeError, ValueError, OSError, SyntaxError) as error:
-        raise ConfigError(f"method = {reference!r}: cannot be imported: {error}") from error
-    if not isinstance(found, Method):
-        raise ConfigError(f"method = {reference!r}: is a {type(found).__name__}, no fedhet.method.Method")
-    return found
+    return _method_at(reference, f"method = {reference!r}:")
 
 
 def _imported_before(reference: str) -> Method | None:
@@ -183,10 +170,20 @@ def _imported_before(reference: str) -> Method | None:
     return found if isinstance(found, Method) and _given.get(found.name) is found else None
 
 
-def _object(reference: str) -> Any:
-    """The object that `package.module:name` or `FILE.py:NAME` names."""
+def _method_at(reference: str, what: str) -> Method:
+    found = _object(reference, what)
+    if not isinstance(found, Method):
+        raise ConfigError(f"{what} is a {type(found).__name__}, no fedhet.method.Method")
+    return found
+
+
+def _object(reference: str, what: str) -> Any:
+    """The object that `package.module:name` or `FILE.py:NAME` names; `what` it is says the error."""
     module, name = _place(reference)
-    return getattr(module_of(module), name)
+    try:
+        return getattr(module_of(module), name)
+    except (ImportError, AttributeError, ValueError, OSError, SyntaxError) as error:
+        raise ConfigError(f"{what} cannot be imported: {error}") from error
 
 
 def _place(reference: str) -> tuple[str, str]:
@@ -219,10 +216,7 @@ def module_of(name: str) -> ModuleType:
 def _side(method: Method, which: str) -> type[Any]:
     reference = getattr(method, which)
     what = f"the {which} side of method {method.name!r}, {reference!r},"
-    try:
-        side: type[Any] = _object(reference)
-    except (ImportError, AttributeError, ValueError, OSError) as error:
-        raise ConfigError(f"{what} cannot be imported: {error}") from error
+    side: type[Any] = _object(reference, what)
     if getattr(side, "role", None) != which:
         kinds = {"server": "fedhet.server.FederatedStrategy", "client": "fedhet.client.ClientSide"}
         raise ConfigError(f"{what} is no {kinds[which]}")

@@ -107,7 +107,7 @@ def _resumed(folder: Path, changes: Mapping[str, Any], given: Collection[str]) -
     there = configuration.read(folder / "config.toml", given)
     if not there:
         raise ConfigError(f"{folder / 'config.toml'} is empty: nobody knows any more what was run there")
-    settings = configuration.from_run(folder / "config.toml", given, reference := changes.get("method"))
+    settings = configuration.from_file(folder / "config.toml", given, reference := changes.get("method"), of_run=True)
     if reference is not None and registry.method(str(reference)).name == there.get("method"):
         there["method"] = reference  # which says where it is
     allowed = keys_that("resumable")
