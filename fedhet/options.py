@@ -84,7 +84,7 @@ class Config:
     )
     public_dataset: str = _data(
         "",
-        "another data set whose training images are the public dataset, resized, coloured and scaled like the clients'; "
+        "another data set whose training images are the public dataset, resized, coloured and scaled like theirs; "
         "they have labels where it has as many classes; empty: the clients' data set",
         needs={"public-samples": ()},
     )
