@@ -118,7 +118,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         if "target" not in payload.arrays:
             return None
         with reading_request("target"):
-            parts = unpack_all(payload.arrays["target"], self.parameters.parts, fedharm.DTYPE)
+            parts = unpack_all(payload.arrays["target"], self.parameters.parts)
             for part in parts:
                 check_rows(part, len(client.public))
             return [client.beside(part) for part in parts]
@@ -133,7 +133,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
             reestimate(client.model, inputs, client.transform)
         reply = super().end(payload)
         if "tell" in payload.values:
-            reply.arrays["told"] = pack_all(self.told(), fedharm.DTYPE)
+            reply.arrays["told"] = pack_all(self.told())
         return reply
 
     def told(self) -> list[Factor]:

@@ -93,10 +93,10 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
             return mean_rbf_blocks([features], own.rad_batch) if own.kernel == "rbf" else features
         with reading_request("target"):
             if own.kernel == "rbf":
-                blocks = unpack_blocks(payload.arrays["target"], fedhenn.DTYPE)
+                blocks = unpack_blocks(payload.arrays["target"])
                 check_rows(torch.cat([block[:, 0] for block in blocks]), len(rad))
                 return [beside(block) for block in blocks]
-            values = unpack(payload.arrays["target"], fedhenn.DTYPE).values
+            values = unpack(payload.arrays["target"]).values
             check_rows(values, len(rad))
             return beside(values)
 
@@ -106,7 +106,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         told = self.client.scores(rad, "probabilities") if spectral else self.represent(rad)
         if not told.isfinite().all():
             raise ModelError("its outputs for the RAD have values that are not finite: has training diverged?")
-        return pack(Factor(told) if spectral else compress(told, error=fedhenn.ERROR), fedhenn.DTYPE)
+        return pack(Factor(told) if spectral else compress(told, error=fedhenn.ERROR))
 
     def _probe(self) -> Payload:
         if not self.parameters.probe or not self.parameters.eta0:

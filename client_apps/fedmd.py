@@ -54,7 +54,7 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
             scores = self.client.scores(self._inputs(payload.arrays["next-rows"]), "logits")
             if not scores.isfinite().all():
                 raise ModelError("its scores have values that are not finite: has training diverged?")
-            reply.arrays["scores"] = pack(Factor(scores), fedmd.SCORES)
+            reply.arrays["scores"] = pack(Factor(scores))
         return reply
 
     def _stepped(self, phase: Phase, part: int, parts: int) -> Phase:
@@ -68,7 +68,7 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
         """The phase that matches the mean scores, which are its labels."""
         epochs, inputs = self.parameters.digest_epochs, self._inputs(arrays["rows"])
         with reading_request("mean"):
-            scores = unpack(arrays["mean"], fedmd.SCORES).values.to(inputs.device)
+            scores = unpack(arrays["mean"]).values.to(inputs.device)
             check_rows(scores, len(inputs))
 
         def match(step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:

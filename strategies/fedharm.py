@@ -80,7 +80,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         common = Payload()
         if round > 1:
             common.values["shared"] = True
-            if self.travels and (target := pack_all(self.target(round), fedharm.DTYPE)):
+            if self.travels and (target := pack_all(self.target(round))):
                 common.arrays["target"] = target
         if self._tells(round):
             common.values["tell"] = True
@@ -136,7 +136,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         """A client's descriptors, features or posteriors, checked; raises WireError."""
         own = self.parameters
         try:
-            parts = unpack_all(told, own.parts, fedharm.DTYPE)
+            parts = unpack_all(told, own.parts)
             check_told(own.align, parts, self.state.public_size, self.state.slots.get(client, ()))
         except ValueError as error:
             raise WireError(f"its descriptors of the shared images cannot be used: {error}") from error

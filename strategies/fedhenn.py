@@ -147,10 +147,10 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         peers = list(told.values())
         if own.target == "spectral":
             generator = torch_generator(self.config.seed, "parallel analysis", round)
-            return pack(Factor(cluster_rows(peers, generator=generator)), fedhenn.DTYPE)
+            return pack(Factor(cluster_rows(peers, generator=generator)))
         if own.kernel == "rbf":
-            return pack_blocks(mean_rbf_blocks(peers, own.rad_batch), fedhenn.DTYPE)
-        return pack(mean_target(peers, error=fedhenn.ERROR), fedhenn.DTYPE)
+            return pack_blocks(mean_rbf_blocks(peers, own.rad_batch))
+        return pack(mean_target(peers, error=fedhenn.ERROR))
 
     def _has_probe(self, reply: Reply) -> bool:
         """Whether a client sends its representation of some public examples, which is checked."""
@@ -160,7 +160,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
 
     def _check_rows(self, what: str, reply: Reply, rows: int) -> None:
         try:
-            values = unpack(reply.arrays[what], "float16" if what == "probe" else fedhenn.DTYPE).values
+            values = unpack(reply.arrays[what]).values
             check_told_features(values, what)
             if what == "posteriors":
                 check_posteriors(values)

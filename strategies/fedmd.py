@@ -74,7 +74,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
         if "scores" not in reply.arrays:
             raise WireError("its scores are missing")
         try:
-            scores = unpack(reply.arrays["scores"], fedmd.SCORES).values
+            scores = unpack(reply.arrays["scores"]).values
             check_told_features(scores, "scores")
         except ValueError as error:
             raise WireError(f"its scores cannot be read: {error}") from error
@@ -86,7 +86,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
         """Average this round's scores, which are learnt in the next."""
         if self._told_in(round):
             told = {client: unpack(reply.arrays["scores"]).values for client, reply in replies.items()}
-            self.state.mean, self.state.mean_round = pack(Factor(self._mean(told)), fedmd.SCORES), round + 1
+            self.state.mean, self.state.mean_round = pack(Factor(self._mean(told))), round + 1
         distances = [r.payload.values["distance"] for r in replies.values() if "distance" in r.payload.values]
         return {"distance": float(np.mean(distances))} if distances else {}
 

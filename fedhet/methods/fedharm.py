@@ -13,9 +13,6 @@ BETWEEN = "aligned"
 ERROR = 0.002
 """Error of CKA's gradient that compression of block outputs may cause; 0: they travel whole."""
 
-DTYPE: Literal["float16", "float32"] = "float16"
-"""Of descriptors and targets on the wire."""
-
 
 @dataclass(frozen=True)
 class FedHARMParameters(Parameters):

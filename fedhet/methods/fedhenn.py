@@ -14,9 +14,6 @@ LEAST_ROWS = 8
 ERROR = 0.002
 """Error of the alignment's gradient that compression of features may cause; 0: they travel whole."""
 
-DTYPE: Literal["float16", "float32"] = "float16"
-"""Of kernels and posteriors on the wire."""
-
 AUGMENTATION = "rad augmentation"
 """Purpose of a random stream of a round that server and clients draw alike."""
 

@@ -1,13 +1,9 @@
 """FedMD (Li and Wang, 2019): clients learn each other's mean class scores on a public dataset."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from fedhet.method import METRICS, STRUCTURE, Method, Traits
 from fedhet.options import Parameters, option
-
-SCORES: Literal["float16", "float32"] = "float16"
-"""Dtype of scores on the wire."""
 
 
 @dataclass(frozen=True)

@@ -41,18 +41,15 @@ class Alignment:
             order of their rows.
         batch: RAD rows a step, 0 for all. For `"rbf"` a step's rows are one of the blocks; `"procrustes"` takes
             all, for there is no unbiased estimate of it on a few.
-        generator: the CPU generator that draws the rows, so that nothing else's random stream depends on the term.
+        generator: the CPU generator that draws the rows.
 
     Raises:
-        ValueError: if the kernel is unknown, the target does not fit it, or a batch is too small for the debiased
-            estimate.
+        ValueError: the target does not fit the kernel, or a batch is too small for the debiased estimate.
     """
 
     def __init__(
         self, kernel: Kernel, target: Tensor | Sequence[Tensor], *, batch: int = 128, generator: torch.Generator
     ) -> None:
-        if kernel not in ("linear", "rbf", "procrustes"):
-            raise ValueError(f"kernel must be 'linear', 'rbf' or 'procrustes', got {kernel!r}")
         if isinstance(target, Tensor) == (kernel == "rbf"):
             raise ValueError(f"the target of kernel {kernel!r} must be {'blocks' if kernel == 'rbf' else 'a tensor'}")
         self._kernel = kernel

@@ -3,8 +3,7 @@
 Linear and RBF CKA follow Kornblith et al. (ICML 2019, "Similarity of Neural Network Representations Revisited"), the
 debiased estimate is HSIC_1 of Song et al. (JMLR 2012), the Procrustes distance that of Ding et al. (NeurIPS 2021).
 All take features `(L, d1)` and `(L, d2)` whose rows are the same L examples, centre them themselves, and are
-differentiable. Linear kernels are compared in feature space or as L x L Gram matrices, whichever takes less
-arithmetic.
+differentiable. They raise a ValueError if the shapes do not fit.
 
 CKA does not change when features are scaled, so they are divided by their norm, which is held constant for autograd:
 the gradient is exact and fourth powers of large features cannot overflow.
@@ -13,17 +12,13 @@ the gradient is exact and fourth powers of large features cannot overflow.
 import torch
 from torch import Tensor
 
-# A debiased self-similarity that is less than this share of the biased one is rounding or chance; as a denominator it
-# would give enormous gradients to single examples that outweigh all others.
 _LEAST_DEBIASED = 1e-3
+"""A debiased self-similarity under this share of the biased one is rounding or chance; as a denominator it would give
+enormous gradients to single examples."""
 
 
 def check_features(x: Tensor, name: str = "features") -> Tensor:
-    """Returns `x` if it is a floating `(L, d)` tensor with at least two rows and one column.
-
-    Raises:
-        ValueError: if it is not; the message says what `name` is instead.
-    """
+    """Return `x`, or raise a ValueError unless it is a floating `(L, d)` tensor with at least two rows and a column."""
     if x.ndim != 2 or not x.is_floating_point() or x.shape[0] < 2 or x.shape[1] < 1:
         raise ValueError(
             f"{name} must be a floating tensor of shape (examples, width) with two examples or more, "
@@ -33,11 +28,7 @@ def check_features(x: Tensor, name: str = "features") -> Tensor:
 
 
 def check_pair(x: Tensor, y: Tensor) -> None:
-    """Checks that `x` and `y` are features of the same examples.
-
-    Raises:
-        ValueError: if one is no `(L, d)` floating tensor, or their numbers of rows differ.
-    """
+    """Raise a ValueError unless `x` and `y` are floating `(L, d1)` and `(L, d2)` tensors."""
     check_features(x, "x")
     check_features(y, "y")
     if len(x) != len(y):
@@ -50,10 +41,7 @@ def centred(x: Tensor) -> Tensor:
 
 
 def centred_unit(x: Tensor) -> Tensor:
-    """Centred features `(L, d)` over their Frobenius norm, which autograd takes for a constant.
-
-    Features that are constant up to rounding become zero, and so does their gradient.
-    """
+    """Centred features `(L, d)` over their Frobenius norm, which autograd takes for a constant."""
     return _unit(centred(x), x)
 
 
@@ -67,25 +55,22 @@ def _unit(deviation: Tensor, original: Tensor) -> Tensor:
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:
-    """`<x x^T, y y^T>` (Frobenius) of features `(L, d1)` and `(L, d2)`, in feature space or in Gram form."""
+    """`<x x^T, y y^T>` (Frobenius), in feature space or of L x L Gram matrices, whichever takes less arithmetic."""
     if x.shape[1] * y.shape[1] <= len(x) * (x.shape[1] + y.shape[1]):
         return (x.T @ y).square().sum()
     return ((x @ x.T) * (y @ y.T)).sum()
 
 
 def self_inner(x: Tensor) -> Tensor:
-    """`||x x^T||_F^2` of features `(L, d)`, through the smaller of `x^T x` and `x x^T`."""
+    """`||x x^T||_F^2`, through the smaller of `x^T x` and `x x^T`."""
     return (x.T @ x if x.shape[1] <= len(x) else x @ x.T).square().sum()
 
 
 def linear_cka(x: Tensor, y: Tensor) -> Tensor:
     """CKA with linear kernels, `||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F)` on centred features.
 
-    This is equation 4 of FedHeNN (Makhija et al., ICML 2022) with the centring that the paper leaves out in print, of
-    features `(L, d1)` and `(L, d2)`: a scalar in [0, 1], 0 if either side is constant.
-
-    Raises:
-        ValueError: if the shapes do not fit.
+    This is equation 4 of FedHeNN (Makhija et al., ICML 2022) with the centring that the paper leaves out in print: a
+    scalar in [0, 1], 0 if either side is constant.
     """
     check_pair(x, y)
     x, y = centred_unit(x), centred_unit(y)
@@ -95,15 +80,11 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
 def debiased_linear_cka(x: Tensor, y: Tensor) -> Tensor:
     """CKA with linear kernels from debiased HSIC (Song et al. 2012), whose mean over mini-batches estimates the whole.
 
-    Of features `(L, d1)` and `(L, d2)`, at least four rows: a scalar, at most 1, which can be negative; 0 if either
-    side is constant. It never is NaN: denominators are clamped.
-
-    Raises:
-        ValueError: if the shapes do not fit or there are fewer than four rows.
+    A scalar, at most 1, which can be negative; 0 if either side is constant. It takes at least four rows, and is never
+    NaN: denominators are clamped.
     """
     check_pair(x, y)
-    n = len(x)
-    check_debiased(n)
+    check_debiased(n := len(x))
     x, y = centred_unit(x), centred_unit(y)
     x_diagonal, y_diagonal = x.square().sum(1), y.square().sum(1)
 
@@ -120,11 +101,7 @@ def debiased_linear_cka(x: Tensor, y: Tensor) -> Tensor:
 
 
 def check_debiased(rows: int) -> None:
-    """Checks that a debiased estimate exists for this number of rows.
-
-    Raises:
-        ValueError: if there are fewer than four.
-    """
+    """Raise a ValueError if there are too few rows for a debiased estimate."""
     if rows < 4:
         raise ValueError(f"a debiased estimate needs four examples or more, got {rows}")
 
@@ -140,31 +117,22 @@ def squared_distances(x: Tensor) -> Tensor:
     x = centred(x)
     gram = x @ x.T
     norms = gram.diagonal()
-    distances: Tensor = norms[:, None] + norms[None, :] - 2 * gram
-    return distances.clamp_min(0)
-
-
-def median(values: Tensor) -> Tensor:
-    """The median of all entries, the mean of the middle two if their number is even (torch.median takes the lower)."""
-    values = values.flatten()
-    lower, upper = (len(values) + 1) // 2, len(values) // 2 + 1
-    return (values.kthvalue(lower).values + values.kthvalue(upper).values) / 2
+    return torch.clamp_min(norms[:, None] + norms[None, :] - 2 * gram, 0)
 
 
 def rbf_kernel(x: Tensor, threshold: float = 0.5) -> Tensor:
     """The Gaussian kernel `(L, L)` with a bandwidth of `threshold` median distances between rows (Kornblith et al.).
 
     The median is over all L^2 pairs, a row with itself included, and is a constant for autograd. Where it is 0 (most
-    rows coincide) the mean takes its place.
-
-    Raises:
-        ValueError: if `x` is no `(L, d)` floating tensor or `threshold` is not positive.
+    rows coincide) the mean takes its place. A threshold that is not positive raises a ValueError.
     """
     if not threshold > 0:
         raise ValueError(f"threshold must be positive, got {threshold}")
     squares = squared_distances(check_features(x))
     with torch.no_grad():
-        middle = median(squares)
+        values, count = squares.flatten(), squares.numel()
+        # torch.median takes the lower of the middle two.
+        middle = (values.kthvalue((count + 1) // 2).values + values.kthvalue(count // 2 + 1).values) / 2
         scale = torch.where(middle > 0, middle, squares.mean()).clamp_min(torch.finfo(x.dtype).tiny)
     return torch.exp(-squares / (2 * threshold**2 * scale))
 
@@ -196,11 +164,7 @@ def unit_kernel(kernel: Tensor, *, debiased: bool) -> tuple[Tensor, Tensor]:
 
 
 def kernel_cka(x_kernel: Tensor, y_kernel: Tensor, *, debiased: bool = False) -> Tensor:
-    """CKA of two symmetric kernels `(L, L)`, `<HKH, HLH> / (||HKH|| ||HLH||)` (Kornblith et al., Eq. 4), a scalar.
-
-    Raises:
-        ValueError: if the kernels are not square and of one size, or too small for the debiased estimate.
-    """
+    """CKA of two symmetric kernels `(L, L)`, `<HKH, HLH> / (||HKH|| ||HLH||)` (Kornblith et al., Eq. 4), a scalar."""
     if x_kernel.ndim != 2 or x_kernel.shape[0] != x_kernel.shape[1] or x_kernel.shape != y_kernel.shape:
         raise ValueError(
             f"kernels must be square and of one size, got {tuple(x_kernel.shape)} and {tuple(y_kernel.shape)}"
@@ -213,11 +177,7 @@ def kernel_cka(x_kernel: Tensor, y_kernel: Tensor, *, debiased: bool = False) ->
 
 
 def rbf_cka(x: Tensor, y: Tensor, threshold: float = 0.5) -> Tensor:
-    """CKA with Gaussian kernels (see `rbf_kernel`) of features `(L, d1)` and `(L, d2)`, a scalar in [0, 1].
-
-    Raises:
-        ValueError: if the shapes do not fit or `threshold` is not positive.
-    """
+    """CKA with Gaussian kernels (see `rbf_kernel`), a scalar in [0, 1]."""
     check_pair(x, y)
     return kernel_cka(rbf_kernel(x, threshold), rbf_kernel(y, threshold))
 
@@ -225,16 +185,15 @@ def rbf_cka(x: Tensor, y: Tensor, threshold: float = 0.5) -> Tensor:
 def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
     """The orthogonal Procrustes distance `2 - 2 ||X^T Y||_*` of centred features of norm 1 (Ding et al. 2021).
 
-    It is the squared distance after the best rotation of features `(L, d)`, a scalar in [0, 2]. The gradient is the
-    subgradient of least norm, so that dead units, whose singular values are 0, are not moved at random.
-
-    Raises:
-        ValueError: if the shapes are not equal.
+    It is the squared distance after the best rotation of features of equal widths, a scalar in [0, 2]. The gradient is
+    the subgradient of least norm, so that dead units, whose singular values are 0, are not moved at random.
     """
     check_pair(x, y)
     if x.shape[1] != y.shape[1]:
         raise ValueError(f"the Procrustes distance needs equal widths, got {x.shape[1]} and {y.shape[1]}")
-    product = _normalised(x).T @ _normalised(y)
+    tiny = torch.finfo(x.dtype).tiny
+    x, y = (each / torch.linalg.vector_norm(each).clamp_min(tiny) for each in (centred(x), centred(y)))
+    product = x.T @ y
     with torch.no_grad():
         u, singular, v = torch.linalg.svd(product)
         kept = singular > singular[0] * len(singular) * torch.finfo(x.dtype).eps
@@ -242,10 +201,3 @@ def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
     # The nuclear norm is the largest <product, rotation>; its derivative through the maximiser is 0.
     nuclear: Tensor = (product * rotation).sum()
     return 2 - 2 * nuclear
-
-
-def _normalised(x: Tensor) -> Tensor:
-    """Centred features over their Frobenius norm, through which the gradient flows."""
-    deviation = centred(x)
-    norm: Tensor = torch.linalg.vector_norm(deviation)
-    return deviation / norm.clamp_min(torch.finfo(x.dtype).tiny)

@@ -1,9 +1,9 @@
 """FedHARM's descriptors of images (Kastellos et al., 2024): the activations that matter most, block by block.
 
 For image j and block b, equation 1 takes the k activations F_j^b with the largest |d p_c / d F_j^b|, c the image's
-class; slot m of the descriptor is the m-th of them. Which places these are a client keeps to itself; what travels are
-the values. Scores are gradients of the log-odds z_c - logsumexp of the other logits: they rank an image's activations
-as those of p_c and of the cross-entropy do, of which they are a multiple, and do not vanish once the image is fitted.
+class; slot m of the descriptor is the m-th of them. Their places stay with the client, their values travel. Scores are
+gradients of the log-odds z_c - logsumexp of the other logits: they rank an image's activations as those of p_c do, of
+which they are a multiple, and do not vanish once the image is fitted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,21 +29,13 @@ def log_odds(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def strongest(scores: Tensor, k: int) -> Tensor:
-    """The places (n, k) int64 of each row's k largest scores, largest first, of equal ones the lower place first.
+    """The places (n, k) int64 of the k largest of each row's scores (n, units), in float32, the largest first.
 
-    Scores are (n, units), none of them NaN, and units k or more. Equal gradients are common: behind the last block of
+    None is negative. Of equal ones the lower place comes first: equal gradients are common, behind the last block of
     many networks there is only a mean over positions.
     """
-    best = scores.topk(k, 1, sorted=False).values
-    least = best.amin(1, keepdim=True)
-    chosen = scores >= least
-    if int(chosen.sum()) > chosen.shape[0] * k:  # of those that tie for the last slots only the first ones
-        tied = scores == least
-        free = (best == least).sum(1, keepdim=True)
-        chosen &= ~tied | (tied.cumsum(1, dtype=torch.int32) <= free)
-    places = chosen.nonzero()[:, 1].view(-1, k)
-    order = scores.gather(1, places).sort(dim=1, descending=True, stable=True).indices
-    return places.gather(1, order)
+    ordered = scores.float().view(torch.int32).long() << 32  # the bits of such numbers are in their order
+    return (ordered - torch.arange(scores.shape[1], device=scores.device)).topk(k, 1).indices
 
 
 def describe(
@@ -56,8 +48,7 @@ def describe(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Each image's descriptor, and where it was taken.
 
-    One forward pass and one backward pass a batch, the latter to the outputs of blocks alone: parameters are taken for
-    constants, and what lies before the first block has no graph.
+    The backward pass goes to the outputs of blocks alone: parameters are constants.
 
     Args:
         model: left in evaluation mode.
@@ -120,8 +111,7 @@ def _leaves(model: nn.Module, blocks: Sequence[str]) -> Iterator[dict[str, Tenso
 
     with ExitStack() as stack:
         for name in blocks:
-            hook = partial(keep, name)
-            stack.enter_context(model.get_submodule(name).register_forward_hook(hook))
+            stack.enter_context(model.get_submodule(name).register_forward_hook(partial(keep, name)))
         yield found
 
 
@@ -191,17 +181,19 @@ def cosine(own: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
 def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """For each block (n, K_b), K_b being the largest k_b: the mean over the clients that have a slot.
 
-    Each client's descriptors are for each block (n, k_b); they are summed in float64 in this order, and the mean has
-    the dtype of the first client's.
+    Each client's descriptors are for each block (n, k_b); the mean has the dtype of the first client's.
     """
-    return [_SlotSums(block).mean() for block in zip(*clients, strict=True)]
+    found = []
+    for block in zip(*clients, strict=True):
+        sums, counts = _sums(block)
+        found.append((sums / counts).to(block[0].dtype))
+    return found
 
 
 def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[float]]:
     """How alike a client's descriptors and the mean of the others' are: for the same image, and for different ones.
 
-    Only the difference of the two says that slots carry the image: training may raise both alike. The mean is taken
-    without the client itself, which would be alike to itself.
+    Only the difference of the two says that slots carry the image: training may raise both alike.
 
     Args:
         clients: each client's descriptors, for each block (n, k_b); two clients and two images or more.
@@ -210,13 +202,14 @@ def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[fl
         Cosines for the same image and for different ones, each a mean over images and clients; block by block, then of
         the whole vectors. Slots that one client alone has are left out.
     """
-    sums = [_SlotSums(block) for block in zip(*clients, strict=True)]
+    totals = [_sums(block) for block in zip(*clients, strict=True)]
     found: list[list[tuple[float, float]]] = []
     for own in clients:
-        pairs = [
-            (block[:, : (others := total.without(block)).shape[1]], others)
-            for block, total in zip(own, sums, strict=True)
-        ]
+        pairs = []
+        for block, (sums, counts) in zip(own, totals, strict=True):
+            shared = int((counts[: block.shape[1]] > 1).sum())  # the first ones: who has a slot has those before it
+            mine = block[:, :shared]
+            pairs.append((mine, (sums[:, :shared] - mine) / (counts[:shared] - 1)))
         whole = torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs], 1)
         found.append([_cosines(one, other) for one, other in (*pairs, whole)])
     same, other = (torch.tensor(found, dtype=torch.float64).mean(0)[:, which].tolist() for which in (0, 1))
@@ -231,23 +224,12 @@ def _cosines(one: Tensor, other: Tensor) -> tuple[float, float]:
     return same / n, (all_pairs - same) / (n * (n - 1))
 
 
-class _SlotSums:
-    """Sums over clients of a block's slots, the widest client's being all of them."""
-
-    def __init__(self, clients: Sequence[Tensor]) -> None:
-        width = max(each.shape[1] for each in clients)
-        self._dtype = clients[0].dtype
-        self._sum = torch.zeros(len(clients[0]), width, dtype=torch.float64)
-        self._count = torch.zeros(width, dtype=torch.float64)
-        for each in clients:
-            self._sum[:, : each.shape[1]] += each
-            self._count[: each.shape[1]] += 1
-
-    def mean(self) -> Tensor:
-        """Over those that have a slot, (n, K)."""
-        return (self._sum / self._count).to(self._dtype)
-
-    def without(self, own: Tensor) -> Tensor:
-        """The same over all but one client, of the slots that it and another have, (n, k)."""
-        shared = int((self._count[: own.shape[1]] > 1).sum())  # the first ones: who has a slot has those before it
-        return (self._sum[:, :shared] - own[:, :shared]) / (self._count[:shared] - 1)
+def _sums(clients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Sums (n, K) over clients of a block's slots, (n, k_b) each, in float64; and how many have each slot, (K,)."""
+    width = max(each.shape[1] for each in clients)
+    sums = torch.zeros(len(clients[0]), width, dtype=torch.float64)
+    counts = torch.zeros(width, dtype=torch.float64)
+    for each in clients:
+        sums[:, : each.shape[1]] += each
+        counts[: each.shape[1]] += 1
+    return sums, counts

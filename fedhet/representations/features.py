@@ -1,8 +1,8 @@
 """Phi, the input of a model's head, of any `nn.Module`; and forward passes that leave no trace in the model."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,11 +40,15 @@ def _submodule(model: nn.Module, name: str, purpose: str = "") -> nn.Module:
     return modules[name]
 
 
+_NONE = object()
+"""Stands for the value of a module that did not run."""
+
+
 class Captured:
     """An inner value of the last complete forward pass inside a `capture`.
 
     Args:
-        check: what the value and the number of examples must be.
+        check: the value if it and the number of examples are as they must be; raises a ModelError else.
     """
 
     def __init__(self, check: Callable[[object, int | None], Tensor]) -> None:
@@ -73,32 +77,15 @@ class Captured:
             self._value = _first(args, kwargs)
 
 
-_NONE = object()
-"""Stands for the value of a module that did not run."""
-
-
-class Capturing(Protocol):
-    """An inner value of a model that can be captured while the model runs: Phi, or what a module returns."""
-
-    @property
-    def site(self) -> tuple[str, str]:
-        """Which value it is; equal for the same value of models that are built alike."""
-
-    def capture(self) -> AbstractContextManager[Captured]:
-        """Keep what complete forward passes inside give, so that one pass serves outputs and inner values.
-
-        with representation.capture() as captured:
-            outputs = model(inputs)
-        captured.features
-        """
-
-
 class Output:
-    """The output of a module, such as a block's feature maps (a `Capturing`).
+    """The output of a module, such as a block's feature maps.
 
     Args:
         model: any `nn.Module`.
         module: the name of its module.
+
+    Attributes:
+        site: which value it is; equal for the same value of models that are built alike.
 
     Raises:
         ModelError: if the model has no such module; the message says which ones it has.
@@ -111,7 +98,12 @@ class Output:
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
-        """Keep what the module returns inside."""
+        """Keep what the module returns in complete forward passes inside, so that one pass serves for both values.
+
+        with output.capture() as captured:
+            outputs = model(inputs)
+        captured.features
+        """
         captured = Captured(self._check)
         with self._module.register_forward_hook(captured._output):
             yield captured
@@ -127,13 +119,14 @@ class _HeadReached(Exception):
 
 
 class Representation:
-    """Phi of a model: what its head is given, `(n, d)` for n examples (a `Capturing`); the model keeps no hook.
-
-    If the head runs more than once in a forward pass, Phi is the input of its first run.
+    """Phi of a model: what its head is given, `(n, d)` for n examples; of a head that runs twice, the first time.
 
     Args:
         model: any `nn.Module`.
         head: the name of its head; the last `nn.Linear` if empty.
+
+    Attributes:
+        site: as of `Output`.
 
     Raises:
         ModelError: if the model has no such module.
@@ -161,7 +154,7 @@ class Representation:
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
-        """Keep what the head is given inside."""
+        """Keep what the head is given in complete forward passes inside (see `Output.capture`)."""
         captured = Captured(self._check)
         with (
             self.model.register_forward_pre_hook(captured._start, with_kwargs=True),
@@ -185,6 +178,10 @@ class Representation:
         )
 
 
+Capturing = Output | Representation
+"""An inner value of a model that can be captured while the model runs."""
+
+
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     return args[0] if args else next(iter(kwargs.values()), None)
 
@@ -203,7 +200,8 @@ class RandomStream:
     @contextmanager
     def active(self, devices: set[torch.device]) -> Iterator[None]:
         """Inside, the global generators of the CPU and of CUDA `devices` draw from this stream."""
-        generators = {device: _generator(device) for device in {torch.device("cpu"), *devices}}
+        generators = {device: torch.cuda.default_generators[device.index] for device in devices}
+        generators[torch.device("cpu")] = torch.default_generator
         outside = {device: generator.get_state() for device, generator in generators.items()}
         for device, generator in generators.items():
             if device in self._states:
@@ -218,19 +216,12 @@ class RandomStream:
                 generator.set_state(outside[device])
 
 
-def _generator(device: torch.device) -> torch.Generator:
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index]
-    return torch.default_generator
-
-
 @contextmanager
 def isolated(model: nn.Module, stream: RandomStream) -> Iterator[None]:
     """Forward passes inside change nothing that the task could notice: no buffers, no global random generators.
 
-    Buffers (BatchNorm's statistics and whatever else a module keeps) are replaced by copies and put back afterwards,
-    so that graphs built before and inside stay valid; in train mode BatchNorm normalises by the batch as ever.
-    Dropout draws from `stream`, which goes on from call to call.
+    Buffers are replaced by copies and put back afterwards, so that graphs built before and inside stay valid; in train
+    mode BatchNorm normalises by the batch as ever. Dropout draws from `stream`, which goes on from call to call.
     """
     buffers = [(module._buffers, dict(module._buffers)) for module in model.modules() if module._buffers]
     devices = {parameter.device for parameter in model.parameters()}
@@ -242,3 +233,15 @@ def isolated(model: nn.Module, stream: RandomStream) -> Iterator[None]:
     finally:
         for current, originals in buffers:
             current.update(originals)
+
+
+def scores_of(logits: Tensor, count: int, kind: Literal["logits", "probabilities"]) -> Tensor:
+    """Class scores `(n, C)`, float32, of what a model returned for `count` examples.
+
+    Raises:
+        ModelError: that is no `(n, C)`.
+    """
+    if logits.ndim != 2 or len(logits) != count:
+        raise ModelError(f"{kind} need outputs of shape ({count}, classes), got {tuple(logits.shape)}")
+    logits = logits.float()
+    return logits.softmax(1) if kind == "probabilities" else logits

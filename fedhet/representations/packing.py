@@ -1,8 +1,12 @@
-"""Targets as arrays to send: float16 scaled by one power of two, int8 for columns that matter little."""
+"""Targets as arrays to send: float16 scaled by one power of two, int8 for columns that matter little.
+
+What is unpacked must be exactly what packing makes: a ValueError says which array is missing or one too many, is of
+another dtype, does not fit the others or is not finite.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +16,9 @@ from torch import Tensor
 from fedhet.errors import ModelError
 from fedhet.representations.cka import check_features
 
-WireDtype = Literal["float16", "float32"]
+DTYPE = "float16"
+"""Of what does not travel in one byte."""
+
 Array = npt.NDArray[Any]
 Packed = dict[str, Array]
 
@@ -23,7 +29,7 @@ class Factor:
 
     Attributes:
         values: `(L, r)`.
-        coarse: how many of the last columns may travel in one byte an entry.
+        coarse: how many of the last columns travel in one byte an entry.
         error: relative error of the gradient of 1 - CKA that cutting the rank is estimated to cause.
     """
 
@@ -45,87 +51,65 @@ LARGEST = 1e6
 
 
 def check_finite_features(features: Tensor, name: str) -> None:
-    """Check that features are (n, d) and finite.
-
-    Raises:
-        ModelError: they are not.
-    """
+    """Raise a ValueError (a ModelError of values) unless features are (n, d) and finite."""
     if not torch.isfinite(check_features(features, name)).all():
         raise ModelError(f"{name} must be finite, got NaN or infinity: has training diverged?")
 
 
 def check_told_features(features: Tensor, name: str) -> None:
-    """Check what somebody else told: (n, d), finite, and of a size that kernels can be made of (`LARGEST`).
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Raise a ValueError unless what somebody else told is (n, d), finite and no larger than `LARGEST`."""
     check_finite_features(features, name)
     if features.numel() and float(largest := features.abs().max()) > LARGEST:
         raise ValueError(f"{name} must be of numbers up to {LARGEST:.0e}, got {largest:.1e}: has training diverged?")
 
 
-def pack(factor: Factor, dtype: WireDtype = "float16") -> Packed:
-    """A factor as arrays to send: float16, scaled by one power of two, but for `factor.coarse` columns in int8.
-
-    With `"float32"` all of it is.
+def pack(factor: Factor) -> Packed:
+    """A factor as arrays to send.
 
     Returns:
-        `fine` `(L, r - coarse)`, in units of 2^`exponent`; `coarse` int8 `(L, coarse)`, in units of `steps` float32
-        `(coarse,)`; `exponent` int16, 0-d.
+        `fine` float16 `(L, r - coarse)`, in units of 2^`exponent`; `coarse` int8 `(L, coarse)`, in units of `steps`
+        float32 `(coarse,)`; `exponent` int16, 0-d.
     """
     values = factor.values.detach().cpu().float()
-    coarse = factor.coarse if dtype == "float16" else 0
-    head, tail = values.tensor_split([values.shape[1] - coarse], 1)
-    fine, exponent = _scaled(head.numpy(), dtype)
-    steps = column_steps(tail) if coarse else tail.new_zeros(0)
+    head, tail = values.tensor_split([values.shape[1] - factor.coarse], 1)
+    fine, exponent = _scaled(head.numpy())
+    steps = column_steps(tail) if factor.coarse else tail.new_zeros(0)
     return {
         "fine": fine,
         "coarse": (tail / steps).round().to(torch.int8).numpy(),
         "steps": steps.numpy(),
-        "exponent": np.array(exponent, np.int16),
+        "exponent": exponent,
     }
 
 
-def unpack(packed: Packed, dtype: WireDtype | None = None) -> Factor:
-    """The factor that `pack` made these of, in float32, without what was known of how it came about.
-
-    Args:
-        packed: the arrays.
-        dtype: that of `pack`; None: either.
-
-    Raises:
-        ValueError: if they are not exactly those that `pack` makes with this dtype: an array is missing or one too
-            many, is of another dtype, does not fit the others or is not finite.
-    """
-    fine, coarse, steps, exponent = _arrays(packed, dtype, fine="", coarse="int8", steps="float32", exponent="int16")
+def unpack(packed: Packed) -> Factor:
+    """The factor that `pack` made these of, in float32; or a ValueError."""
+    fine, coarse, steps, exponent = _arrays(packed, fine=DTYPE, coarse="int8", steps="float32", exponent="int16")
     if not (np.isfinite(steps) & (steps > 0)).all():
         raise ValueError("a packed target's steps must be positive and finite")
     if fine.ndim != 2 or coarse.ndim != 2 or len(fine) != len(coarse) or steps.shape != coarse.shape[1:]:
         raise ValueError(f"a packed factor's arrays do not fit: {fine.shape}, {coarse.shape} and {steps.shape}")
-    if fine.dtype == np.float32 and coarse.size:
-        raise ValueError("a packed factor has columns of one byte beside those of float16 only")
     values = np.concatenate([_unscaled(fine, exponent), coarse.astype(np.float32) * steps], 1)
     check_finite_features(torch.from_numpy(values), "a packed factor")
     return Factor(torch.from_numpy(values), coarse.shape[1])
 
 
-def pack_blocks(kernels: Sequence[Tensor], dtype: WireDtype = "float16") -> Packed:
-    """Symmetric diagonal blocks `(b_i, b_i)` as arrays to send: float16, scaled by one power of two, or float32.
+def pack_blocks(kernels: Sequence[Tensor]) -> Packed:
+    """Symmetric diagonal blocks `(b_i, b_i)` as arrays to send.
 
     Returns:
-        `triangles`, the upper triangles row by row, one after the other, in units of 2^`exponent`; `sizes` int32, the
-        b_i; `exponent` int16, 0-d.
+        `triangles` float16, the upper triangles row by row, one after the other, in units of 2^`exponent`; `sizes`
+        int32, the b_i; `exponent` int16, 0-d.
     """
     upper = [kernel.detach().cpu().float().numpy()[np.triu_indices(len(kernel))] for kernel in kernels]
-    triangles, exponent = _scaled(np.concatenate(upper), dtype)
+    triangles, exponent = _scaled(np.concatenate(upper))
     sizes = np.array([len(kernel) for kernel in kernels], np.int32)
-    return {"triangles": triangles, "sizes": sizes, "exponent": np.array(exponent, np.int16)}
+    return {"triangles": triangles, "sizes": sizes, "exponent": exponent}
 
 
-def unpack_blocks(packed: Packed, dtype: WireDtype | None = None) -> list[Tensor]:
-    """The blocks that `pack_blocks` made these of, in float32; arguments and errors as of `unpack`."""
-    triangles, sizes, exponent = _arrays(packed, dtype, triangles="", sizes="int32", exponent="int16")
+def unpack_blocks(packed: Packed) -> list[Tensor]:
+    """The blocks that `pack_blocks` made these of, in float32; or a ValueError."""
+    triangles, sizes, exponent = _arrays(packed, triangles=DTYPE, sizes="int32", exponent="int16")
     sizes = sizes.astype(np.int64)
     if triangles.ndim != 1 or sizes.ndim != 1 or sizes.min(initial=1) < 1 or len(sizes) > len(triangles):
         raise ValueError(f"packed blocks do not fit: triangles of shape {triangles.shape} and sizes {sizes.shape}")
@@ -143,40 +127,32 @@ def unpack_blocks(packed: Packed, dtype: WireDtype | None = None) -> list[Tensor
     return kernels
 
 
-def pack_all(parts: Sequence[Factor], dtype: WireDtype = "float16") -> Packed:
+def pack_all(parts: Sequence[Factor]) -> Packed:
     """Factors as one group of arrays, in their order."""
-    return {f"{place}/{key}": array for place, part in enumerate(parts) for key, array in pack(part, dtype).items()}
+    return {f"{place}/{key}": array for place, part in enumerate(parts) for key, array in pack(part).items()}
 
 
-def unpack_all(group: Packed, count: int, dtype: WireDtype | None = None) -> list[Tensor]:
-    """The values of the `count` factors that `pack_all` made these of, in float32.
-
-    Raises:
-        ValueError: there are not as many, or one cannot be read (see `unpack`).
-    """
+def unpack_all(group: Packed, count: int) -> list[Tensor]:
+    """The values of the `count` factors that `pack_all` made these of, in float32; or a ValueError."""
     parts: dict[str, Packed] = {str(place): {} for place in range(count)}
     for name, array in group.items():
         place, _, key = name.partition("/")
         if place not in parts:
             raise ValueError(f"there must be {count} packed parts, and {name[:50]!r} is of none of them")
         parts[place][key] = array
-    return [unpack(part, dtype).values for part in parts.values()]
+    return [unpack(part).values for part in parts.values()]
 
 
-def _scaled(values: npt.NDArray[np.float32], dtype: WireDtype) -> tuple[Array, int]:
-    """`values` / 2^exponent in `dtype`, and the exponent that puts the largest near float16's largest."""
-    if dtype == "float32":
-        return np.ascontiguousarray(values), 0
-    if dtype != "float16":
-        raise ValueError(f"dtype must be 'float16' or 'float32', got {dtype!r}")
+def _scaled(values: npt.NDArray[np.float32]) -> tuple[Array, Array]:
+    """`values` / 2^exponent, and the exponent that puts the largest near float16's largest, int16, 0-d."""
     largest = float(np.abs(values).max(initial=0.0))
     exponent = int(np.frexp(largest)[1]) - 15 if largest > 0 else 0
-    return np.ldexp(values, -exponent).astype(np.float16), exponent
+    return np.ldexp(values, -exponent).astype(DTYPE), np.array(exponent, np.int16)
 
 
 def _unscaled(values: Array, exponent: Array) -> npt.NDArray[np.float32]:
     """Undo `_scaled`; an exponent that it cannot have given is an error."""
-    least, most = (0, 0) if values.dtype == np.float32 else EXPONENTS
+    least, most = EXPONENTS
     if exponent.shape != () or not least <= int(exponent) <= most:
         shown = int(exponent) if exponent.shape == () else f"of shape {exponent.shape}"
         raise ValueError(f"a packed target's exponent is {shown}, must be a number from {least} to {most}")
@@ -184,20 +160,14 @@ def _unscaled(values: Array, exponent: Array) -> npt.NDArray[np.float32]:
         return np.asarray(np.ldexp(values.astype(np.float32), int(exponent)))
 
 
-def _arrays(packed: Packed, dtype: WireDtype | None, **dtypes: str) -> list[Array]:
-    """The arrays of these names and no others, each of its dtype; for "" of `dtype`, or either if that is None.
-
-    Raises:
-        ValueError: one is missing, one too many, or of another dtype.
-    """
+def _arrays(packed: Packed, **dtypes: str) -> list[Array]:
+    """The arrays of these names and no others, each of its dtype."""
     if wrong := sorted(packed.keys() - dtypes.keys()):
         raise ValueError(f"a packed target has the arrays {', '.join(dtypes)}, and not {wrong[0][:50]!r}")
     for key, own in dtypes.items():
-        value, allowed = packed.get(key), [own] if own else [dtype] if dtype else ["float16", "float32"]
+        value = packed.get(key)
         if not isinstance(value, np.ndarray):
             raise ValueError(f"a packed target needs an array {key!r}, got {type(value).__name__}")
-        if value.dtype not in [np.dtype(each) for each in allowed]:
-            raise ValueError(
-                f"a packed target's {key!r} cannot be of dtype {value.dtype}, only of {' or '.join(allowed)}"
-            )
+        if value.dtype != own:
+            raise ValueError(f"a packed target's {key!r} cannot be of dtype {value.dtype}, only of {own}")
     return [packed[key] for key in dtypes]

@@ -28,12 +28,12 @@ LEAST_ROWS = 4
 def target_of(
     kind: Kind, clients: Sequence[Sequence[Tensor]], *, error: float, generator: torch.Generator
 ) -> list[Factor]:
-    """The target that clients are aligned with; with one client alone it is that client's own summary.
+    """The target that clients are aligned with.
 
     Args:
         kind: what is aligned.
-        clients: what each told of the same n images, part by part: descriptors or outputs of blocks (n, width), or its
-            posteriors, a single part (n, C).
+        clients: each one's values of the same n images, part by part: descriptors or outputs of blocks (n, width), or
+            its posteriors, a single part (n, C).
         error: that compression of CKA's factors aims at.
         generator: draws what the number of clusters is compared with.
 
@@ -63,11 +63,7 @@ def distance_of(kind: Kind) -> Distance:
 
 
 def check_told(kind: Kind, parts: Sequence[Tensor], images: int, widths: Sequence[int]) -> None:
-    """Check what a client told, part by part, of so many images; `widths` are those of its descriptors in each block.
-
-    Raises:
-        ValueError: it is of another number of images, of other widths, or no posteriors.
-    """
+    """Raise a ValueError unless a client's parts are of so many images, of these widths of blocks, or posteriors."""
     for number, part in enumerate(parts):
         check_told_features(part, f"part {number}")
         expected = (images, widths[number] if kind == "cosine" else part.shape[1])

@@ -4,9 +4,8 @@ Each client tells the class posteriors P_i `(L, C_i)` of the same L examples, of
 Centred and side by side they are one soft co-association of the examples (Fred and Jain, 2005; Strehl and Ghosh, 2002:
 cluster ensembles), and the k leading left singular vectors U of it say which examples the clients keep apart. As in
 spectral clustering (Ng, Jordan and Weiss, 2001) all k weigh alike and rows are scaled to length one: Z. A client is
-aligned with the kernel Z Z^T of similarities. No label space is common: left singular vectors do not know columns, so
-clients may have other classes, in another order, and as many as they like. The nearest relative in federated learning
-is the distillation of similarities on public data (FLESD, Shi et al., 2021).
+aligned with the kernel Z Z^T of similarities. No label space is common, since left singular vectors do not know
+columns. The nearest relative in federated learning is FLESD (Shi et al., 2021).
 """
 
 import statistics
@@ -24,11 +23,7 @@ _LEAST = 1e-6
 
 
 def check_posteriors(values: Tensor) -> None:
-    """Check that values `(L, C)` are posteriors: not negative, rows that add up to 1 as far as float16 can tell.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """Raise a ValueError unless values `(L, C)` are posteriors: not negative, rows that add up to 1 in float16."""
     check_finite_features(values, "posteriors")
     if bool((values < 0).any()) or bool((values.sum(1) - 1).abs().max() > 0.01):
         raise ValueError("posteriors must not be negative, and each row must add up to 1")
@@ -63,10 +58,9 @@ def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torc
 
     The first number is that of parallel analysis (Horn, 1965): singular values that are above the largest one of the
     same posteriors with each client's rows shuffled, where clients have nothing in common. It is small as long as
-    clients know little, and a target of few directions keeps them there; so it begins with the median of C_i. It may
-    grow beyond it, to all the classes of clients that have different ones each. At most half of the singular values
-    that there are count: where clients have two classes each brings one direction of its own, and with all of them an
-    example would be alike to itself only. A client alone agrees with nobody, and all of its directions count.
+    clients know little, and a target of few directions keeps them there; so the median of C_i is the least. At most
+    half of the singular values count: where clients have two classes each brings a direction of its own, and with all
+    of them an example would be alike to itself only. Of a client alone all directions count.
 
     k is at least 1; `parts` are the clients' centred posteriors, each `(L, C_i)`, whose kernel has these eigenvalues.
     """

@@ -9,21 +9,15 @@ whose gradient is nearly as good.
 of 1 - CKA with respect to X is -2/||G|| (K/||K|| - c G/||G||) X. With the first r eigenvectors k becomes k^r = k[:r]
 / ||k[:r]||, c becomes c_r, and the gradient changes by -2/||G|| (sum_i (k_i - k^r_i) u_i u_i^T - (c - c_r) G/||G||)
 X. Both norms follow from |u_i^T X|^2 and u_i^T X (u_i^T G X)^T alone, so the relative error at X is known exactly for
-every rank at once. It is evaluated
-- for the mean of several peers, at each peer's features: they are what the receivers' features look like;
-- for one client's features, where nobody else's are known, at features that are unrelated to them (u_i^T X equally
-  large for all i, c = 0): the error is ||k - k^r|| then. It bounds the error of the gradient with respect to the
-  kernel G at any X: that changes by at most ||k - k^r|| out of sqrt(1 - c^2). Receivers that have more in common with
-  the client err less.
-This is an estimate and no bound: features in the discarded directions alone would lose all of their gradient, and the
-error is relative to a gradient that vanishes as X is aligned. Measured with the permitted error at its default of .002:
-.0006 to .003 at the peers' features, .03 at those of a peer that dominates the mean, and 8 to 21 % of what little
-gradient is left where a client is nearly aligned.
+every rank at once. It is evaluated at each peer's features for the mean of several peers; and for one client's
+features, where nobody else's are known, at features that are unrelated to them (u_i^T X equally large for all i, c =
+0), where it is ||k - k^r||. This is an estimate and no bound: features in the discarded directions alone would lose
+all of their gradient, and the error is relative to a gradient that vanishes as X is aligned.
 
 **The bytes.** The weakest columns matter so little that one byte an entry (and one step a column) is enough for them;
-how many follows from the variance of that rounding, in the same units. The others travel as float16, scaled by one
-power of two. Half of the permitted error goes to the rank, a quarter to the bytes; the rest is left for float16 and
-for receivers other than those evaluated. Features whose rank would not save bytes are sent whole.
+how many follows from the variance of that rounding, in the same units. Half of the permitted error goes to the rank, a
+quarter to the bytes; the rest is left for float16 and for receivers other than those evaluated. Features whose rank
+would not save bytes are sent whole.
 """
 
 from collections.abc import Sequence
@@ -35,8 +29,8 @@ from torch import Tensor
 from fedhet.representations.cka import centred, centred_kernel, rbf_kernel, self_inner
 from fedhet.representations.packing import Factor, check_finite_features, column_steps
 
-# Gradients under this share of the terms whose difference they are count as this share: aligned clients have none left.
 _LEAST_GRADIENT = 0.01
+"""Gradients under this share of the terms whose difference they are count as it: aligned clients have none left."""
 
 
 @dataclass(frozen=True)
@@ -53,25 +47,18 @@ class _Probe:
 def compress(features: Tensor, *, error: float = 0.002, probes: Sequence[Tensor] = ()) -> Factor:
     """The smallest factor `(L, r)` of the features' centred linear kernel that keeps the gradient of 1 - CKA.
 
-    It has the features' dtype and device. Its rank comes from an eigendecomposition in float64 of the smaller of
-    `A^T A` and `A A^T`.
-
     Args:
-        features: `(L, d)`, of any scale.
+        features: `(L, d)`, of any scale; the factor has their dtype and device.
         error: relative error of the gradient to aim at, all causes together; 0 sends the features whole.
         probes: features `(L, d_j)` at which the error counts; features unrelated to the kernel if empty.
 
     Raises:
-        ValueError: if the features or probes are no finite floating `(L, d)` tensors, or `error` is out of range.
+        ValueError: if the features or probes are no finite floating `(L, d)` tensors.
     """
     check_finite_features(features, "features")
-    if not error >= 0:
-        raise ValueError(f"error must be 0 or positive, got {error}")
     values = centred(features)
-    width = features.shape[1]
     if error == 0:
         return Factor(values)
-
     weights, vectors = spectrum(values.double())
     if len(weights) == 0:
         return Factor(values[:, :1])
@@ -81,7 +68,7 @@ def compress(features: Tensor, *, error: float = 0.002, probes: Sequence[Tensor]
     # From the end, so that every larger rank is good enough as well.
     sufficient = errors.flip(0).cummax(0).values.flip(0) <= error / 2
     rank = min(int((~sufficient).sum()) + 1, len(weights))
-    if rank >= width:
+    if rank >= features.shape[1]:
         return Factor(values)
     columns = vectors[:, :rank] * weights[:rank].sqrt()
     noise = torch.stack([_rounding_errors(columns, shares, probe) for probe in evaluated]).amax(0)
@@ -164,7 +151,7 @@ def mean_target(features: Sequence[Tensor], *, unit: bool = False, error: float 
     """A factor `(L, r)` of the mean of the peers' kernels K_j = H A_j A_j^T H (FedHeNN, algorithm 1, uniform weights).
 
     Args:
-        features: the peers' features, each `(L, d_j)` on the same L examples; r is at most the sum of widths.
+        features: the peers' features, each `(L, d_j)` on the same L examples.
         unit: whether each K_j is divided by its norm, so that none dominates.
         error: permitted relative error of the gradient, as in `compress`; 0 for the exact mean.
 
@@ -192,7 +179,7 @@ def mean_rbf_blocks(features: Sequence[Tensor], block: int) -> list[Tensor]:
     """The diagonal blocks of the peers' mean RBF kernel, all of it that mini-batches of consecutive rows use.
 
     One double-centred kernel `(b, b)` for each of `blocks(L, block)`, of features `(L, d_j)` on the same L examples.
-    CKA is the same as with uncentred ones; their entries are smaller, so that float16 loses less of them.
+    Centred entries are smaller, so that float16 loses less of them.
 
     Raises:
         ValueError: if a peer's features are not finite, not `(L, d)` or of another L.
@@ -206,11 +193,7 @@ def mean_rbf_blocks(features: Sequence[Tensor], block: int) -> list[Tensor]:
 
 
 def check_peers(features: Sequence[Tensor]) -> None:
-    """Check that there are peers, and that they describe the same examples.
-
-    Raises:
-        ValueError: there are none, or they do not.
-    """
+    """Raise a ValueError unless there are peers, and all are finite and describe the same examples."""
     if not features:
         raise ValueError("there must be one peer or more")
     for index, peer in enumerate(features):

@@ -56,7 +56,7 @@ class FrobeniusTarget(FedHeNNServer):
 
     def target_of(self, told: Mapping[str, Tensor], round: int) -> Arrays:
         """A factor of the mean kernel."""
-        return pack(mean_target(list(told.values()), unit=True, error=fedhenn.ERROR), fedhenn.DTYPE)
+        return pack(mean_target(list(told.values()), unit=True, error=fedhenn.ERROR))
 
 
 def _without_peers(parameters: fedhenn.FedHeNNParameters) -> Traits:

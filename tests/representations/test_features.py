@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhet.representations.features import RandomStream, Representation, head_name, isolated
+from fedhet.errors import ModelError
+from fedhet.representations.features import RandomStream, Representation, head_name, isolated, scores_of
 
 
 class Odd(nn.Module):
@@ -212,3 +213,11 @@ def test_isolated_on_a_gpu() -> None:
     assert torch.equal(torch.get_rng_state(), states[0])
     assert torch.equal(torch.cuda.get_rng_state(), states[1])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_scores_are_of_one_row_an_example() -> None:
+    logits = torch.randn(600, 4)
+    assert torch.equal(scores_of(logits, 600, "logits"), logits)
+    torch.testing.assert_close(scores_of(logits, 600, "probabilities"), logits.softmax(1))
+    with pytest.raises(ModelError, match=r"logits need outputs of shape \(600, classes\), got \(600, 3, 1\)"):
+        scores_of(torch.zeros(600, 3, 1), 600, "logits")

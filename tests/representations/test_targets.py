@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedhet.representations import packing
 from fedhet.representations.cka import kernel_cka, linear_cka, rbf_kernel
 from fedhet.representations.packing import pack, pack_blocks, unpack, unpack_blocks
 from fedhet.representations.targets import blocks, compress, mean_rbf_blocks, mean_target
@@ -67,11 +68,10 @@ def test_untruncated_target_has_the_gradient_of_the_mean_kernel(unit: bool) -> N
 
 
 @pytest.mark.parametrize("error", [0.002, 0.02, 0.2])
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_gradient_error_of_a_compressed_mean_is_as_permitted(error: float, dtype: Any) -> None:
+def test_gradient_error_of_a_compressed_mean_is_as_permitted(error: float) -> None:
     *features, other = peers(7, dtype=torch.float32)
     target = mean_target(features, error=error)
-    received = unpack(pack(target, dtype)).values
+    received = unpack(pack(target)).values
     exact = mean_target([a.double() for a in features], error=0).values
     assert target.values.shape[1] < 6 * 24
     for x in (other, features[0]):
@@ -144,7 +144,6 @@ def test_float16_is_scaled_by_one_power_of_two(scale: float) -> None:
     packed = pack(factor)
     assert packed["fine"].dtype == np.float16
     torch.testing.assert_close(unpack(packed).values, factor.values, rtol=2**-11, atol=scale * 2**-20)
-    assert torch.equal(unpack(pack(factor, "float32")).values, factor.values)
 
 
 def test_weak_columns_travel_in_one_byte() -> None:
@@ -171,7 +170,7 @@ def test_rbf_blocks_are_those_of_the_plain_mean_kernel() -> None:
         )
 
 
-def test_rbf_blocks_on_the_wire() -> None:
+def test_rbf_blocks_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = mean_rbf_blocks(peers(2, rows=101, dtype=torch.float32), 25)
     packed = pack_blocks(kernels)
     assert packed["triangles"].dtype == np.float16
@@ -179,7 +178,8 @@ def test_rbf_blocks_on_the_wire() -> None:
     for received, kernel in zip(unpack_blocks(packed), kernels, strict=True):
         torch.testing.assert_close(received, kernel, rtol=1e-3, atol=1e-4)
         assert torch.equal(received, received.T)
-    exact = unpack_blocks(pack_blocks(kernels, "float32"))
+    monkeypatch.setattr(packing, "DTYPE", "float32")
+    exact = unpack_blocks(pack_blocks(kernels))
     assert all(torch.equal(a.triu(), b.triu()) for a, b in zip(exact, kernels, strict=True))
 
 
@@ -205,8 +205,6 @@ def test_peers_that_do_not_fit() -> None:
             target([good[0]])
         with pytest.raises(ValueError, match="one peer or more"):
             target([])
-    with pytest.raises(ValueError, match="error must be"):
-        compress(good, error=-1)
 
 
 def test_damaged_payloads() -> None:
@@ -224,5 +222,3 @@ def test_damaged_payloads() -> None:
         unpack_blocks(blocked | {"triangles": blocked["triangles"][:9]})
     with pytest.raises(ValueError, match="must be finite"):
         unpack_blocks(blocked | {"triangles": np.full_like(blocked["triangles"], np.nan)})
-    with pytest.raises(ValueError, match="dtype must be"):
-        pack_blocks([torch.eye(4)], "int8")  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from fedhet import models, population
 from fedhet.config import resolve
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.graphs import blocks
-from fedhet.methods import fedharm
+from fedhet.representations import packing
 from fedhet.representations.descriptors import describe, mean_descriptor
 from fedhet.representations.packing import Factor, pack_all, unpack_all
 from fedhet.results.drawings import cosines_figure, heat_maps_figure
@@ -35,7 +35,7 @@ Federate = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedharm, "DTYPE", "float32")
+    monkeypatch.setattr(packing, "DTYPE", "float32")
 
 
 def harm(federate: Federate, name: str = "run", **settings: Any) -> Any:

@@ -24,7 +24,7 @@ from fedhet.learning import read
 from fedhet.methods import fedhenn
 from fedhet.options import Config
 from fedhet.population import ClientInfo
-from fedhet.representations import Representation, linear_cka, procrustes_distance
+from fedhet.representations import Representation, linear_cka, packing, procrustes_distance
 from fedhet.representations.cka import kernel_cka, rbf_kernel
 from fedhet.representations.packing import Factor, pack, unpack, unpack_blocks
 from fedhet.representations.targets import mean_rbf_blocks
@@ -59,7 +59,7 @@ KERNEL = {"fedhenn.target": "kernel"}
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features travel whole, and in float32."""
     monkeypatch.setattr(fedhenn, "ERROR", 0.0)
-    monkeypatch.setattr(fedhenn, "DTYPE", "float32")
+    monkeypatch.setattr(packing, "DTYPE", "float32")
 
 
 @dataclass

@@ -9,8 +9,8 @@ from torch import nn
 from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.errors import FedhetError
-from fedhet.methods import fedmd
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.representations import packing
 from fedhet.representations.packing import Factor, pack
 from fedhet.wire import Payload, Reply, WireError
 
@@ -23,7 +23,7 @@ UNLABELLED = {**SMALL, "fedmd.public-epochs": 0}
 
 @pytest.fixture
 def exact(monkeypatch):
-    monkeypatch.setattr(fedmd, "SCORES", "float32")
+    monkeypatch.setattr(packing, "DTYPE", "float32")
 
 
 def rows_of(arrays):
