@@ -42,8 +42,7 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
         if own.share == "own":
             types = _own(types, self.graph)
         hypernetwork = GraphHypernetwork(types, own.design, seed=None).to(client.device)
-        reading = hypernetwork.read(self.messages()).to(client.device)
-        self.written = Written(hypernetwork, client.model, reading)
+        self.written = Written(hypernetwork, client.model, hypernetwork.read(self.messages()))
 
     def messages(self) -> LayerGraph:
         """The graph along whose edges messages are passed."""

@@ -1,10 +1,9 @@
-"""Axes of arrays as rows of segments: units that move together, and what never moves.
-
-While a graph is walked the units of a segment are a variable: variables are merged as in union-find, or pinned.
-"""
+"""Axes of arrays as rows of segments: units that move together, and what never moves."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+
+from scipy.cluster.hierarchy import DisjointSet
 
 from .graph import ArchitectureGraph, Node
 
@@ -65,6 +64,7 @@ class Variables:
 
     Attributes:
         graph: What is walked.
+        merged: Sets of variables that are one; ``merged[variable]`` stands for all of its set.
         pins: Variables that do not move, each with why the model is refused unless it is fixed anyway (None: merely
             fixed).
         bound: (Parameter, axis) -> what that axis consists of; tied parameters by their first name.
@@ -75,22 +75,17 @@ class Variables:
 
     def __init__(self, graph: ArchitectureGraph) -> None:
         self.graph = graph
+        self.merged: DisjointSet[int] = DisjointSet()
         self.pins: list[tuple[int, str | None]] = []
         self.bound: dict[tuple[str, int], Axis] = {}
         self.written: dict[tuple[str, int], tuple[str, str]] = {}
         self.read: list[Axis] = []
-        self._parents: list[int] = []
 
     def new(self, width: int) -> Axis:
         """An axis of units that nothing is known about yet."""
-        self._parents.append(len(self._parents))
-        return (Segment(len(self._parents) - 1, width),)
-
-    def root(self, variable: int) -> int:
-        """The variable that stands for all those merged with this one: the oldest."""
-        while self._parents[variable] != variable:
-            variable = self._parents[variable]
-        return variable
+        variable = len(self.merged)
+        self.merged.add(variable)
+        return (Segment(variable, width),)
 
     def pin(self, axis: Axis, refusal: str | None = None) -> None:
         """Say that an axis does not move; with a refusal, that the model is refused unless it is fixed anyway."""
@@ -105,8 +100,7 @@ class Variables:
                     if mine.group is None or yours.group is None:
                         self.pin((mine, yours))
                     else:
-                        older, younger = sorted((self.root(mine.group), self.root(yours.group)))
-                        self._parents[younger] = older
+                        self.merged.merge(mine.group, yours.group)
                 return one
             reason = f"{node} joins two axes that are put together differently (a concatenation on one side only?)"
         self.pin(one + other, reason)

@@ -4,6 +4,7 @@ A block is named by the module whose output it ends in. For torchvision's ResNet
 blocks are given; of any other network they are its stages, each all that it computes at one spatial size.
 """
 
+from contextlib import ExitStack
 from math import prod
 
 import torch
@@ -64,46 +65,29 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
 
     Of the modules that return feature maps of a size it is the last to run among those that are nested the least,
     lists of modules not counted: the end of a block, not a layer within one. What only pools ends no stage, nor does a
-    branch whose maps are smaller than those that follow, such as a gate.
-
-    Args:
-        model: any `nn.Module`; runs once, in evaluation mode; its modes are put back.
-        example: a batch (n, channels, height, width) of its inputs.
+    branch whose maps are smaller than those that follow, such as a gate. The model runs once, in evaluation mode.
     """
     ends: dict[tuple[int, ...], tuple[int, str]] = {}
-    for name, nesting, value in _maps(model, example):
-        size = tuple(value.shape[2:])
-        ends = {other: end for other, end in ends.items() if prod(other) >= prod(size)}
-        if size not in ends or nesting <= ends[size][0]:
-            ends[size] = nesting, name
-    return [name for _, name in ends.values()]
-
-
-def _maps(model: nn.Module, example: Tensor) -> list[tuple[str, int, Tensor]]:
-    """The feature maps that modules return, in the order in which they are done; not what pools.
-
-    With each the module's name, and in how many modules that are no mere lists it lies.
-    """
-    found: list[tuple[str, int, Tensor]] = []
     modules = dict(model.named_modules())
 
     def note(name: str, value: object) -> None:
-        if isinstance(value, Tensor) and value.ndim == 4:
-            above = (modules[name[:end]] for end, letter in enumerate(name) if letter == ".")
-            found.append((name, sum(not isinstance(each, nn.Sequential | nn.ModuleList) for each in above), value))
+        if not isinstance(value, Tensor) or value.ndim != 4:
+            return
+        above = (modules[name[:end]] for end, letter in enumerate(name) if letter == ".")
+        nesting = sum(not isinstance(each, nn.Sequential | nn.ModuleList) for each in above)
+        size = tuple(value.shape[2:])
+        for smaller in [other for other in ends if prod(other) < prod(size)]:
+            del ends[smaller]
+        if size not in ends or nesting <= ends[size][0]:
+            ends[size] = nesting, name
 
-    handles = [
-        module.register_forward_hook(lambda _module, _args, value, name=name: note(name, value))
-        for name, module in modules.items()
-        if name and not isinstance(module, _POOLING)
-    ]
-    try:
-        with in_evaluation_mode(model), torch.no_grad():
-            model(example)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
+    with ExitStack() as hooks, in_evaluation_mode(model), torch.no_grad():
+        for name, module in modules.items():
+            if name and not isinstance(module, _POOLING):
+                hook = module.register_forward_hook(lambda _module, _args, value, name=name: note(name, value))
+                hooks.enter_context(hook)
+        model(example)
+    return [name for _, name in ends.values()]
 
 
 def _given(model: nn.Module, chosen: str) -> tuple[str, ...]:

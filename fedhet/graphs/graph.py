@@ -1,8 +1,4 @@
-"""A model as a graph of operators: what flows where, in which shapes and with which parameters.
-
-It knows nothing about what a method does with it: permutation groups (FedMA), nodes and edges (FLHA-GHN) and blocks
-(FedHARM) are all read from it.
-"""
+"""A model as a graph of operators: what flows where, in which shapes and with which parameters."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,14 +20,14 @@ class Node:
         name: Unique in its graph.
         operator: ATen's name without overload and in-place mark (``conv2d``, ``relu``, ``add``); of other libraries'
             operators with their namespace (``torchvision.nms``); or ``input``, ``output``, ``constant``, ``getitem``
-            (of several results one), ``parameter`` (one that is no layer's own: used in arithmetic, a computed weight),
+            (one of several results), ``parameter`` (one that is no layer's own: used in arithmetic, a computed weight),
             ``as_strided_scatter`` (a tensor after an operator in place wrote to a view of it).
         module: Qualified name of the module whose forward runs it (``""``: the model itself).
         inputs: Names of the nodes whose values it takes, in the operator's order.
         shape: Of its (first) value, batch axis included; () of what is no tensor.
         arguments: ATen's name of each input (``input``, ``query``; ``weight``, where a weight is computed).
-        parameters: Role (``weight``, ``bias``, ``running_mean``, ``weight_ih_l0``, ...) -> ``state_dict`` name; of tied
-            parameters always the first name. Roles are ATen's names of arguments, and PyTorch's of recurrent weights.
+        parameters: Role (ATen's name of the argument, and PyTorch's of recurrent weights: ``weight``, ``running_mean``,
+            ``weight_ih_l0``, ...) -> ``state_dict`` name; of tied parameters always the first name.
         options: The operator's other arguments by ATen's names (``stride``, ``groups``, ``dim``, ...).
     """
 
@@ -45,9 +41,8 @@ class Node:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
-        return (
-            f"{self.operator} of module {self.module!r}" if self.module else f"{self.operator} in the model's forward"
-        )
+        where = f"of module {self.module!r}" if self.module else "in the model's forward"
+        return f"{self.operator} {where}"
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,10 @@ class LayerNode:
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """Layers, and what flows between them.
+    """Layers in the order of the data flow, and what flows between them.
 
     Attributes:
-        nodes: In the order of the data flow.
+        nodes: The layers.
         edges: Pairs (from, to) of places in ``nodes``, sorted, each once; none from a node to itself.
     """
 
@@ -89,11 +89,9 @@ class _Layers:
         for node in self.architecture:
             before = tuple(dict.fromkeys(place for name in node.inputs for place in self.sources[name]))
             place = self._place(node, before)
-            if place is None:
-                self.sources[node.name] = before
-                continue
-            self.sources[node.name] = (place,)
-            self.edges |= {(source, place) for source in before if source != place}
+            self.sources[node.name] = before if place is None else (place,)
+            if place is not None:
+                self.edges |= {(source, place) for source in before if source != place}
         nodes = []
         for first, parameters in zip(self.first, self.parameters, strict=True):
             shapes = {role: self.architecture.shapes[name] for role, name in parameters.items()}
@@ -102,16 +100,20 @@ class _Layers:
 
     def _place(self, node: Node, before: tuple[int, ...]) -> int | None:
         """The layer that an operator is or belongs to; None: what comes in only passes through."""
-        if not node.parameters:
-            return self._new(node) if self._joins(node) else None
-        names, prefix = node.parameters.values(), ""
-        known = [self.owners[name] for name in names if name in self.owners]
+        flowing = [name for name in node.inputs if self.architecture[name].operator != "constant"]
+        if not node.parameters and (node.operator not in JOINTS or len(flowing) < 2):
+            return None
+        known = [self.owners[name] for name in node.parameters.values() if name in self.owners]
+        takes = not known and len(before) == 1 and self._takes(before[0], node)
+        prefix = NORM if takes else ""
         if known:
             place = known[0]
-        elif len(before) == 1 and self._takes(before[0], node):
-            place, prefix = before[0], NORM
+        elif takes:
+            place = before[0]
         else:
-            place = self._new(node)
+            place = len(self.first)
+            self.first.append(node)
+            self.parameters.append({})
         own = self.parameters[place]
         for role, name in node.parameters.items():
             if name not in self.owners:
@@ -119,15 +121,6 @@ class _Layers:
                 role = prefix + role
                 own[role if role not in own else f"{role}_{len(own)}"] = name
         return place
-
-    def _joins(self, node: Node) -> bool:
-        flowing = [name for name in node.inputs if self.architecture[name].operator != "constant"]
-        return node.operator in JOINTS and len(flowing) > 1
-
-    def _new(self, node: Node) -> int:
-        self.first.append(node)
-        self.parameters.append({})
-        return len(self.first) - 1
 
     def _takes(self, place: int, norm: Node) -> bool:
         """Whether an operator is a BatchNorm of a layer's units, and its first."""

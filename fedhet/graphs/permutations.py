@@ -2,8 +2,8 @@
 
 Every axis of every value that flows through the graph is a row of segments, each of them the units of one variable, or
 fixed. Operators pass axes on, merge variables (a residual addition) or pin them (the model's output); what is left of
-the variables are the groups. Nothing is guessed: an operator without a rule is refused, and so is a model whose hidden
-axis meets something that would break it (a softmax over units, channels shuffled by a reshape).
+the variables are the groups. An operator without a rule is refused, and so is a model whose hidden axis meets something
+that would break it (a softmax over units, channels shuffled by a reshape).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,8 +42,8 @@ class PermutationGroup:
         rows: Slots of the parameters that describe a unit once all earlier groups are in order: the matrix to match.
             Weights first, then biases and BatchNorm's scale and bias, in data-flow order.
         completes: Slots of the other parameters all of whose axes are in order once this group and all earlier ones
-            are, and which can be averaged with it: weights whose other axis belongs to this group or which an earlier
-            group writes (an LSTM's W_hh, a residual block's last layer), b_hh, BatchNorm's statistics.
+            are: weights whose other axis belongs to this group or which an earlier group writes (an LSTM's W_hh, a
+            residual block's last layer), b_hh, BatchNorm's statistics.
     """
 
     index: int
@@ -58,7 +58,6 @@ class PermutationGroups:
     """A model's permutation groups in data-flow order.
 
     Attributes:
-        groups: The groups.
         axes: ``state_dict`` name -> the segments of each of its axes, tied names and buffers included.
         fixed: Parameters none of whose written axes moves: the output layer (and whatever writes to a fixed axis).
         tied: Name -> the first name of the same parameter.
@@ -170,24 +169,23 @@ def _check(graph: ArchitectureGraph, node: Node) -> None:
 
 def _solved(variables: Variables) -> PermutationGroups:
     """Return the groups that remain once the whole graph is walked."""
-    graph, root, written = variables.graph, variables.root, variables.written
-    held = {root(variable) for variable, refusal in variables.pins if refusal is None}
+    graph, merged, written = variables.graph, variables.merged, variables.written
+    held = {merged[variable] for variable, refusal in variables.pins if refusal is None}
     for variable, refusal in variables.pins:
-        if refusal is not None and root(variable) not in held:
+        if refusal is not None and merged[variable] not in held:
             raise UnsupportedArchitecture(refusal)
     # Units that nobody reads are outputs too (a second head).
-    free = {root(variable) for variable in moving(*variables.read)} - held
+    free = {merged[variable] for variable in moving(*variables.read)} - held
     names: dict[int, str] = {}  # variable -> the layer that writes it first
     for place, (_, layer) in written.items():
-        along = [root(segment.group) for segment in variables.bound[place] if segment.group is not None]
-        for variable in along:
-            if variable in free:
-                names.setdefault(variable, layer)
+        for segment in variables.bound[place]:
+            if segment.group is not None and merged[segment.group] in free:
+                names.setdefault(merged[segment.group], layer)
     numbers = {variable: index for index, variable in enumerate(names)}
 
     def numbered(segment: Segment) -> Segment:
         """A segment of a variable as one of a group; variables that are no group are fixed."""
-        group = None if segment.group is None else numbers.get(root(segment.group))
+        group = None if segment.group is None else numbers.get(merged[segment.group])
         return Segment(None, segment.size) if group is None else replace(segment, group=group)
 
     axes = {}

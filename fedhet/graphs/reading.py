@@ -1,4 +1,4 @@
-"""Reading the graph of a model, from one ``torch.export``; only what cannot be exported is refused."""
+"""Reading the graph of a model from ``torch.export``; only what cannot be exported is refused."""
 
 import operator
 import re
@@ -10,12 +10,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx, nn
-from torch.export.graph_signature import InputKind
 
 from .graph import ArchitectureGraph, Node, UnsupportedArchitecture
 
-# What ATen calls the arguments that are a layer's own; its recurrent layers take a list of them, "params".
 _ROLE = re.compile(r"weight|bias|^running_|^[wb]_[ih]h$")
+"""ATen's names of the arguments that are a layer's own; its recurrent layers take a list of them, "params"."""
 
 _cache: "WeakKeyDictionary[nn.Module, dict[Hashable, ArchitectureGraph]]" = WeakKeyDictionary()
 
@@ -91,14 +90,13 @@ class _Reader:
         self.originals: dict[fx.Node, fx.Node] = {}  # result of an operator in place -> what it wrote to
 
     def read(self, program: torch.export.ExportedProgram) -> ArchitectureGraph:
-        specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+        signature = program.graph_signature
+        names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         for node in program.graph.nodes:
-            if node.op == "placeholder":
-                spec = specs[node.name]
-                if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-                    self.states[node] = self.tied.get(str(spec.target), str(spec.target))
-                else:
-                    self._add(node, "input" if spec.kind == InputKind.USER_INPUT else "constant")
+            if node.op == "placeholder" and (name := names.get(node.name)):
+                self.states[node] = self.tied.get(name, name)
+            elif node.op == "placeholder":
+                self._add(node, "input" if node.name in signature.user_inputs else "constant")
             elif node.op == "get_attr":
                 self._add(node, "constant")
             elif node.op == "call_function":
@@ -112,8 +110,8 @@ class _Reader:
         return ArchitectureGraph(type(self.model).__name__, tuple(self.nodes), self.shapes, self.tied, tuple(unused))
 
     def _call(self, node: fx.Node) -> None:
-        schema = _schema(node)
-        if schema and not schema.returns and not _writes(node):
+        schema, writes = _schema(node), _writes(node)
+        if schema and not schema.returns and not writes:
             return  # a check that export writes into the graph: no data flows
         arguments = _arguments(node)
         inputs, parameters = [], {}
@@ -124,10 +122,10 @@ class _Reader:
                 else:
                     inputs.append((name, each))
         options = {name: value for name, value in arguments if not _nodes(value)}
-        if _writes(node):
+        if writes:
             self.originals[node] = self._original(node.args[0])
         self._add(node, _operator(node), inputs, parameters, options)
-        if _writes(node):
+        if writes:
             self._write_through(node)
 
     def _write_through(self, node: fx.Node) -> None:
@@ -155,10 +153,9 @@ class _Reader:
         parameters: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        arguments = tuple(name for name, _ in inputs)
-        values = tuple(self._value(value) for _, value in inputs)
-        module, shape = _module(node), _shape(node)
-        self.nodes.append(Node(node.name, kind, module, values, shape, arguments, parameters or {}, options or {}))
+        names, values = tuple(name for name, _ in inputs), tuple(self._value(value) for _, value in inputs)
+        added = Node(node.name, kind, _module(node), values, _shape(node), names, parameters or {}, options or {})
+        self.nodes.append(added)
         self.values[self._original(node)] = node.name
 
     def _value(self, value: fx.Node) -> str:

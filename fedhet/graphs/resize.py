@@ -16,9 +16,8 @@ from .states import State
 def resize(model: nn.Module, state: State) -> nn.Module:
     """A copy of a model that holds these parameters and buffers, whatever widths they have.
 
-    Layers learn their new sizes (channels, features, hidden size, groups of depthwise convolutions); an ``nn.LSTM``
-    whose layers have become unequally wide becomes a ``StackedLSTM`` with the same parameter names. Tied parameters
-    stay tied; dtypes, devices, modes and ``requires_grad`` are the model's.
+    An ``nn.LSTM`` whose layers have become unequally wide becomes a ``StackedLSTM`` with the same parameter names. Tied
+    parameters stay tied; dtypes, devices, modes and ``requires_grad`` are the model's.
 
     Args:
         model: Any module; it is left as it is.

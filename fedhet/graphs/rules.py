@@ -1,7 +1,6 @@
 """How each operator passes the axes of its inputs on.
 
-A rule takes the variables, the node and the axes of its inputs, and returns those of its result. It merges what must
-move together, binds parameters to the axes they write and read, and pins or refuses what must not move.
+A rule takes the variables, the node and the axes of its inputs, and returns those of its result.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,8 @@
 """State dicts along permutation groups: reorder, widen, cut out, and the rows to be matched.
 
 An *assignment* of a group is an integer array (L,): local unit l is unit ``assignment[l]`` of the other order.
-Assignments and sizes are given by group index; groups that are not named stay as they are, so states in the middle of a
-pass (some groups in global order, later ones not) are ordinary input. States may hold arrays or tensors; results hold
-arrays, and arrays that nothing moved are handed on, not copied.
+Assignments and sizes are given by group index; groups that are not named stay as they are. States may hold arrays or
+tensors; results hold arrays, and arrays that nothing moved are handed on, not copied.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from .permutations import PermutationGroups, Slot
 Array = NDArray[Any]
 State = Mapping[str, Array | Tensor]
 Assignments = Mapping[int, ArrayLike]
+Changes = Mapping[int, Callable[[Array], Array]]
 
 
 def widths(state: State, groups: PermutationGroups) -> tuple[int, ...]:
@@ -58,8 +58,8 @@ def expand(
 ) -> dict[str, Array]:
     """Embed a model in a wider one: its units at their assigned places, zeros elsewhere, on every axis of the groups.
 
-    Writes rows and patches the inputs of later layers at once (FedMA's patching: channel blocks behind a flatten, gates
-    of an LSTM). With ReLU, BatchNorm or LSTM the wider model computes the same function, since the rest is never read.
+    It writes rows and patches the inputs of later layers (FedMA's patching: channel blocks behind a flatten, gates of
+    an LSTM). With ReLU, BatchNorm or LSTM the wider model computes the same function, since the rest is never read.
 
     Raises:
         ValueError: An assignment is not one of all local units to different global ones.
@@ -73,7 +73,7 @@ def expand(
 
 
 def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -> dict[str, Array]:
-    """A client's model out of a wider one: its units on every axis of the groups, in its own order (undoes ``expand``).
+    """A client's model out of a wider one: its units, in its own order (undoes ``expand``).
 
     Raises:
         ValueError: An assignment names a unit twice, or one that the state does not have.
@@ -108,9 +108,9 @@ def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
 
 
 def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
-    """Write a matrix (L', D) back to the parameters that ``rows`` took it from (undoes ``rows``).
+    """Write a matrix (L', D) back to the parameters that ``rows`` took it from, which get L' rows.
 
-    They get L' rows. The group's other slots keep theirs: bring them to the new order and width first with ``expand``.
+    The group's other slots keep theirs: bring them to the new order and width first with ``expand``.
 
     Raises:
         ValueError: The matrix has not as many columns as the state says.
@@ -120,24 +120,17 @@ def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArra
     if matrix.ndim != 2 or matrix.shape[1] != ends[-1]:
         raise ValueError(f"group {groups[index].name!r} has {ends[-1]} columns, not a matrix of shape {matrix.shape}")
     parts = iter(np.split(matrix, ends[:-1], axis=1))
-
-    def next_part(piece: Array) -> Array:
-        part: Array = next(parts).reshape(-1, *piece.shape[1:]).astype(piece.dtype)
-        return part
-
+    change = {index: lambda piece: next(parts).reshape(-1, *piece.shape[1:]).astype(piece.dtype)}
     result = _arrays(state)
     for slot in groups[index].rows:
         name = slot.parameter
-        result[name] = _along(result[name], slot.axis, groups.axes[name][slot.axis], own, {index: next_part})
+        result[name] = _along(result[name], slot.axis, groups.axes[name][slot.axis], own, change)
     return tie(result, groups)
 
 
 def tie(state: dict[str, Array], groups: PermutationGroups) -> dict[str, Array]:
     """The same state, its tied names holding what their first names hold."""
     return state | {name: state[first] for name, first in groups.tied.items() if name in state and first in state}
-
-
-_Change = Callable[[Array], Array]
 
 
 def _arrays(state: State) -> dict[str, Array]:
@@ -168,9 +161,7 @@ def _scattered(places: NDArray[np.intp], size: int, units: Array) -> Array:
     return result
 
 
-def _changed(
-    state: State, groups: PermutationGroups, own: Sequence[int], changes: Mapping[int, _Change]
-) -> dict[str, Array]:
+def _changed(state: State, groups: PermutationGroups, own: Sequence[int], changes: Changes) -> dict[str, Array]:
     result = _arrays(state)
     for name in result:
         for axis, segments in enumerate(groups.axes[name]):
@@ -188,7 +179,9 @@ def _pieces(array: Array, axis: int, segments: Axis, own: Sequence[int]) -> Iter
         start = stop
 
 
-def _along(array: Array, axis: int, segments: Axis, own: Sequence[int], changes: Mapping[int, _Change]) -> Array:
+def _along(
+    array: Array, axis: int, segments: Axis, own: Sequence[int], changes: Mapping[int, Callable[[Array], Array]]
+) -> Array:
     """Change the units of some groups along one axis."""
     if not any(segment.group in changes for segment in segments):
         return array

@@ -7,7 +7,7 @@ Zhang et al., "Graph HyperNetworks for Neural Architecture Search" (ICLR 2019).
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import cos, log2, pi, prod, sin
 
 import torch
@@ -90,7 +90,7 @@ class Reading:
         rows: what is laid out in tiles.
         names: of the arrays that are written.
         unknown: types of layers that have no head, where heads go by type; nothing is written for them without tiles.
-        tensors: index tensors and features.
+        tensors: index tensors and features, on the hypernetwork's device.
     """
 
     known: tuple[str | None, ...]
@@ -99,10 +99,6 @@ class Reading:
     names: tuple[str, ...]
     unknown: tuple[str, ...]
     tensors: Mapping[str, Tensor]
-
-    def to(self, device: torch.device) -> "Reading":
-        """The same for a hypernetwork on a device."""
-        return replace(self, tensors={name: tensor.to(device) for name, tensor in self.tensors.items()})
 
 
 class GraphHypernetwork(nn.Module):
@@ -163,7 +159,8 @@ class GraphHypernetwork(nn.Module):
         tensors |= {f"{kind}-places": torch.tensor(each.places) for kind, each in rows.items()}
         names = tuple(nodes[place].parameters[role] for place in (*ordered, *tiled) for role in slots[place])
         unknown = () if self.tiles else tuple(dict.fromkeys(nodes[place].type for place in others))
-        return Reading(known, heads, rows, names, unknown, tensors)
+        device = self.embedding.shapes.weight.device
+        return Reading(known, heads, rows, names, unknown, {key: each.to(device) for key, each in tensors.items()})
 
     def embeddings(self, reading: Reading) -> Tensor:
         """The embeddings h of all nodes, (nodes, width)."""

@@ -31,8 +31,7 @@ class Alignment:
         rows = alignment.rows()
         loss = task_loss + eta * alignment.distance(representation(rad[rows]), rows)
 
-    On the whole RAD the distance is 1 - CKA as in the paper; on mini-batches CKA is the debiased estimate, whose
-    expectation does not depend on the batch's size.
+    On the whole RAD the distance is 1 - CKA as in the paper; on mini-batches CKA is the debiased estimate.
 
     Args:
         kernel: `"linear"`, `"rbf"`, or `"procrustes"` for equal widths.
@@ -91,11 +90,7 @@ class Alignment:
         return brought(torch.randperm(self._count, generator=self._generator)[: self._batch], self._target.device)
 
     def distance(self, features: Tensor, rows: Rows) -> Tensor:
-        """The distance of the client's features Phi `(b, d)`, on the rows that `rows()` gave, to the target: a scalar.
-
-        Raises:
-            ValueError: if the features do not fit the rows, or for `"procrustes"` the target's width.
-        """
+        """The distance of the features Phi `(b, d)`, on the rows that `rows()` gave, to the target: a scalar."""
         if self._kernel == "rbf":
             return self._rbf_distance(features, rows)
         target = self._target[rows]

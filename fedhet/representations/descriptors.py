@@ -22,7 +22,7 @@ BATCH = 64
 
 
 def log_odds(logits: Tensor, classes: Tensor) -> Tensor:
-    """The logarithm of p_c / (1 - p_c), (n,), of logits (n, C), C at least 2, and each image's class c, (n,) int64."""
+    """The logarithm of p_c / (1 - p_c), (n,), of logits (n, C) and each image's class c, (n,) int64."""
     own = logits.gather(1, classes[:, None])
     others = logits.scatter(1, classes[:, None], -torch.inf)
     return own[:, 0] - others.logsumexp(1)
@@ -55,7 +55,7 @@ def describe(
         blocks: names of the modules that end its blocks, from shallow to deep.
         inputs: (n, ...) raw images.
         labels: (n,) int64; None: the class that the network itself predicts.
-        slots: k of each block; where a block has fewer units, k_b is their number.
+        slots: k of each block; k_b is the number of its units where that is less.
         transform: from raw inputs to the model's.
 
     Returns:
@@ -128,7 +128,7 @@ def summarised(
     transform: Callable[[Tensor], Tensor],
     summary: Callable[[int, Tensor], Tensor],
 ) -> list[Tensor]:
-    """Summarise each block's outputs for images, (n, width) each, in evaluation mode and in batches.
+    """Each block's outputs for images, (n, width), in evaluation mode.
 
     Args as of `describe`; `summary` makes (m, width) of a block's number and its output (m, ...).
     """
@@ -153,11 +153,8 @@ def heat_maps(
 ) -> list[Tensor]:
     """Where each block sees the class of one image (1, ...): Grad-CAM (Selvaraju et al., 2017) of the log-odds.
 
-    Args as of `describe`.
-
-    Returns:
-        For each block that returns maps ReLU(sum_c w_c F_c), (height, width), w_c being the mean gradient of channel c;
-        scaled to a largest value of 1, unless all are 0.
+    For each block that returns maps it is ReLU(sum_c w_c F_c), (height, width), w_c being the mean gradient of channel
+    c; scaled to a largest value of 1, unless all are 0. Args as of `describe`.
     """
     outputs, gradients = _differentiated(model, blocks, transform(image), labels, slice(None))
     found = []
@@ -166,9 +163,6 @@ def heat_maps(
             heat = (gradient.mean((2, 3), keepdim=True) * output).sum(1)[0].relu()
             found.append(heat / heat.max().clamp_min(torch.finfo(heat.dtype).tiny))
     return found
-
-
-# ---- of several clients
 
 
 def cosine(own: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
@@ -199,8 +193,8 @@ def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[fl
         clients: each client's descriptors, for each block (n, k_b); two clients and two images or more.
 
     Returns:
-        Cosines for the same image and for different ones, each a mean over images and clients; block by block, then of
-        the whole vectors. Slots that one client alone has are left out.
+        Cosines for the same image and for different ones, means over images and clients; block by block, then of the
+        whole vectors. Slots that one client alone has are left out.
     """
     totals = [_sums(block) for block in zip(*clients, strict=True)]
     found: list[list[tuple[float, float]]] = []

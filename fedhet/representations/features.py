@@ -1,6 +1,6 @@
 """Phi, the input of a model's head, of any `nn.Module`; and forward passes that leave no trace in the model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ def head_name(model: nn.Module, head: str = "") -> str:
     """The name of a model's head: `head` if given, else the last `nn.Linear` in order of registration.
 
     Raises:
-        ModelError: if the model has no such module; the message says which ones it has.
+        ModelError: the model has no such module.
     """
     if head:
         _submodule(model, head, " to take for its head")
@@ -40,55 +40,30 @@ def _submodule(model: nn.Module, name: str, purpose: str = "") -> nn.Module:
     return modules[name]
 
 
-_NONE = object()
-"""Stands for the value of a module that did not run."""
-
-
 class Captured:
-    """An inner value of the last complete forward pass inside a `capture`.
+    """An inner value of the last complete forward pass inside a `capture`, which `read` gives once it is there."""
 
-    Args:
-        check: the value if it and the number of examples are as they must be; raises a ModelError else.
-    """
-
-    def __init__(self, check: Callable[[object, int | None], Tensor]) -> None:
-        self._check = check
-        self._value: object = _NONE
-        self._rows: int | None = None
+    def __init__(self, read: Callable[[], Tensor]) -> None:
+        self._read = read
 
     @property
     def features(self) -> Tensor:
         """The value (n, ...), part of the pass's graph.
 
         Raises:
-            ModelError: if the module did not run, or the value is not as it must be.
+            ModelError: the module did not run, or the value is not as it must be.
         """
-        return self._check(self._value, self._rows)
-
-    def _output(self, _module: nn.Module, _args: object, value: object) -> None:
-        self._value = value
-
-    def _start(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        inputs = _first(args, kwargs)
-        self._value, self._rows = _NONE, len(inputs) if isinstance(inputs, Tensor) and inputs.ndim else None
-
-    def _input(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._value is _NONE:
-            self._value = _first(args, kwargs)
+        return self._read()
 
 
 class Output:
     """The output of a module, such as a block's feature maps.
 
-    Args:
-        model: any `nn.Module`.
-        module: the name of its module.
-
     Attributes:
         site: which value it is; equal for the same value of models that are built alike.
 
     Raises:
-        ModelError: if the model has no such module; the message says which ones it has.
+        ModelError: the model has no module of this name.
     """
 
     def __init__(self, model: nn.Module, module: str) -> None:
@@ -104,14 +79,15 @@ class Output:
             outputs = model(inputs)
         captured.features
         """
-        captured = Captured(self._check)
-        with self._module.register_forward_hook(captured._output):
-            yield captured
+        values: list[object] = []
 
-    def _check(self, value: object, rows: int | None) -> Tensor:
-        if not isinstance(value, Tensor):
+        def read() -> Tensor:
+            if values and isinstance(value := values[-1], Tensor):
+                return value
             raise ModelError(f"module {self._title} did not run, or returned no tensor")
-        return value
+
+        with self._module.register_forward_hook(lambda _module, _args, value: values.append(value)):
+            yield Captured(read)
 
 
 class _HeadReached(Exception):
@@ -123,13 +99,10 @@ class Representation:
 
     Args:
         model: any `nn.Module`.
-        head: the name of its head; the last `nn.Linear` if empty.
+        head: the name of its head, as of `head_name`.
 
     Attributes:
         site: as of `Output`.
-
-    Raises:
-        ModelError: if the model has no such module.
     """
 
     def __init__(self, model: nn.Module, head: str = "") -> None:
@@ -142,30 +115,39 @@ class Representation:
         """Phi `(n, d)` of a batch of n inputs, with its graph; the forward pass ends where the head would start.
 
         Raises:
-            ModelError: if the pass does not reach the head, or the head's input is no `(n, d)` floating tensor.
+            ModelError: the pass does not reach the head, or the head's input is no `(n, d)` floating tensor.
         """
-        value: object = _NONE
+        values: tuple[object, ...] = ()
         with self._module.register_forward_pre_hook(_stop, with_kwargs=True):
             try:
                 self.model(inputs)
             except _HeadReached as reached:
-                (value,) = reached.args
-        return self._check(value, len(inputs))
+                values = reached.args
+        return self._check(values, inputs)
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
         """Keep what the head is given in complete forward passes inside (see `Output.capture`)."""
-        captured = Captured(self._check)
-        with (
-            self.model.register_forward_pre_hook(captured._start, with_kwargs=True),
-            self._module.register_forward_pre_hook(captured._input, with_kwargs=True),
-        ):
-            yield captured
+        seen: list[object] = []  # what the model was given, then its head
 
-    def _check(self, value: object, rows: int | None) -> Tensor:
+        def start(_module: nn.Module, *given: Any) -> None:
+            seen[:] = [_first(*given)]
+
+        def add(_module: nn.Module, *given: Any) -> None:
+            seen.append(_first(*given))
+
+        with (
+            self.model.register_forward_pre_hook(start, with_kwargs=True),
+            self._module.register_forward_pre_hook(add, with_kwargs=True),
+        ):
+            yield Captured(lambda: self._check(seen[1:], *seen[:1]))
+
+    def _check(self, values: Sequence[object], inputs: object = None) -> Tensor:
+        """The first of the head's inputs in a pass of these inputs of the model."""
         title = f"head {self.head or type(self._module).__name__!r} of {type(self.model).__name__}"
-        if value is _NONE:
+        if not values:
             raise ModelError(f"the forward pass did not call {title}; name as head a module that it calls")
+        value, rows = values[0], len(inputs) if isinstance(inputs, Tensor) and inputs.ndim else None
         if isinstance(value, Tensor):
             if value.is_floating_point() and value.ndim == 2 and rows in (None, len(value)):
                 return value
@@ -236,11 +218,7 @@ def isolated(model: nn.Module, stream: RandomStream) -> Iterator[None]:
 
 
 def scores_of(logits: Tensor, count: int, kind: Literal["logits", "probabilities"]) -> Tensor:
-    """Class scores `(n, C)`, float32, of what a model returned for `count` examples.
-
-    Raises:
-        ModelError: that is no `(n, C)`.
-    """
+    """Class scores `(n, C)`, float32, of what a model returned for `count` examples; else a ModelError."""
     if logits.ndim != 2 or len(logits) != count:
         raise ModelError(f"{kind} need outputs of shape ({count}, classes), got {tuple(logits.shape)}")
     logits = logits.float()

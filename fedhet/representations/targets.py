@@ -35,7 +35,7 @@ _LEAST_GRADIENT = 0.01
 
 @dataclass(frozen=True)
 class _Probe:
-    """Features X, as far as the gradient at X depends on them, in the eigenvectors u_i of the kernel."""
+    """Features X in the eigenvectors u_i of the kernel, as far as the gradient at X depends on them."""
 
     squares: Tensor  # |u_i^T X|^2, (w,)
     mixed: Tensor  # u_i^T X . u_i^T G X / ||G||, (w,)
@@ -48,12 +48,9 @@ def compress(features: Tensor, *, error: float = 0.002, probes: Sequence[Tensor]
     """The smallest factor `(L, r)` of the features' centred linear kernel that keeps the gradient of 1 - CKA.
 
     Args:
-        features: `(L, d)`, of any scale; the factor has their dtype and device.
+        features: `(L, d)`, finite (else a ValueError) and of any scale; the factor has their dtype and device.
         error: relative error of the gradient to aim at, all causes together; 0 sends the features whole.
         probes: features `(L, d_j)` at which the error counts; features unrelated to the kernel if empty.
-
-    Raises:
-        ValueError: if the features or probes are no finite floating `(L, d)` tensors.
     """
     check_finite_features(features, "features")
     values = centred(features)
@@ -137,8 +134,8 @@ def _tails(values: Tensor) -> Tensor:
 def _rounding_errors(columns: Tensor, shares: Tensor, probe: _Probe) -> Tensor:
     """The relative error of the gradient at a probe if the columns from each on were rounded to one byte, `(r,)`.
 
-    Rounding column b_i = sqrt(l_i) u_i adds noise n_i of variance step^2 / 12 an entry. That changes K X by n_i b_i^T
-    X + b_i n_i^T X, whose expected square is l_i |n_i|^2 (|u_i^T X|^2 + ||X||^2 / L).
+    Rounding column b_i = sqrt(l_i) u_i adds noise n_i of variance step^2 / 12 an entry, which changes K X by
+    n_i b_i^T X + b_i n_i^T X, whose expected square is l_i |n_i|^2 (|u_i^T X|^2 + ||X||^2 / L).
     """
     noise = column_steps(columns).square() / 12 * len(columns)
     relative = noise / columns.square().sum(0)
@@ -151,12 +148,9 @@ def mean_target(features: Sequence[Tensor], *, unit: bool = False, error: float 
     """A factor `(L, r)` of the mean of the peers' kernels K_j = H A_j A_j^T H (FedHeNN, algorithm 1, uniform weights).
 
     Args:
-        features: the peers' features, each `(L, d_j)` on the same L examples.
+        features: the peers' features, each `(L, d_j)` on the same L examples, else a ValueError.
         unit: whether each K_j is divided by its norm, so that none dominates.
-        error: permitted relative error of the gradient, as in `compress`; 0 for the exact mean.
-
-    Raises:
-        ValueError: if a peer's features are not finite, not `(L, d)` or of another L.
+        error: as in `compress`; 0 for the exact mean.
     """
     check_peers(features)
     peers = [centred(peer) for peer in features]
@@ -180,9 +174,6 @@ def mean_rbf_blocks(features: Sequence[Tensor], block: int) -> list[Tensor]:
 
     One double-centred kernel `(b, b)` for each of `blocks(L, block)`, of features `(L, d_j)` on the same L examples.
     Centred entries are smaller, so that float16 loses less of them.
-
-    Raises:
-        ValueError: if a peer's features are not finite, not `(L, d)` or of another L.
     """
     check_peers(features)
     weight = 1 / len(features)

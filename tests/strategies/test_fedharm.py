@@ -273,10 +273,7 @@ def test_what_does_not_go_together_is_refused(chosen: dict[str, Any], why: str) 
         resolve({"method": "fedharm", **{f"fedharm.{key}": value for key, value in chosen.items()}})
 
 
-def test_bytes_of_a_round_at_5000_images() -> None:
+def test_bytes_of_a_round_at_5000_images(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [Factor(torch.randn(5000, k)) for k in (128, 256, 512, 1024)]
-    sizes = {
-        dtype: sum(array.nbytes for array in pack_all(parts, dtype).values()) / 1e6 for dtype in ("float32", "float16")
-    }
-    assert sizes["float32"] == pytest.approx(38.4, abs=0.01)
-    assert sizes["float16"] <= 19.3
+    monkeypatch.undo()  # as they travel, in float16
+    assert sum(array.nbytes for array in pack_all(parts).values()) / 1e6 <= 19.3

@@ -477,16 +477,16 @@ def _with_features(reply: Message, features: Arrays) -> None:
 
 
 def _one_row_less(reply: Message) -> None:
-    _with_features(reply, pack(Factor(torch.randn(95, 4)), "float32"))
+    _with_features(reply, pack(Factor(torch.randn(95, 4))))
 
 
 def _not_finite(reply: Message) -> None:
-    packed = pack(Factor(torch.randn(96, 4)), "float32")
+    packed = pack(Factor(torch.randn(96, 4)))
     _with_features(reply, packed | {"fine": np.full((96, 4), np.nan, np.float32)})
 
 
 def _without_step(reply: Message) -> None:
-    packed = pack(Factor(torch.randn(96, 4)), "float32")
+    packed = pack(Factor(torch.randn(96, 4)))
     _with_features(reply, {key: value for key, value in packed.items() if key != "steps"})
 
 
