@@ -37,7 +37,6 @@ from fedhet.machine import cores, device_of
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.options import Config
 from fedhet.results.history import read_clients, read_history
-from fedhet.results.recorder import check_folder
 from fedhet.rows import client_order
 from fedhet.signals import ended_by_signals
 from fedhet.state import State
@@ -71,7 +70,8 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
     Args:
         config: the complete configuration; its engine is `ray`, which is simulated here, or the name of a SuperLink
             connection in Flower's own config.
-        folder: the run directory, absolute; at a remote SuperLink it lies where the server runs.
+        folder: the run directory, absolute; for Ray one that `check_folder` lets pass. At a remote SuperLink it lies
+            where the server runs.
         resume: go on with the run in the folder.
         observers: told of every round whose history can be read here.
 
@@ -86,7 +86,6 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
             "it to make_client_app and make_server_app"
         )
     if simulated:
-        check_folder(folder, resume=resume)
         federation = _federation(config)
         (folder / "summary.json").unlink(missing_ok=True)  # of an earlier, failed attempt
     else:

@@ -27,18 +27,15 @@ def run_locally(
     app: ClientApp | None = None,
     own: Given = Given(),  # noqa: B008 - it is frozen
 ) -> None:
-    """Run a configuration on this machine.
+    """Run a complete configuration on this machine; raises as the strategy's `start`.
 
     Args:
-        config: the complete configuration.
+        config: the configuration.
         folder: the run directory.
         resume: go on with the run in the folder.
         observers: told of every round.
         app: the ClientApp; by default fedhet's, with the user's own model and data.
         own: the user's own model and data.
-
-    Raises:
-        FedhetError: as the strategy's `start`.
     """
     if not config.state_dir:
         config = config.but(state_dir=str(folder / "state"))

@@ -21,33 +21,21 @@ def where(message: Message) -> tuple[int, str]:
 
 
 class Tampering(ClientApp):
-    """A ClientApp around fedhet's: `before` and `after` may raise, or change message and reply.
-
-    Attributes:
-        down: bytes of the arrays in all messages.
-        up: bytes of the arrays in all replies.
-    """
+    """A ClientApp around fedhet's: `before` and `after` may raise, or change message and reply."""
 
     def __init__(self, before: Before | None = None, after: After | None = None) -> None:
         super().__init__()
         self.before, self.after, self.app = before, after, make_client_app()
-        self.down = self.up = 0
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Handle a message."""
         client = str(context.node_config["partition-id"])
-        self.down += _sent_bytes(message.content)
         if self.before:
             self.before(message, client)
         reply = self.app(message, context)
         if self.after:
             self.after(message, client, reply)
-        self.up += _sent_bytes(reply.content)
         return reply
-
-
-def _sent_bytes(content: RecordDict) -> int:
-    return sum(len(array.data) for group in content.array_records.values() for array in group.values())
 
 
 def at(rounds: Iterable[int], client: str, kind: str = "train") -> Hit:

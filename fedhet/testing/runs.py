@@ -131,13 +131,11 @@ class Run:
 
     Attributes:
         folder: the run directory.
-        sent: bytes of the arrays in all messages, up and down.
         exchanges: every request and its reply.
         state: the strategy's, after the last round.
     """
 
     folder: Path
-    sent: tuple[int, int] = (0, 0)
     exchanges: list[tuple[RecordDict, Message]] = field(default_factory=list)
     state: Any = None
 
@@ -187,11 +185,7 @@ class Run:
 
 
 def run(
-    folder: Path,
-    settings: Mapping[str, Value],
-    *,
-    app: ClientApp | None = None,
-    observers: Sequence[Observer] = (),
+    folder: Path, settings: Mapping[str, Value], *, app: ClientApp | None = None, observers: Sequence[Observer] = ()
 ) -> Run:
     """Run settings in this process."""
     run_locally(configuration.resolve(settings), folder, app=app, observers=observers)
@@ -226,12 +220,7 @@ class Remembering(Observer):
 
 @dataclass
 class Kept:
-    """Runs that several tests look at, or compare theirs with; each is run once.
-
-    Attributes:
-        case: whose runs.
-        folders: makes their folders.
-    """
+    """Runs of a case that several tests look at, or compare theirs with; each is run once."""
 
     case: Case
     folders: pytest.TempPathFactory
@@ -250,7 +239,7 @@ class Kept:
         app = Tampering(after=lambda message, client, reply: exchanges.append((message.content, reply)))
         remembering = Remembering()
         done = run(folder, case.settings(PARTIAL), app=app, observers=[remembering])
-        return Run(done.folder, (app.up, app.down), exchanges, remembering.state)
+        return Run(done.folder, exchanges, remembering.state)
 
     def _crash(self, case: Case, folder: Path) -> Run:
         """Client 1 does nothing in the second of three rounds: that is what any fault of it must come to."""
