@@ -22,10 +22,10 @@ from fedhet.files import check_place, write_csv, write_text
 from fedhet.given import Given
 from fedhet.machine import device_of, runs_at_once
 from fedhet.options import Value
+from fedhet.results.history import showing
 from fedhet.results.page import TABLE, render
 from fedhet.results.plotting import save_png
 from fedhet.results.report import write_together
-from fedhet.results.run_files import showing
 from fedhet.results.run_result import data_frame
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedhet.comparing.settings import PlannedRun
-from fedhet.results.run_files import RunFiles, read_run
+from fedhet.results.history import RunFiles, read_run
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.rows import never_took_part
 

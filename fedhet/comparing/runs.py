@@ -20,8 +20,7 @@ from fedhet.engines.children import Child, ChildError
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import LOCK
 from fedhet.given import Given
-from fedhet.results.history import read_history, scored_curve
-from fedhet.results.run_files import read_run
+from fedhet.results.history import read_history, read_run, scored_curve
 from fedhet.results.tables import format_value
 from fedhet.text import printable
 

@@ -8,7 +8,7 @@ from typing import Any
 from fedhet.comparing.measures import paired_difference
 from fedhet.comparing.settings import distinct
 from fedhet.options import Value
-from fedhet.results.run_files import RunFiles
+from fedhet.results.history import RunFiles
 
 Choice = dict[str, Value]
 """Keys and values that are tried together."""

@@ -22,7 +22,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import write_csv, write_text
 from fedhet.options import Value
 from fedhet.randomness import numpy_generator
-from fedhet.results.run_files import read_run, showing
+from fedhet.results.history import read_run, showing
 
 SEEDS = (1000, 1001, 1002)
 SHARE = 0.2

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from fedhet.method import Drawing
 from fedhet.results.history import (
+    RunFiles,
     TestSet,
     Which,
     final_clients,
@@ -31,7 +32,6 @@ from fedhet.results.plotting import (
     label_axes,
     new_figure,
 )
-from fedhet.results.run_files import RunFiles
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.rows import client_order
 

@@ -1,6 +1,8 @@
 """The run directory: written round by round, so that a run that stops at any moment can go on where it was."""
 
+import csv
 import dataclasses
+import hashlib
 import json
 import logging
 import platform
@@ -20,11 +22,9 @@ from fedhet.files import check_place, csv_lines, locked, read_arrays, state_home
 from fedhet.machine import host
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.options import Config
-from fedhet.results.appended import Appended
-from fedhet.results.history import read_clients, read_history
+from fedhet.results.history import read_clients, read_history, showing
 from fedhet.results.loggers import loggers
 from fedhet.results.report import write_report
-from fedhet.results.run_files import showing
 from fedhet.results.summary import summarised
 from fedhet.rows import ClientRow, client_order
 from fedhet.state import State
@@ -36,6 +36,7 @@ log = logging.getLogger("flwr").getChild("fedhet")
 S = TypeVar("S", bound=State)
 
 COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
+FILES, DIGESTS = ("history.jsonl", "clients.csv"), "digests.csv"
 PACKAGES = ("flwr", "torch", "numpy", "scipy")
 
 
@@ -243,3 +244,67 @@ def _config_text(config: Config, folder: Path, engine: str, own: Mapping[str, st
     noted = {f"own.{name}": words for name, words in own.items()}
     noted |= {"ran.host": host(), "ran.command": shlex.join(sys.argv) if sys.argv[0] else "Python"}
     return to_toml({**flat, **noted, **versions})
+
+
+class Appended:
+    """Writes `history.jsonl` and `clients.csv`, and in `digests.csv` the digests of both after every round."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._content = {name: _digest(b"") for name in FILES}
+
+    def begin(self, columns: list[str]) -> None:
+        """Make the files: without rounds, and with the columns of `clients.csv`."""
+        self._write({FILES[0]: b"", FILES[1]: csv_lines([columns]).encode()}, {})
+
+    def append(self, name: str, text: str) -> None:
+        """Append lines to a file."""
+        _append(self._folder / name, text)
+        self._content[name].update(text.encode())
+
+    def record(self, round: int) -> None:
+        """Note the digests after a round."""
+        _append(self._folder / DIGESTS, csv_lines([[round, *(self._content[name].hexdigest() for name in FILES)]]))
+
+    def go_back(self, last: int, lines: Mapping[str, int]) -> None:
+        """Cut the files back to as many lines as they had after a round.
+
+        Raises:
+            FedhetError: a file does not hold what was recorded; nothing was cut.
+        """
+        texts = {name: b"".join(_lines(self._folder / name)[:number]) for name, number in lines.items()}
+        recorded = {round: digests for round, digests in self._recorded().items() if round <= last}
+        for name, text in texts.items():
+            if recorded.get(last, {}).get(name) != _digest(text).hexdigest():
+                raise FedhetError(
+                    f"{self._folder / name} is damaged: up to round {last} it is not what {DIGESTS} says was recorded, "
+                    "so the run cannot go on from it; restore the folder from a copy, or run it again"
+                )
+        self._write(texts, recorded)
+
+    def _write(self, texts: Mapping[str, bytes], recorded: Mapping[int, Mapping[str, str]]) -> None:
+        rows = [[round, *digests.values()] for round, digests in recorded.items()]
+        write_text(self._folder / DIGESTS, csv_lines([["round", *FILES], *rows]))
+        for name, text in texts.items():
+            write_text(self._folder / name, text.decode())
+            self._content[name] = _digest(text)
+
+    def _recorded(self) -> dict[int, dict[str, str]]:
+        """The digests of each file, by round."""
+        rows = csv.reader(line.decode(errors="replace") for line in _lines(self._folder / DIGESTS)[1:])
+        whole = [row for row in rows if len(row) == 1 + len(FILES) and row[0].isdecimal()]
+        return {int(round): dict(zip(FILES, digests, strict=True)) for round, *digests in whole}
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The lines of a file, each with its end; none of a file that is missing."""
+    return path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+
+
+def _digest(text: bytes) -> "hashlib.blake2b":
+    return hashlib.blake2b(text, digest_size=16)
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8", newline="") as file:
+        file.write(text)

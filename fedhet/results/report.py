@@ -13,8 +13,8 @@ from fedhet import registry
 from fedhet.errors import FedhetError
 from fedhet.files import write_text
 from fedhet.method import Drawing
+from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.results.page import PAGE, TOGETHER, render
-from fedhet.results.run_files import RunFiles, read_run, showing
 from fedhet.results.tables import (
     by_architecture,
     format_bytes,

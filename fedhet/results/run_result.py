@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import FedhetError
-from fedhet.results.history import Row, flat, read_clients, read_history
-from fedhet.results.run_files import read_run, showing
+from fedhet.results.history import Row, flat, read_clients, read_history, read_run, showing
 from fedhet.results.tables import headline
 
 if TYPE_CHECKING:

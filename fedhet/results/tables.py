@@ -5,8 +5,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fedhet.results.history import final_clients
-from fedhet.results.run_files import RunFiles, read_run
+from fedhet.results.history import RunFiles, final_clients, read_run
 from fedhet.rows import STATISTICS
 
 if TYPE_CHECKING:

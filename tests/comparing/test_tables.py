@@ -11,7 +11,7 @@ from scipy import stats
 from fedhet import config as configuration
 from fedhet.comparing.measures import MEASURES, RunOutcome, VariantResult
 from fedhet.comparing.tables import _in_markdown, markdown, notes_below, number_rows
-from fedhet.results.run_files import RunFiles
+from fedhet.results.history import RunFiles
 
 
 def result(method, accuracies, stopped=None, refused=None, **settings):

@@ -16,9 +16,9 @@ from fedhet import registry
 from fedhet.errors import FedhetError
 from fedhet.results.drawings import cka_figure
 from fedhet.results.figures import MOST_NAMED, accuracy_figure, clients_by_round_figure
+from fedhet.results.history import RunFiles, read_run
 from fedhet.results.plotting import to_svg
 from fedhet.results.report import compare_folders, write_report
-from fedhet.results.run_files import RunFiles, read_run
 from fedhet.results.run_result import RunResult
 from fedhet.results.tables import closing_table
 from fedhet.rows import ClientRow

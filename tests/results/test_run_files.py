@@ -1,8 +1,7 @@
 import pytest
 
 from fedhet.errors import FedhetError
-from fedhet.results.history import final_clients
-from fedhet.results.run_files import read_run
+from fedhet.results.history import final_clients, read_run
 from fedhet.rows import summarise
 from fedhet.task import Metric
 

@@ -5,8 +5,7 @@ from statistics import fmean
 import pytest
 from rich.console import Console
 
-from fedhet.results.history import final_clients, read_clients
-from fedhet.results.run_files import RunFiles, read_run
+from fedhet.results.history import RunFiles, final_clients, read_clients, read_run
 from fedhet.results.tables import (
     by_architecture,
     closing_table,
