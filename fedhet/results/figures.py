@@ -49,11 +49,7 @@ _CURVE_LABELS = {
 
 def run_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> dict[str, Figure]:
     """Draw the figures of a report, by name in order of appearance; a matrix without a drawing is left out."""
-    drawn = {
-        "accuracy": accuracy_figure(run),
-        "clients": clients_figure(run),
-        "unseen_clients": unseen_figure(run),
-    }
+    drawn = {"accuracy": accuracy_figure(run), "clients": clients_figure(run), "unseen_clients": unseen_figure(run)}
     for name, matrices in run.matrices.items():
         if name in drawings:
             module, _, function = drawings[name].figure.partition(":")

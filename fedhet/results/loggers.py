@@ -54,8 +54,7 @@ def _wandb(folder: Path, config: Config) -> Logger:
     settings = {"project": "fedhet", "name": folder.name, "dir": str(folder), "config": config.flat()}
     run = wandb.init(**settings, mode=os.environ.get("WANDB_MODE", "offline"))
     return Logger(
-        lambda numbers, round: run.log(numbers, step=round),
-        lambda completed: run.finish(exit_code=int(not completed)),
+        lambda numbers, round: run.log(numbers, step=round), lambda completed: run.finish(exit_code=int(not completed))
     )
 
 

@@ -112,17 +112,13 @@ configured data set.</p>
 {{ table(["key", "value"], defaults) }}
 </details>
 {% endif %}
-{% if run.ran %}
 {% for name, what in run.ran.items() %}
 <p class="quiet">{{ name }}: <code>{{ what }}</code></p>
 {% endfor %}
-{% endif %}
 </section>
-{% if run.versions %}
 <section><h2>Versions</h2>
 {{ table(["package", "version"], run.versions.items()) }}
 </section>
-{% endif %}
 </body>
 </html>
 """

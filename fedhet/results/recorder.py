@@ -46,7 +46,7 @@ class RunDirectory(Observer):
     Args:
         folder: the run directory.
         config: the run's configuration.
-        engine: name of the engine, for the summary.
+        engine: its name, for the summary.
         resume: go on with the run that is in the folder.
         own: the user's own model and data, in words.
         simulated: whether clients are simulated on this machine.
@@ -77,7 +77,7 @@ class RunDirectory(Observer):
         self._write_config()
         log.info("results go to %s", folder)
         if not resume:
-            self._files.begin(COLUMNS)
+            self._files.begin()
 
     def _write_config(self) -> None:
         text = _config_text(self.config, self.folder, self.engine, self._own)
@@ -172,7 +172,7 @@ class RunDirectory(Observer):
         if 0 < rounds < done:
             raise ConfigError(f"rounds = {rounds}: {self.folder} has {done} rounds already; set at least as many")
         if last is None:
-            self._files.begin(COLUMNS)
+            self._files.begin()
         else:
             read_arrays(last)
             rows = [row for row in read_history(self.folder) if row["round"] <= complete and not row.get("final")]
@@ -253,9 +253,9 @@ class Appended:
         self._folder = folder
         self._content = {name: _digest(b"") for name in FILES}
 
-    def begin(self, columns: list[str]) -> None:
+    def begin(self) -> None:
         """Make the files: without rounds, and with the columns of `clients.csv`."""
-        self._write({FILES[0]: b"", FILES[1]: csv_lines([columns]).encode()}, {})
+        self._write({FILES[0]: b"", FILES[1]: csv_lines([COLUMNS]).encode()}, {})
 
     def append(self, name: str, text: str) -> None:
         """Append lines to a file."""

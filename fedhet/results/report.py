@@ -12,16 +12,9 @@ from fedhet import config as configuration
 from fedhet import registry
 from fedhet.errors import FedhetError
 from fedhet.files import write_text
-from fedhet.method import Drawing
 from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.results.page import PAGE, TOGETHER, render
-from fedhet.results.tables import (
-    by_architecture,
-    format_bytes,
-    format_seconds,
-    format_value,
-    other_score,
-)
+from fedhet.results.tables import by_architecture, format_bytes, format_seconds, format_value, other_score
 from fedhet.rows import STATISTICS, client_order
 from fedhet.text import printable
 
@@ -58,7 +51,11 @@ def write_report(folder: Path | str) -> Path:
     run = read_run(folder)
     path = run.folder / "report.html"
     with showing(folder):
-        drawings = _drawings(run)
+        method = str(run.settings.get("method", "?"))
+        outside = ":" in method
+        drawings = (
+            registry.of_data(method, run.folder / "config.toml").drawings if outside else registry.drawings(method)
+        )
         figures = run_figures(run, drawings)
         for name, figure in figures.items():
             save_png(figure, run.folder / "figures" / f"{name}.png")
@@ -66,7 +63,7 @@ def write_report(folder: Path | str) -> Path:
         page = render(
             PAGE,
             run=run,
-            title=f"{run.settings.get('method', '?')} on {run.settings.get('dataset', '?')}",
+            title=f"{method} on {run.settings.get('dataset', '?')}",
             about=_about(run),
             facts=_facts(run),
             pictures=_pictures(figures, _CAPTIONS | {name: drawing.caption for name, drawing in drawings.items()}),
@@ -79,14 +76,6 @@ def write_report(folder: Path | str) -> Path:
         )
         write_text(path, page)
     return path
-
-
-def _drawings(run: RunFiles) -> Mapping[str, Drawing]:
-    """Pictures of the run's method by the name of their matrices."""
-    reference = str(run.settings.get("method"))
-    if ":" in reference:
-        return registry.of_data(reference, run.folder / "config.toml").drawings
-    return registry.drawings(reference)
 
 
 def _pictures(figures: "Mapping[str, Figure]", captions: Mapping[str, str]) -> list[dict[str, str]]:
