@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,8 +24,8 @@ class Examples:
     """Examples in memory, as compact as they were stored: images stay uint8 until they are in a batch.
 
     Attributes:
-        inputs: (n, ...), any dtype, in memory or read as they are asked for (`[:]` reads them all); `DataSet.transform`
-            makes what a model takes of a batch.
+        inputs: (n, ...), any dtype, in memory or read as they are asked for (`[:]` reads them all), before
+            `DataSet.transform`.
         labels: (n,) int64 classes, (n, labels) of 0 and 1, or (n, targets) float32.
     """
 
@@ -84,7 +84,7 @@ P = TypeVar("P", Examples, PublicDataset)
 
 @lru_cache(maxsize=4)
 def resident(part: P, device: torch.device) -> P:
-    """The same on a device, which holds it once however often it is asked for, until `resident.cache_clear()`."""
+    """The same on a device, which holds it once until `resident.cache_clear()`."""
     return part.to(device)
 
 
@@ -106,16 +106,13 @@ class ClientData:
 
     def to(self, device: torch.device) -> "ClientData":
         """The same with its examples on a device; the public dataset stays where it is."""
-        common, validation = (None if part is None else part.to(device) for part in (self.common, self.validation))
-        train, test = self.train.to(device), self.test.to(device)
-        return replace(self, train=train, test=test, common=common, validation=validation)
+        parts: dict[str, Any] = {name: part for name, part in vars(self).items() if isinstance(part, Examples)}
+        return replace(self, **{name: part.to(device) for name, part in parts.items()})
 
 
-@dataclass(frozen=True, eq=False)
-class Groups:
-    """The natural clients of a data set, such as speaking roles, and for each example (n,) the index of its owner."""
+class Owners(NamedTuple):
+    """For each training and each test example (n,) the number of its owner, such as a speaking role."""
 
-    names: tuple[str, ...]
     train: Indices
     test: Indices
 
@@ -131,12 +128,11 @@ class DataSet:
         classes: Number of classes, labels or characters: the outputs of a model.
         task: Loss, metric and prediction.
         input_shape: Shape of one transformed example, which a model is built for.
-        transform: Makes a model's input of a batch of raw inputs (n, ...): float images that are normalised, character
-            indices as int64. It works on one example's values alone, so that it may be applied to any part.
-        augment: Draws random variants of a batch of raw images, same shape and dtype, with the generator given; None
-            where the data set has no augmentation.
-        groups: Owners of the examples, for the natural partition; None where there are none.
-        together: Owners whose examples `iid` deals to one client, such as patients; None to deal one by one.
+        transform: Makes a model's input of a batch of raw inputs (n, ...), each example by itself: normalised float
+            images, character indices as int64.
+        augment: Draws random variants of a batch of raw images, same shape and dtype, with the generator given.
+        groups: Owners of the examples, for the natural partition.
+        together: Owners whose examples `iid` deals to one client, such as patients.
         white: Raw value of white, of images.
     """
 
@@ -148,6 +144,6 @@ class DataSet:
     input_shape: tuple[int, ...]
     transform: Transform
     augment: Augment | None = None
-    groups: Groups | None = None
-    together: Groups | None = None
+    groups: Owners | None = None
+    together: Owners | None = None
     white: int = 255

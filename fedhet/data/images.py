@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.data.examples import Augment, DataSet, Examples, Groups, Indices, Transform
+from fedhet.data.examples import Augment, DataSet, Examples, Indices, Owners, Transform
 from fedhet.data.files import check_labels, locate, read_cifar, read_idx
 from fedhet.data.registry import load, register_dataset
 from fedhet.data.transforms import Normalise, crop_and_flip, flip_crop_brighten_blur
@@ -29,18 +29,12 @@ CIFAR10_FOLDERS = ("", "cifar-10-batches-py", "cifar10/cifar-10-batches-py")
 
 
 def _images(
-    name: str,
-    parts: Sequence[Examples],
-    transform: Transform,
-    *,
-    classes: int = 10,
-    augment: Augment | None = None,
-    white: int = 255,
+    name: str, parts: Sequence[Examples], transform: Transform, *, augment: Augment | None = None, white: int = 255
 ) -> DataSet:
-    """A data set of training and test images, each of one class."""
+    """A data set of training and test images, each of one of 10 classes."""
     (train, test), task = parts, get_task("classification")
     shape = tuple(train.inputs[:1].shape[1:])
-    return DataSet(name, train, test, classes, task, shape, transform, augment=augment, white=white)
+    return DataSet(name, train, test, 10, task, shape, transform, augment=augment, white=white)
 
 
 @register_dataset("digits")
@@ -158,5 +152,5 @@ def cifar10_domains(folder: Path | None) -> DataSet:
         name="cifar10-domains",
         train=_with_grey(colourful.train, shares, rng),
         test=_with_grey(colourful.test, np.full_like(shares, 0.5), rng),
-        groups=Groups(("grey", "colour"), domain(colourful.train), domain(colourful.test)),
+        groups=Owners(domain(colourful.train), domain(colourful.test)),
     )

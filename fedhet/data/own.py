@@ -5,7 +5,7 @@ torch `Dataset`, a Hugging Face partition or anything else with rows; or a `Data
 row by row when they are needed (`fedhet.data.reading`), so random transforms stay random and images may be many.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from inspect import Parameter, signature
 from typing import Any
@@ -16,17 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import default_collate
 
 from fedhet.data.examples import Augment, ClientData, Examples, PublicDataset
-from fedhet.data.reading import (
-    INPUTS,
-    LABELS,
-    Collate,
-    LazyInputs,
-    as_labels,
-    as_tensor,
-    columns_of,
-    labels_of,
-    not_finite,
-)
+from fedhet.data.reading import INPUTS, LABELS, LazyInputs, as_labels, as_tensor, labels_of, not_finite, pair_of
 from fedhet.errors import DataError
 
 PARTS = ("train", "test", "public", "common", "validation")
@@ -67,17 +57,12 @@ def as_public_dataset(value: Any) -> PublicDataset | None:
 def _client_data(value: Any) -> ClientData:
     if isinstance(value, tuple | list) and 2 <= len(value) <= len(PARTS):
         value = dict(zip(PARTS, value, strict=False))
-    if not isinstance(value, Mapping):
+    names = value.keys() if isinstance(value, Mapping) else set()
+    if not {"train", "test"} <= names <= {*PARTS, "augment"}:
+        got = ", ".join(map(repr, names)) or f"an object of type {type(value).__name__}"
         raise DataError(
-            "the data function must return (train, test) or a mapping of these names, not an object of type "
-            f"{type(value).__name__}"
-        )
-    complete, others = {"train", "test"} <= value.keys(), value.keys() - {*PARTS, "augment"}
-    if others or not complete:
-        named = f", and {', '.join(map(repr, others))} is none of them" if complete else ""
-        raise DataError(
-            "a mapping of data has 'train' and 'test', and may have 'public', 'common', 'validation' and "
-            f"'augment'{named}; it has {', '.join(map(repr, value)) or 'nothing'}"
+            "the data function must return (train, test), or a mapping of 'train', 'test' and, where there are any, "
+            f"'public', 'common', 'validation' and 'augment'; it returned {got}"
         )
     given = [name for name in PARTS if name in ("train", "test") or value.get(name) is not None]
     parts = {name: _part(name, value[name], public=name == "public") for name in given}
@@ -117,8 +102,7 @@ def _examples(value: Any) -> Examples:
         collate: Any = None if value.collate_fn is default_collate else value.collate_fn
         return _rows(value.dataset, collate)
     if isinstance(value, Mapping):
-        inputs_column, labels_column = columns_of(value)
-        value = value[inputs_column], value[labels_column]
+        value = pair_of(value)
     if isinstance(value, tuple | list) and len(value) == 2:
         inputs, labels = as_tensor(value[0]), as_labels(value[1])
         if len(inputs) != len(labels):
@@ -127,7 +111,7 @@ def _examples(value: Any) -> Examples:
     return _rows(value, None)
 
 
-def _rows(value: Any, collate: Collate | None) -> Examples:
+def _rows(value: Any, collate: Callable[[Sequence[Any]], Any] | None) -> Examples:
     """Examples of something with rows."""
     if isinstance(value, IterableDataset) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         raise DataError(

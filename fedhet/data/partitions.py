@@ -4,7 +4,7 @@ A partitioner shares out the training and the test examples by one rule, so that
 trained for. It gives every client at least one of both or says at once why that cannot be.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhet.data.examples import DataSet, Groups, Indices
+from fedhet.data.examples import DataSet, Indices, Owners
 from fedhet.errors import DataError, nearest
 from fedhet.randomness import numpy_generator
 
@@ -50,9 +50,9 @@ class Job:
         """Number of training and of test examples of each class, (classes,) each."""
         return [np.bincount(labels, minlength=self.dataset.classes) for labels in self.labels()]
 
-    def with_owners(self, groups: Groups) -> Iterator[tuple[Indices, Indices]]:
-        """The training and the test examples, each with their owners, (n,)."""
-        return zip(self.examples, (groups.train[self.examples[0]], groups.test[self.examples[1]]), strict=True)
+    def by_owner(self, owners: Owners) -> list[dict[int, Indices]]:
+        """The training and the test examples of each owner."""
+        return [_split_by_owner(indices, owner[indices]) for indices, owner in zip(self.examples, owners, strict=True)]
 
 
 Dealt = list[list[Indices]]
@@ -129,14 +129,13 @@ def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> 
 def iid(job: Job) -> Dealt:
     """Shuffle and deal evenly; where examples belong together (those of a patient), as evenly as that goes."""
     if job.dataset.together is not None:
-        return [_evenly(job, *owned) for owned in job.with_owners(job.dataset.together)]
+        return [_evenly(job, list(owned.values())) for owned in job.by_owner(job.dataset.together)]
     return [np.array_split(job.rng.permutation(indices), job.clients) for indices in job.examples]
 
 
-def _evenly(job: Job, indices: Indices, owner: Indices) -> list[Indices]:
-    """Whole owners for each client: the largest first, each to whoever has least."""
-    units = list(_split_by_owner(indices, owner).values())
-    shares: list[list[Indices]] = [[indices[:0]] for _ in range(job.clients)]
+def _evenly(job: Job, units: list[Indices]) -> list[Indices]:
+    """Whole units of examples for each client: the largest first, each to whoever has least."""
+    shares: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in range(job.clients)]
     sizes = np.zeros(job.clients, dtype=np.int64)
     for unit in sorted((units[place] for place in job.rng.permutation(len(units))), key=len, reverse=True):
         poorest = int(sizes.argmin())
@@ -208,7 +207,7 @@ def natural(job: Job) -> Dealt:
     groups = job.dataset.groups
     if groups is None:
         raise DataError(f"{job.dataset.name} has no natural clients; partition it by iid, classes or dirichlet")
-    train, test = (_split_by_owner(*owned) for owned in job.with_owners(groups))
+    train, test = job.by_owner(groups)
     owners = np.array(sorted(train.keys() & test.keys()))
     if job.clients > len(owners):
         raise DataError(f"{job.dataset.name} has {len(owners)} natural clients, not {job.clients}: use at most as many")

@@ -93,10 +93,10 @@ def _known_labels(dataset: Any) -> Any:
 def _read(dataset: Any, rows: Sequence[int], collate: Collate | None) -> tuple[Tensor, Tensor]:
     read = [dataset[row] for row in rows]
     if collate is not None:
-        inputs, labels = _pair(collate(read))
+        inputs, labels = pair_of(collate(read))
         return as_tensor(inputs), as_labels(labels)
-    pairs = [_pair(row) for row in read]
-    return _stacked([inputs for inputs, _ in pairs]), as_labels([label for _, label in pairs])
+    inputs, labels = zip(*map(pair_of, read), strict=True)
+    return _stacked(inputs), as_labels(labels)
 
 
 def not_finite(tensor: Tensor) -> tuple[int, float] | None:
@@ -108,19 +108,14 @@ def not_finite(tensor: Tensor) -> tuple[int, float] | None:
     return row, values[~values.isfinite()][0].item()
 
 
-def _pair(row: Any) -> tuple[Any, Any]:
-    if isinstance(row, Mapping):
-        inputs, labels = columns_of(row)
-        return row[inputs], row[labels]
-    if isinstance(row, tuple | list) and len(row) == 2:
-        return row[0], row[1]
-    raise DataError(
-        f"has rows that are a {type(row).__name__}, where a pair (input, label) or a dict of both is needed"
-    )
-
-
-def columns_of(row: Mapping[str, Any]) -> tuple[str, str]:
-    """The names of the inputs' and of the labels' column."""
+def pair_of(row: Any) -> tuple[Any, Any]:
+    """Inputs and labels of a pair, or of columns by name."""
+    if not isinstance(row, Mapping):
+        if isinstance(row, tuple | list) and len(row) == 2:
+            return row[0], row[1]
+        raise DataError(
+            f"has rows that are a {type(row).__name__}, where a pair (input, label) or a dict of both is needed"
+        )
     others = [name for name in row if name not in LABELS]
     if "input_ids" in row and len(others) > 1:
         raise _several(others)
@@ -131,7 +126,7 @@ def columns_of(row: Mapping[str, Any]) -> tuple[str, str]:
             f"has columns {', '.join(row)}, of which the inputs must be called {INPUTS[0]} and the labels "
             f"{LABELS[0]}: rename them, or give pairs (input, label)"
         )
-    return inputs[0], labels[0]
+    return row[inputs[0]], row[labels[0]]
 
 
 def as_tensor(value: Any) -> Tensor:

@@ -17,7 +17,6 @@ Key = tuple[str, Path | None, int]
 
 LOADED: dict[Key, DataSet] = {}
 """The data sets that this process has loaded; another process may be given them."""
-KEPT = 8
 
 _LOADERS: dict[str, Loader] = {}
 _AUGMENTED: set[str] = set()
@@ -63,10 +62,7 @@ def load(name: str, folder: str | Path | None = None, *, input_size: int = 0) ->
     if key not in LOADED:
         if name not in _LOADERS:
             raise DataError(nearest("data set", name, _LOADERS))
-        dataset = _resized(load(name, folder), input_size) if input_size else _LOADERS[name](key[1])
-        if len(LOADED) >= KEPT:
-            del LOADED[next(iter(LOADED))]
-        LOADED[key] = dataset
+        LOADED[key] = _resized(load(name, folder), input_size) if input_size else _LOADERS[name](key[1])
     return LOADED[key]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.data.examples import DataSet, Examples, Groups, Indices
+from fedhet.data.examples import DataSet, Examples, Indices, Owners
 from fedhet.data.files import locate_one, read
 from fedhet.data.registry import register_dataset
 from fedhet.errors import DataError
@@ -137,5 +137,5 @@ def shakespeare(folder: Path | None, *, min_characters: int = 10_000, stride: in
         task=get_task("next-character"),
         input_shape=(WINDOW,),
         transform=torch.Tensor.long,  # which embeddings take
-        groups=Groups(tuple(texts), train_owners, test_owners),
+        groups=Owners(train_owners, test_owners),
     )

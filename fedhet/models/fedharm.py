@@ -18,6 +18,9 @@ from fedhet.models.registry import register_model
 Block = Callable[[int, int, int, int], nn.Module]
 """From stage, channels in, channels out and stride to a block."""
 
+Gate = Callable[[int], nn.Module] | None
+"""From a number of channels to the module that scales them."""
+
 
 class SqueezeExcitation(nn.Module):
     """Scales each channel by a number in (0, 1) that depends on the means of all (Hu et al., CVPR 2018)."""
@@ -40,17 +43,9 @@ class InvertedResidual(nn.Module):
     """
 
     def __init__(
-        self,
-        fan_in: int,
-        expanded: int,
-        fan_out: int,
-        *,
-        kernel: int,
-        stride: int,
-        activation: Activation,
-        gate: Callable[[int], nn.Module] | None,
+        self, fan_in: int, expanded: int, fan_out: int, *, kernel: int, stride: int, activation: Activation, gate: Gate
     ):
-        """Build the block: channels in, between and out; `gate` makes the module that scales the channels between."""
+        """Build the block: channels in, between and out; the gate scales those between."""
         super().__init__()
         layers = [] if expanded == fan_in else [convolution(fan_in, expanded, kernel=1, activation=activation)]
         layers.append(convolution(expanded, expanded, stride, kernel=kernel, groups=expanded, activation=activation))
@@ -65,7 +60,11 @@ class InvertedResidual(nn.Module):
 
 
 class StagedNetwork(nn.Module):
-    """A stem, four stages, a 1 x 1 convolution that widens, the mean over each map, and `head`."""
+    """A stem, four stages, a 1 x 1 convolution that widens, the mean over each map, and `head`.
+
+    For images of at least 8 x 8. `widths` are the channels of each stage, the first also of the stem; `depths` the
+    blocks of each stage; `widened` by how much the last convolution widens (1: there is none).
+    """
 
     def __init__(
         self,
@@ -78,17 +77,6 @@ class StagedNetwork(nn.Module):
         activation: Activation,
         widened: int = 1,
     ):
-        """Build the network for images of at least 8 x 8.
-
-        Args:
-            input_shape: (channels, height, width) of an image.
-            classes: outputs of the head.
-            widths: channels of each stage; the stem is as wide as the first.
-            depths: blocks of each stage, the first of which shrinks the image.
-            block: makes a block.
-            activation: of the stem and behind the stages.
-            widened: by how much the last convolution widens; 1: there is none.
-        """
         super().__init__()
         channels, _, _ = image_shape(input_shape, smallest=8)
         width = widened * widths[-1]
@@ -107,20 +95,15 @@ class StagedNetwork(nn.Module):
         return self.head(self.mean(self.last(self.stages(self.stem(images)))))
 
 
-def _basic(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
-    return ResidualBlock(fan_in, fan_out, stride)
-
-
 def _mbconv(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
     """MBConv with SiLU, squeeze and excitation in all."""
+
+    def gate(expanded: int) -> nn.Module:
+        return SqueezeExcitation(expanded, fan_in // 4, nn.SiLU, nn.Sigmoid)
+
+    expansion, kernel = ((1, 3), (4, 3), (4, 5), (4, 3))[stage]
     return InvertedResidual(
-        fan_in,
-        fan_in * (1, 4, 4, 4)[stage],
-        fan_out,
-        kernel=(3, 3, 5, 3)[stage],
-        stride=stride,
-        activation=nn.SiLU,
-        gate=lambda expanded: SqueezeExcitation(expanded, fan_in // 4, nn.SiLU, nn.Sigmoid),
+        fan_in, expansion * fan_in, fan_out, kernel=kernel, stride=stride, activation=nn.SiLU, gate=gate
     )
 
 
@@ -130,19 +113,22 @@ def _mobile(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
     def gate(expanded: int) -> nn.Module:
         return SqueezeExcitation(expanded, expanded // 4, nn.ReLU, nn.Hardsigmoid)
 
+    expansion, kernel, activation, gated = (
+        (1, 3, nn.ReLU, gate),
+        (4, 3, nn.ReLU, None),
+        (4, 5, nn.Hardswish, gate),
+        (6, 5, nn.Hardswish, gate),
+    )[stage]
     return InvertedResidual(
-        fan_in,
-        fan_in * (1, 4, 4, 6)[stage],
-        fan_out,
-        kernel=(3, 3, 5, 5)[stage],
-        stride=stride,
-        activation=nn.ReLU if stage < 2 else nn.Hardswish,
-        gate=None if stage == 1 else gate,
+        fan_in, expansion * fan_in, fan_out, kernel=kernel, stride=stride, activation=activation, gate=gated
     )
 
 
 _FAMILIES: Mapping[str, Mapping[str, Any]] = {
-    "resnet": {"block": _basic, "activation": nn.ReLU},  # ResNet-18 (He et al., CVPR 2016)
+    "resnet": {
+        "block": lambda stage, *shape: ResidualBlock(*shape),
+        "activation": nn.ReLU,
+    },  # ResNet-18 (He et al., CVPR 2016)
     "efficientnet": {"block": _mbconv, "activation": nn.SiLU, "widened": 4},  # Tan and Le, ICML 2019
     "mobilenet": {"block": _mobile, "activation": nn.Hardswish, "widened": 6},  # MobileNetV3 (Howard et al., ICCV 2019)
 }

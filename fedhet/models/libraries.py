@@ -21,11 +21,7 @@ def of_library(name: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Import the library that is meant, and find out whether it has the model.
-
-    Raises:
-        ModelError: The library is not installed, or does not have the model.
-    """
+    """Raise a `ModelError` if the library that is meant is not installed, or does not have the model."""
     library, _, model = name.partition("/")
     module = _import(library)
     known = module.list_models(module=module) if library == "torchvision" else module.list_models()
@@ -38,13 +34,8 @@ def check_name(name: str) -> None:
 def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """A library's model without trained weights, for images of (channels, height, width) as they are.
 
-    Args:
-        name: `torchvision/NAME` or `timm/NAME`, one that passes `check_name`.
-        input_shape: Shape of an image; the first convolution takes as many channels, also where the library's takes 3.
-        classes: Number of outputs.
-
-    Raises:
-        ModelError: Its forward pass fails on such an image, or does not give (n, classes).
+    The first convolution takes as many channels as there are, also where the library's takes 3. A `ModelError` says if
+    the forward pass fails on such an image, or does not give (n, classes).
     """
     if len(input_shape) != 3:
         raise ModelError(f"takes images of (channels, height, width), not {input_shape}")

@@ -86,10 +86,7 @@ def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ..
             the clients, and so on), `random` (uniform and independent, by the seed), `one-of-each` (the i-th client
             has the i-th of as many architectures), or an explicit list, one a client.
         clients: Number of clients.
-        seed: Seed of `random`; the same seed deals the same.
-
-    Returns:
-        Each client's architecture, in order of the clients.
+        seed: Seed of `random`.
 
     Raises:
         ModelError: An architecture or `how` is unknown, or the numbers do not agree.

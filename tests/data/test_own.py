@@ -222,5 +222,5 @@ def test_an_augmentation_of_ones_own():
     assert both.augment(INPUTS, None).tolist() == (INPUTS + 1).tolist()
     drawn = as_client_data("3", {**dict.fromkeys(("train", "test"), (INPUTS, LABELS)), "augment": lambda x, g: (x, g)})
     assert drawn.augment(1, 2) == (1, 2)
-    with pytest.raises(DataError, match="and 'trian' is none of them"):
+    with pytest.raises(DataError, match="it returned 'train', 'test', 'trian'"):
         as_client_data("3", {"train": 1, "test": 1, "trian": 1})

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhet import data
-from fedhet.data import DataSet, Examples, Groups
+from fedhet.data import DataSet, Examples, Owners
 from fedhet.errors import DataError
 from fedhet.task import get_task
 
@@ -155,7 +155,7 @@ class TestNatural:
     def dataset(self) -> DataSet:
         owner = np.arange(1000) % 8
         # The last one has nothing to be tested on.
-        return replace(made(), groups=Groups(tuple("abcdefgh"), owner, np.arange(300) % 7))
+        return replace(made(), groups=Owners(owner, np.arange(300) % 7))
 
     def test_every_client_is_one_owner(self) -> None:
         parts = data.partition(self.dataset(), "natural", clients=7, seed=0)
