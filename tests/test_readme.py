@@ -105,6 +105,14 @@ def test_the_first_page_is_short() -> None:
     assert max(line.count("|") for line in first.splitlines() if line.startswith("| ")) <= 5
 
 
+def test_the_steps_of_a_round_name_functions_that_exist() -> None:
+    steps = re.findall(r"`([a-z_/]+\.py):([a-z_]+)`", TEXT[ROOT / "fedhet" / "README.md"])
+    assert len(steps) >= 10
+    for file, function in steps:
+        folder = ROOT if file.startswith(("strategies", "client_apps")) else ROOT / "fedhet"
+        assert f"def {function}(" in (folder / file).read_text(encoding="utf-8"), f"{file}:{function}"
+
+
 def test_pages_link_to_files_that_exist() -> None:
     links = [(page, link) for page in PAGES for link in re.findall(r"\]\((?!https?:)([^)#]+)", TEXT[page])]
     assert len(links) > 20
