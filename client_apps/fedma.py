@@ -33,13 +33,13 @@ class FedMA(Matched[FedMAParameters]):
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self._done = 0  # groups of this pass that are settled here
-        self._own: dict[int, np.ndarray[Any, Any]] = {}  # where its units went in them
+        self._own: dict[int, np.ndarray[Any, Any]] = {}  # the global units of its own in them
         self._complete = self._begins = self._lost = False
 
-    # ---- what comes
+    # ---- the server's message
 
     def begin(self, payload: Payload) -> None:
-        """Put what is settled in front of what is one's own."""
+        """Put the settled groups in front of the client's own layers."""
         place = payload.values.get("place")
         if place is not None:
             kept = self._kept(place)
@@ -66,12 +66,15 @@ class FedMA(Matched[FedMAParameters]):
         memory = self.client.memory
         if "place" not in memory or memory["place"].tolist() != list(place):
             return None
-        kept = to_arrays(memory)
-        own = {key.removeprefix("assignment/"): array for key, array in kept.items() if key.startswith("assignment/")}
-        self._own = {int(index): array for index, array in own.items()}
-        return {name.removeprefix("model/"): array for name, array in kept.items() if name.startswith("model/")}
+        parts: dict[str, Arrays] = {"assignment": {}, "model": {}}
+        for key, array in to_arrays({key: tensor for key, tensor in memory.items() if key != "place"}).items():
+            part, _, name = key.partition("/")
+            parts[part][name] = array
+        self._own = {int(index): array for index, array in parts["assignment"].items()}
+        return parts["model"]
 
     def _go_on(self, state: Arrays, payload: Payload) -> None:
+        """Put the groups that were settled since into the network."""
         groups, arrays = self.groups, payload.arrays
         known = self._done
         while f"group-{self._done}" in arrays:
@@ -91,10 +94,10 @@ class FedMA(Matched[FedMAParameters]):
     def _settled_names(self) -> set[str]:
         return {name for index in range(self._done) for name in parameters_of(self.groups, index)}
 
-    # ---- what is done
+    # ---- training
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """All layers at the beginning of a pass, else those that are not settled."""
+        """One phase of all layers at the beginning of a pass, else of those that are not settled."""
         if self._lost:
             return []
         if self._begins:
@@ -114,14 +117,14 @@ class FedMA(Matched[FedMAParameters]):
         return replace(usual.at(self.parameters.last_learning_rate), weight_decay=LAST_WEIGHT_DECAY)
 
     def _cut_out(self) -> None:
-        """The client's own units of the global model; the first ones, if it did not take part in the pass before."""
+        """Go on with the client's units of the global model; the first ones, if it was not in the pass before."""
         groups = self.groups
         own = {group.index: self._own.get(group.index, np.arange(group.width)) for group in groups}
         self._use(cut_out(to_arrays(self.client.tensors), groups, own))
         self._own, self._done, self._complete = {}, 0, False
 
     def end(self, payload: Payload) -> Payload:
-        """The groups that are due, in the last round the output layer and how many examples of each class there are."""
+        """Return the groups that are due, in the last round the output layer and the class counts."""
         memory, client, groups = self.client.memory, self.client, self.groups
         number, step = payload.values["pass"], payload.values["step"]
         if self._lost:

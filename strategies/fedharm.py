@@ -160,8 +160,6 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         self.state.cosines = [*self.state.cosines, {"round": round, "same": same, "other": other}]
         return {"cosine-same": same[-1], "cosine-other": other[-1], "cosine-gap": same[-1] - other[-1]}
 
-    # ---- report
-
     def take_last(self, reply: Reply) -> None:
         """Keep the heat maps: (h, w), one a block, with numbers from 0 to 1."""
         heat, blocks = reply.arrays.get("heat", {}), [str(block) for block in range(len(self.parameters.lengths))]

@@ -41,10 +41,10 @@ class FedMAState(MatchedState):
     Attributes:
         pass_: passes that are complete.
         step: the group that is next.
-        participants: who takes part in this pass.
+        participants: the clients of this pass.
         places: of each client the pass and the number of groups that it had when it last answered.
-        group: by group, its global rows and what is averaged with them, as they travel.
-        match: by group, what a late client is matched against.
+        group: by group, its global rows and the parameters averaged with them, as they travel.
+        match: by group, counts, prior mean and variances, for clients that come late.
         last: the output layer of the last complete pass.
     """
 
@@ -64,7 +64,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
     state_class = FedMAState
 
     def number_of_rounds(self) -> int:
-        """Without a number of rounds: those of all passes."""
+        """Return `rounds`, or as many as all passes need."""
         return self.config.rounds or self.parameters.passes * (len(self.groups) + 1)
 
     @property
@@ -75,15 +75,15 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
     # ---- a round
 
     def participants(self, round: int) -> Sequence[str]:
-        """Drawn once a pass."""
+        """Draw the clients once a pass."""
         if not self.state.participants:
             self.state.participants = list(super().participants(self.state.pass_ + 1))
         return self.state.participants
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return what has been settled since the client's last message, and which group is next.
+        """Return the groups settled since the client's last message, and which is next.
 
-        A client without units in the global model that is wider begins with weights of its own.
+        A client without units in the global model that is wider than it begins with its own weights.
         """
         payloads = {client: self._news(client) for client in clients}
         for client, payload in payloads.items():
@@ -93,9 +93,9 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         return payloads
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
-        """The last complete global model, or what a client lacks of it.
+        """Return the last complete global model, or the groups that a client lacks of it.
 
-        Nothing beside a round in the middle of a pass: those who train cannot be evaluated with it either.
+        There is nothing beside a round in the middle of a pass: those who train cannot be evaluated with it either.
         """
         if self.state.step and amid_training:
             return {client: Payload() for client in clients}
@@ -133,7 +133,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         return {index: stored[str(index)] for index in range(len(stored))}
 
     def check_reply(self, reply: Reply) -> None:
-        """All parameters of the groups that are due, in the client's widths and the global ones."""
+        """Check that all parameters of the groups that are due are there, in their widths."""
         client, step, sizes = reply.client, self.state.step, self.sizes
         if reply.values.flag("lost", False):
             if "place" not in self._news(client).values:
@@ -149,7 +149,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
             self.check_classes(reply)
 
     def _due(self, done: int, step: int) -> list[str]:
-        """Names of what a client with so many assignments has to send in a step."""
+        """Names of the arrays that a client with so many assignments has to send in a step."""
         indices = range(done, min(step + 1, len(self.groups)))
         names = [name for index in indices for name in parameters_of(self.groups, index)]
         if step == len(self.groups):
@@ -180,10 +180,9 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         return {}
 
     def _caught_up(self, client: str, update: Arrays, held: int, step: int) -> Arrays:
-        """A client's update with all groups before this step in the global order, and its assignments kept.
+        """A client's update with all groups before this step in the global order; its assignments are kept.
 
-        Raises:
-            ValueError: the client is wider than a settled group.
+        Raises ValueError where the client is wider than a settled group.
         """
         state = {
             name: array.astype(np.float32) if array.dtype == np.float16 else array for name, array in update.items()

@@ -81,12 +81,12 @@ def average_rest(
     BatchNorm's statistics are those of all clients' examples together.
 
     Args:
-        states: A client each.
+        states: A client each, as are `examples`, their numbers.
         groups: The structure.
-        examples: Number of examples of each client.
+        examples: Numbers of examples.
         class_counts: (J, C), examples of each class, for outputs that are classes.
         assignments: Of the groups of which a client has not all units: those that it lacks do not count in statistics.
-        sizes: Global widths of all groups.
+        sizes: Of all groups.
         statistics: Whether to average BatchNorm's statistics.
     """
     result: dict[str, Array] = {}

@@ -24,7 +24,7 @@ _FIRST_OFFER = 8
 
 
 def assigned(cost: Floats) -> Ints:
-    """The column of each row (rows,) of costs (rows, columns), no more rows than columns, at least cost in all."""
+    """The column of each row of costs (rows, columns), no more rows than columns, at least cost in all."""
     return linear_sum_assignment(cost)[1]
 
 
@@ -35,10 +35,10 @@ def scaled(rows: npt.NDArray[np.floating], s: float) -> Floats:
 
 
 class GlobalRows:
-    """The global rows of one matching, and which of them each client's rows are in; without any at the start.
+    """The global rows of one matching, none at the start, and which of them each client's rows are in.
 
-    A global row lives in a *slot*, which it keeps; `order` lists the slots in use as the global order. So a row that
-    dies renumbers nobody, and what was computed about a slot stays valid until a client joins or leaves it.
+    A global row keeps its *slot*; `order` lists the slots in use as the global order. So products with a slot's row
+    stay valid until a client joins or leaves it.
 
     Args:
         weights: (L_j, D) by client, s times its rows.
@@ -120,9 +120,8 @@ class GlobalRows:
     def assign(self, j: int) -> Ints:
         """The column of each of client j's rows: global rows in order, then new ones.
 
-        The best total is concave in the number of rows opened (an assignment is a flow of least cost, and -2 log k
-        falls), so that a solution which leaves one of the new rows offered unused would not use more of them either.
-        Hence few are offered first.
+        Few new rows are offered first: the best total is concave in their number (an assignment is a flow of least
+        cost, and -2 log k falls), so a solution that leaves one of them unused would not use more either.
         """
         rows, size = len(self.weights[j]), len(self.order)
         if not size:

@@ -123,8 +123,7 @@ def match_networks(
 ) -> tuple[list[GroupMatch], list[dict[str, Array]]]:
     """Match whole networks at once, without training in between (PFNM: Yurochkin et al., ICML 2019).
 
-    Returns:
-        The match of each group, and the clients' states in the global order, zeros where a client has no unit.
+    Returns the match of each group, and the clients' states in the global order, zeros where a client has no unit.
     """
     settled: list[GroupMatch] = []
     moved = [dict(state) for state in states]
@@ -143,15 +142,10 @@ def match_networks(
 def patch(
     state: State, groups: PermutationGroups, index: int, assignment: Array, settled: Array, carried: State
 ) -> dict[str, Array]:
-    """Return a client's state with one more group in the global order: its rows replaced by the settled ones (L', D).
+    """Return a client's state, all its arrays, with one more group in the global order.
 
-    Args:
-        state: All of a client's arrays, earlier groups in the global order.
-        groups: Its structure.
-        index: The group.
-        assignment: (L,), the global row of each of the client's units.
-        settled: The global rows. Inputs of later layers that the client does not have are zeros.
-        carried: The other parameters settled with the group.
+    Its rows are replaced by the settled ones (L', D), its other parameters by those carried; inputs of later layers
+    that the client does not have are zeros. The assignment (L,) has the global row of each of the client's units.
     """
     moved = expand(state, groups, {index: assignment}, {index: len(settled)})
     moved = set_rows(moved, groups, index, settled)
@@ -162,13 +156,9 @@ def patch(
 def assemble(
     groups: PermutationGroups, dtypes: Mapping[str, str], settled: Sequence[tuple[Array, State]], rest: State
 ) -> dict[str, Array]:
-    """Return the global model.
+    """Return the global model of each group's global rows (L', D) and other parameters, and the rest.
 
-    Args:
-        groups: The structure.
-        dtypes: The dtype of each of the model's arrays.
-        settled: For each group its global rows (L', D) and its other parameters.
-        rest: As `average_rest` gives it; statistics that it lacks are those of a fresh BatchNorm.
+    Statistics that the rest lacks are those of a fresh BatchNorm; `dtypes` are those of the model's arrays.
     """
     shapes = groups.shapes([len(matrix) for matrix, _ in settled])
     state: dict[str, Array] = {

@@ -84,24 +84,17 @@ def match_layer(
 
 
 def attach(weights: npt.ArrayLike, match: LayerMatch, *, prior_mean: npt.ArrayLike = 0.0, average: str = "map") -> Ints:
-    """Assign the rows of a client that came late to the frozen global rows of a match; none is opened or changed.
+    """Assign the rows (L, D) of a client that came late to the frozen global rows of a match.
 
-    Args:
-        weights: (L, D), the client's rows.
-        match: The match that the other clients took part in.
-        prior_mean: As in that match.
-        average: As in that match.
+    Prior mean and average are those of the match. No row is opened or changed.
 
     Returns:
         (L,) ints, the global row of each of the client's rows, none twice.
 
     Raises:
-        ValueError: The client has more rows than the match, another number of columns, or values that are not finite.
+        ValueError: The client has more rows than the match.
     """
-    (rows,) = _checked([weights])
-    size, columns = match.weights.shape
-    if rows.shape[1] != columns:
-        raise ValueError(f"the late client's rows have {rows.shape[1]} columns, the frozen rows {columns}")
+    rows, size = np.asarray(weights), len(match.weights)
     if len(rows) > size:
         raise ValueError(f"the late client has {len(rows)} rows, more than the {size} frozen ones: it must wait")
     s, s0, counts = 1 / match.sigma2, 1 / match.sigma0_2, match.counts
@@ -125,14 +118,11 @@ def estimate_variances(
 ) -> dict[str, float]:
     """Estimate `sigma2` and `sigma0_2` of a layer from what matches in it, so that shared neurons merge.
 
-    With FedMA's sigma2 = sigma0_2 = 1 the weights of a usual network are small against the prior, and its size grows by
-    about a row per client whatever the weights are. Here sigma0_2 is the variance v of all rows around the prior mean.
-    BBP-MAP's values lack the Gaussians' normalisers, so that two rows of correlation r gain from merging where
-    r > sigma0_2 / (sigma0_2 + sigma2): with the residual variance e of the matches itself as sigma2, a typical match
-    would only break even. So sigma2 puts the break-even correlation halfway between foreign rows (0) and the matches
-    found (1 - e / v), which gives sigma2 = v (v + e) / (v - e); matching and estimating alternate until sigma2 stays,
-    from sigma2 = v. That is also the answer where nothing merges, or only what is no closer than e = v / 2: in rows of
-    few columns some foreign ones are alike by chance.
+    sigma0_2 is the variance v of all rows around the prior mean. Two rows of correlation r gain from merging where
+    r > sigma0_2 / (sigma0_2 + sigma2). So sigma2 puts this break-even correlation halfway between foreign rows (0) and
+    the matches found (1 - e / v, with their residual variance e), which gives sigma2 = v (v + e) / (v - e); matching
+    and estimating alternate until sigma2 stays, from sigma2 = v. That is also the answer where nothing merges, or only
+    what is no closer than e = v / 2: in rows of few columns some foreign ones are alike by chance.
 
     Args:
         weights: One array (L_j, D) per client.
@@ -140,9 +130,6 @@ def estimate_variances(
         prior_mean: As in `match_layer`.
         iterations: The most matchings to try.
         options: Further ones of `match_layer`; rows that merge for want of room (`max_rows`) count as matches.
-
-    Returns:
-        `sigma2` and `sigma0_2`, for `match_layer(weights, **variances)`.
     """
     clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
     mean = np.asarray(prior_mean, dtype=np.float64)
