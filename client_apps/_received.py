@@ -10,11 +10,7 @@ from fedhet.wire import Arrays, WireError, to_tensor
 
 @contextmanager
 def reading_request(what: str) -> Iterator[None]:
-    """Within it, what is wrong with a part of a request is a refusal of that request.
-
-    Raises:
-        WireError: the part cannot be used, and why.
-    """
+    """Turn errors about a part of a request into a WireError that says so."""
     try:
         yield
     except (ValueError, LookupError, TypeError) as error:
@@ -22,11 +18,7 @@ def reading_request(what: str) -> Iterator[None]:
 
 
 def rows_in(arrays: Arrays, of: Tensor, what: str) -> Tensor:
-    """The examples at the rows that the server names, `(n, ...)`.
-
-    Raises:
-        WireError: they are no rows of these examples.
-    """
+    """The examples (n, ...) at the rows that the server names; raises WireError for rows that there are not."""
     with reading_request(what):
         rows = arrays["rows"]
         if rows.dtype.kind not in "iu" or rows.ndim != 1 or not 0 < len(rows) <= len(of):
@@ -37,10 +29,6 @@ def rows_in(arrays: Arrays, of: Tensor, what: str) -> Tensor:
 
 
 def check_rows(part: Tensor, count: int) -> None:
-    """Check that a part of a request is of so many examples.
-
-    Raises:
-        ValueError: it is of another number.
-    """
+    """Raise ValueError unless a part of a request is of so many examples."""
     if len(part) != count:
         raise ValueError(f"it is of {len(part)} examples, must be of {count}")

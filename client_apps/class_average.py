@@ -16,11 +16,7 @@ class ClassAverage(ClientSide[ClassAverageParameters]):
     """One phase of training; the last round's rate may be another."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the numbers of examples of each class, and the name of the layer whose rows the classes are.
-
-        Raises:
-            DataError: examples have no single class, or there is no output layer with weights.
-        """
+        """Return the numbers of examples of each class, and the name of the layer whose rows the classes are."""
         client = self.client
         rows = next((name for name in client.tensors if name.startswith(f"{client.head}.")), None)
         if client.task.name != "classification" or rows is None:

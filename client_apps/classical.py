@@ -30,11 +30,7 @@ class Classical(ClientSide[P]):
     """Trains no network; predictions are those of a classifier of inputs."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return nothing.
-
-        Raises:
-            DataError: examples have no single class.
-        """
+        """Return nothing; raises DataError where examples have no single class."""
         self.client.check_classes()
         return Payload()
 

@@ -31,11 +31,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:
-        """Names of the modules that end the network's blocks.
-
-        Raises:
-            ModelError: there are not as many as there must be.
-        """
+        """Names of the modules that end the network's blocks; raises ModelError where there are too few."""
         client, own = self.client, self.parameters
         try:
             example = client.transform(client.data.train.inputs[:2])
@@ -44,12 +40,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
             raise ModelError(f"fedharm.blocks = {own.blocks!r}: {error}") from error
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return how many of the slots each of its blocks fills.
-
-        Raises:
-            DataError: examples have no single class.
-            ModelError: the network has no such blocks.
-        """
+        """Return how many of the slots each block fills; raises DataError where examples have no single class."""
         client = self.client
         client.check_classes()
         if not self.parameters.aligns_blocks:

@@ -27,11 +27,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
     """Local training of equation 5 (homogeneous) or 6 (heterogeneous)."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the representation of some public examples before training.
-
-        Raises:
-            DataError: the RAD is of the configured data set, and the client's data are others.
-        """
+        """Return the representation of some public examples before training."""
         own = self.parameters
         if own.eta0 and own.rad_source == "train-union" and self.client.own_data:
             raise DataError(

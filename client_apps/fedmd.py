@@ -24,11 +24,7 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
     remembers = True  # that it has begun
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the number of classes.
-
-        Raises:
-            DataError: examples have no single class.
-        """
+        """Return the number of classes; raises DataError where examples have no single class."""
         self.client.check_classes()
         return Payload(values={"classes": self.client.scores(self.client.data.train.inputs[:2], "logits").shape[1]})
 

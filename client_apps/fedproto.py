@@ -41,11 +41,7 @@ class ByClass(ClientSide[P], ABC):
         """Whether the vectors (n, width) of n inputs are Phi; else they are the network's outputs."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """The width of the vectors.
-
-        Raises:
-            DataError: examples have no single class.
-        """
+        """Return the width of the vectors; raises DataError where examples have no single class."""
         self.client.check_classes()
         return Payload(values={"width": self._vectors_of(self.client.data.train.inputs[:2]).shape[1]})
 
@@ -63,10 +59,7 @@ class ByClass(ClientSide[P], ABC):
         return row_of
 
     def end(self, payload: Payload) -> Payload:
-        """The mean vector of each class that this client holds, and how many examples it is over.
-
-        Means over fewer examples than the node asks for stay here.
-        """
+        """Return the mean vector of each class with as many examples as the node asks for, and their numbers."""
         train = self.client.data.train
         vectors = self._vectors_of(train.inputs)
         classes, rows, counts = train.labels.unique(return_inverse=True, return_counts=True)
@@ -89,9 +82,7 @@ class FedProto(ByClass[FedProtoParameters]):
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        """With `fedproto.width`, two linear layers `projection` and `head` stand in the place of the model's head.
-
-        So the task sees the projection, and Phi, what the head is given, is projected.
+        """With `fedproto.width`, put two linear layers `projection` and `head` in the place of the model's head.
 
         Raises:
             ModelError: the head is no `nn.Linear`, so that the width of its input is not known.

@@ -55,11 +55,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
     state_class = FedHARMState
 
     def admit(self, reply: Reply) -> None:
-        """Keep how many slots the client's blocks fill; small blocks fill fewer, which is logged.
-
-        Raises:
-            FedhetError: the numbers do not fit `fedharm.slots`.
-        """
+        """Keep how many slots the client's blocks fill; small blocks fill fewer, which is logged."""
         own = self.parameters
         if not own.aligns_blocks:
             return

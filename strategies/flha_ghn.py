@@ -58,11 +58,7 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
             self.state.graphs = self.state.graphs | {reply.report.architecture: graph}
 
     def first_arrays(self, missing: Spec) -> Arrays:
-        """Draw parameters from the seed, each by its name and shape alone.
-
-        Raises:
-            WireError: the hypernetwork has no such parameter.
-        """
+        """Draw parameters from the seed by name and shape; raises WireError for one that hypernetworks do not have."""
         if self._alike and self.state.model:
             raise WireError(
                 f"{next(iter(missing))[:100]} is none of the arrays of the hypernetwork that all clients hold"

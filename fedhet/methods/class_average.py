@@ -15,11 +15,7 @@ class ClassAverageParameters(Parameters):
     last_learning_rate: float = option(0.0, "learning rate of the last round; 0: learning-rate", at_least=0)
 
     def check(self, config: Config) -> None:
-        """Check that no other rule is asked for.
-
-        Raises:
-            ConfigError: one is.
-        """
+        """Refuse other rules of aggregation."""
         if config.aggregation != "mean" or config.clip_norm:
             raise ConfigError(
                 f"class-average averages the output layer by classes, and aggregation = {config.aggregation}, "

@@ -51,11 +51,7 @@ class FedHARMParameters(Parameters):
     )
 
     def __post_init__(self) -> None:
-        """Check the slots.
-
-        Raises:
-            ConfigError: they are no list of numbers.
-        """
+        """Check that the slots are a list of numbers."""
         if not all(part.strip().isdecimal() and int(part) for part in self.slots.split(",")):
             raise ConfigError(f"fedharm.slots = {self.slots!r}: must be positive whole numbers separated by commas")
 
@@ -96,7 +92,7 @@ class FedHARMParameters(Parameters):
 
 
 def traits(parameters: FedHARMParameters) -> Traits:
-    """The answers to the six questions."""
+    """FedHARM's traits for these keys."""
     tells = {"slots": STRUCTURE, "distance": METRICS}
     if parameters.aligns:
         tells["told"] = {"cka": "features", "spectral": "posteriors"}.get(parameters.align, "descriptors")

@@ -69,11 +69,7 @@ class FedHeNNParameters(Parameters):
     )
 
     def __post_init__(self) -> None:
-        """Settle `eta0` and `schedule`, which may be left to the target, and check what goes together.
-
-        Raises:
-            ConfigError: keys contradict each other.
-        """
+        """Settle `eta0` and `schedule`, which may be left to the target, and refuse contradictions."""
         spectral = self.target == "spectral"
         if self.eta0 < 0:
             object.__setattr__(self, "eta0", 3.0 if spectral else 0.001)
@@ -114,7 +110,7 @@ class FedHeNNParameters(Parameters):
 
 
 def traits(parameters: FedHeNNParameters) -> Traits:
-    """The answers to the six questions."""
+    """FedHeNN's traits for these keys."""
     tells = {"distance": METRICS} | ({"probe": "features"} if parameters.eta0 and parameters.probe else {})
     # Posteriors and RBF kernels are of one size whoever tells them.
     sized = parameters.told == "features" and parameters.kernel == "linear"

@@ -22,9 +22,8 @@ class FedMAParameters(PFNMParameters):
     )
 
     def idle(self, config: Config) -> dict[str, str]:
-        """Nothing is learnt from a round after the last pass, and nobody keeps what it would train."""
-        closing = {"closing-epochs": "method"} if config.closing_epochs else {}
-        return super().idle(config) | closing
+        """Nothing is learnt from a round after the last pass."""
+        return {"closing-epochs": "method"} if config.closing_epochs else {}
 
 
 method = Method(

@@ -15,11 +15,7 @@ class FedRepParameters(Parameters):
     body_epochs: int = option(1, "how many of a round's epochs train the body; the others train the head", at_least=1)
 
     def check(self, config: Config) -> None:
-        """Check that the head is trained at all.
-
-        Raises:
-            ConfigError: it is not.
-        """
+        """Check that epochs are left for the head."""
         if 0 < config.local_epochs <= self.body_epochs:
             raise ConfigError(
                 f"fedrep.body-epochs = {self.body_epochs} of local-epochs = {config.local_epochs} leave none for the "

@@ -27,11 +27,7 @@ class FLHADistillationParameters(Parameters):
     )
 
     def check(self, config: Config) -> None:
-        """Check that nothing ends the run before clients have networks of their own.
-
-        Raises:
-            ConfigError: early stopping would.
-        """
+        """Refuse early stopping, which would end the run before clients have networks of their own."""
         if config.early_stopping:
             raise ConfigError(
                 f"early-stopping = {config.early_stopping}: it would end the run while the teacher is trained, before "

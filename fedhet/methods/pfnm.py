@@ -32,11 +32,7 @@ class PFNMParameters(Parameters):
     )
 
     def check(self, config: Config) -> None:
-        """Check that a limit lets the widest client in.
-
-        Raises:
-            ConfigError: it does not.
-        """
+        """Check that a limit lets the widest client in."""
         if 0 < self.max_growth < 1:
             raise ConfigError(
                 f"{config.family}.max-growth = {self.max_growth:g}: must be at least 1, or 0 for no limit"
