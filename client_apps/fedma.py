@@ -15,7 +15,7 @@ from torch import Tensor
 from fedhet.client import Client
 from fedhet.graphs import cut_out, tie
 from fedhet.learning import Optimisation, Phase
-from fedhet.matching import parameters_of, patch, rest_of
+from fedhet.matching import due, parameters_of, patch
 from fedhet.methods.fedma import FedMAParameters
 from fedhet.wire import Arrays, Payload, cast, to_arrays
 
@@ -127,18 +127,13 @@ class FedMA(Matched[FedMAParameters]):
         """Return the groups that are due, in the last round the output layer and the class counts."""
         memory, client, groups = self.client.memory, self.client, self.groups
         number, step = payload.values["pass"], payload.values["step"]
+        memory.clear()
         if self._lost:
-            memory.clear()
             memory["place"] = torch.tensor([-1, 0])
             return Payload(values={"lost": True})
-        memory.clear()
         memory |= {f"model/{name}": tensor for name, tensor in client.tensors.items()}
         memory |= {f"assignment/{index}": torch.from_numpy(own.copy()) for index, own in self._own.items()}
         memory["place"] = torch.tensor([number, self._done])
-        due = [name for i in range(self._done, min(step + 1, len(groups))) for name in parameters_of(groups, i)]
-        arrays: dict[str, Arrays] = {}
-        if step == len(groups):
-            due += rest_of(groups, statistics=client.config.batch_norm == "aggregate")
-            arrays |= self.class_counts()
-        arrays["update"] = cast(to_arrays({name: client.tensors[name] for name in due}), client.config.wire_dtype)
-        return Payload(arrays)
+        names = due(groups, self._done, step, statistics=client.config.batch_norm == "aggregate")
+        update = cast(to_arrays({name: client.tensors[name] for name in names}), client.config.wire_dtype)
+        return Payload({"update": update} | (self.class_counts() if step == len(groups) else {}))

@@ -83,7 +83,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         return dict.fromkeys(clients, common)
 
     def check_reply(self, reply: Reply) -> None:
-        """Descriptors must be there, of the shared images, and of as many slots as the client has."""
+        """Check that descriptors are there, of the shared images, and of as many slots as the client has."""
         reply.values.number("distance", 0.0)
         if self._tells(self.state.round + 1):
             self._unpacked(reply.client, reply.arrays.get("told", {}))
@@ -123,10 +123,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         }
         found = self.aggregator.average_arrays(slots)
         widths = [max(part.shape[1] for part in block) for block in zip(*told.values(), strict=True)]
-        return [
-            torch.stack([to_tensor(found[block, slot]) for slot in range(width)], 1)
-            for block, width in enumerate(widths)
-        ]
+        return [torch.stack([to_tensor(found[b, slot]) for slot in range(k)], 1) for b, k in enumerate(widths)]
 
     def _unpacked(self, client: str, told: Arrays) -> list[Tensor]:
         """A client's descriptors, features or posteriors, checked; raises WireError."""

@@ -18,14 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedhet.graphs import expand, rows
-from fedhet.matching import (
-    GroupMatch,
-    LayerMatch,
-    assemble,
-    match_group,
-    parameters_of,
-    rest_of,
-)
+from fedhet.matching import GroupMatch, LayerMatch, assemble, due, match_group
 from fedhet.methods import fedma
 from fedhet.randomness import derive_seed
 from fedhet.server import ArraysBy
@@ -142,19 +135,11 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         done = len(self._assignments(client))
         widths = [*sizes[:done], *self.widths(client)[done:]]
         shapes, spec = self.groups.shapes(widths), self.federation.specs[client]
-        due = {name: (shapes[name], spec[name][1]) for name in self._due(done, step)}
-        expected = narrowed(due, self.config.wire_dtype)
+        names = due(self.groups, done, step, statistics=self.config.batch_norm == "aggregate")
+        expected = narrowed({name: (shapes[name], spec[name][1]) for name in names}, self.config.wire_dtype)
         check(reply.arrays.get("update", {}), expected, f"its update for group {step}")
         if step == len(self.groups):
             self.check_classes(reply)
-
-    def _due(self, done: int, step: int) -> list[str]:
-        """Names of the arrays that a client with so many assignments has to send in a step."""
-        indices = range(done, min(step + 1, len(self.groups)))
-        names = [name for index in indices for name in parameters_of(self.groups, index)]
-        if step == len(self.groups):
-            names += rest_of(self.groups, statistics=self.config.batch_norm == "aggregate")
-        return list(dict.fromkeys(names))
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Match the group that is due, or average the output layer and complete the pass."""

@@ -3,7 +3,7 @@
 from .averaging import average_rest, class_weighted_average
 from .groups import GroupMatch, Matching, assemble, match_group, match_networks, patch
 from .layer import LayerMatch, attach, estimate_variances, match_layer
-from .structure import describe, parameters_of, rest_of, understand
+from .structure import describe, due, parameters_of, rest_of, understand
 
 __all__ = [
     "GroupMatch",
@@ -14,6 +14,7 @@ __all__ = [
     "average_rest",
     "class_weighted_average",
     "describe",
+    "due",
     "estimate_variances",
     "match_group",
     "match_layer",

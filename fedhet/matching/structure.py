@@ -31,6 +31,12 @@ def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str,
     )
 
 
+def due(groups: PermutationGroups, done: int, step: int, *, statistics: bool) -> list[str]:
+    """The arrays that a client with `done` groups sends in FedMA's step: the next groups, and in the last the rest."""
+    names = [name for index in range(done, min(step + 1, len(groups))) for name in parameters_of(groups, index)]
+    return list(dict.fromkeys([*names, *(rest_of(groups, statistics=statistics) if step == len(groups) else ())]))
+
+
 def describe(groups: PermutationGroups) -> str:
     """Permutation groups as JSON text, for a server that has no such model."""
     return json.dumps(dataclasses.asdict(groups))
