@@ -6,7 +6,7 @@ LG-FedAvg, averages within architectures and averages by layer are five such map
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Literal
 
@@ -45,14 +45,6 @@ class Sharing:
     keys: Keys | Literal["everything", "nothing"]
     averaged: bool = True
     statistics: Literal["configured", "always"] = "configured"
-
-    def only_sent(self) -> "Sharing":
-        """The same arrays, for the server to keep as that client's and not to average."""
-        return replace(self, averaged=False)
-
-    def with_statistics(self) -> "Sharing":
-        """The same, BatchNorm's statistics included whatever the configuration says."""
-        return replace(self, statistics="always")
 
     def names(
         self, network: NetworkDescription, tensors: "Mapping[str, Tensor]", *, statistics: bool

@@ -4,9 +4,8 @@ A method adds fields of its own: a plain JSON value, `Arrays` (a group of named 
 the name of a client, or of whatever else there are several).
 """
 
-import copy
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
@@ -61,11 +60,8 @@ class State:
 
     def aside(self) -> Self:
         """A copy to go back to: its dictionaries and lists are its own, arrays and records are not."""
-        kept = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, dict | list):
-                setattr(kept, name, copy.copy(value))
-        return kept
+        copies: dict[str, Any] = {n: value.copy() for n, value in vars(self).items() if isinstance(value, dict | list)}
+        return replace(self, **copies)
 
     def save(self, path: Path) -> None:
         """Write the state to one safetensors file, whole or not at all; all but the arrays is its metadata."""

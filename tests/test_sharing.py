@@ -1,6 +1,7 @@
 """The shared arrays of a network, and their keys."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -45,8 +46,8 @@ def names(sharing, of, *, statistics=True):
         (WITHIN_ARCHITECTURES, False, {*OWN, *LAST}),
         (BY_TYPE_AND_ORDER, False, {*OWN, *LAST}),
         (BY_FIRST_LAYERS, False, {*OWN, *LAST}),
-        (EVERYTHING.with_statistics(), False, {*OWN, *STATISTICS, *LAST}),
-        (BODY.with_statistics(), False, {*OWN, *STATISTICS}),
+        (replace(EVERYTHING, statistics="always"), False, {*OWN, *STATISTICS, *LAST}),
+        (replace(BODY, statistics="always"), False, {*OWN, *STATISTICS}),
     ],
 )
 def test_what_travels(sharing, statistics, shared):
@@ -151,8 +152,8 @@ def test_by_layer_parameters_that_are_the_models_own_have_keys():
 
 def test_what_is_only_sent_is_not_averaged():
     assert EVERYTHING.averaged
-    assert not EVERYTHING.only_sent().averaged
-    assert names(EVERYTHING.only_sent(), network()) == names(EVERYTHING, network())
+    assert not replace(EVERYTHING, averaged=False).averaged
+    assert names(replace(EVERYTHING, averaged=False), network()) == names(EVERYTHING, network())
 
 
 def test_everything_and_nothing_are_told_by_their_values():

@@ -1,11 +1,11 @@
 """Ensemble: the mean of the clients' predictions, the comparison of FedMA's paper (table 2)."""
 
 from fedhet.method import Method, Traits
-from fedhet.sharing import EVERYTHING
+from fedhet.sharing import Sharing
 
 method = Method(
     "ensemble",
-    traits=Traits(shares=EVERYTHING.only_sent(), keeps="model", scored="trained", together=True),
+    traits=Traits(shares=Sharing("everything", averaged=False), keeps="model", scored="trained", together=True),
     server="fedhet.strategies.ensemble:Ensemble",
     common={
         "clients": 16,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fedhet.errors import ConfigError
 from fedhet.method import STRUCTURE, Drawing, Method, Traits
 from fedhet.options import Config, Parameters, Value, option
-from fedhet.sharing import EVERYTHING
+from fedhet.sharing import Sharing
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PFNMParameters(Parameters):
 
 TRAITS = Traits(
     networks="widths",
-    shares=EVERYTHING.with_statistics(),
+    shares=Sharing("everything", statistics="always"),
     together=True,
     combined="whole",
     tells={"update": "weights", "classes": "statistics", "groups": STRUCTURE, "lost": STRUCTURE},

@@ -18,8 +18,7 @@ from fedhet.wire.arrays import (
     without_widths,
 )
 from fedhet.wire.fields import Fields
-from fedhet.wire.protocol import LostReply, Refusal, Reply, Request
-from fedhet.wire.report import Report
+from fedhet.wire.protocol import LostReply, Refusal, Reply, Report, Request
 
 __all__ = [
     "DTYPES",

@@ -46,7 +46,7 @@ def test_a_client_that_names_another_partition_ends_no_run(place, refused, tmp_p
 
 def test_a_network_that_no_server_has_room_for_is_refused_in_the_handshake(tmp_path, monkeypatch):
     """Before the hypernetwork makes arrays of that size."""
-    monkeypatch.setattr("fedhet.wire.report.memory", lambda: 4 * 10**9)
+    monkeypatch.setattr("fedhet.wire.protocol.memory", lambda: 4 * 10**9)
     said = {"spec.body.1.weight": "float32,20000,20000"}
     config = Case.of("pfedhn", {}).config(rounds=1)
     run_locally(config, tmp_path / "run", app=saying("1", **said))
