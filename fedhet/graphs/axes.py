@@ -65,11 +65,9 @@ class Variables:
     Attributes:
         graph: What is walked.
         merged: Sets of variables that are one; ``merged[variable]`` stands for all of its set.
-        pins: Variables that do not move, each with why the model is refused unless it is fixed anyway (None: merely
-            fixed).
+        pins: Variables that do not move, each with why the model is refused unless it is fixed anyway, or None.
         bound: (Parameter, axis) -> what that axis consists of; tied parameters by their first name.
-        written: (Parameter, axis), where the axis makes units -> the parameter's role, and its layer's qualified name;
-            in data-flow order.
+        written: (Parameter, axis) that makes units -> the parameter's role and its layer's name, in data-flow order.
         read: Axes along which a layer reads.
     """
 

@@ -1,7 +1,7 @@
 """The graph of a network's layers: its operators that have parameters, and what flows from one to the next.
 
-This is the graph that graph hypernetworks read (Litany et al., "Federated Learning with Heterogeneous Architectures
-using Graph HyperNetworks", section 3; Zhang et al., ICLR 2019), and that averages by layer type stand on.
+Graph hypernetworks read it (Litany et al., "Federated Learning with Heterogeneous Architectures using Graph
+HyperNetworks", section 3; Zhang et al., ICLR 2019), and averages by layer type stand on it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,8 +28,8 @@ class LayerNode:
         type: ``c<in>_<out>_k<kernel>_s<stride>`` of a convolution, with ``_g<groups>`` and ``_d<dilation>`` where they
             are not 1; ``l<in>_<out>`` of a linear layer; ``add``, ``cat`` and ``stack`` of joints; of any other layer
             its operator and the shapes of its parameters, as in ``layer_norm_64_64``.
-        parameters: Role -> ``state_dict`` name, as in an architecture graph; buffers too. Roles of the BatchNorm that
-            belongs to the layer begin with ``norm_``. Every array that the forward pass uses is in one node only.
+        parameters: Role -> ``state_dict`` name, buffers too. Roles of the layer's BatchNorm begin with ``norm_``. Every
+            array that the forward pass uses is in one node only.
         shapes: Role -> shape.
     """
 
@@ -75,8 +75,6 @@ def layer_graph(model: nn.Module, example: Tensor) -> LayerGraph:
 
 
 class _Layers:
-    """Walks an architecture graph once."""
-
     def __init__(self, architecture: ArchitectureGraph) -> None:
         self.architecture = architecture
         self.first: list[Node] = []  # the operator that a layer is named after

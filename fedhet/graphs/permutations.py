@@ -22,7 +22,7 @@ class Slot:
 
     Attributes:
         parameter: Its ``state_dict`` name (the first, where weights are tied).
-        role: What it is to its layer (``weight``, ``bias``, ``running_mean``, ``weight_ih_l0``, ...).
+        role: As in an architecture graph.
         axis: The parameter's axis.
     """
 
@@ -100,8 +100,7 @@ def permutation_groups(graph: ArchitectureGraph) -> PermutationGroups:
     """The permutation groups of an architecture, in data-flow order.
 
     In a plain network a group is a layer's output (FedMA, Wang et al. 2020, section 2); along a residual stream it is
-    everything that is added to it. The output is the model's first tensor; its axes and the input's are in no group.
-    Axes that meet a fixed one (a residual addition of the model's input) are fixed too.
+    everything that is added to it. Axes of the model's input and output, and those that meet them, are in no group.
 
     Raises:
         UnsupportedArchitecture: An operator, layer or combination that would tear a group apart, by name.
@@ -168,7 +167,7 @@ def _check(graph: ArchitectureGraph, node: Node) -> None:
 
 
 def _solved(variables: Variables) -> PermutationGroups:
-    """Return the groups that remain once the whole graph is walked."""
+    """The groups that remain once the whole graph is walked."""
     graph, merged, written = variables.graph, variables.merged, variables.written
     held = {merged[variable] for variable, refusal in variables.pins if refusal is None}
     for variable, refusal in variables.pins:
@@ -219,9 +218,8 @@ def _groups(
             rows[group].append(slot)
         if along and (last := max(along | others)) not in matched:
             completes[last].append(slot)
-    for own_rows in rows:
-        own_rows.sort(key=lambda slot: len(axes[slot.parameter]) == 1)  # stable: weights first
-    return tuple(
-        PermutationGroup(index, name, widths[index], tuple(rows[index]), tuple(completes[index]))
-        for index, name in enumerate(names)
-    )
+    groups = []
+    for index, name in enumerate(names):
+        ordered = sorted(rows[index], key=lambda slot: len(axes[slot.parameter]) == 1)  # stable: weights first
+        groups.append(PermutationGroup(index, name, widths[index], tuple(ordered), tuple(completes[index])))
+    return tuple(groups)

@@ -59,10 +59,7 @@ def resize(model: nn.Module, state: State) -> nn.Module:
 
 
 class StackedLSTM(nn.Module):
-    """``nn.LSTM`` whose layers (and directions) may differ in width; parameters have ``nn.LSTM``'s names.
-
-    Takes and gives what ``nn.LSTM`` does, except that h_n and c_n are tuples of (N, H_l), one a layer and direction.
-    """
+    """``nn.LSTM`` whose layers may differ in width; h_n and c_n are tuples of (N, H_l), one a layer and direction."""
 
     def __init__(self, lstm: nn.LSTM) -> None:
         super().__init__()

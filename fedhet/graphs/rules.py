@@ -30,10 +30,7 @@ _IDENTITIES = (
 
 @dataclass(frozen=True)
 class Several:
-    """Values in different axes that one node gives, and of which a later one takes one.
-
-    An operator's several results; an LSTM's final states, whose axis 0 runs over layers with variables of their own.
-    """
+    """Values of which a later node takes one: several results, or an LSTM's final states, layer by layer."""
 
     values: tuple["Value | Several", ...]
 

@@ -29,9 +29,7 @@ def widths(state: State, groups: PermutationGroups) -> tuple[int, ...]:
 
 
 def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) -> tuple[int, ...]:
-    """Units that each group has where parameters have these shapes, which may be those of some parameters only.
-
-    Groups of which nothing is there have their exported width.
+    """Units that each group has where parameters have these shapes; groups of which nothing is there as exported.
 
     Raises:
         ValueError: Two parameters disagree about a group, both by name, or a name or rank is not the architecture's.
@@ -95,8 +93,7 @@ def permute(state: State, groups: PermutationGroups, permutations: Assignments) 
 def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
     """The matrix (L, D) to be matched for a group: a row a unit, what its ``rows`` slots hold stacked side by side.
 
-    Filters are flattened channel-major, the four gates of an LSTM's W_ih lie side by side (4E columns), biases and
-    BatchNorm's scale and bias are the last columns; ``columns`` says which are which.
+    Filters are flattened channel-major, the four gates of an LSTM's W_ih lie side by side (4E columns).
     """
     width = widths(state, groups)[index]
     return np.hstack([piece.reshape(width, -1) for _, piece in _row_pieces(state, groups, index)])

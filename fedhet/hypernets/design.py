@@ -1,8 +1,8 @@
 """The design of a graph hypernetwork, the layer types it is built for, and its values before training.
 
-A value before training depends on its name, its shape and a seed alone, so hypernetworks for different layer types
-agree in what they have in common, and whoever makes the values need not have the hypernetwork. Weights are written at
-the scale of `std_of`: E[z^2] = 1, so sum_l z_l D_l has the variance of D's entries times the width of z.
+A value before training depends on its name, its shape and a seed alone, so whoever makes the values need not have the
+hypernetwork. Weights are written at the scale of `std_of`: E[z^2] = 1, so sum_l z_l D_l has the variance of D's entries
+times the width of z.
 """
 
 from collections import Counter

@@ -3,8 +3,8 @@
 Most layer types have a head each. Its arrays are written for all layers of the type in one product, (layers, *shape),
 and taken apart by `unbind`: indexing would cost a zero tensor of the whole size for each of them in the backward pass.
 `Tiles` is one head for all types: weights laid out in tiles that one decoder writes, each from its layer and its place,
-so that layers of types that nobody had in training get weights too. Tiles with a place of their own are those of
-GHN-2's decoder in spirit (Knyazev et al., NeurIPS 2021), which writes one large tile and cuts it.
+so that layers of types that nobody had in training get weights too (in spirit GHN-2's decoder, Knyazev et al., NeurIPS
+2021, which writes one large tile and cuts it).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,10 +35,9 @@ def normalised(z: Tensor) -> Tensor:
 
 
 class Latents(nn.Module):
-    """z, the normalised hidden layer of a type's head, and s, a factor of its weights: MLPs of two layers.
+    """z = LeakyReLU(W1 h + b1) at unit RMS, and a factor of the weights s = 1 + w . LeakyReLU(W1' h + b1'), by type.
 
-    z is LeakyReLU(W1 h + b1) at unit RMS, and s = 1 + w . LeakyReLU(W1' h + b1'). The first layers of all types are one
-    product: in small networks it is the number of calls that costs.
+    The first layers of all types are one product: in small networks it is the number of calls that costs.
     """
 
     def __init__(self, types: Sequence[str], design: Design) -> None:
@@ -51,13 +50,7 @@ class Latents(nn.Module):
             self.factor[type] = nn.Parameter(torch.empty(LATENT))
 
     def forward(self, h: Tensor, types: Sequence[str], row: Tensor) -> tuple[Tensor, Tensor]:
-        """Gives z (nodes, LATENT) and s (nodes,).
-
-        Args:
-            h: (nodes, width).
-            types: those that occur, each once.
-            row: (nodes,) int64, each node's place in `types`.
-        """
+        """Return z (nodes, LATENT) and s (nodes,) of h (nodes, width); `row` (nodes,) is the place in `types`."""
         weight, bias, factor = (
             torch.stack([each[type] for type in types])[row] for each in (self.weight, self.bias, self.factor)
         )
@@ -208,12 +201,9 @@ class Tiles(nn.Module):
     def forward(
         self, h: Tensor, rows: Mapping[str, Tiled], places: Mapping[str, Tensor]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Each array by its name.
+        """Each array by its name, of h (layers, width) and what `tiling` gives.
 
-        Args:
-            h: (layers, width) of those that are tiled.
-            rows: as `tiling` gives them.
-            places: their `nodes` (rows,) and `places` (rows, PLACE) as tensors, by `kernels-nodes` and so on.
+        Its `nodes` (rows,) and `places` (rows, PLACE) are in `places` as tensors, by `kernels-nodes` and so on.
         """
         nodes, scales = self.node(h), 1 + F.leaky_relu(self.scale(h)) @ self.factor
         middle = KERNEL // 2

@@ -48,12 +48,9 @@ class Embedding(nn.Module):
         self.steps = nn.ModuleList([GraphConv(width, width) for _ in range(design.steps)])
 
     def forward(self, known: Sequence[str | None], features: Tensor, edges: Tensor) -> Tensor:
-        """Embeddings (nodes, width).
+        """Embeddings (nodes, width) of nodes with edges (2, edges) int64, from and to.
 
-        Args:
-            known: each node's type, None where its features take the place of one.
-            features: (nodes without a type, FEATURES), in their order.
-            edges: (2, edges) int64, from and to.
+        Nodes have a type, or None in `known` and a row of `features`.
         """
         others = iter(self.shapes(features).unbind(0)) if len(features) else iter(())
         h = torch.stack([next(others) if type is None else self.types[type] for type in known])
@@ -85,11 +82,10 @@ class Reading:
 
     Attributes:
         known: each node's type, None for one that the hypernetwork has no vector of.
-        heads: of each type that a head writes and of each of its arrays' roles, the names of its layers' arrays; None:
-            a layer has none.
+        heads: of each type that a head writes and of each of its roles, the names of its layers' arrays, or None.
         rows: what is laid out in tiles.
         names: of the arrays that are written.
-        unknown: types of layers that have no head, where heads go by type; nothing is written for them without tiles.
+        unknown: types of layers for which nothing is written, since they have no head.
         tensors: index tensors and features, on the hypernetwork's device.
     """
 

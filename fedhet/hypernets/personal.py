@@ -6,8 +6,7 @@ v_i is the client's embedding and a its architecture. The paper's head of an arc
 it has weights and as many columns as f_i: 1.1 billion numbers for a ResNet-18. Here it is a product over chunks of c
 weights: row j of C_a (chunks x width) says which features chunk j takes, and W (width x c) is one for all chunks and
 architectures. The scale s is fixed: Kaiming's sqrt(2 / fan-in) for matrices and filters; vectors start near b, 1 for a
-normalisation's weight and else 0. Embeddings start close together, so that the clients of an architecture start from
-nearly equal weights; started far apart they hardly learn from one another.
+normalisation's weight and else 0. Embeddings start close together: far apart, clients hardly learn from one another.
 """
 
 import math

@@ -25,7 +25,7 @@ Packed = dict[str, Array]
 
 @dataclass(frozen=True)
 class Factor:
-    """Vectors of the same examples; of centred features, a kernel K = values @ values.T.
+    """Vectors of the same examples; of centred features a factor of their kernel, values @ values.T.
 
     Attributes:
         values: `(L, r)`.

@@ -84,7 +84,6 @@ def spectrum(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _probe(vectors: Tensor, features: Tensor) -> _Probe:
-    """How features `(L, d)` lie to the eigenvectors `(L, w)`."""
     check_finite_features(features, "probe")
     x = centred(features.double())
     x = x / torch.linalg.vector_norm(x).clamp_min(torch.finfo(x.dtype).tiny)
