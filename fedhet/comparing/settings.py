@@ -90,7 +90,7 @@ class SharedSettings:
     Attributes:
         for_all: settings that all runs with one seed share, unless their variant has others.
         own: further settings of each variant, such as its method.
-        fixed: keys that a variant sets itself, which cannot be tuned.
+        fixed: keys that each variant sets itself, which cannot be tuned.
         equalised: variants that need equal architectures where the settings mix them, and so get one model for all.
         notes: what a reader must know of the settings.
         given: models and data of the user's own.

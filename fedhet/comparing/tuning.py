@@ -136,7 +136,7 @@ def tune(
     """
     _check(tuning, shared, reported)
     # Where the table reports the common test set, tuning measures images with its labels, if there are any.
-    common = _reports_common(shared) and shared.given.data is None
+    common = shared.for_all["test-on"] == "global" and shared.given.data is None
     held_out: dict[str, Value] = {
         "validation": float(shared.for_all["validation"]) or SHARE,
         "validation-on": "common" if common else shared.for_all["validation-on"],
@@ -175,13 +175,9 @@ def tune(
     return {each.variant: each for each in searches}, without
 
 
-def _reports_common(shared: SharedSettings) -> bool:
-    return shared.for_all["test-on"] == "global"
-
-
 def validation_note(shared: SharedSettings) -> str:
     """Say that validation parts have other labels than the test set that the table reports; empty if they do not."""
-    if not _reports_common(shared) or shared.given.data is None:
+    if shared.for_all["test-on"] != "global" or shared.given.data is None:
         return ""
     return (
         "Tuning measured validation parts of each client's own examples; the table reports the common test set "

@@ -42,11 +42,7 @@ def cka_figure(matrices: Mapping[str, Any]) -> Figure:
         if len(clients) <= MOST_LABELLED:
             turned = 90 if max(map(len, clients)) > 2 else 0
             axes.set_xticks(range(len(order)), [clients[i] for i in order], fontsize=8, rotation=turned)
-    if len(clients) <= MOST_LABELLED:
-        labels = [f"{architectures[i]} · {clients[i]}".removeprefix(" · ") for i in order]
-        panels[0].set_yticks(range(len(clients)), labels, fontsize=8)
-    else:
-        panels[0].set_yticks(_middles(ends), [name or UNDISCLOSED for name, _ in groups], fontsize=8)
+    panels[0].set_yticks(_middles(ends), [name or UNDISCLOSED for name, _ in groups], fontsize=8)
     colour_bar(image, panels, "CKA", fraction=0.025)
     return figure
 

@@ -95,11 +95,10 @@ def clients_figure(run: RunFiles) -> Figure | None:
     for position, name in enumerate(sorted(by_name)):
         values = sorted(by_name[name])
         # Neighbours in the sorted list go to different heights, so equal accuracies stay apart.
-        heights = [position + (0, -0.14, 0.14)[i % 3] for i in range(len(values))] if len(values) > 1 else [position]
+        heights = [position + (0, -0.14, 0.14)[i % 3] for i in range(len(values))]
         colour = PALETTE[position % len(PALETTE)]
         axes.plot(values, heights, "o", color=colour, markersize=5, alpha=0.75, markeredgewidth=0)
-        mean = fmean(values)
-        axes.plot([mean, mean], [position - 0.3, position + 0.3], color=INK, linewidth=2)
+        axes.vlines(fmean(values), position - 0.3, position + 0.3, color=INK, linewidth=2)
     labels = [f"{name or UNDISCLOSED} ({len(by_name[name])})" for name in sorted(by_name)]
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.45, -0.55)

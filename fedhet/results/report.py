@@ -180,16 +180,9 @@ def write_together(
     first: "Figure | None" = None,
     shown: Mapping[str, RunFiles] | None = None,
 ) -> Path:
-    """Write a page on several runs.
+    """Write a page on several runs: a `first` figure, others of the runs `shown` (by default all), tables and notes.
 
-    Args:
-        path: of the page.
-        title: its title.
-        runs: all of them, by name.
-        tables: each its headings, then its rows.
-        notes: below the tables.
-        first: a figure that stands before the others.
-        shown: the runs that the figures are of; all by default.
+    Each of the tables is its headings, then its rows.
     """
     from fedhet.results.figures import runs_figure
 
