@@ -110,11 +110,9 @@ def compare(
         data: the clients' data, as for `fedhet.run`.
         task: of data of one's own.
         out: folder of the comparison; one in `runs/` that is named by the methods if left out.
-        jobs: runs at a time, each in a process of its own with one thread; None: as many as cores, and on a GPU one for
-            each 4 GiB of its memory.
+        jobs: runs at a time, each in a process with one thread; None: one for each core or 4 GiB of a GPU's memory.
         baseline: the variant that the others' differences are to; None: the first.
-        tuning: the settings that are tried for each method before, on validation parts; the reported runs train on the
-            whole training parts. None: as `config` says.
+        tuning: the settings that are tried for each method before, on validation parts; None: as `config` says.
         console: where progress and the table go; None: standard output.
 
     Raises:
