@@ -55,16 +55,16 @@ def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str],
     """
     root = folder or cache_folder()
     places = [root / subfolder for subfolder in subfolders]
-    missing = {place: [file for file in files if variant(place / file) is None] for place in places}
-    if folder is None and all(missing.values()):
-        return locate(_downloaded(dataset), subfolders, files, dataset)
+    if folder is None and not any(all(variant(place / file) for file in files) for place in places):
+        _download(dataset)
     if not root.is_dir():
         raise DataError(f"the data folder {root} does not exist")
-    for place, absent in missing.items():
-        if not absent:
+    for place in places:
+        missing = [file for file in files if variant(place / file) is None]
+        if not missing:
             return place
-        if len(absent) < len(files):
-            raise DataError(f"{dataset} in {place} is incomplete: {', '.join(absent)} missing (.gz and .xz will do)")
+        if len(missing) < len(files):
+            raise DataError(f"{dataset} in {place} is incomplete: {', '.join(missing)} missing (.gz and .xz will do)")
     looked = ", ".join(map(str, places))
     raise DataError(f"no {dataset} in {root}: looked for {files[0]} (or .gz, .xz) in {looked}")
 
@@ -77,8 +77,8 @@ def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset:
     return next(filter(variant, paths), None) or locate(root, ("", subfolder), files, dataset)
 
 
-def _downloaded(dataset: str) -> Path:
-    """The cache folder, with torchvision's data set of this name, which goes by its class's name."""
+def _download(dataset: str) -> None:
+    """Have torchvision download its data set of this name, that of its class, to the cache folder."""
     cache = cache_folder()
     if not _downloads.get():
         raise DataError(f"{dataset} is not in {cache}, and nodes download nothing: name its folder, data = ...")
@@ -91,7 +91,6 @@ def _downloaded(dataset: str) -> Path:
             f"{dataset} is not in {cache} and cannot be downloaded ({' '.join(str(error).split())}); "
             "if you have it elsewhere, name its folder: --data DIR"
         ) from error
-    return cache
 
 
 def read(file: Path) -> bytes:

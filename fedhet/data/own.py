@@ -46,10 +46,9 @@ def as_client_data(client: str, value: Any) -> ClientData:
 
 
 def as_public_dataset(value: Any) -> PublicDataset | None:
-    """A public dataset in any usual form: inputs alone, or whatever a part may be; it is read whole. None is none.
+    """A public dataset in any usual form, inputs alone or whatever a part may be, read whole; None is none.
 
-    Raises:
-        DataError: it is none of these, has other numbers of inputs and labels, or ones that are not finite.
+    A `DataError` refuses other forms, and numbers that are not finite.
     """
     return None if value is None else _part("a public dataset", value, public=True)
 

@@ -148,7 +148,7 @@ def by_classes(job: Job) -> Dealt:
     """Every client has examples of k classes, the same k in training and test; a `DataError` if there are fewer than k.
 
     Clients choose in turn among the classes that the fewest have chosen, ties at random: every class is held by equally
-    many clients to within one, and by someone if clients * k suffice. Each class is dealt evenly to who holds it.
+    many clients to within one, and is dealt evenly to them.
     """
     k, classes = job.classes_per_client, job.dataset.classes
     if not 1 <= k <= classes:

@@ -78,15 +78,11 @@ def expand(architectures: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ...]:
-    """Deal architectures to clients.
+    """Deal architectures, as `expand` takes them, to so many clients.
 
-    Args:
-        architectures: What there is to deal, as `expand` takes it.
-        how: `round-robin` (client i gets the i-th, over and over), `blocks` (the first of K goes to the first K-th of
-            the clients, and so on), `random` (uniform and independent, by the seed), `one-of-each` (the i-th client
-            has the i-th of as many architectures), or an explicit list, one a client.
-        clients: Number of clients.
-        seed: Seed of `random`.
+    `how` is `round-robin` (client i gets the i-th, over and over), `blocks` (the first of K goes to the first K-th of
+    the clients, and so on), `random` (uniform and independent, by the seed), `one-of-each` (the i-th client has the
+    i-th of as many architectures), or an explicit list, one a client.
 
     Raises:
         ModelError: An architecture or `how` is unknown, or the numbers do not agree.
