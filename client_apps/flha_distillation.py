@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet import models
 from fedhet.client import Client, ClientSide
 from fedhet.learning import Loss, Optimisation, Phase, Step, reestimate
-from fedhet.learning.distillation import soft_divergence
 from fedhet.methods.flha_distillation import FLHADistillationParameters
 from fedhet.randomness import derive_seed, seed_everything
 from fedhet.representations.precision import in_precision
@@ -109,3 +109,27 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
 
 def _in_float32(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(in_precision(each, torch.float32) for each in inputs)
+
+
+def soft_divergence(outputs: Tensor, wanted: Tensor, temperature: float, *, many_labels: bool = False) -> Tensor:
+    """Mean over predictions of KL(wanted || outputs), both softened by a temperature T.
+
+    Args:
+        outputs: (n, ..., classes) logits of the one that learns.
+        wanted: (n, ..., classes) logits of the one that teaches; a constant.
+        temperature: T, by which logits are divided.
+        many_labels: whether each output is a probability of its own (sigmoid), whose divergences are averaged over
+            labels as the task's loss is; otherwise they are one distribution (softmax).
+
+    Returns:
+        A scalar. Its gradient falls as 1 / T^2, which is for the caller to make good.
+    """
+    outputs, wanted = outputs / temperature, wanted.detach() / temperature
+    if not many_labels:
+        return _divergences(outputs.log_softmax(-1), wanted.log_softmax(-1)).sum(-1).mean()
+    held, lacked = (_divergences(F.logsigmoid(sign * outputs), F.logsigmoid(sign * wanted)).mean() for sign in (1, -1))
+    return held + lacked
+
+
+def _divergences(logs: Tensor, wanted: Tensor) -> Tensor:
+    return F.kl_div(logs, wanted, log_target=True, reduction="none")

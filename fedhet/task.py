@@ -136,11 +136,11 @@ class Classification(Task):
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy over the predictions."""
-        return F.cross_entropy(*_flat(outputs, labels))
+        return F.cross_entropy(outputs.flatten(0, -2), labels.flatten())
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> Score:
         """Number of right predictions and sum of cross entropy."""
-        loss = F.cross_entropy(*_flat(outputs, labels), reduction="sum")
+        loss = F.cross_entropy(outputs.flatten(0, -2), labels.flatten(), reduction="sum")
         return Score(self, loss, labels.numel(), (((outputs.argmax(-1) == labels).sum(),),))
 
     def measure(self, count: int, *columns: tuple[Tensor, ...]) -> Metric:
@@ -168,11 +168,6 @@ class Classification(Task):
                 f"classes 0 to {classes - 1}: number the classes from 0, alike for all clients"
             )
         return ""
-
-
-def _flat(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Predictions in one row, as cross entropy takes them."""
-    return (outputs, labels) if outputs.ndim == 2 else (outputs.flatten(0, -2), labels.flatten())
 
 
 class NextCharacter(Classification):

@@ -35,20 +35,16 @@ def evaluate(
     Returns:
         The score over all examples together, None where there is no example.
     """
-    _switch_to_evaluation(model)
-    parts = []
+    model.eval()
+    predict: Callable[[Tensor], Tensor] = model if scores is None else scores
+    total = None
     for start in range(0, len(examples), BATCH):
         inputs, labels = prepare(examples.inputs[start : start + BATCH]), examples.labels[start : start + BATCH]
-        scores = scores or model
-        outputs = Forward(scores, inputs, learns=False).run()[0] if isinstance(scores, nn.Module) else scores(inputs)
+        outputs = Forward(predict, inputs, learns=False).run()[0] if isinstance(predict, nn.Module) else predict(inputs)
         with torch.inference_mode():
-            parts.append(task.evaluate(outputs, labels))
-    return sum(parts[1:], parts[0]) if parts else None
-
-
-def _switch_to_evaluation(model: nn.Module) -> None:
-    if any(module.training for module in model.modules()):  # looking takes a tenth of the time of switching
-        model.eval()
+            score = task.evaluate(outputs, labels)
+        total = score if total is None else total + score
+    return total
 
 
 def read(
@@ -68,7 +64,7 @@ def read(
         until: for Phi (n, d) instead of outputs.
         rows: at once.
     """
-    _switch_to_evaluation(model)
+    model.eval()
     parts = (Forward(model, transform(part), until=until, learns=False) for part in inputs.split(rows))
     return torch.cat([part.run()[0] for part in parts])
 

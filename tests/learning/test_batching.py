@@ -14,7 +14,7 @@ from torch import nn
 
 from fedhet.data import Examples
 from fedhet.learning import ClientBatching, Forward, Optimisation, Phase, Trained, evaluation, reestimate, train
-from fedhet.learning.batching import clients, worth
+from fedhet.learning.batching import clients
 from fedhet.learning.batching.layouts import layout
 from fedhet.representations import RandomStream, Representation
 from fedhet.task import get_task
@@ -271,7 +271,7 @@ def test_what_is_slower_here_is_not_done_and_what_was_measured_is_kept(tmp_path,
         asked.append(run)
         return 2.0 if len(asked) % 2 else 1.0  # first of one batch, then of one after the other
 
-    monkeypatch.setattr(worth, "_seconds", seconds)
+    monkeypatch.setattr(clients, "_seconds", seconds)
     assert_same(*both(plain, measure=True))
     assert not joint
     assert set(json.loads((tmp_path / ".fedhet" / "client-batching.json").read_text()).values()) == {2.0}

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-
-from fedhet.learning.distillation import soft_divergence
+from fedhet.client_apps.flha_distillation import soft_divergence
 
 
 @pytest.mark.parametrize("many_labels", [False, True])
