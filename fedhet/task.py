@@ -97,7 +97,7 @@ class Score:
 
 
 class Task(ABC):
-    """Loss, metric and probabilities for one kind of labels.
+    """Loss and metric for one kind of labels.
 
     Attributes:
         name: the task's name in configurations and messages.
@@ -118,10 +118,6 @@ class Task(ABC):
     @abstractmethod
     def measure(self, count: int, *columns: tuple[Tensor, ...]) -> Metric:
         """The metric of so many predictions, from what `evaluate` kept of their batches."""
-
-    @abstractmethod
-    def probabilities(self, outputs: Tensor) -> Tensor:
-        """The outputs (logits) as probabilities, same shape; what an ensemble averages."""
 
     @abstractmethod
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
@@ -147,10 +143,6 @@ class Classification(Task):
         """Accuracy in [0, 1], which weighs as many as there are predictions."""
         (correct,) = columns
         return Metric((torch.stack(correct).sum().item() / count if count else math.nan,), (count,))
-
-    def probabilities(self, outputs: Tensor) -> Tensor:
-        """Softmax over the classes."""
-        return outputs.softmax(-1)
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         """Classes must be whole numbers from 0, fewer than there are outputs."""
@@ -206,10 +198,6 @@ class MultiLabel(Task):
         values = np.divide(won, pairs, out=np.full_like(won, math.nan), where=pairs > 0)
         return Metric(tuple(values.tolist()), tuple(pairs.tolist()))
 
-    def probabilities(self, outputs: Tensor) -> Tensor:
-        """Sigmoid of each label's logit."""
-        return outputs.sigmoid()
-
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         """There must be an output for each label, and labels must be 0 or 1."""
         if outputs.shape[1:] != labels.shape[1:]:
@@ -240,10 +228,6 @@ class Regression(Task):
         about_mean = total_squares - total.square() / max(count, 1)
         weights = torch.where(about_mean > 1e-12 * total_squares, float(count), 0.0)
         return Metric(tuple((1 - squares / about_mean).tolist()), tuple(weights.tolist()))
-
-    def probabilities(self, outputs: Tensor) -> Tensor:
-        """The outputs as they are."""
-        return outputs
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         """There must be an output for each target."""

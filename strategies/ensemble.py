@@ -16,7 +16,6 @@ from fedhet.methods import ensemble
 from fedhet.options import Parameters
 from fedhet.representations.precision import in_precision, precision
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
-from fedhet.task import Task, get_task
 from fedhet.wire import Reply, load_into
 
 
@@ -55,19 +54,20 @@ class Ensemble(FederatedStrategy[Parameters, EnsembleState]):
         members = {client: self.networks.like(client) for client in in_order(self.state.member)}
         for client, member in members.items():
             load_into(member.state_dict(), self.state.member[client])
-        return Mean([*members.values()], get_task("multi-label" if self.run.metric == "auc" else "classification"))
+        return Mean([*members.values()], many_labels=self.run.metric == "auc")
 
 
 class Mean(nn.Module):
     """The log of the members' mean probabilities, or log odds for many labels."""
 
-    def __init__(self, members: list[nn.Module], task: Task) -> None:
+    def __init__(self, members: list[nn.Module], *, many_labels: bool = False) -> None:
         super().__init__()
-        self.members, self.task = nn.ModuleList(members), task
+        self.members, self.many_labels = nn.ModuleList(members), many_labels
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(n, ..., classes) outputs of a batch."""
         taken = [in_precision(inputs, precision(member)) for member in self.members]
         outputs = [member(own) for member, own in zip(self.members, taken, strict=True)]
-        mean = torch.stack([self.task.probabilities(each) for each in outputs]).mean(0)
-        return mean.logit() if self.task.name == "multi-label" else mean.log()
+        if self.many_labels:
+            return torch.stack([each.sigmoid() for each in outputs]).mean(0).logit()
+        return torch.stack([each.softmax(-1) for each in outputs]).mean(0).log()

@@ -13,7 +13,7 @@ from fedhet.client.state import ClientStore
 from fedhet.data import ClientData, PublicDataset, resident
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError, FedhetError
-from fedhet.learning import BATCH, Loss, Optimisation, Phase, Trained, one_cycle, read, reestimate, scheduled
+from fedhet.learning import BATCH, Loss, Optimisation, Phase, Trained, learning_rate, read, reestimate
 from fedhet.method import Traits
 from fedhet.options import Config, Parameters
 from fedhet.randomness import derive_seed, torch_generator
@@ -134,16 +134,14 @@ class Client:
         """
         config, bf16 = self.config, self.config.precision == "bf16"
         round, rounds = min(self.request.round, config.rounds), max(config.rounds, 1)
-        settings = (config.momentum, config.weight_decay, self.data.batch_size or config.batch_size)
-        if config.lr_schedule != "one-cycle":
-            rate = scheduled(config.lr_schedule, config.learning_rate, round, config.rounds)
-            return Optimisation(config.optimizer, rate, *settings, bf16=bf16)
-        before, share = max(round - 1 + part / parts, 0), 1 / parts
+        stepwise = config.lr_schedule == "one-cycle"
+        before, share = max(round - 1 + (part / parts if stepwise else 0), 0), 1 / parts
 
         def schedule(done: float) -> float:
-            return one_cycle(config.learning_rate, (before + done * share) / rounds)
+            return learning_rate(config.lr_schedule, config.learning_rate, (before + done * share) / rounds)
 
-        return Optimisation(config.optimizer, schedule(0.0), *settings, schedule, bf16)
+        settings = (config.momentum, config.weight_decay, self.data.batch_size or config.batch_size)
+        return Optimisation(config.optimizer, schedule(0.0), *settings, schedule if stepwise else None, bf16)
 
     def prepare(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
         """A model's training batch of raw inputs, augmented if that is configured."""

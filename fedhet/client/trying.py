@@ -41,18 +41,15 @@ def try_out(
     *,
     guessed: bool,
 ) -> Tried:
-    """Pass some of a client's examples through its network before anything is trained.
+    """Pass some of a client's examples through its network, left in evaluation mode, before anything is trained.
 
     Args:
-        representation: of the network, which is on the device of the data, and is left in evaluation mode.
-        data: the client's.
+        representation: of the network.
+        data: the client's, on the network's device.
         transform: from raw inputs to the network's.
         task: as it was chosen; None to infer it from outputs and labels.
         function: the user's that gave the network, if one did.
-        guessed: whether nobody named the network's head.
-
-    Returns:
-        The result, with a note where a guessed head does not make the outputs, or where these are random.
+        guessed: whether nobody named the network's head: then there is a note where it does not make the outputs.
 
     Raises:
         ModelError: the network cannot take such inputs, or what it returns is no row of finite numbers an example.

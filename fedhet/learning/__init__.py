@@ -2,7 +2,7 @@
 
 from fedhet.learning.batching import ClientBatching, Forward
 from fedhet.learning.evaluation import BATCH, evaluate, read, reestimate
-from fedhet.learning.optimizers import Optimisation, eager, one_cycle, scheduled
+from fedhet.learning.optimizers import Optimisation, eager, learning_rate
 from fedhet.learning.training import Loss, Phase, Step, Trained, batches, train
 
 __all__ = [
@@ -17,9 +17,8 @@ __all__ = [
     "batches",
     "eager",
     "evaluate",
-    "one_cycle",
+    "learning_rate",
     "read",
     "reestimate",
-    "scheduled",
     "train",
 ]

@@ -53,21 +53,18 @@ class Optimisation:
         return kind(groups, lr=self.learning_rate, weight_decay=0.0, fused=True)
 
 
-def scheduled(schedule: str, learning_rate: float, round: int, rounds: int) -> float:
-    """The learning rate of a round (from 1): constant, or falling to zero after `rounds` by a line or a cosine."""
-    done = min(max(round - 1, 0) / max(rounds, 1), 1.0)
-    factors = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1.0 + math.cos(math.pi * done)) / 2}
-    return learning_rate * factors[schedule]
+def learning_rate(schedule: str, largest: float, done: float) -> float:
+    """The learning rate when a part of the run, 0 to 1, is done, by a `schedule`.
 
-
-def one_cycle(learning_rate: float, done: float) -> float:
-    """The learning rate when a part of the run, 0 to 1, is done (Smith and Topin, 2018).
-
-    By a cosine from a 25th of `learning_rate` up to it, at 0.3 of the run, and by another down to a 100th.
+    It is constant, falls to zero by a line (linear) or a cosine, or (one-cycle: Smith and Topin, 2018) rises by a
+    cosine from a 25th of the largest, which it has at 0.3 of the run, and falls by another to a 100th.
     """
-    peak = 0.3
     done = min(max(done, 0.0), 1.0)
-    start, end = (learning_rate / 25, learning_rate) if done < peak else (learning_rate, learning_rate / 100)
+    falling = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1.0 + math.cos(math.pi * done)) / 2}
+    if schedule in falling:
+        return largest * falling[schedule]
+    peak = 0.3
+    start, end = (largest / 25, largest) if done < peak else (largest, largest / 100)
     place = done / peak if done < peak else (done - peak) / (1 - peak)
     return end + (start - end) * (1 + math.cos(math.pi * place)) / 2
 

@@ -111,18 +111,6 @@ def test_next_character_counts_characters() -> None:
     assert task.evaluate(outputs[:, -1], labels[:, -1]).count == 4
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_probabilities_have_the_form_of_the_outputs(name: str) -> None:
-    outputs = torch.tensor([[1.0, -1.0, 3.0], [0.5, -2.0, -1.0]])
-    probabilities = get_task(name).probabilities(outputs)
-    assert probabilities.shape == outputs.shape
-    if name == "regression":
-        assert torch.equal(probabilities, outputs)
-    else:
-        assert probabilities.min() > 0
-        assert probabilities.max() < 1
-
-
 def test_losses_train() -> None:
     for task in TASKS.values():
         outputs = torch.zeros(6, 3, requires_grad=True)

@@ -1,4 +1,5 @@
 import math
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -12,8 +13,7 @@ from fedhet.learning import (
     Phase,
     Trained,
     batches,
-    one_cycle,
-    scheduled,
+    learning_rate,
     train,
 )
 from fedhet.representations import Output, RandomStream, Representation
@@ -57,8 +57,8 @@ def copy(model):
 )
 def test_learning_rates_fall_over_the_rounds(schedule, expected):
     # The fifth is that of the closing round.
-    assert [scheduled(schedule, 0.1, number, 4) for number in range(1, 6)] == pytest.approx(expected)
-    assert scheduled(schedule, 0.1, 1, 0) == pytest.approx(0.1)
+    assert [learning_rate(schedule, 0.1, done / 4) for done in range(5)] == pytest.approx(expected)
+    assert learning_rate(schedule, 0.1, -1.0) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("count", "size"), [(10, 3), (9, 3), (1, 4), (5, 10), (7, 1), (0, 2)])
@@ -344,6 +344,7 @@ def test_the_learning_rate_follows_a_schedule_by_step():
 
 
 def test_one_cycle_goes_up_from_a_25th_and_down_to_a_100th():
+    one_cycle = partial(learning_rate, "one-cycle")
     assert one_cycle(0.1, 0.0) == pytest.approx(0.1 / 25)
     assert one_cycle(0.1, 0.3) == pytest.approx(0.1)
     assert one_cycle(0.1, 1.0) == pytest.approx(0.1 / 100)

@@ -51,21 +51,15 @@ class Forward:
 
     def compute(self, inputs: Tensor) -> Passed:
         """Compute the pass of any inputs, here and with a graph where torch is set so."""
-        if not self.bf16:
-            return self._compute(inputs)
-        with torch.autocast(inputs.device.type, torch.bfloat16):
-            outputs, captured = self._compute(inputs)
-        return outputs.float(), {name: value.float() for name, value in captured.items()}
-
-    def _compute(self, inputs: Tensor) -> Passed:
-        if self.until:
-            return self.until(inputs), {}
-        if not self.captures:
-            return self.model(inputs), {}
         with ExitStack() as stack:
+            if self.bf16:
+                stack.enter_context(torch.autocast(inputs.device.type, torch.bfloat16))
             captures = {name: stack.enter_context(site.capture()) for name, site in self.captures.items()}
-            outputs = self.model(inputs)
-        return outputs, {name: capture.features for name, capture in captures.items()}
+            outputs = self.until(inputs) if self.until else self.model(inputs)
+        captured = {name: capture.features for name, capture in captures.items()}
+        if not self.bf16:
+            return outputs, captured
+        return outputs.float(), {name: value.float() for name, value in captured.items()}
 
 
 @dataclass(slots=True, eq=False)
