@@ -244,11 +244,9 @@ TASKS: dict[str, Task] = {task.name: task for task in (Classification(), MultiLa
 
 
 def infer(outputs: Tensor, labels: Tensor) -> Task:
-    """The task that labels and outputs seem to be of; `Task.problem` says whether they can be.
+    """The task that outputs of a few examples and labels of all seem to be of; `Task.problem` says if they can be.
 
-    Args:
-        outputs: of a few examples.
-        labels: of all: several of 0 and 1 an example are labels, other floats are targets; all else are classes.
+    Several labels of 0 and 1 an example are labels, other floats are targets; all else are classes.
     """
     several = labels.ndim == 2 and labels.shape[1] > 1 and outputs.shape[1:] == labels.shape[1:]
     if several and bool(((labels == 0) | (labels == 1)).all()):
@@ -272,11 +270,7 @@ def _binary(outputs: Tensor, labels: Tensor) -> str:
 
 
 def get_task(name: str) -> Task:
-    """The task of that name.
-
-    Raises:
-        ConfigError: there is none; the message says which there are.
-    """
+    """The task of that name; raises `ConfigError`, with those that there are, if there is none."""
     if name not in TASKS:
         raise ConfigError(nearest("task", name, TASKS))
     return TASKS[name]

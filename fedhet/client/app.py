@@ -67,13 +67,7 @@ def make_client_app(
 
 
 class Answers:
-    """Answers messages.
-
-    Args:
-        clients: makes the client that a message is for.
-        flower: whether arrays travel in Flower's format, since mods of Flower's stand around messages.
-        clipped: whether some of them clip what a client trained.
-    """
+    """Answers messages, in Flower's format where mods of Flower's stand around them; `clipped`: these clip replies."""
 
     def __init__(self, clients: Clients, *, flower: bool, clipped: bool) -> None:
         self._clients, self._flower, self._clipped = clients, flower, clipped

@@ -30,10 +30,7 @@ KEPT = 64
 class Clients:
     """Makes clients, one for each message; holds what outlives a message: networks and data.
 
-    Args:
-        model: the user's function of a client; None for the configured architectures.
-        data: the user's function of a client; None for the configured data set.
-        task: of the user's data; None to infer it.
+    Without a user's function of a client there are the configured architectures and data set; a task is inferred.
     """
 
     def __init__(self, model: ModelFunction | None, data: given.DataFunction | None, task: Task | None) -> None:

@@ -17,16 +17,7 @@ from fedhet.task import Metric
 from fedhet.wire import Payload, WireError
 from fedhet.wire.protocol import Measured
 
-KINDS = (
-    "weights",
-    "statistics",
-    "features",
-    "posteriors",
-    "prototypes",
-    "descriptors",
-    "hypernetwork",
-    METRICS,
-)
+KINDS = ("weights", "statistics", "features", "posteriors", "prototypes", "descriptors", "hypernetwork", METRICS)
 """Kinds of what leaves a node: arrays of a network or their changes; numbers of examples by class and BatchNorm's
 statistics; representations of shared examples; class scores, of shared examples or means; mean representations of
 classes; descriptors of shared images; a hypernetwork's parameters; metrics and losses. Numbers of examples always

@@ -29,10 +29,7 @@ class LostState(FedhetError):
 class ClientStore:
     """The files of one client in one run: written atomically; of its states by round the last two are kept.
 
-    Args:
-        state_dir: folder of all runs and clients; empty for this user's own.
-        run: the run's name; empty where the folder is one run's alone.
-        client: the client's name.
+    `state_dir` is empty for this user's own folder, `run` where the folder is one run's alone.
     """
 
     def __init__(self, state_dir: str | Path, run: str, client: str) -> None:

@@ -1,4 +1,4 @@
-"""Training, evaluation, and BatchNorm's statistics: one loop for all methods. No Flower."""
+"""Training, evaluation, and BatchNorm's statistics: one loop for all methods."""
 
 from fedhet.learning.batching import ClientBatching, Forward
 from fedhet.learning.evaluation import BATCH, evaluate, read, reestimate

@@ -23,17 +23,14 @@ def evaluate(
     *,
     scores: nn.Module | Callable[[Tensor], Tensor] | None = None,
 ) -> Score | None:
-    """Score a model on examples.
+    """Return the score of a model, left in evaluation mode, over all examples together; None without an example.
 
     Args:
-        model: left in evaluation mode.
-        examples: on the model's device.
+        model: on the device of the examples.
+        examples: what it is scored on.
         task: gives metric and loss.
         prepare: makes a float batch of raw inputs.
         scores: from a prepared batch to outputs, where a method predicts otherwise than by the model's own outputs.
-
-    Returns:
-        The score over all examples together, None where there is no example.
     """
     model.eval()
     predict: Callable[[Tensor], Tensor] = model if scores is None else scores

@@ -304,9 +304,8 @@ def _frozen(model: nn.Module, trains: Callable[[str], bool] | None) -> Iterator[
     if trains is None:
         yield live
         return
-    model.requires_grad_(False)
-    for parameter in live:
-        parameter.requires_grad_(True)
+    for name, parameter in trainable.items():
+        parameter.requires_grad_(trains(name))
     for module in model.modules():
         held = list(module.parameters(recurse=False))
         if held and not any(parameter.requires_grad for parameter in held):

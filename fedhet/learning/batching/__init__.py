@@ -1,8 +1,7 @@
 """Client batching: several clients train side by side, and networks that are built alike are run as one batch.
 
-A client's work is a plain function. Each runs in a greenlet of its own, one at a time, and waits at every forward and
-backward pass (`passes`) until the loop that batches clients (`clients`) has run it, with those of other clients where
-that is possible. Nothing above this folder knows whether clients are batched.
+Each client's work is a plain function in a greenlet, which waits at every forward and backward pass (`passes`) until
+the loop (`clients`) has run it, with other clients' if possible. Nothing above this folder knows of it.
 """
 
 from fedhet.learning.batching.clients import ClientBatching

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from timeit import repeat
 from typing import Literal, TypeVar
@@ -207,8 +206,10 @@ def _measured_ratio(which: tuple[object, ...], passes: Sequence[Forward]) -> flo
     if key in (known := _read(kept)):
         return known[key]
     passes = [replace(each, stream=RandomStream(0)) for each in passes]
-    joint, one_by_one = partial(_joint, passes), partial(_one_by_one, passes)
-    measured = round(_seconds(joint, device) / _seconds(one_by_one, device), 3)
+    streams = [RandomStream(0) for _ in passes]
+    joint = _seconds(lambda: _differentiate(passes, together(passes, streams)), device)
+    one_by_one = _seconds(lambda: _differentiate(passes, [each.run() for each in passes]), device)
+    measured = round(joint / one_by_one, 3)
     with suppress(OSError):  # a home that cannot be written: this process remembers
         write_text(kept, json.dumps(_read(kept) | {key: measured}, indent=1))
     return measured
@@ -229,15 +230,6 @@ def _seconds(run: Callable[[], None], device: torch.device) -> float:
 
     finished()
     return min(repeat(finished, number=1, repeat=2))
-
-
-def _joint(passes: Sequence[Forward]) -> None:
-    _differentiate(passes, together(passes, [RandomStream(0) for _ in passes]))
-
-
-def _one_by_one(passes: Sequence[Forward]) -> None:
-    for each in passes:
-        _differentiate([each], [each.run()])
 
 
 def _differentiate(passes: Sequence[Forward], passed: Sequence[Passed]) -> None:

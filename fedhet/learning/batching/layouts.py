@@ -29,9 +29,8 @@ class Layout:
     """Where a network's modules and tensors are, and how it is built.
 
     Attributes:
-        built: equal ones mean the same computation with other weights: each module's class and attributes, and each
-            tensor's shape and dtype. Empty where modules hold anything else (tensors that are no buffers, closures), in
-            which they might differ unseen.
+        built: each module's class and attributes, each tensor's shape and dtype; equal ones compute the same with other
+            weights. Empty where modules hold anything in which they might differ unseen (closures, other tensors).
         obscure: what that is; empty where there is nothing of the kind.
         dropouts: the modules that draw from each network's own stream.
     """
