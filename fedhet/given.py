@@ -103,12 +103,8 @@ class Function:
 def model_function(model: Any) -> ModelFunction | None:
     """A user's models as a function of a client, which gives networks that return a tensor; None is none.
 
-    Args:
-        model: a function of a client; one without arguments, or a class of networks, which is called anew for each
-            client; or a network, whose weights all clients begin with.
-
-    Raises:
-        ModelError: it is none of these.
+    A model is a function of a client; one without arguments, or a class of networks, which is called anew for each
+    client; or a network, whose weights all clients begin with. Anything else raises `ModelError`.
     """
     if model is None:
         return None
@@ -123,14 +119,9 @@ def model_function(model: Any) -> ModelFunction | None:
 
 
 def data_function(data: Any) -> DataFunction | None:
-    """A user's data as a function of a client; None is none.
+    """A user's data as a function of a client; None is none, and what is no function raises `DataError`.
 
-    Args:
-        data: a function of a client, or of any of `partition_id`, `num_partitions` and `batch_size`, as in Flower's
-            examples.
-
-    Raises:
-        DataError: it is no function.
+    It may take any of `partition_id`, `num_partitions` and `batch_size` instead, as in Flower's examples.
     """
     if data is None:
         return None

@@ -43,11 +43,7 @@ class Metric:
     def total(metrics: Iterable["Metric"]) -> "Metric":
         """For each label the weighted mean over those who can say something of it, and all their weight.
 
-        For accuracy this is the accuracy over all examples. For AUC it is won pairs over possible pairs, a pair being
-        of one client: a client's outputs are only ranked among its own.
-
-        Raises:
-            ValueError: the metrics are not of the same number of labels.
+        For AUC a pair is of one client: outputs are only ranked among its own. Raises `ValueError` for other labels.
         """
         values, weights = [], []
         pairs = (zip(each.values, each.weights, strict=True) for each in metrics)

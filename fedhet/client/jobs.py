@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +15,29 @@ from torch import Tensor, nn
 from fedhet import learning, population
 from fedhet.client.policy import Policy
 from fedhet.client.side import AnySide, Client
-from fedhet.client.trying import Tried
 from fedhet.data import Examples, resident
 from fedhet.errors import ModelError
 from fedhet.learning import Phase
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
-from fedhet.task import LARGEST
+from fedhet.task import LARGEST, Task
 from fedhet.wire import Payload
 from fedhet.wire.protocol import STARTS, Measured
 
 log = logging.getLogger("flwr").getChild("fedhet")
+
+
+class Tried(NamedTuple):
+    """The findings about a client's network and data.
+
+    Attributes:
+        task: of its data.
+        outputs: how many a prediction has.
+        note: what is to be said of the network; empty if nothing is.
+    """
+
+    task: Task
+    outputs: int
+    note: str = ""
 
 
 @dataclass

@@ -21,9 +21,6 @@ from fedhet.options import Config, keys_about, keys_that
 from fedhet.population import ClientInfo
 from fedhet.wire import Request
 
-MOST_MEMORY = 10**18
-"""Bytes that no machine has."""
-
 PINNED = "fedhet.split"
 """The record of a node's context that holds the settings by which its data are split in this run."""
 
@@ -54,10 +51,8 @@ def memory_limited(context: Context) -> Iterator[None]:
         most = int(float(told) * 1e9)
     except (ValueError, OverflowError):
         most = 0
-    if not 0 < most < MOST_MEMORY:
-        raise ConfigError(
-            f"the node's memory-limit is {told!r}, must be a number of GB above 0 and below {MOST_MEMORY / 1e9:.0e}"
-        )
+    if not 0 < most < 10**18:  # bytes that no machine has
+        raise ConfigError(f"the node's memory-limit is {told!r}, must be a number of GB above 0 and below 1e+09")
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     try:

@@ -52,7 +52,7 @@ def read(
     until: Representation | None = None,
     rows: int = BATCH,
 ) -> Tensor:
-    """Return a model's outputs (n, ...) for raw inputs, in evaluation mode, without a graph and not all rows at once.
+    """Return a model's outputs (n, ...) for raw inputs, without a graph and not all rows at once.
 
     Args:
         model: left in evaluation mode.

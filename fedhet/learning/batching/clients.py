@@ -191,13 +191,9 @@ def _grouped(these: Iterable[S], key: Callable[[S], K]) -> dict[K, list[S]]:
 
 
 def _measured_ratio(which: tuple[object, ...], passes: Sequence[Forward]) -> float:
-    """Seconds of the passes as one, over those of one after the other; as measured when this machine first met them.
+    """Seconds of passes of a kind as one, over those of one after the other; measured when a machine first meets them.
 
     So that runs on a machine stay alike, what was measured is kept in `~/.fedhet/client-batching.json`.
-
-    Args:
-        which: their kind.
-        passes: two or more; no trace is left in their networks.
     """
     kept = Path.home() / ".fedhet" / "client-batching.json"
     device, sizes = passes[0].inputs.device, (len(passes).bit_length(), len(passes[0].inputs).bit_length())

@@ -51,10 +51,7 @@ def together(passes: Sequence[Forward], streams: Sequence[RandomStream]) -> list
 
 
 def fits(passes: Sequence[Forward]) -> bool:
-    """Whether batches may be filled up: whether no row depends on the others. Leaves no trace.
-
-    Args:
-        passes: of one kind, and one size of batch.
+    """Whether batches of passes, of one kind and size, may be filled up: whether no row depends on the others.
 
     Raises:
         Unfit: as `together`, or it computes something else than the passes one by one.
