@@ -125,10 +125,7 @@ class _ByValue(pickle.Pickler):
 
 
 def kind(asked: Forward) -> tuple[object, ...]:
-    """Passes of one kind may be one pass, where momenta are the same, and but for the sizes of their batches.
-
-    Empty: this one can be no other's.
-    """
+    """Passes of equal kinds may be one, if momenta are equal, whatever the sizes of batches; an empty one fits none."""
     found = layout(asked.model)
     if not found.built:
         return ()
