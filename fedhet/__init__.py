@@ -39,17 +39,18 @@ def __getattr__(name: str) -> Any:
 
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
-    if name[:1].isupper():
-        registry = import_module("fedhet.registry")
-        for method in map(registry.method, registry.own_methods()):
-            if method.server.rpartition(":")[2] == name:
-                return registry.strategy(method.name)
+    if name[:1].isupper() and name in (strategies := _strategies()):
+        return import_module("fedhet.registry").strategy(strategies[name])
     raise AttributeError(f"module 'fedhet' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """The public names, the methods' strategies among them."""
+    return sorted([*__all__, *_strategies()])
+
+
+def _strategies() -> dict[str, str]:
+    """A method for each class of a strategy, by the class's name."""
     from fedhet import registry
 
-    strategies = [registry.method(name).server.rpartition(":")[2] for name in registry.own_methods()]
-    return sorted([*__all__, *strategies])
+    return {registry.method(name).server.rpartition(":")[2]: name for name in registry.own_methods()}

@@ -17,9 +17,6 @@ from fedhet.options import Config, listed
 LOGS = ("tensorboard", "wandb", "mlflow")
 """What the key `log` takes; `fedhet.results.loggers` has an observer for each."""
 
-UNWRITTEN = ("clients", "resume")
-"""Keys that a run's own configuration may be without."""
-
 
 def conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
     """Problems of names and, unless some of the `numbers` are wrong already, of keys that do not go together."""
@@ -67,7 +64,8 @@ def without_idle(config: Config, by_hand: frozenset[str], told: Collection[str],
     """
     specs, flat, idle = config.specs(), config.flat(), _reasons(config, traits)
     defaults = {key: default_of(spec) for key, spec in specs.items()}
-    complete = {key for key, value in defaults.items() if value != "" and key not in UNWRITTEN} <= by_hand
+    written = {key for key, value in defaults.items() if value != ""} - {"clients", "resume"}
+    complete = written <= by_hand  # as in a run's own configuration
 
     def in_vain(key: str, reason: str) -> bool:
         # A default says something unless it is "none", or that of a complete configuration, where nobody chose it.

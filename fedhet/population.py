@@ -196,15 +196,16 @@ def _arrays(name: str, input_shape: tuple[int, ...], classes: int) -> dict[str, 
 
 def _check_shared(config: Config, network: NetworkDescription, known: dict[str, tuple[str, list[int]]]) -> None:
     """Check that averaged arrays are alike in all architectures; `known` has each key's first owner and shape."""
-    traits = registry.traits(config)
-    sharing, alike = traits.shares, traits.networks != "widths" and traits.shares.averaged
-    tensors = network.model.state_dict()
-    for name, key in sharing.names(network, tensors, statistics=True).items() if alike else ():
-        owner, shape = known.setdefault(key, (network.architecture, list(tensors[name].shape)))
-        if list(tensors[name].shape) != shape:
+    traits, tensors = registry.traits(config), network.model.state_dict()
+    if traits.networks == "widths" or not traits.shares.averaged:
+        return
+    for name, key in traits.shares.names(network, tensors, statistics=True).items():
+        here = list(tensors[name].shape)
+        owner, shape = known.setdefault(key, (network.architecture, here))
+        if here != shape:
             raise ConfigError(
-                f"{config.method_name} averages {key} over clients, and {network.architecture} has "
-                f"{list(tensors[name].shape)} where {owner} has {shape}: choose architectures in which it is alike"
+                f"{config.method_name} averages {key} over clients, and {network.architecture} has {here} where "
+                f"{owner} has {shape}: choose architectures in which it is alike"
             )
 
 
