@@ -23,9 +23,9 @@ class ClientRecord:
 
     Attributes:
         examples: number of its training examples.
-        architecture: name of its architecture, empty where it does not disclose it.
+        architecture: its name, empty where it is not disclosed.
         trained: last round whose training by this client counted; -1 for none.
-        partition: its partition id and the number of partitions; None where its node has none.
+        partition: its partition id and the number of partitions, if its node has one.
     """
 
     examples: int

@@ -222,13 +222,10 @@ def _rounded(mean: torch.Tensor, dtype: str) -> Array:
 def cut_to_bound(
     models: Mapping[str, Arrays], before: Arrays, bound: float
 ) -> tuple[dict[str, Arrays], list[dict[str, Any]]]:
-    """Clip every update whose norm is more than `bound` times the median of all.
+    """Clip every update whose norm is more than `bound` times the median of all; returns the clipped ones, too.
 
     The norm is over all floating arrays of a client, BatchNorm's statistics included, divided by the root of their
     number of entries, so that small networks and large ones can be compared.
-
-    Returns:
-        What the clients sent, clipped; and for each clipped update its `client`, its `norm`, and that it was cut `to`.
     """
     norms = {client: _norm(arrays, before) for client, arrays in models.items()}
     most = bound * median(norms.values())

@@ -35,7 +35,6 @@ class Federation:
     """The clients of a run, by name. Everything that is sent or comes back is counted in the round under way.
 
     Attributes:
-        run: the run's values.
         roster: who is there, and what each shares.
         grid: through which nodes are reached; None before the start.
         one_by_one: whether replies are large, and so are fetched one by one in order of client name.

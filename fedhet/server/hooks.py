@@ -86,11 +86,7 @@ class Hooks(Generic[P, S]):
         return report.metric, report.labels, tuple(spec.items()), (report.public, report.public_size) if brought else ()
 
     def admit(self, reply: Reply) -> None:
-        """Take in what a client answered to its first handshake; of its arrays it is only known that they are finite.
-
-        Raises:
-            FedhetError: why this client cannot take part.
-        """
+        """Take in a client's answer to its first handshake, whose arrays are finite; what it raises refuses the client."""
 
     def first_arrays(self, missing: Spec) -> Arrays | None:
         """Return first values of these shared keys, which nobody gave yet, where the server makes them.
@@ -132,11 +128,9 @@ class Hooks(Generic[P, S]):
         return {client: self.payload_for(client) for client in clients}
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
-        """Return what each of these clients receives only to be evaluated; by default `payload_for` it.
+        """Return what each of these clients receives only to be evaluated, beside a round in which others train or not.
 
-        Args:
-            clients: in order of name.
-            amid_training: whether it is beside a round in which others train.
+        By default `payload_for` it.
         """
         return {client: self.payload_for(client) for client in clients}
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedhet.flower import MetricRecord
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.rows import ClientRow, Work, in_order, never_took_part, summarise
-from fedhet.server.run import Run, by_reason, named
+from fedhet.server.run import Run, by_reason
 from fedhet.state import ClientRecord, State
 from fedhet.task import Metric
 from fedhet.wire import Reply
@@ -23,10 +23,9 @@ class Reporter:
     """Tells observers of a run.
 
     Attributes:
-        run: the run's values.
         observers: who is told.
-        on_common_test: accuracy and loss of the global model on the common test set before the round under way, where
-            the server measured them; they stand in its record as those of what clients received.
+        on_common_test: the server's accuracy and loss of the global model on the common test set, which stand in the
+            next record as those of what clients received.
     """
 
     def __init__(self, run: Run, observers: Sequence[Observer]) -> None:
@@ -67,13 +66,7 @@ class Reporter:
     def record(
         self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
     ) -> MetricRecord:
-        """Tell observers of the round, and return its numbers that Flower's result can hold.
-
-        Args:
-            replies: the valid ones, in order of client name.
-            metrics: the method's own.
-            more: what else there is in the round's record.
-        """
+        """Tell observers of the round, by its valid replies and the method's metrics, and return its numbers."""
         run, round = self.run, self.run.round
         for line in round.lines():
             log.warning("round %d, %s", round.number, line)
@@ -212,7 +205,7 @@ def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     trained = {client: record.trained for client, record in run.state.clients.items()}
     absent = {client: why for client, why in never_took_part(rows).items() if trained.get(client, -1) < 0}
     for reason, clients in by_reason(absent.items()).items():
-        yield f"{named(clients)} completed no round: {reason}"
+        yield f"{clients} completed no round: {reason}"
     last = max(trained.values(), default=rounds)
     if rounds and last < rounds:
         yield f"the last round that counted is {max(last, 0)} of {rounds}"

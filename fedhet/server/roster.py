@@ -35,8 +35,7 @@ class Roster:
         specs: names, shapes and dtypes of what each client shares, of those that left too.
         waiting: nodes whose clients come after the last round.
         keys: for each shared key, what its arrays are like, and the first client that has it.
-        metric: name of the task's metric, and the first client that named it.
-        labels: how many numbers the metric has.
+        metric: name of the task's metric, and the first client that named it; it has so many `labels`.
         counts: the numbers of each client's examples, which it says in every reply.
     """
 
@@ -88,7 +87,7 @@ class Roster:
             averaged: whether the arrays of one shared key must be alike, where widths may not differ.
 
         Raises:
-            FedhetError: it does not; with the first thing in which it differs, and from whom.
+            FedhetError: with the first thing in which it differs, and from whom.
         """
         name, report = reply.client, reply.report
         if self.metric and (report.metric, report.labels) != (self.metric[0], self.labels):
@@ -168,11 +167,8 @@ def _measure(metric: str, labels: int) -> str:
 def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: bool) -> list[int]:
     """Return nodes in the order in which they are admitted, so that one alone does not decide for all.
 
-    Those of the most frequent kind come first, and of a kind those whose arrays most others have alike.
-
-    Args:
-        opened: the value of `compatibility` and the answer to the handshake, by node.
-        averaged: whether arrays of one shared key must be alike.
+    Those of the most frequent kind (`compatibility`) come first, and of a kind those whose arrays most others have
+    alike, where arrays of one shared key are averaged.
     """
     kinds = Counter(kind for kind, _ in opened.values())
     arrays = {node: reply.report.spec.items() if averaged else () for node, (_, reply) in opened.items()}

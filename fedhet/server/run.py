@@ -46,7 +46,7 @@ class Round:
     def lines(self) -> list[str]:
         """Return all failures in words, one for each reason, with how many clients it hit."""
         hit = by_reason((failure["client"], failure["reason"]) for failure in self.failures)
-        return [f"{named(clients)}: {reason}" for reason, clients in hit.items()]
+        return [f"{clients}: {reason}" for reason, clients in hit.items()]
 
     def reasons(self, otherwise: str = "") -> str:
         """Return all failures as indented lines; without any, the words given."""
@@ -120,12 +120,12 @@ class Run:
         self.override({key: value for key, value in known.items() if flat[key] != value})
 
 
-def by_reason(failures: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the clients of failures, pairs of client and reason, by the reason."""
-    found: dict[str, list[str]] = {}
+def by_reason(failures: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the clients of failures, pairs of client and reason, in words by the reason."""
+    clients: dict[str, list[str]] = {}
     for client, reason in failures:
-        found.setdefault(reason, []).append(client)
-    return found
+        clients.setdefault(reason, []).append(client)
+    return {reason: named(those) for reason, those in clients.items()}
 
 
 def named(clients: Sequence[str], most: int = 3) -> str:
