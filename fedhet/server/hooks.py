@@ -86,7 +86,7 @@ class Hooks(Generic[P, S]):
         return report.metric, report.labels, tuple(spec.items()), (report.public, report.public_size) if brought else ()
 
     def admit(self, reply: Reply) -> None:
-        """Take in a client's answer to its first handshake, whose arrays are finite; what it raises refuses the client."""
+        """Take in a client's answer to its first handshake, whose arrays are finite, or refuse it by what is raised."""
 
     def first_arrays(self, missing: Spec) -> Arrays | None:
         """Return first values of these shared keys, which nobody gave yet, where the server makes them.
