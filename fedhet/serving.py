@@ -1,6 +1,5 @@
 """The server's part of a run, on any grid: recorded in a run directory, and as a Flower ServerApp."""
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,8 +20,6 @@ from fedhet.representations.precision import fitted, precision
 from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import recorded
 from fedhet.server import EvaluateFunction, FederatedStrategy
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 
 def serve(
