@@ -60,11 +60,8 @@ def no_handler(reason: str) -> bool:
 
 
 def wrapper_of(strategy: Strategy) -> Strategy | None:
-    """Return the strategy of Flower's that holds this one and calls its hook, such as one for differential privacy.
-
-    Nothing else than who calls tells its loop from Flower's plain one.
-    """
-    frame = inspect.currentframe()
+    """Return the strategy of Flower's that holds this one and calls its hook, such as one for differential privacy."""
+    frame = inspect.currentframe()  # nothing else than who calls tells its loop from Flower's plain one
     while frame is not None and (caller := frame.f_locals.get("self", strategy)) is strategy:
         frame = frame.f_back
     return caller if frame is not None and getattr(caller, "strategy", None) is strategy else None

@@ -63,12 +63,9 @@ PARTIAL: dict[str, Value] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A method as its contract runs it.
+    """A method as its contract runs it: what the key `method` says, and the settings that it needs beside those of all.
 
-    Attributes:
-        reference: what the key `method` says.
-        own: the settings that it needs beside those of all.
-        architectures: the clients' architectures; empty: mixed ones, where the method's networks may differ.
+    Architectures are mixed ones, where the method's networks may differ, unless they are given.
     """
 
     reference: str
@@ -127,13 +124,7 @@ class Case:
 
 @dataclass
 class Run:
-    """A finished run: its files, without what must differ.
-
-    Attributes:
-        folder: the run directory.
-        exchanges: every request and its reply.
-        state: the strategy's, after the last round.
-    """
+    """A finished run: its files, without what must differ, every request with its reply, and the last state."""
 
     folder: Path
     exchanges: list[tuple[RecordDict, Message]] = field(default_factory=list)

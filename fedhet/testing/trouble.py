@@ -9,7 +9,7 @@ import pytest
 import fedhet
 from fedhet import registry
 from fedhet.errors import FedhetError
-from fedhet.flower import ConfigRecord, Message
+from fedhet.flower import Message
 from fedhet.testing.faults import REPLIES, Stop, Tampering, at, raising
 from fedhet.testing.ordinary import infinite
 from fedhet.testing.runs import PARTIAL, Case, Kept, Run, run, run_on
@@ -52,27 +52,6 @@ class Trouble:
             assert done.summary["bytes_up"] == sum(row["bytes_up"] for row in done.rows if row["round"] in (0, 4))
             return
         assert_same_but_for_the_fault(done, kept("crash"))
-
-    def test_a_client_that_lacks_what_it_was_sent_repeats_its_handshake(
-        self, case: Case, kept: Kept, tmp_path: Path
-    ) -> None:
-        """It says that its answer is lost for want of it, and gets it once more."""
-
-        def forget(message: Message, client: str, reply: Message) -> None:
-            if at([2], "1")(message, client):
-                reply.content.clear()
-                reply.content["report"] = ConfigRecord({"client": "1", "refusal": "no public dataset", "lost": True})
-
-        done, crash = run(tmp_path / "run", case.settings(rounds=3), app=Tampering(after=forget)), kept("crash")
-        assert done.row(2)["failures"] == [{"client": "1", "reason": "no public dataset; its handshake is repeated"}]
-        assert done.row(3)["participants"] == ["0", "1", "2"]
-        assert done.models == crash.models
-
-        def received(of: Run, number: int) -> int:
-            rows = [row for row in of.clients if (row["round"], row["client"]) == (str(number), "1")]
-            return sum(int(row["bytes_down"]) for row in rows)
-
-        assert received(done, 3) - received(crash, 3) == received(done, 0)
 
     @pytest.mark.parametrize(
         ("number", "kind"),

@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from fedhet.flower import (
     STYPE,
     Array,
     ArrayRecord,
+    ConfigRecord,
     Encoder,
     Message,
     RecordDict,
@@ -31,9 +33,11 @@ from fedhet.flower import (
     write_request,
 )
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
+from fedhet.method import METRICS
 from fedhet.testing import Case, MethodContract, Run, Stop, Tampering, at, raising, run
 from fedhet.testing.faults import REPLIES, Before, Hit, where
 from fedhet.testing.ordinary import differing
+from fedhet.testing.privacy import COUNTS, Node, same_data, sent_kinds
 from fedhet.testing.runs import Kept, run_on
 from fedhet.testing.trouble import assert_same_but_for_the_fault
 from fedhet.wire import to_tensor
@@ -149,6 +153,34 @@ class Contract(MethodContract):
 
     # ---- clients apart from each other
 
+    def test_metrics_that_leave_a_node_are_rounded(self, case: Case, kept: Kept, tmp_path: Path) -> None:
+        """To four digits, so that they tell little of single examples."""
+        node = Node(same_data, ",".join(sent_kinds(case) | {METRICS}), tmp_path)
+        for reply in node.answers(self.messages(kept, {}, settings={})):
+            told = [key for key in reply["metrics"] if key not in COUNTS]
+            assert all(_short(value) for key in told for value in _numbers(reply["metrics"][key], key))
+
+    def test_a_client_that_lacks_what_it_was_sent_repeats_its_handshake(
+        self, case: Case, kept: Kept, tmp_path: Path
+    ) -> None:
+        """It says that its answer is lost for want of it, and gets it once more."""
+
+        def forget(message: Message, client: str, reply: Message) -> None:
+            if at([2], "1")(message, client):
+                reply.content.clear()
+                reply.content["report"] = ConfigRecord({"client": "1", "refusal": "no public dataset", "lost": True})
+
+        done, crash = run(tmp_path / "run", case.settings(rounds=3), app=Tampering(after=forget)), kept("crash")
+        assert done.row(2)["failures"] == [{"client": "1", "reason": "no public dataset; its handshake is repeated"}]
+        assert done.row(3)["participants"] == ["0", "1", "2"]
+        assert done.models == crash.models
+
+        def received(of: Run, number: int) -> int:
+            rows = [row for row in of.clients if (row["round"], row["client"]) == (str(number), "1")]
+            return sum(int(row["bytes_down"]) for row in rows)
+
+        assert received(done, 3) - received(crash, 3) == received(done, 0)
+
     @pytest.mark.parametrize(
         "rounds", [[2], pytest.param([2, 3], marks=pytest.mark.slow)], ids=["once", "twice in a row"]
     )
@@ -250,3 +282,11 @@ def _kinds(content: RecordDict) -> set[str]:
 
 def _sent_bytes(content: RecordDict) -> int:
     return sum(len(array.data) for group in content.array_records.values() for array in group.values())
+
+
+def _numbers(value: Any, key: str) -> list[float]:
+    return [] if key.endswith("-weight") else value if isinstance(value, list) else [value]
+
+
+def _short(value: float) -> bool:
+    return value == float(f"{value:.4g}") or bool(np.isnan(value))
