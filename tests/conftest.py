@@ -201,7 +201,7 @@ def in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with synthetic files of CIFAR-10 (200 images), MNIST (600), Shakespeare (five roles), ChestX-ray14."""
+    """A folder with synthetic files of CIFAR-10 (200 images), CIFAR-100, MNIST, Shakespeare (5 roles), ChestX-ray14."""
     folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
         count = 10 if name == "test_batch" else 40
@@ -209,6 +209,10 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> str:
         coarse = rng.integers(256, size=(count, 3, 4, 4), dtype=np.uint8).repeat(8, 2).repeat(8, 3)
         batch = {"data": coarse.reshape(count, -1), "labels": [label % 10 for label in range(count)]}
         (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    for name, count in (("train", 400), ("test", 100)):
+        coarse = rng.integers(256, size=(count, 3, 4, 4), dtype=np.uint8).repeat(8, 2).repeat(8, 3)
+        labels = {"fine_labels": [n % 100 for n in range(count)], "coarse_labels": [n % 20 for n in range(count)]}
+        (folder / name).write_bytes(pickle.dumps({"data": coarse.reshape(count, -1), **labels}, protocol=2))
     for part, count in (("train", 600), ("t10k", 50)):
         for kind, shape in (("images-idx3", (count, 28, 28)), ("labels-idx1", (count,))):
             values = rng.integers(10 if kind == "labels-idx1" else 256, size=shape, dtype=np.uint8)

@@ -52,15 +52,14 @@ def smaller(config: Config) -> dict[str, Any]:
     return small
 
 
-@pytest.mark.usefixtures("no_report")
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_runs_a_round(name: str, stand_ins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def one_round(settings: dict[str, Any], stand_ins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a round of a preset, and of what is set on top of it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    config = resolve({"preset": name})
+    config = resolve(settings)
     assert config.idle == (), "a preset has no keys without effect"
     monkeypatch.setitem(datasets._LOADERS, "shakespeare", partial(shakespeare, min_characters=500))
     data = {} if config.dataset == "digits" else {"data": stand_ins}
-    done = run(tmp_path / "run", {"preset": name, **smaller(config), **data})
+    done = run(tmp_path / "run", {**settings, **smaller(config), **data})
     assert done.summary["status"] == "completed"
     assert done.failures == []
     row = done.row(1)
@@ -69,3 +68,9 @@ def test_a_preset_runs_a_round(name: str, stand_ins: str, tmp_path: Path, monkey
     assert done.rows[-1]["final"]
     if config.rounds:  # else one is a part of a pass, amid which nobody has a model to evaluate
         assert 0 <= done.summary["personal_accuracy"]["weighted"] <= 1
+
+
+@pytest.mark.usefixtures("no_report")
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_runs_a_round(name: str, stand_ins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_round({"preset": name}, stand_ins, tmp_path, monkeypatch)

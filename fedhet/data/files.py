@@ -131,22 +131,20 @@ class _ArraysOnly(pickle.Unpickler):
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
-def read_cifar(file: Path) -> tuple[Tensor, Tensor]:
-    """Images (n, 3, 32, 32) uint8 and labels (n,) int64 of a batch file of CIFAR-10's python version."""
+def read_cifar(file: Path, labelled: str = "labels", classes: int = 10) -> tuple[Tensor, Tensor]:
+    """Images (n, 3, 32, 32) uint8 and the labels (n,) int64 of this name of a batch file of CIFAR's python version."""
     content = read(file)
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
         images = torch.tensor(np.asarray(batch["data"]))
-        labels = torch.tensor(batch["labels"])
+        labels = torch.tensor(batch[labelled])
     except Exception as error:  # a damaged pickle may raise anything
-        raise DataError(
-            f"{file} is not a batch of CIFAR-10's python version ({type(error).__name__}: {error})"
-        ) from error
+        raise DataError(f"{file} is not a batch of CIFAR's python version ({type(error).__name__}: {error})") from error
     if images.dtype != torch.uint8 or images.shape != (len(labels), 3072) or labels.dtype != torch.int64:
         raise DataError(
             f"{file}: expected (n, 3072) uint8 images and n labels, got {tuple(images.shape)}, {len(labels)}"
         )
-    check_labels(file, labels, 10)
+    check_labels(file, labels, classes)
     return images.view(-1, 3, 32, 32), labels
 
 

@@ -1,4 +1,4 @@
-"""Handwritten digits, MNIST, Fashion-MNIST and CIFAR-10, from files as their authors have them; variants of CIFAR-10.
+"""Handwritten digits, MNIST, Fashion-MNIST, CIFAR-10 with variants, CIFAR-100: from files as their authors have them.
 
 A `DataError` says which file is missing or damaged, or why a data set cannot be downloaded.
 """
@@ -25,16 +25,24 @@ MNIST_FILES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in 
 MNIST_FOLDERS = ("", "MNIST/raw", "mnist/MNIST/raw")
 FASHION_FOLDERS = ("FashionMNIST/raw", "fashionmnist/FashionMNIST/raw", "fashion-mnist")
 CIFAR10_TRAIN = [f"data_batch_{batch}" for batch in range(1, 6)]
+CIFAR100_FILES = ("train", "test")
+CIFAR100_FOLDERS = ("", "cifar-100-python", "cifar100/cifar-100-python")
 CIFAR10_FOLDERS = ("", "cifar-10-batches-py", "cifar10/cifar-10-batches-py")
 
 
 def _images(
-    name: str, parts: Sequence[Examples], transform: Transform, *, augment: Augment | None = None, white: int = 255
+    name: str,
+    parts: Sequence[Examples],
+    transform: Transform,
+    *,
+    augment: Augment | None = None,
+    white: int = 255,
+    classes: int = 10,
 ) -> DataSet:
-    """A data set of training and test images, each of one of 10 classes."""
+    """A data set of training and test images, each of one class."""
     (train, test), task = parts, get_task("classification")
     shape = tuple(train.inputs[:1].shape[1:])
-    return DataSet(name, train, test, 10, task, shape, transform, augment=augment, white=white)
+    return DataSet(name, train, test, classes, task, shape, transform, augment=augment, white=white)
 
 
 @register_dataset("digits")
@@ -97,6 +105,28 @@ def cifar10(folder: Path | None) -> DataSet:
     train, test = Examples(torch.cat(images), torch.cat(labels)), Examples(*read_cifar(place / "test_batch"))
     transform = Normalise(255.0, (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255))
     return _images("cifar10", (train, test), transform, augment=crop_and_flip)
+
+
+@register_dataset("cifar100", augments=True)
+def cifar100(folder: Path | None) -> DataSet:
+    """CIFAR-100 (Krizhevsky, 2009): 50,000 and 10,000 colour images of 32 x 32 of 100 classes, python version.
+
+    Images are augmented as CIFAR-10's.
+    """
+    return _cifar100("cifar100", folder, "fine_labels", 100)
+
+
+@register_dataset("cifar100-coarse", augments=True)
+def cifar100_coarse(folder: Path | None) -> DataSet:
+    """CIFAR-100 with the 20 superclasses of its classes for labels."""
+    return _cifar100("cifar100-coarse", folder, "coarse_labels", 20)
+
+
+def _cifar100(name: str, folder: Path | None, labelled: str, classes: int) -> DataSet:
+    place = locate(folder, CIFAR100_FOLDERS, CIFAR100_FILES, "CIFAR100")
+    parts = [Examples(*read_cifar(place / file, labelled, classes)) for file in CIFAR100_FILES]
+    transform = Normalise(255.0, (129.3 / 255, 124.1 / 255, 112.4 / 255), (68.2 / 255, 65.4 / 255, 70.4 / 255))
+    return _images(name, parts, transform, augment=crop_and_flip, classes=classes)
 
 
 @register_dataset("cifar10-fedhenn", augments=True)

@@ -4,6 +4,7 @@ import os
 import pickle
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,7 +181,7 @@ class TestCifar10:
         write_cifar10(tmp_path / "cifar-10-batches-py")
         file = tmp_path / "cifar-10-batches-py" / "test_batch"
         file.write_bytes(file.read_bytes()[:1000])
-        with pytest.raises(DataError, match="test_batch is not a batch of CIFAR-10's python version"):
+        with pytest.raises(DataError, match="test_batch is not a batch of CIFAR's python version"):
             data.load("cifar10", tmp_path)
 
     def test_pickles_cannot_run_anything(self, tmp_path: Path) -> None:
@@ -192,6 +193,43 @@ class TestCifar10:
         with pytest.raises(DataError, match=r"it asks for (posix|nt)\.mkdir"):
             files.read_cifar(tmp_path / "data_batch_1")
         assert not (tmp_path / "harm").exists()
+
+
+def write_cifar100(folder: Path) -> dict[str, Any]:
+    """CIFAR-100's two files with 40 and 10 random images; returns what is in the last one."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(1)
+    for name, count in (("train", 40), ("test", 10)):
+        batch = {
+            "data": rng.integers(256, size=(count, 3072), dtype=np.uint8),
+            "fine_labels": rng.integers(100, size=count).tolist(),
+            "coarse_labels": rng.integers(20, size=count).tolist(),
+        }
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    return batch
+
+
+class TestCifar100:
+    @pytest.mark.parametrize(
+        ("name", "classes", "labels"), [("cifar100", 100, "fine"), ("cifar100-coarse", 20, "coarse")]
+    )
+    def test_reads_both_kinds_of_labels(self, tmp_path: Path, name: str, classes: int, labels: str) -> None:
+        batch = write_cifar100(tmp_path / "cifar100" / "cifar-100-python")
+        dataset = data.load(name, tmp_path)
+        assert (len(dataset.train), len(dataset.test), dataset.classes) == (40, 10, classes)
+        assert dataset.input_shape == (3, 32, 32)
+        assert dataset.test.labels.tolist() == batch[f"{labels}_labels"]
+        assert np.array_equal(dataset.test.inputs[:].flatten(1).numpy(), batch["data"])
+
+    def test_a_missing_and_a_damaged_file_are_named(self, tmp_path: Path) -> None:
+        folder = tmp_path / "cifar-100-python"
+        write_cifar100(folder)
+        (folder / "test").write_bytes((folder / "test").read_bytes()[:500])
+        with pytest.raises(DataError, match=r"test is not a batch of CIFAR's python version"):
+            data.load("cifar100", tmp_path)
+        (folder / "train").unlink()
+        with pytest.raises(DataError, match=r"is incomplete: train missing"):
+            data.load("cifar100", tmp_path)
 
 
 class TestDomains:
@@ -379,3 +417,15 @@ def test_real_shakespeare(real_data: Path) -> None:
     assert dataset.groups is not None
     assert 120 < len(np.unique(dataset.groups.train)) < 140
     assert len(data.partition(dataset, "natural", clients=66, seed=0)) == 66
+
+
+def test_real_test_half_of_cifar100(real_data: Path) -> None:
+    file = real_data / "cifar100" / "cifar-100-python" / "test"
+    if files.variant(file) is None:
+        pytest.skip(f"no {file}")
+    images, fine = files.read_cifar(file, "fine_labels", 100)
+    _, coarse = files.read_cifar(file, "coarse_labels", 20)
+    assert images.shape == (10_000, 3, 32, 32)
+    assert torch.bincount(fine).tolist() == [100] * 100
+    assert torch.bincount(coarse).tolist() == [500] * 20
+    assert len(set(zip(fine.tolist(), coarse.tolist(), strict=True))) == 100, "each class is of one superclass"

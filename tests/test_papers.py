@@ -1,0 +1,57 @@
+"""`run_configs/PAPERS.md`: each of the papers' numbers has a run that this tree can start, or a reason."""
+
+import csv
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fedhet.config import resolve, run_configs
+from fedhet.registry import module_of
+from tests.test_presets import one_round
+
+FOLDER = run_configs() / "papers"
+page: ModuleType = module_of(str(FOLDER / "page.py"))
+NUMBERS: list[dict[str, str]] = page.rows_of("numbers.csv")
+RUNS: dict[tuple[str, str], dict[str, Any]] = {
+    (row["preset"], row["keys"]): page.settings(row) for row in NUMBERS if row["preset"]
+}
+
+
+def test_the_page_is_that_of_its_files() -> None:
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run python run_configs/papers/page.py"
+
+
+def test_every_number_has_a_run_or_a_reason() -> None:
+    assert len(NUMBERS) == 420
+    assert sum(bool(row["preset"]) for row in NUMBERS) >= 360
+    assert all(row["read"] if row["preset"] else row["note"] for row in NUMBERS)
+
+
+def test_the_numbers_are_the_papers(reference: Path) -> None:
+    with (reference / "paper_numbers.csv").open(newline="") as file:
+        papers = list(csv.DictReader(file))
+    assert [{key: row[key] for key in papers[0]} for row in NUMBERS] == papers
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_run_can_be_set(run: tuple[str, str]) -> None:
+    config = resolve(RUNS[run])
+    assert config.idle == (), "no key without effect"
+
+
+def test_what_was_measured_is_among_the_numbers() -> None:
+    known = {tuple(row[name] for name in page.NUMBER) for row in NUMBERS}
+    assert {tuple(row[name] for name in page.NUMBER) for row in page.rows_of("measured.csv")} <= known
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_report")
+@pytest.mark.parametrize(
+    "run", [run for run in RUNS if {"architectures", "dataset", "unseen-clients"} & RUNS[run].keys()]
+)
+def test_a_run_with_other_networks_or_data_runs_a_round(
+    run: tuple[str, str], stand_ins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_round(RUNS[run], stand_ins, tmp_path, monkeypatch)
