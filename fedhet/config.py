@@ -202,22 +202,14 @@ def presets() -> list[str]:
 
 
 def preset_path(name: str) -> Path:
-    """The file of a preset.
-
-    Raises:
-        ConfigError: there is no such preset; the nearest name is given.
-    """
+    """The file of a preset; a ConfigError, with the nearest name, if there is no such preset."""
     if name not in (known := presets()):  # which may come over the wire, and must lead nowhere else
         raise ConfigError(nearest("preset", name, known))
     return run_configs() / f"{name}.toml"
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Value]:
-    """Several `KEY=VALUE` of a command line; see `parse_setting`.
-
-    Raises:
-        ConfigError: there is no key or no value, or a key is set twice.
-    """
+    """Several `KEY=VALUE` of a command line; a ConfigError if one lacks key or value, or a key is set twice."""
     chosen: dict[str, Value] = {}
     for text in texts:
         key, value = parse_setting(text)
@@ -230,11 +222,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Value]:
 
 
 def parse_setting(text: str) -> tuple[str, Value]:
-    """`KEY=VALUE` of a command line: the value read as TOML where it is that, else taken as text.
-
-    Raises:
-        ConfigError: there is no `=`, or no key before it.
-    """
+    """`KEY=VALUE` of a command line, the value TOML or else text; a ConfigError without `=` or a key before it."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text}: write KEY=VALUE, such as rounds=5")
@@ -250,11 +238,7 @@ def parse_setting(text: str) -> tuple[str, Value]:
 
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:
-    """Every key, the methods' own last; those of methods from `outside` too, or those of one `method` alone.
-
-    Raises:
-        ConfigError: there is no such method.
-    """
+    """Every key, the methods' own last; those of methods from `outside` too, or those of one `method` alone."""
     if method is not None:
         names = [registry.method(method).family]
     else:
@@ -276,8 +260,7 @@ def _row(prefix: str, field: dataclasses.Field[Any]) -> KeyRow:
 def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:
     """`keys` by their subject or method; those of a method, or with a word in their name or meaning, alone.
 
-    Raises:
-        ConfigError: there is no such method or key; with the nearest names.
+    A word that is in none is a ConfigError, with the nearest names.
     """
     method = word if word and (":" in word or word in registry.methods()) else None
     about = {kebab(f.name): f"about {f.metadata['about']}" for f in common_fields()}
@@ -304,11 +287,7 @@ def _extra(text: str) -> dict[str, Any]:
 
 
 def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
-    """The field behind a key.
-
-    Raises:
-        ConfigError: there is none; the nearest key is given.
-    """
+    """The field behind a key; a ConfigError, with the nearest key, if there is none."""
     try:
         known = common_fields() if not prefix else fields(registry.method(prefix, trusted=False).Parameters)
     except ConfigError as error:

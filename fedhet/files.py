@@ -44,11 +44,7 @@ def plain_name(text: str) -> bool:
 
 
 def check_place(folder: Path) -> None:
-    """Check, and make nothing, that a folder is there or can be made, and can be written to.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Check, and make nothing, that a folder is there or can be made and written to; a ConfigError if it cannot."""
     try:
         there = next(each for each in (folder, *folder.parents) if each.exists() or each.is_symlink())
         if not there.is_dir():
@@ -72,8 +68,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Keep a folder, made if missing, for this process alone, until the process ends in whatever way.
 
-    Raises:
-        ConfigError: another process has it, and this one does not `wait`.
+    A ConfigError if another process has it, and this one does not `wait`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -120,11 +115,7 @@ def write_arrays(
 
 
 def read_arrays(path: Path) -> "tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]":
-    """Return the arrays of a safetensors file, and the text beside them.
-
-    Raises:
-        FedhetError: the file is missing or damaged.
-    """
+    """The arrays of a safetensors file, and the text beside them; a FedhetError if it is missing or damaged."""
     return _read(path, "numpy")
 
 
@@ -139,11 +130,7 @@ def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> "dict[st
 
 
 def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":
-    """The tensors of a safetensors file, or None where there is no such file.
-
-    Raises:
-        FedhetError: the file is damaged.
-    """
+    """The tensors of a safetensors file, or None where there is no such file; a FedhetError if it is damaged."""
     return _read(path, "pt")[0] if path.is_file() else None
 
 

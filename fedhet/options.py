@@ -34,11 +34,7 @@ class Parameters:
         return False
 
     def check(self, config: "Config") -> None:
-        """Check the method's keys against those that all methods share.
-
-        Raises:
-            ConfigError: what does not go together.
-        """
+        """Check the method's keys against those that all methods share: a ConfigError for what does not fit."""
 
     def idle(self, config: "Config") -> dict[str, str]:
         """Keys that have no effect whatever their values, each with the key that is the reason (`method`, if none)."""

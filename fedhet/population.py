@@ -85,11 +85,7 @@ def public_dataset(config: Config) -> PublicDataset | None:
 
 
 def public_dataset_for(config: Config, given: PublicDataset | None) -> PublicDataset | None:
-    """The public dataset as the configured method needs it: with its labels, without them, or not at all.
-
-    Raises:
-        ConfigError: the method needs labels, and the public dataset that was given has none.
-    """
+    """The public dataset with or without labels, as the method needs it, or None; a ConfigError where they lack."""
     need = registry.traits(config).public
     if given is None or need == "none":
         return None
@@ -108,11 +104,7 @@ def training_union(config: Config) -> PublicDataset:
 
 
 def class_counts(config: Config, clients: Mapping[str, tuple[int, int]]) -> dict[str, list[Any]] | None:
-    """How many training examples of each class clients have of the configured data set.
-
-    Args:
-        config: the configuration.
-        clients: their partition ids and the number of partitions, by name.
+    """How many training examples of each class clients have, by their partition ids and numbers of partitions.
 
     Returns:
         `clients` (names), `classes` (numbers) and `examples`, clients x classes; None where an example has several.
@@ -127,10 +119,9 @@ def class_counts(config: Config, clients: Mapping[str, tuple[int, int]]) -> dict
 
 
 def check(config: Config, *, own_model: bool = False, own_data: bool = False) -> None:
-    """Check before a run that data and models can be had as configured; a user's own are tried in the handshake.
+    """Check before a run that data and models can be had as configured, a FedhetError with what would do if not.
 
-    Raises:
-        FedhetError: what cannot, and what would do.
+    A user's own are tried in the handshake.
     """
     traits = registry.traits(config)
     if traits.public != "none" and not (config.public_samples or config.parameters.makes_public_dataset or own_data):

@@ -50,8 +50,7 @@ def methods() -> list[str]:
 def give(method: Method) -> None:
     """Make a method known in this process, by its own name; one that was given before by that name is forgotten.
 
-    Raises:
-        ConfigError: one of fedhet's or of an installed package goes by that name.
+    A ConfigError if one of fedhet's or of an installed package goes by that name.
     """
     if not isinstance(method, Method):
         raise ConfigError(f"a method is a fedhet.method.Method, not a {type(method).__name__}")
@@ -92,8 +91,7 @@ def method(reference: str, *, trusted: bool = True) -> Method:
 def of_data(reference: str, place: Path) -> Method:
     """The method that a file of data names, which may be anybody's: nothing new is imported.
 
-    Raises:
-        ConfigError: it is not known here, and how the user makes it known.
+    One that is not known here is a ConfigError, which says how the user makes it known.
     """
     if reference in methods() or _imported_before(reference):
         return method(reference, trusted=False)
@@ -110,20 +108,12 @@ def traits(config: "Config") -> Traits:
 
 
 def strategy(name: str) -> type[Any]:
-    """The server side of a method, a `fedhet.server.FederatedStrategy`.
-
-    Raises:
-        ConfigError: there is no such method, or it names no server side.
-    """
+    """A method's `fedhet.server.FederatedStrategy`; a ConfigError without such a method, or if it names none."""
     return _side(method(name), "server")
 
 
 def client_side(name: str) -> type[Any]:
-    """The client side of a method, a `fedhet.client.ClientSide`; nothing is imported because the wire names it.
-
-    Raises:
-        ConfigError: there is no such method here, or it names no client side.
-    """
+    """A method's `fedhet.client.ClientSide`, as `strategy`; nothing is imported because the wire names it."""
     return _side(method(name, trusted=False), "client")
 
 
@@ -193,12 +183,7 @@ def _place(reference: str) -> tuple[str, str]:
 
 
 def module_of(name: str) -> ModuleType:
-    """The module of a name or of the whole path of a file, imported if it is not yet.
-
-    Raises:
-        ImportError: there is none.
-        OSError: the file cannot be read.
-    """
+    """The module of a name or of the whole path of a file, imported if it is not yet; raises as Python's import."""
     if not name.endswith(".py") or name in sys.modules:
         return importlib.import_module(name)
     spec = spec_from_file_location(name, name)

@@ -16,11 +16,7 @@ NOTED = ("versions", "ran", "own")
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A TOML file as it stands, its tables nested.
-
-    Raises:
-        ConfigError: the file is missing or is not TOML.
-    """
+    """A TOML file as it stands, its tables nested; a ConfigError if it is missing or is not TOML."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         flatten(table)
@@ -37,11 +33,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def from_json(text: str, what: str) -> dict[str, Any]:
-    """The flat table of settings that a text of JSON is; `what` names it in the error.
-
-    Raises:
-        ConfigError: it is no JSON, or no such table.
-    """
+    """The flat table of settings that a text of JSON is; else a ConfigError, in which `what` names it."""
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:

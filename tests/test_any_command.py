@@ -122,7 +122,7 @@ def _nothing_is_trained() -> Iterator[None]:
         patched.setattr(FederatedStrategy, "start", lambda *_, **__: None)
         patched.setattr(flower, "superlink", lambda *_: contextlib.nullcontext())
         patched.setattr(flower, "make_app", lambda app: app)
-        patched.setattr(flower, "follow", lambda *_: None)
+        patched.setattr(flower, "_follow", lambda *_: None)
         patched.setattr(runs, "run_jobs", lambda jobs, at_once: [(job.name, "not here") for job in jobs])
         patched.setattr(children, "prepare", lambda *_: None)
         patched.setattr(urllib.request, "urlopen", not_here)

@@ -118,11 +118,7 @@ class Clients:
 
     @contextmanager
     def _network(self, info: ClientInfo) -> Iterator[Representation]:
-        """A network in whatever state, for the time of the context; one that another client has used, where it can be.
-
-        Raises:
-            ModelError: it has no such head, or holds complex numbers.
-        """
+        """A network in whatever state, within the context; one that another client has used, where it can be."""
         config = info.config
         alike: tuple[object, ...] = (info.name, config.seed)
         if self._model is None:
@@ -149,11 +145,7 @@ class Clients:
         return registry.client_side(info.config.method_name).adapt(model, info.config)
 
     def _redraw(self, info: ClientInfo, model: nn.Module) -> None:
-        """Give a client's network the weights of one that is built anew.
-
-        Raises:
-            ModelError: they are of other names or shapes.
-        """
+        """Give a client's network the weights of one that is built anew, which must be of the same structure."""
         try:
             model.load_state_dict(self._build(info).state_dict())
         except RuntimeError as error:

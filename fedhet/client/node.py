@@ -99,11 +99,7 @@ def opened(message: Message, context: Context) -> tuple[ClientInfo, Request, Pol
 
 
 def _pin(context: Context, config: Config) -> None:
-    """Keep how a run splits the node's data, or check that it is as it was: two splits would tell single examples.
-
-    Raises:
-        Refused: it is another; with the settings that differ.
-    """
+    """Keep how a run splits the node's data, or refuse another way: two splits would tell single examples."""
     flat = config.flat()
     now: dict[str, Any] = {key: flat[key] for key in (*keys_about("data"), "seed")}
     if PINNED not in context.state:

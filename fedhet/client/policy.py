@@ -53,11 +53,7 @@ class Policy:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], *, deployed: bool) -> "Policy":
-        """The policy that a node's config (`allow`, `min-examples`) states.
-
-        Raises:
-            ConfigError: there is no such kind, or the number of examples is none.
-        """
+        """The policy that a node's config (`allow`, `min-examples`) states; a ConfigError for a wrong value."""
         allowed = None
         if "allow" in node_config:
             allowed = frozenset(listed(str(node_config["allow"])))
@@ -74,11 +70,7 @@ class Policy:
         return self.allowed is None or METRICS in self.allowed
 
     def check_method(self, config: Config) -> None:
-        """Check, before anything is loaded, that all that a method sends, metrics apart, may leave.
-
-        Raises:
-            Refused: it may not; a node that allows nothing serves no method.
-        """
+        """Check, before anything is loaded, that all that a method sends, metrics apart, may leave; else `Refused`."""
         if self.allowed is not None:
             if not self.allowed:
                 raise Refused("this node lets out only nothing (allow = ''), so it takes part in no run")
@@ -100,11 +92,7 @@ class Policy:
             )
 
     def outgoing(self, payload: Payload, side: AnySide) -> Payload:
-        """The payload as it may leave: values that are metrics are rounded, or left out.
-
-        Raises:
-            Refused: an array or a value is of a kind that may not leave, or of none.
-        """
+        """The payload as it may leave, metrics rounded or left out; `Refused` for a kind that may not leave."""
         if self.allowed is not None:
             kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
             kinds |= {side.traits.tells.get(name, _untold(name)) for name in payload.values}

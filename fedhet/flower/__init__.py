@@ -1,46 +1,27 @@
 """Everything that touches Flower, and its public classes, which the other rooms have from here."""
 
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Error,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-)
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.app import Array as Array
+from flwr.app import ArrayRecord as ArrayRecord
+from flwr.app import ConfigRecord as ConfigRecord
+from flwr.app import Context as Context
+from flwr.app import Error as Error
+from flwr.app import Message as Message
+from flwr.app import MessageType as MessageType
+from flwr.app import MetricRecord as MetricRecord
+from flwr.app import RecordDict as RecordDict
+from flwr.clientapp import ClientApp as ClientApp
+from flwr.serverapp import Grid as Grid
+from flwr.serverapp import ServerApp as ServerApp
+from flwr.serverapp.strategy import Result as Result
+from flwr.serverapp.strategy import Strategy as Strategy
 
-from fedhet.flower.messages import name_in, read_reply, read_request, write_reply, write_request
-from fedhet.flower.records import STYPE, Encoder, decode, decode_arrays, encode_arrays
-
-__all__ = [
-    "STYPE",
-    "Array",
-    "ArrayRecord",
-    "ClientApp",
-    "ConfigRecord",
-    "Context",
-    "Encoder",
-    "Error",
-    "Grid",
-    "Message",
-    "MessageType",
-    "MetricRecord",
-    "RecordDict",
-    "Result",
-    "ServerApp",
-    "Strategy",
-    "decode",
-    "decode_arrays",
-    "encode_arrays",
-    "name_in",
-    "read_reply",
-    "read_request",
-    "write_reply",
-    "write_request",
-]
+from fedhet.flower.messages import name_in as name_in
+from fedhet.flower.messages import read_reply as read_reply
+from fedhet.flower.messages import read_request as read_request
+from fedhet.flower.messages import write_reply as write_reply
+from fedhet.flower.messages import write_request as write_request
+from fedhet.flower.records import STYPE as STYPE
+from fedhet.flower.records import Encoder as Encoder
+from fedhet.flower.records import decode as decode
+from fedhet.flower.records import decode_arrays as decode_arrays
+from fedhet.flower.records import encode_arrays as encode_arrays

@@ -1,24 +1,17 @@
 """Training, evaluation, and BatchNorm's statistics: one loop for all methods."""
 
-from fedhet.learning.batching import ClientBatching, Forward
-from fedhet.learning.evaluation import BATCH, evaluate, read, reestimate
-from fedhet.learning.optimizers import Optimisation, eager, learning_rate
-from fedhet.learning.training import Loss, Phase, Step, Trained, batches, train
-
-__all__ = [
-    "BATCH",
-    "ClientBatching",
-    "Forward",
-    "Loss",
-    "Optimisation",
-    "Phase",
-    "Step",
-    "Trained",
-    "batches",
-    "eager",
-    "evaluate",
-    "learning_rate",
-    "read",
-    "reestimate",
-    "train",
-]
+from fedhet.learning.batching import ClientBatching as ClientBatching
+from fedhet.learning.batching import Forward as Forward
+from fedhet.learning.evaluation import BATCH as BATCH
+from fedhet.learning.evaluation import evaluate as evaluate
+from fedhet.learning.evaluation import read as read
+from fedhet.learning.evaluation import reestimate as reestimate
+from fedhet.learning.optimizers import Optimisation as Optimisation
+from fedhet.learning.optimizers import eager as eager
+from fedhet.learning.optimizers import learning_rate as learning_rate
+from fedhet.learning.training import Loss as Loss
+from fedhet.learning.training import Phase as Phase
+from fedhet.learning.training import Step as Step
+from fedhet.learning.training import Trained as Trained
+from fedhet.learning.training import batches as batches
+from fedhet.learning.training import train as train

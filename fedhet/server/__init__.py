@@ -1,22 +1,14 @@
 """The server's side of a run: the strategy that every method is, and its hooks."""
 
-from fedhet.rows import in_order
-from fedhet.server.aggregation import RunningMean, average_shared, check_class_counts, class_means, weighted_average
-from fedhet.server.hooks import Hooks
-from fedhet.server.strategy import EvaluateFunction, FederatedStrategy
-from fedhet.state import ArraysBy, ClientRecord, State
-
-__all__ = [
-    "ArraysBy",
-    "ClientRecord",
-    "EvaluateFunction",
-    "FederatedStrategy",
-    "Hooks",
-    "RunningMean",
-    "State",
-    "average_shared",
-    "check_class_counts",
-    "class_means",
-    "in_order",
-    "weighted_average",
-]
+from fedhet.rows import in_order as in_order
+from fedhet.server.aggregation import RunningMean as RunningMean
+from fedhet.server.aggregation import average_shared as average_shared
+from fedhet.server.aggregation import check_class_counts as check_class_counts
+from fedhet.server.aggregation import class_means as class_means
+from fedhet.server.aggregation import weighted_average as weighted_average
+from fedhet.server.hooks import Hooks as Hooks
+from fedhet.server.strategy import EvaluateFunction as EvaluateFunction
+from fedhet.server.strategy import FederatedStrategy as FederatedStrategy
+from fedhet.state import ArraysBy as ArraysBy
+from fedhet.state import ClientRecord as ClientRecord
+from fedhet.state import State as State

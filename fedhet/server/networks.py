@@ -26,11 +26,7 @@ class Networks:
         return self._build(client, known.architecture, known.partition)
 
     def check(self, reply: Reply) -> None:
-        """Check by a client's answer to the handshake that `like` gives its network, all of which is shared.
-
-        Raises:
-            FedhetError: it does not, and the way out.
-        """
+        """Check by an answer to the handshake that `like` gives that network, all shared; else a FedhetError."""
         report = reply.report
         build = partial(self._build, report.client, report.architecture, report.partition)
         if not self.run.model:

@@ -181,11 +181,7 @@ def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: 
 
 
 def agree_on_public_dataset(state: State, reply: Reply, public: PublicDataset | None, *, labelled: bool) -> None:
-    """Check that a client has the same public dataset as all: the server's, or else its own copy of the first client's.
-
-    Raises:
-        FedhetError: there is none, or the client's is another.
-    """
+    """Check that a client has the server's public dataset, or else one like the first client's; else a FedhetError."""
     report = reply.report
     digest, size = (report.public, report.public_size) if public is None else (public.digest, len(public))
     if not digest:

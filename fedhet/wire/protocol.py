@@ -138,11 +138,7 @@ class Report:
 
 
 def _spec(record: Mapping[str, Any]) -> Spec:
-    """Return the specification of the shared arrays, each written as `"float32,2,3"` under its name.
-
-    Raises:
-        WireError: that is no array that holds anything, or more than this machine has room for.
-    """
+    """The shared arrays, each written as `"float32,2,3"`; a WireError for empty ones, or more than have room here."""
     keys = [key for key in record if key.startswith("spec.")]
     if len(keys) > MOST_ARRAYS:
         raise WireError(f"it shares {len(keys)} arrays, and the server takes up to {MOST_ARRAYS} of a client")

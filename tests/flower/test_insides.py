@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 import fedhet
-from fedhet.flower import insides
+from fedhet.flower import insides, rules
 
 
 @pytest.fixture
@@ -95,3 +95,19 @@ def test_the_status_of_a_run_is_read_from_flowers_list():
 
 def test_a_run_with_a_number_alone():
     assert insides.only_run().run_id == insides.RUN_ID
+
+
+def test_flowers_rules_take_lists_of_arrays_with_numbers_of_examples_and_give_what_they_are_named_for():
+    groups = [[np.array([value, -value]), np.array(2 * value)] for value in (0.0, 1.0, 2.0, 4.0, 100.0)]
+    weighted = [(arrays, 1) for arrays in groups]
+    found = {
+        "median": rules.aggregate_median(weighted),
+        "a fifth of the values cut at each end": rules.aggregate_trimmed_avg(weighted, 0.22),
+        "the client nearest to the others": rules.aggregate_krum(weighted, 1, 0),
+        "the mean of the four that are": rules.aggregate_krum(weighted, 1, 4),
+    }
+    values = dict(zip(found, (2.0, 7 / 3, 1.0, 7 / 4), strict=True))
+    for name, arrays in found.items():
+        expected = [np.array([values[name], -values[name]]), np.array(2 * values[name])]
+        assert len(arrays) == 2, name
+        assert all(np.allclose(mine, theirs) for mine, theirs in zip(arrays, expected, strict=True)), (name, arrays)
