@@ -3,7 +3,7 @@
 With `share = all` all clients hold, receive and send the same arrays, so names and bytes tell nothing of an
 architecture; but a head that a client does not use comes back as it was, so a server that compares single replies with
 what it sent learns the client's layer types (a secure sum would hide that). With `share = own` the names say so.
-`disclose-architecture`, with this method off by default, tells name and graph.
+`disclose-architecture`, off by default with this method, tells the name.
 """
 
 import logging
@@ -57,11 +57,7 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the network's graph, where the client tells its architecture.
-
-        Raises:
-            ModelError: the hypernetwork writes no layer of the network.
-        """
+        """Raise a ModelError if the hypernetwork writes no layer of the network."""
         reading, name = self.written.reading, self.client.name
         if not reading.names:
             raise ModelError(
@@ -72,10 +68,7 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
             )
         if reading.unknown:
             log.warning("client %s: layers of types without a head stay its own: %s", name, ", ".join(reading.unknown))
-        if not self.client.config.disclose_architecture:
-            return Payload()
-        edges = [end for edge in self.graph.edges for end in edge]
-        return Payload(values={"types": [node.type for node in self.graph], "edges": edges})
+        return Payload()
 
     def begin(self, payload: Payload) -> None:
         """Take in the hypernetwork, and write the network."""

@@ -151,9 +151,7 @@ class Config:
         1, "clients that must be there to start, and must reply for a round to count", at_least=1
     )
     wait_for_clients: float = _server(0.0, "seconds to wait for clients to come before the first round", at_least=0)
-    disclose_architecture: bool = _node(
-        True, "clients tell the name of their architecture, and its graph where a method draws it"
-    )
+    disclose_architecture: bool = _node(True, "clients tell the name of their architecture")
     head: str = option("", "module whose input is the representation; empty: the last nn.Linear")
     device: str = _node(
         "auto", "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps", resumable=True

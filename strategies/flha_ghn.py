@@ -5,7 +5,6 @@ Client side: client_apps/flha_ghn.py; keys: fedhet/methods/flha_ghn.py.
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,22 +13,11 @@ from fedhet.methods import flha_ghn
 from fedhet.server import FederatedStrategy, RunningMean, State
 from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, to_arrays
 
-MOST_LAYERS = 2**12
-"""Layers of a graph that a client tells: it is drawn in the report."""
 
-
-@dataclass
-class FLHAGHNState(State):
-    """`graphs` holds the graph of each architecture that clients disclosed, by its name."""
-
-    graphs: dict[str, Any] = field(default_factory=dict)
-
-
-class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
+class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, State]):
     """The uniform mean over the clients of a round, taken in one by one, since a hypernetwork may be large."""
 
     method = flha_ghn.method
-    state_class = FLHAGHNState
     takes_in = True
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -44,18 +32,6 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
     def _alike(self) -> bool:
         """Whether all clients hold the same arrays."""
         return self.parameters.share == "all" or self.parameters.head == "tiled"
-
-    def admit(self, reply: Reply) -> None:
-        """Keep the client's graph for the report, if it sent one."""
-        values = reply.values
-        if "types" in values and reply.report.architecture:
-            types, ends = values.texts("types"), values.counts("edges")
-            if len(types) > MOST_LAYERS:
-                raise WireError(f"its graph has {len(types)} layers, and the server takes up to {MOST_LAYERS}")
-            if len(ends) % 2 or max(ends, default=0) >= max(len(types), 1):
-                raise WireError("the edges of its graph are not between its layers")
-            graph = {"types": types, "edges": [list(edge) for edge in zip(ends[::2], ends[1::2], strict=True)]}
-            self.state.graphs = self.state.graphs | {reply.report.architecture: graph}
 
     def first_arrays(self, missing: Spec) -> Arrays:
         """Draw parameters from the seed by name and shape; raises WireError for one that hypernetworks do not have."""
@@ -102,10 +78,3 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, FLHAGHNState]):
         models = {client: {key: self.state.model[key] for key in keys} | own for client, own in models.items()}
         specs = dict.fromkeys(models, keys)
         return self.aggregator.average(models, dict.fromkeys(models, 1.0), specs)
-
-    def matrices(self) -> dict[str, Any]:
-        """The graph of each architecture, and how many clients have it."""
-        clients = Counter(record.architecture for record in self.state.clients.values())
-        found = sorted(self.state.graphs.items())
-        graphs = [{"architecture": name, "clients": clients[name], **graph} for name, graph in found]
-        return {"layer-graphs": {"graphs": graphs}} if graphs else {}

@@ -6,7 +6,7 @@ What the hypernetwork is built of, `fedhet.hypernets.Design` says; these are its
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from fedhet.method import STRUCTURE, Method, Traits
+from fedhet.method import Method, Traits
 from fedhet.options import Parameters, option
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ method = Method(
     traits=Traits(
         keeps="rest",
         scored="received",
-        tells={"model": "hypernetwork"} | dict.fromkeys(("types", "edges"), STRUCTURE),
+        tells={"model": "hypernetwork"},
     ),
     Parameters=FLHAGHNParameters,
     server="fedhet.strategies.flha_ghn:FLHAGHN",

@@ -16,7 +16,7 @@ LONGEST = 200
 """Characters of a received name."""
 
 MOST_IN_A_LIST = 2**16
-"""Entries of a received list: the layers of a network and the edges between them, the slots of a block."""
+"""Entries of a received list, such as the slots of a block."""
 
 
 class Fields:
@@ -86,21 +86,13 @@ class Fields:
 
     def counts(self, key: str, *, at_most: int = 2**53) -> list[int]:
         """A list of whole numbers from 0."""
-        return self._list(key, lambda each: _is_count(each, 0, at_most), f"whole numbers from 0 to {at_most}")
 
-    def texts(self, key: str) -> list[str]:
-        """A list of printable texts, each of a bounded length."""
+        def good(value: Any) -> bool:
+            short = isinstance(value, list) and len(value) <= MOST_IN_A_LIST
+            return short and all(_is_count(each, 0, at_most) for each in value)
 
-        def good(each: Any) -> bool:
-            return isinstance(each, str) and len(each) <= LONGEST and each.isprintable()
-
-        return self._list(key, good, f"printable texts of at most {LONGEST} characters")
-
-    def _list(self, key: str, good: Callable[[Any], bool], right: str) -> list[Any]:
-        def all_good(value: Any) -> bool:
-            return isinstance(value, list) and len(value) <= MOST_IN_A_LIST and all(map(good, value))
-
-        return list(self._read(key, None, all_good, f"a list of at most {MOST_IN_A_LIST} {right}"))
+        right = f"a list of at most {MOST_IN_A_LIST} whole numbers from 0 to {at_most}"
+        return list(self._read(key, None, good, right))
 
     def _read(self, key: str, default: Any, good: Callable[[Any], bool], right: str) -> Any:
         if key not in self._fields and default is None:

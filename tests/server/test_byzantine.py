@@ -220,15 +220,6 @@ def test_a_client_has_not_lost_what_it_was_never_sent(lost, tmp_path):
     assert done.failures[:1] == [(1, "1")] * (lost is not False)
 
 
-def test_a_graph_is_no_larger_than_what_can_be_drawn():
-    strategy = fedhet.FLHAGHN(configuration.resolve({"method": "flha-ghn"}))
-    layers = Payload(values={"types": ["x"] * 2**12, "edges": [0, 1] * 100})
-    strategy.admit(Reply("0", 14, layers, Report("0", architecture="mlp")))
-    for values in ({"types": ["x"] * (2**12 + 1), "edges": [0, 1]}, {"types": ["x"] * 2, "edges": [0, 1] * 2**16}):
-        with pytest.raises(WireError, match="its graph has 4097 layers|edges is"):
-            strategy.admit(Reply("0", 14, Payload(values=values), Report("0", architecture="mlp")))
-
-
 def test_the_first_weights_are_not_one_clients_word_where_byzantine_ones_are_reckoned_with(around):
     """They are those of an honest client, whoever comes first."""
 

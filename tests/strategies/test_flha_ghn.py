@@ -1,6 +1,5 @@
 """FLHA-GHN: what its halves add to the hypernetwork."""
 
-import json
 import logging
 
 import numpy as np
@@ -121,19 +120,6 @@ def test_all_clients_send_the_same_names_but_only_what_they_use_has_changed(fede
         {key.split(".")[1] for key in heads if not np.array_equal(each[key], received[key])} for each in sent.values()
     ]
     assert changed == [{"l64_200", "l200_200", "l200_10"}, {"c1_32_k3_s1", "l512_10"}]
-
-
-@pytest.mark.parametrize("disclose", [True, False])
-def test_graphs_are_told_only_with_the_architectures(federate, disclose):
-    done = federate("flha-ghn", disclose_architecture=disclose, **MIXED)
-    assert set(done.state.graphs) == ({"mlp", "cnn-1-1"} if disclose else set())
-    file = done.folder / "matrices.json"
-    assert file.exists() == disclose
-    if disclose:
-        graphs = json.loads(file.read_text())["layer-graphs"]["graphs"]
-        assert [graph["architecture"] for graph in graphs] == ["cnn-1-1", "mlp"]
-        assert graphs[1]["types"] == ["l64_200", "l200_200", "l200_10"]
-        assert graphs[1]["edges"] == [[0, 1], [1, 2]]
 
 
 # ---- layers that nothing is written for
