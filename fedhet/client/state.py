@@ -72,7 +72,7 @@ class ClientStore:
         """Keep a public dataset that the server sent."""
         path = self._public(public.digest)
         try:
-            _read_public(path)
+            _public_dataset(path)
         except LookupError:
             labels = {} if public.labels is None else {"labels": public.labels}
             write_tensors(path, {"public": public.inputs, **labels})
@@ -84,7 +84,7 @@ class ClientStore:
             LostState: it is not here (any more).
         """
         try:
-            return _read_public(self._public(digest))
+            return _public_dataset(self._public(digest))
         except LookupError as error:
             raise LostState(f"client {self._client} has no public dataset {digest} (any more)") from error
 
@@ -92,13 +92,17 @@ class ClientStore:
         return self._base / "public" / f"{digest}.safetensors"
 
 
-@lru_cache(maxsize=4)
-def _read_public(path: Path) -> PublicDataset:
-    """The public dataset on disk.
+def _public_dataset(path: Path) -> PublicDataset:
+    """The public dataset on disk; LookupError: there is none, or it was damaged, and is removed."""
+    try:
+        return _read_public(path, path.stat().st_mtime_ns)
+    except FileNotFoundError as error:
+        raise LookupError(path) from error
 
-    Raises:
-        LookupError: there is none, or it was damaged, and is removed.
-    """
+
+@lru_cache(maxsize=4)
+def _read_public(path: Path, modified: int) -> PublicDataset:
+    """As `_public_dataset`, read once in a process while the file is what it was at that time."""
     try:
         if (found := read_tensors(path)) is None:
             raise LookupError(path)

@@ -540,23 +540,21 @@ def test_after_a_lost_round_no_target_is_taken_for_another_rounds(tmp_path: Path
     assert "target" in done.wire.training(4)["0"].sent.arrays
 
 
-def test_a_client_that_lost_the_public_dataset_repeats_its_handshake_and_goes_on(tmp_path: Path) -> None:
+def test_clients_that_lost_the_public_dataset_repeat_their_handshake_and_go_on(tmp_path: Path) -> None:
     config = resolve({**TINY, "rounds": 4})
     steady = make_client_app()
 
     def app(message: Message, context: Context) -> Message:
-        """Client 1 is a new process for every message; before round 2 the public dataset on its disk is lost."""
-        if context.node_config["partition-id"] != 1:
-            return steady(message, context)
-        if message.metadata.group_id == "2" and message.metadata.message_type == "train":
+        """Between client 0's and client 1's message of round 2, the public dataset on their disk is lost."""
+        if (message.metadata.group_id, context.node_config["partition-id"]) == ("2", 1):
             for path in (tmp_path / "state" / "public").glob("*.safetensors"):
                 path.unlink()
-        return make_client_app()(message, context)
+        return steady(message, context)
 
     run_locally(config, tmp_path, app=app)  # type: ignore[arg-type]
     rows = read_history(tmp_path)
-    assert [[f["client"] for f in row["failures"]] for row in rows] == [[], [], ["1"], [], [], []]
-    assert "handshake is repeated" in rows[2]["failures"][0]["reason"]
+    assert [[f["client"] for f in row["failures"]] for row in rows] == [[], [], ["1", "2"], [], [], []]
+    assert all("handshake is repeated" in failure["reason"] for failure in rows[2]["failures"])
     assert [row["participants"] for row in rows[3:5]] == [["0", "1", "2"]] * 2
 
 
