@@ -16,7 +16,7 @@ from fedhet.client import Client, ClientSide
 from fedhet.learning import Loss, Optimisation, Phase, Step, reestimate
 from fedhet.methods.flha_distillation import FLHADistillationParameters
 from fedhet.randomness import derive_seed, seed_everything
-from fedhet.representations.precision import in_precision
+from fedhet.representations.features import in_precision
 from fedhet.sharing import is_statistic
 from fedhet.wire import Payload
 

@@ -16,7 +16,7 @@ from fedhet.learning import evaluate
 from fedhet.method import Method
 from fedhet.observing import Observer
 from fedhet.options import Config
-from fedhet.representations.precision import fitted, precision
+from fedhet.representations.features import fitted, precision
 from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import recorded
 from fedhet.server import EvaluateFunction, FederatedStrategy

@@ -2,8 +2,6 @@
 
 Row c of the output layer is sum_i n_ic / n_c W_ic(t), n_ic the examples of class c that client i has, as in FedMA (Wang
 et al., ICLR 2020, section 3); a class that nobody of the round has is averaged as everything else.
-
-Client side: client_apps/class_average.py; keys: fedhet/methods/class_average.py.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""The methods of scikit-learn, server side: nothing is shared; the clients are only counted and evaluated.
-
-Client side: client_apps/classical.py; keys: fedhet/methods/nearest_neighbour.py and so on.
-"""
+"""The methods of scikit-learn, server side: nothing is shared; the clients are only counted and evaluated."""
 
 from fedhet.methods import label_spreading, logistic_regression, nearest_neighbour
 from fedhet.server import FederatedStrategy, State

@@ -3,7 +3,7 @@
 Clients of any architectures train alone and send their networks once; the prediction is the mean of their softmax
 (sigmoid, for many labels), which is evaluated on the common test set.
 
-Client side: the default; keys: fedhet/methods/ensemble.py.
+The client side is the default.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedhet.methods import ensemble
 from fedhet.options import Parameters
-from fedhet.representations.precision import in_precision, precision
+from fedhet.representations.features import in_precision, precision
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 from fedhet.wire import Reply, load_into
 

@@ -1,7 +1,4 @@
-"""FD, server side: each client gets its peers' mean logits of each class (Jeong et al., 2018, algorithm 1).
-
-Client side: client_apps/fd.py; keys: fedhet/methods/fd.py.
-"""
+"""FD, server side: each client gets its peers' mean logits of each class (Jeong et al., 2018, algorithm 1)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

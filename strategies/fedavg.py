@@ -3,8 +3,6 @@
     W(t) = sum_i n_i / n W_i(t),    n = sum_i n_i
 
 over the clients i of round t, which trained W_i(t) from W(t-1) on n_i examples: the defaults of `fedhet.server.Hooks`.
-
-Client side: client_apps/fedavg.py; keys: fedhet/methods/fedavg.py.
 """
 
 from fedhet.methods import fedavg

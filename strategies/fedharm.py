@@ -2,8 +2,6 @@
 
 One exchange a round: descriptors come up in the reply, and their mean goes down with the next message, which begins
 with the shared phase. So the shared phase of the last round is the closing round. No weights travel.
-
-Client side: client_apps/fedharm.py; keys: fedhet/methods/fedharm.py.
 """
 
 import logging

@@ -6,8 +6,6 @@ averaged as in FedAvg, and each client is pulled towards the representation of t
 
 One exchange a round: a client of round t receives the target on X(t), and returns its representation of X(t+1); with
 the spectral target, which is fedhet's own, its class posteriors.
-
-Client side: client_apps/fedhenn.py; keys: fedhet/methods/fedhenn.py.
 """
 
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ communication") starts from local models that the clients cut out of the global 
 
 A client that missed rounds sends all groups that it missed; it is assigned to their settled rows, which stay as they
 are.
-
-Client side: client_apps/fedma.py; keys: fedhet/methods/fedma.py.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,6 @@
 
 One exchange a round: a client of round t learns the mean on X(t), revisits its own examples, and returns its scores on
 X(t+1). The paper's order is kept: the scores of round t - 1 are learnt first in round t.
-
-Client side: client_apps/fedmd.py; keys: fedhet/methods/fedmd.py.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""FedProto, server side: prototypes of classes are averaged, no weights (Tan et al., AAAI 2022, equation 6).
-
-Client side: client_apps/fedproto.py; keys: fedhet/methods/fedproto.py.
-"""
+"""FedProto, server side: prototypes of classes are averaged, no weights (Tan et al., AAAI 2022, equation 6)."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""FedProx, server side: FedAvg's (Li et al., MLSys 2020).
-
-Client side: client_apps/fedprox.py; keys: fedhet/methods/fedprox.py.
-"""
+"""FedProx, server side: FedAvg's (Li et al., MLSys 2020)."""
 
 from fedhet.methods import fedprox
 from fedhet.server import FederatedStrategy, State

@@ -1,7 +1,4 @@
-"""FedRep, server side: the clients' bodies are averaged (Collins et al., ICML 2021).
-
-Client side: client_apps/fedrep.py; keys: fedhet/methods/fedrep.py.
-"""
+"""FedRep, server side: the clients' bodies are averaged (Collins et al., ICML 2021)."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,4 @@
-"""FLHA-distillation, server side: FedAvg of the teacher, which each client then gets once to learn from.
-
-Client side: client_apps/flha_distillation.py; keys: fedhet/methods/flha_distillation.py.
-"""
+"""FLHA-distillation, server side: FedAvg of the teacher, which each client then gets once to learn from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""FLHA-GHN, server side: averages the hypernetwork (Litany et al., 2022, algorithm 1).
-
-Client side: client_apps/flha_ghn.py; keys: fedhet/methods/flha_ghn.py.
-"""
+"""FLHA-GHN, server side: averages the hypernetwork (Litany et al., 2022, algorithm 1)."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence

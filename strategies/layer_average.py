@@ -1,7 +1,4 @@
-"""Layer-average, server side: each layer is averaged over the clients that have it.
-
-Client side: client_apps/layer_average.py; keys: fedhet/methods/layer_average.py.
-"""
+"""Layer-average, server side: each layer is averaged over the clients that have it."""
 
 from collections.abc import Mapping
 

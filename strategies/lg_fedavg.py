@@ -1,6 +1,6 @@
 """LG-FedAvg, server side: the clients' heads are averaged (Liang et al., 2020).
 
-Client side: the default; keys: fedhet/methods/lg_fedavg.py.
+The client side is the default.
 """
 
 from fedhet.methods import lg_fedavg

@@ -1,7 +1,4 @@
-"""Local training, server side: nothing is shared and nothing is learnt; the clients are only counted and evaluated.
-
-Client side: client_apps/local.py; keys: fedhet/methods/local.py.
-"""
+"""Local training, server side: nothing is shared and nothing is learnt; the clients are only counted and evaluated."""
 
 from fedhet.methods import local
 from fedhet.server import FederatedStrategy, State

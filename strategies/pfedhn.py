@@ -3,8 +3,6 @@
 Where clients went is passed back through it: theta_i is what client i was sent, delta_i how far its steps went, and
 the gradient of the hypernetwork phi is -(d theta_i / d phi)^T delta_i. The paper takes one client a step; here a round
 is a step, with the mean over its clients.
-
-Client side: client_apps/pfedhn.py; keys: fedhet/methods/pfedhn.py.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """PFNM, server side: whole networks are matched at once (Yurochkin et al., ICML 2019; FedMA's one-shot baseline).
 
 The paper's method is one round. In further rounds clients go on from the units that they have in the global model.
-
-Client side: client_apps/pfnm.py; keys: fedhet/methods/pfnm.py.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

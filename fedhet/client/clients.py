@@ -22,7 +22,7 @@ from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.machine import device_of, keep_freed_memory
 from fedhet.population import ClientInfo, ModelFunction
 from fedhet.representations import Captured, Output, Representation
-from fedhet.representations.precision import fitted, precision
+from fedhet.representations.features import fitted, precision
 from fedhet.task import Task, infer
 from fedhet.wire import Payload, Request
 

@@ -18,8 +18,7 @@ from fedhet.method import Traits
 from fedhet.options import Config, Parameters
 from fedhet.randomness import derive_seed, torch_generator
 from fedhet.representations import Representation
-from fedhet.representations.features import ROWS_AT_ONCE, scores_of
-from fedhet.representations.precision import in_precision, precision
+from fedhet.representations.features import ROWS_AT_ONCE, in_precision, precision, scores_of
 from fedhet.sharing import NetworkDescription
 from fedhet.task import Task
 from fedhet.wire import Payload, Request, WireError, load_into, to_arrays

@@ -1,7 +1,7 @@
 """Representations of networks: features and heads, CKA, and the peers' target that FedHeNN aligns a client with."""
 
 from fedhet.representations.alignment import Alignment, Rows
-from fedhet.representations.cka import debiased_linear_cka, linear_cka, procrustes_distance, rbf_cka
+from fedhet.representations.cka import debiased_linear_cka, linear_cka, procrustes_distance
 from fedhet.representations.features import (
     Captured,
     Capturing,
@@ -25,5 +25,4 @@ __all__ = [
     "isolated",
     "linear_cka",
     "procrustes_distance",
-    "rbf_cka",
 ]

@@ -1,9 +1,8 @@
 """FedHARM's descriptors of images (Kastellos et al., 2024): the activations that matter most, block by block.
 
 For image j and block b, equation 1 takes the k activations F_j^b with the largest |d p_c / d F_j^b|, c the image's
-class; slot m of the descriptor is the m-th of them. Their places stay with the client, their values travel. Scores are
-gradients of the log-odds z_c - logsumexp of the other logits: they rank an image's activations as those of p_c do, of
-which they are a multiple, and do not vanish once the image is fitted.
+class; slot m of the descriptor is the m-th of them. Their values travel, their places do not. Gradients are those of
+the log-odds of c, which rank activations as p_c's do and do not vanish once the image is fitted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,10 +28,9 @@ def log_odds(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def strongest(scores: Tensor, k: int) -> Tensor:
-    """The places (n, k) int64 of the k largest of each row's scores (n, units), in float32, the largest first.
+    """The places (n, k) int64 of the k largest of each row's scores (n, units), none negative, the largest first.
 
-    None is negative. Of equal ones the lower place comes first: equal gradients are common, behind the last block of
-    many networks there is only a mean over positions.
+    Of equal scores, which are common where only a mean over positions follows, the lower place comes first.
     """
     ordered = scores.float().view(torch.int32).long() << 32  # the bits of such numbers are in their order
     return (ordered - torch.arange(scores.shape[1], device=scores.device)).topk(k, 1).indices
@@ -47,8 +45,6 @@ def describe(
     transform: Callable[[Tensor], Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Each image's descriptor, and where it was taken.
-
-    The backward pass goes to the outputs of blocks alone: parameters are constants.
 
     Args:
         model: left in evaluation mode.
@@ -128,10 +124,7 @@ def summarised(
     transform: Callable[[Tensor], Tensor],
     summary: Callable[[int, Tensor], Tensor],
 ) -> list[Tensor]:
-    """Each block's outputs for images, (n, width), in evaluation mode.
-
-    Args as of `describe`; `summary` makes (m, width) of a block's number and its output (m, ...).
-    """
+    """Each block's (n, width) in evaluation mode, which `summary` makes of its number and outputs; see `describe`."""
     model.eval()
     outputs = [Output(model, name) for name in blocks]
     found: list[list[Tensor]] = []
@@ -153,8 +146,8 @@ def heat_maps(
 ) -> list[Tensor]:
     """Where each block sees the class of one image (1, ...): Grad-CAM (Selvaraju et al., 2017) of the log-odds.
 
-    For each block that returns maps it is ReLU(sum_c w_c F_c), (height, width), w_c being the mean gradient of channel
-    c; scaled to a largest value of 1, unless all are 0. Args as of `describe`.
+    For each block that returns maps it is ReLU(sum_c w_c F_c), (height, width), w_c the mean gradient of channel c,
+    scaled to a largest value of 1, unless all are 0; see `describe`.
     """
     outputs, gradients = _differentiated(model, blocks, transform(image), labels, slice(None))
     found = []
@@ -173,10 +166,7 @@ def cosine(own: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
 
 
 def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """For each block (n, K_b), K_b being the largest k_b: the mean over the clients that have a slot.
-
-    Each client's descriptors are for each block (n, k_b); the mean has the dtype of the first client's.
-    """
+    """For each block (n, K_b), the mean of clients' (n, k_b) over those that have a slot; K_b is the largest k_b."""
     found = []
     for block in zip(*clients, strict=True):
         sums, counts = _sums(block)
@@ -187,14 +177,8 @@ def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[float]]:
     """How alike a client's descriptors and the mean of the others' are: for the same image, and for different ones.
 
-    Only the difference of the two says that slots carry the image: training may raise both alike.
-
-    Args:
-        clients: each client's descriptors, for each block (n, k_b); two clients and two images or more.
-
-    Returns:
-        Cosines for the same image and for different ones, means over images and clients; block by block, then of the
-        whole vectors. Slots that one client alone has are left out.
+    Mean cosines, block by block, then of the whole vectors, of two clients and two images or more, descriptors being
+    (n, k_b) a block. Slots that one client alone has are left out.
     """
     totals = [_sums(block) for block in zip(*clients, strict=True)]
     found: list[list[tuple[float, float]]] = []

@@ -1,4 +1,4 @@
-"""Phi, the input of a model's head, of any `nn.Module`; and forward passes that leave no trace in the model."""
+"""Phi, the input of a model's head; forward passes that leave no trace in the model; the dtype that it computes in."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -73,12 +73,7 @@ class Output:
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
-        """Keep what the module returns in complete forward passes inside, so that one pass serves for both values.
-
-        with output.capture() as captured:
-            outputs = model(inputs)
-        captured.features
-        """
+        """Keep what the module returns in complete forward passes inside, as `features` of what is yielded."""
         values: list[object] = []
 
         def read() -> Tensor:
@@ -200,10 +195,9 @@ class RandomStream:
 
 @contextmanager
 def isolated(model: nn.Module, stream: RandomStream) -> Iterator[None]:
-    """Forward passes inside change nothing that the task could notice: no buffers, no global random generators.
+    """Forward passes inside change no buffers and no global random generators; dropout draws from `stream`.
 
-    Buffers are replaced by copies and put back afterwards, so that graphs built before and inside stay valid; in train
-    mode BatchNorm normalises by the batch as ever. Dropout draws from `stream`, which goes on from call to call.
+    Buffers are replaced by copies, so that graphs built before and inside stay valid.
     """
     buffers = [(module._buffers, dict(module._buffers)) for module in model.modules() if module._buffers]
     devices = {parameter.device for parameter in model.parameters()}
@@ -223,3 +217,20 @@ def scores_of(logits: Tensor, count: int, kind: Literal["logits", "probabilities
         raise ModelError(f"{kind} need outputs of shape ({count}, classes), got {tuple(logits.shape)}")
     logits = logits.float()
     return logits.softmax(1) if kind == "probabilities" else logits
+
+
+def precision(model: nn.Module) -> torch.dtype | None:
+    """The dtype of a model's first floating parameter; None without one."""
+    return next((each.dtype for each in model.parameters() if each.is_floating_point()), None)
+
+
+def in_precision(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The tensor in a floating dtype, if that is given and the tensor is a floating one; else the same object."""
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def fitted(transform: Callable[[Tensor], Tensor], dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
+    """A transformation to float32 whose results are what a network of this precision takes."""
+    if dtype is None or dtype == torch.float32:
+        return transform
+    return lambda inputs: in_precision(transform(inputs), dtype)

@@ -28,7 +28,7 @@ LEAST_ROWS = 4
 def target_of(
     kind: Kind, clients: Sequence[Sequence[Tensor]], *, error: float, generator: torch.Generator
 ) -> list[Factor]:
-    """The target that clients are aligned with.
+    """The target that clients are aligned with: mean descriptors, factors of mean unit kernels, or the spectral target.
 
     Args:
         kind: what is aligned.
@@ -36,10 +36,6 @@ def target_of(
             its posteriors, a single part (n, C).
         error: that compression of CKA's factors aims at.
         generator: draws what the number of clusters is compared with.
-
-    Returns:
-        For each block the mean descriptor, or a factor of the mean kernel, each client's divided by its norm; or the
-        rows of the spectral target.
     """
     blocks = zip(*clients, strict=True)
     if kind == "spectral":

@@ -53,13 +53,10 @@ def cluster_rows(told: Sequence[Tensor], *, generator: torch.Generator) -> Tenso
 def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torch.Generator) -> int:
     """k: as many directions as clients agree on more than chance, but no fewer than a client has classes.
 
-    The first number is that of parallel analysis (Horn, 1965): singular values that are above the largest one of the
-    same posteriors with each client's rows shuffled, where clients have nothing in common. It is small as long as
-    clients know little, and a target of few directions keeps them there; so the median of C_i is the least. At most
-    half of the singular values count: where clients have two classes each brings a direction of its own, and with all
-    of them an example would be alike to itself only. Of a client alone all directions count.
-
-    k is at least 1; `parts` are the clients' centred posteriors, each `(L, C_i)`, whose kernel has these eigenvalues.
+    The number is that of parallel analysis (Horn, 1965): singular values above the largest one of the same posteriors
+    with each client's rows shuffled. It is small as long as clients know little, so the median of C_i is the least. At
+    most half of the singular values count: with all of them an example would be alike to itself only. Of a client
+    alone all count. `parts` are the centred posteriors, each `(L, C_i)`, whose kernel has these eigenvalues.
     """
     found = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())
     if len(parts) == 1:

@@ -1,23 +1,19 @@
 r"""The peers' mean kernel as FedHeNN's clients receive it: in feature space, no larger than its gradient needs.
 
 For the linear kernel K-bar = 1/n sum_j K_j = B B^T with B = 1/sqrt(n) [A_1, A_2, ...] of the n peers' centred
-features, and 1 - CKA(X X^T, B B^T) is a function of B^T X, X^T X and ||B B^T||: no L x L matrix is needed to make,
-send or use it. B is then rotated to the eigenvectors of its kernel, K-bar = sum_i l_i u_i u_i^T, and cut to the rank
-whose gradient is nearly as good.
+features: no L x L matrix is needed. B is rotated to the eigenvectors of its kernel, K-bar = sum_i l_i u_i u_i^T, and
+cut to the rank whose gradient is nearly as good.
 
 **The rank.** Let k = l / ||l||, G = X X^T, g_i = u_i^T G u_i / ||G|| and c = CKA(G, K) = sum_i k_i g_i. The gradient
 of 1 - CKA with respect to X is -2/||G|| (K/||K|| - c G/||G||) X. With the first r eigenvectors k becomes k^r = k[:r]
 / ||k[:r]||, c becomes c_r, and the gradient changes by -2/||G|| (sum_i (k_i - k^r_i) u_i u_i^T - (c - c_r) G/||G||)
-X. Both norms follow from |u_i^T X|^2 and u_i^T X (u_i^T G X)^T alone, so the relative error at X is known exactly for
-every rank at once. It is evaluated at each peer's features for the mean of several peers; and for one client's
-features, where nobody else's are known, at features that are unrelated to them (u_i^T X equally large for all i, c =
-0), where it is ||k - k^r||. This is an estimate and no bound: features in the discarded directions alone would lose
-all of their gradient, and the error is relative to a gradient that vanishes as X is aligned.
+X. Both norms follow from |u_i^T X|^2 and u_i^T X (u_i^T G X)^T, so the relative error at X is known for every rank at
+once. It is evaluated at each peer's features for the mean of several peers; for one client's features at unrelated
+ones (u_i^T X equally large for all i, c = 0), where it is ||k - k^r||. It is an estimate and no bound.
 
-**The bytes.** The weakest columns matter so little that one byte an entry (and one step a column) is enough for them;
-how many follows from the variance of that rounding, in the same units. Half of the permitted error goes to the rank, a
-quarter to the bytes; the rest is left for float16 and for receivers other than those evaluated. Features whose rank
-would not save bytes are sent whole.
+**The bytes.** The weakest columns travel in one byte an entry; how many follows from the variance of that rounding.
+Half of the permitted error goes to the rank, a quarter to the bytes; the rest is left for float16 and for receivers
+other than those evaluated. Features whose rank would not save bytes are sent whole.
 """
 
 from collections.abc import Sequence
@@ -45,12 +41,10 @@ class _Probe:
 
 
 def compress(features: Tensor, *, error: float = 0.002, probes: Sequence[Tensor] = ()) -> Factor:
-    """The smallest factor `(L, r)` of the features' centred linear kernel that keeps the gradient of 1 - CKA.
+    """The smallest factor `(L, r)` of the kernel of features `(L, d)` that keeps the gradient of 1 - CKA.
 
-    Args:
-        features: `(L, d)`, finite (else a ValueError) and of any scale; the factor has their dtype and device.
-        error: relative error of the gradient to aim at, all causes together; 0 sends the features whole.
-        probes: features `(L, d_j)` at which the error counts; features unrelated to the kernel if empty.
+    Its relative error is to be `error`, 0 for features as they are, at the probes `(L, d_j)`, or without any at
+    features unrelated to the kernel. Raises a ValueError unless features and probes are finite.
     """
     check_finite_features(features, "features")
     values = centred(features)
@@ -133,8 +127,8 @@ def _tails(values: Tensor) -> Tensor:
 def _rounding_errors(columns: Tensor, shares: Tensor, probe: _Probe) -> Tensor:
     """The relative error of the gradient at a probe if the columns from each on were rounded to one byte, `(r,)`.
 
-    Rounding column b_i = sqrt(l_i) u_i adds noise n_i of variance step^2 / 12 an entry, which changes K X by
-    n_i b_i^T X + b_i n_i^T X, whose expected square is l_i |n_i|^2 (|u_i^T X|^2 + ||X||^2 / L).
+    Noise n_i of variance step^2 / 12 in b_i = sqrt(l_i) u_i changes K X by n_i b_i^T X + b_i n_i^T X, whose expected
+    square is l_i |n_i|^2 (|u_i^T X|^2 + ||X||^2 / L).
     """
     noise = column_steps(columns).square() / 12 * len(columns)
     relative = noise / columns.square().sum(0)
@@ -146,10 +140,8 @@ def _rounding_errors(columns: Tensor, shares: Tensor, probe: _Probe) -> Tensor:
 def mean_target(features: Sequence[Tensor], *, unit: bool = False, error: float = 0.002) -> Factor:
     """A factor `(L, r)` of the mean of the peers' kernels K_j = H A_j A_j^T H (FedHeNN, algorithm 1, uniform weights).
 
-    Args:
-        features: the peers' features, each `(L, d_j)` on the same L examples, else a ValueError.
-        unit: whether each K_j is divided by its norm, so that none dominates.
-        error: as in `compress`; 0 for the exact mean.
+    Features are `(L, d_j)` on the same L examples, else a ValueError; with `unit` each K_j is divided by its norm, so
+    that none dominates; `error` as in `compress`.
     """
     check_peers(features)
     peers = [centred(peer) for peer in features]
@@ -169,10 +161,9 @@ def blocks(rows: int, block: int) -> list[slice]:
 
 
 def mean_rbf_blocks(features: Sequence[Tensor], block: int) -> list[Tensor]:
-    """The diagonal blocks of the peers' mean RBF kernel, all of it that mini-batches of consecutive rows use.
+    """The diagonal blocks of the peers' mean RBF kernel, which is all that mini-batches of consecutive rows use.
 
     One double-centred kernel `(b, b)` for each of `blocks(L, block)`, of features `(L, d_j)` on the same L examples.
-    Centred entries are smaller, so that float16 loses less of them.
     """
     check_peers(features)
     weight = 1 / len(features)
