@@ -43,11 +43,9 @@ Row = dict[str, str]
 def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
     """Grey images with 14 labels each (Wang et al., CVPR 2017: 112,120 images of 30,805 patients); mean AUC.
 
-    No patient is in both the training and the test part: the official `test_list.txt` is taken where it is there, else
-    every fifth patient in order of their numbers is for testing. `iid` deals whole patients. The natural clients are
-    groups of patients of one sex and decade of age (at their first image), 90 and above in one. A held-out public
-    dataset has whole patients, but for its last one, and so have validation parts. Images are decoded once, and kept
-    as bytes, 5.6 GB for all of them at 224 x 224, in memory and in the user's cache folder (`~/.cache/fedhet`).
+    The test part has the patients of the official `test_list.txt` where it is there, else every fifth one. `iid` deals
+    whole patients; the natural clients are groups of one sex and decade of age (at the first image), 90 and above in
+    one. Images are decoded once, and kept as bytes (5.6 GB at 224 x 224) in memory and in the user's cache folder.
 
     Args:
         folder: holds the labels (see `LABELS`, also packed), or does in `chestxray`; and there, at any depth, PNG
@@ -122,7 +120,7 @@ def _group(row: Row) -> str:
 
 
 def _images(files: Sequence[Path], size: int) -> Tensor:
-    """`_decoded`, kept in the cache folder for the same files and size."""
+    """The decoded images, kept in the cache folder for the same files and size."""
     content = hashlib.blake2b(str(size).encode(), digest_size=12)
     for file in files:
         stat = file.stat()

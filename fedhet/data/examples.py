@@ -21,12 +21,9 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Examples in memory, as compact as they were stored: images stay uint8 until they are in a batch.
+    """Raw inputs (n, ...) of any dtype, in memory or read as they are asked for (`[:]` reads them all), and labels.
 
-    Attributes:
-        inputs: (n, ...), any dtype, in memory or read as they are asked for (`[:]` reads them all), before
-            `DataSet.transform`.
-        labels: (n,) int64 classes, (n, labels) of 0 and 1, or (n, targets) float32.
+    Labels are (n,) int64 classes, (n, labels) of 0 and 1, or (n, targets) float32.
     """
 
     inputs: Tensor | LazyInputs
@@ -92,8 +89,8 @@ def resident(part: P, device: torch.device) -> P:
 class ClientData:
     """One client's data: its own training and test parts, and the public dataset (None without one).
 
-    The common test set is for personal models (`test-on`), and the validation part is never trained on. `augment` draws
-    variants of a raw training batch, and `batch_size` goes before the configured one.
+    The common test set is for personal models (`test-on`). `augment` draws variants of a raw training batch, and
+    `batch_size` goes before the configured one.
     """
 
     train: Examples
@@ -119,7 +116,7 @@ class Owners(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """A data set: all its examples and what is to be done with a batch of them.
+    """All examples, and what is to be done with a batch of them.
 
     Attributes:
         name: Name in the registry.
@@ -127,9 +124,8 @@ class DataSet:
         test: The common test set.
         classes: Number of classes, labels or characters: the outputs of a model.
         task: Loss, metric and prediction.
-        input_shape: Shape of one transformed example, which a model is built for.
-        transform: Makes a model's input of a batch of raw inputs (n, ...), each example by itself: normalised float
-            images, character indices as int64.
+        input_shape: Shape of one transformed example.
+        transform: Makes a model's input of a batch of raw inputs (n, ...), each example by itself.
         augment: Draws random variants of a batch of raw images, same shape and dtype, with the generator given.
         groups: Owners of the examples, for the natural partition.
         together: Owners whose examples `iid` deals to one client, such as patients.

@@ -48,10 +48,9 @@ def variant(file: Path) -> Path | None:
 
 
 def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str], dataset: str) -> Path:
-    """The folder that holds a data set's files: of these subfolders of the one that a user named the first with any.
+    """The first of these subfolders, of the folder that a user named, that holds a data set's files.
 
-    Where the user named none, it is the cache folder, to which torchvision's data set of this name is downloaded if
-    need be and if that is allowed (`nothing_downloaded`).
+    If none was named: of the cache folder, to which torchvision's data set of this name is downloaded if need be.
     """
     root = folder or cache_folder()
     places = [root / subfolder for subfolder in subfolders]
@@ -132,7 +131,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def read_cifar(file: Path, labelled: str = "labels", classes: int = 10) -> tuple[Tensor, Tensor]:
-    """Images (n, 3, 32, 32) uint8 and the labels (n,) int64 of this name of a batch file of CIFAR's python version."""
+    """Images (n, 3, 32, 32) uint8 and the labels (n,) int64 of this name in a batch file of CIFAR's python version."""
     content = read(file)
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
@@ -141,9 +140,8 @@ def read_cifar(file: Path, labelled: str = "labels", classes: int = 10) -> tuple
     except Exception as error:  # a damaged pickle may raise anything
         raise DataError(f"{file} is not a batch of CIFAR's python version ({type(error).__name__}: {error})") from error
     if images.dtype != torch.uint8 or images.shape != (len(labels), 3072) or labels.dtype != torch.int64:
-        raise DataError(
-            f"{file}: expected (n, 3072) uint8 images and n labels, got {tuple(images.shape)}, {len(labels)}"
-        )
+        got = f"{tuple(images.shape)}, {len(labels)}"
+        raise DataError(f"{file}: expected (n, 3072) uint8 images and n labels, got {got}")
     check_labels(file, labels, classes)
     return images.view(-1, 3, 32, 32), labels
 

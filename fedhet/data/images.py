@@ -49,8 +49,7 @@ def _images(
 def digits(folder: Path | None) -> DataSet:
     """1,797 grey images of 8 x 8 of 10 digits (UCI, 1998), embedded in scikit-learn.
 
-    The split is ours, the same in every run: of each digit, every fifth image in the order of the file is for testing
-    (355), the others (1,442) for training. The file is in the order of the writers, so most of them are in both parts.
+    Of each digit, every fifth image of the file is for testing (355), so most writers are in both parts.
     """
     try:
         # The file that `sklearn.datasets.load_digits` reads; importing scikit-learn takes seconds.
@@ -109,10 +108,7 @@ def cifar10(folder: Path | None) -> DataSet:
 
 @register_dataset("cifar100", augments=True)
 def cifar100(folder: Path | None) -> DataSet:
-    """CIFAR-100 (Krizhevsky, 2009): 50,000 and 10,000 colour images of 32 x 32 of 100 classes, python version.
-
-    Images are augmented as CIFAR-10's.
-    """
+    """CIFAR-100 (Krizhevsky, 2009): as CIFAR-10, with 100 classes; images are augmented in the same way."""
     return _cifar100("cifar100", folder, "fine_labels", 100)
 
 
@@ -166,9 +162,8 @@ def _with_grey(examples: Examples, shares: np.ndarray, rng: np.random.Generator)
 def cifar10_domains(folder: Path | None) -> DataSet:
     """The skewed CIFAR-10 of FedMA, section 3 ("Handling data bias").
 
-    A random half of the classes has 95 % of its training images grey, the other half 5 %; half of each class's test
-    images are grey. Which ones is the same in all runs. The natural partition has two clients: the classes where grey
-    dominates, the others.
+    A random half of the classes, the same in all runs, has 95 % of its training images grey, the other half 5 %; half
+    of the test images are grey. The natural partition has two clients: the classes where grey dominates, the others.
     """
     colourful, rng = load("cifar10", folder), numpy_generator(0, "domains")
     grey_classes = rng.choice(colourful.classes, colourful.classes // 2, replace=False)

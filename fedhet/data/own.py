@@ -32,9 +32,7 @@ def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def as_client_data(client: str, value: Any) -> ClientData:
     """Convert what a user's data function returned to `ClientData`.
 
-    Raises:
-        DataError: it is in no form that is known, or holds numbers that are not finite; with the client, the part, and
-            what would do.
+    A `DataError` names the client and the part that is in no known form or holds numbers that are not finite.
     """
     try:
         if not isinstance(value, ClientData):
@@ -86,7 +84,7 @@ def _part(name: str, value: Any, *, public: bool) -> Any:
 def _public(value: Any) -> PublicDataset:
     if isinstance(value, PublicDataset):
         return value
-    if isinstance(value, Tensor) or hasattr(value, "__array__"):
+    if hasattr(value, "__array__"):
         return PublicDataset(as_tensor(value))
     if isinstance(value, str) or (isinstance(value, tuple | list) and len(value) != 2):
         raise DataError(f"must be a tensor of inputs or a pair (inputs, labels), not a {type(value).__name__}")
@@ -141,9 +139,9 @@ def _as_augment(augment: Any) -> Augment | None:
     if not callable(augment):
         raise DataError("augment must be a function of a batch of inputs")
     try:
-        taken = [p for p in signature(augment).parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+        kinds = [parameter.kind for parameter in signature(augment).parameters.values()]
     except ValueError:
-        taken = []
-    if len(taken) == 2 and all(each.kind is not Parameter.VAR_POSITIONAL for each in taken):
+        kinds = []
+    if len(kinds) - kinds.count(Parameter.VAR_KEYWORD) == 2 and Parameter.VAR_POSITIONAL not in kinds:
         return augment
     return lambda inputs, generator: augment(inputs)

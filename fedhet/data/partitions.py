@@ -1,7 +1,6 @@
 """Who gets which examples: partitions by name, each seeded, each for training and test examples alike.
 
-A partitioner shares out the training and the test examples by one rule, so that a client is tested on what it was
-trained for. It gives every client at least one of both or says at once why that cannot be.
+Training and test examples are shared out by one rule, so a client is tested on what it was trained for.
 """
 
 from collections.abc import Callable, Iterable
@@ -91,7 +90,7 @@ def partition(
         Each client's part, in order of the clients. No example is in two parts.
 
     Raises:
-        DataError: No such partition, or the data cannot be shared out so: which client, and what would do.
+        DataError: No such partition, or it leaves a client without training or test examples.
     """
     if name not in _PARTITIONERS:
         raise DataError(nearest("partition", name, _PARTITIONERS))
@@ -111,10 +110,7 @@ def partition(
 
 
 def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> Indices:
-    """Positions (min(n, size),) of a random sample in which each class has its share, to within one example.
-
-    Labels are (n,) classes; those with more axes are not looked at.
-    """
+    """Positions (min(n, size),) of a random sample; each class (of labels (n,)) has its share, to within one."""
     order = rng.permutation(len(labels))
     if labels.ndim == 1:
         # Spread each class evenly over (0, 1); the first `size` of all together then hold each class's share.
@@ -147,8 +143,7 @@ def _evenly(job: Job, units: list[Indices]) -> list[Indices]:
 def by_classes(job: Job) -> Dealt:
     """Every client has examples of k classes, the same k in training and test; a `DataError` if there are fewer than k.
 
-    Clients choose in turn among the classes that the fewest have chosen, ties at random: every class is held by equally
-    many clients to within one, and is dealt evenly to them.
+    Clients choose in turn among the classes that the fewest have chosen, ties at random; a class is dealt evenly.
     """
     k, classes = job.classes_per_client, job.dataset.classes
     if not 1 <= k <= classes:
@@ -160,10 +155,7 @@ def by_classes(job: Job) -> Dealt:
 
 
 def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Generator) -> Indices:
-    """How many of each class's examples each client gets, (clients, classes): evenly among those that hold the class.
-
-    What is left over goes to the clients that have got least so far, so that few examples leave nobody empty-handed.
-    """
+    """The examples of each class for each client, (clients, classes): remainders go to who has got least so far."""
     counts = np.zeros(holds.shape, dtype=np.int64)
     for label, size in enumerate(sizes):
         holders = np.flatnonzero(holds[:, label])
@@ -176,9 +168,9 @@ def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Genera
 def dirichlet(job: Job) -> Dealt:
     """Each class is dealt in proportions p ~ Dir(alpha) over clients, the same p in training and test.
 
-    As in FedMA (section 3) and its code: a client that has its fair share of the examples already gets nothing of the
-    classes that follow, and the draw is repeated while a client has fewer than `DIRICHLET_LEAST`, at most
-    `DIRICHLET_TRIES` times here; then a `DataError` says that no draw gave every client enough.
+    As in FedMA (section 3) and its code: a client with its fair share of the examples gets nothing of the classes that
+    follow, and the draw is repeated while a client has fewer than `DIRICHLET_LEAST`; after `DIRICHLET_TRIES` draws a
+    `DataError` says so.
     """
     (n_train, n_test), sizes = map(len, job.examples), job.class_sizes()
     fair_share = n_train / job.clients
@@ -200,9 +192,9 @@ def dirichlet(job: Job) -> Dealt:
 
 
 def natural(job: Job) -> Dealt:
-    """Every client is one of the data set's own, such as a speaking role; a random choice if there are more of those.
+    """Every client is one of the data set's own, such as a speaking role, chosen at random if there are more.
 
-    A `DataError` says that the data set has no clients of its own, or fewer than asked for.
+    A `DataError` says that there are none, or too few.
     """
     groups = job.dataset.groups
     if groups is None:
@@ -235,7 +227,7 @@ def _rounded(shares: NDArray[np.float64], size: int) -> Indices:
 
 
 def _dealt(job: Job, counts: Iterable[Indices]) -> Dealt:
-    """Deal as many random examples of each class as the counts, (clients, classes) for training and test, say."""
+    """Deal as many random examples of each class as the counts say, (clients, classes) for training and for test."""
     dealt = []
     for indices, labels, numbers in zip(job.examples, job.labels(), counts, strict=True):
         classes = [

@@ -26,14 +26,9 @@ Collate = Callable[[Sequence[Any]], Any]
 
 @dataclass(eq=False)
 class LazyInputs:
-    """The inputs of a dataset, where a tensor (n, ...) could stand: rows are read as they are asked for, not before.
+    """The inputs of some rows (n,) of a dataset, where a tensor (n, ...) could stand: read as they are asked for.
 
-    Attributes:
-        dataset: something with rows.
-        collate: None stacks inputs.
-        rows: which rows these are, (n,).
-        device: where batches go.
-        part: the part of a client's data that the dataset is, for errors.
+    Without `collate` inputs are stacked; batches go to `device`; `part` names the client's part in errors.
     """
 
     dataset: Any
@@ -50,8 +45,7 @@ class LazyInputs:
         rows = self.rows[index.cpu() if isinstance(index, Tensor) else index]
         inputs = _read(self.dataset, rows.tolist(), self.collate)[0]
         if (odd := not_finite(inputs)) is not None:
-            row, value = odd
-            raise DataError(f"{self.part} has {value} in the inputs of row {rows[row]}".lstrip())
+            raise DataError(f"{self.part} has {odd[1]} in the inputs of row {rows[odd[0]]}".lstrip())
         return inputs.to(self.device)
 
     def split(self, size: int) -> Iterator[Tensor]:

@@ -51,8 +51,8 @@ def load(name: str, folder: str | Path | None = None, *, input_size: int = 0) ->
 
     Args:
         name: One of `names()`.
-        folder: Where its files are. Without one, the data set is looked for in the user's cache folder and downloaded
-            to there if it is missing and can be; nothing is downloaded to, or instead of, a folder that is given.
+        folder: Where its files are. Without one, they are looked for in the user's cache folder, and downloaded to
+            there if they are missing.
         input_size: Height and width that images are resized to on the batch; 0 leaves them as they are.
 
     Raises:

@@ -19,9 +19,8 @@ from fedhet.randomness import numpy_generator
 def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     """Choose the public dataset that no client trains on, each class in its share, from the training examples.
 
-    Where examples belong together (those of a patient) the public dataset has whole owners; what is left of the last
-    one, whose examples are more than there is room for, nobody gets. The same seed holds the same examples out,
-    whatever the partition and the number of clients.
+    Where examples belong together (those of a patient) it has whole owners; nobody gets what is left of the last one.
+    The same seed holds the same examples out, whatever the partition and the number of clients.
 
     Returns:
         The public dataset's indices into the training examples, in random order, and those for the clients, ascending.
@@ -51,10 +50,9 @@ def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
 def public_dataset_of(other: DataSet, own: DataSet, size: int, seed: int) -> PublicDataset:
     """Training images of another data set as if they were raw images of the clients' own.
 
-    They are drawn by the seed, each class in its share, resized (bilinear, with a filter against aliasing), made grey
-    or three times the same channel where the other has another number of channels, and scaled so that white is white.
-    The public dataset has labels where both data sets have as many classes of one kind of task. A `DataError` says that
-    one of them is not of images.
+    They are drawn by the seed, each class in its share, resized (bilinear, against aliasing), grey where the numbers of
+    channels differ, and scaled so that white is white. There are labels where both data sets have as many classes of
+    one kind of task. A `DataError` says that one of them is not of images.
     """
     for dataset in (own, other):
         if len(dataset.input_shape) != 3:
@@ -98,8 +96,7 @@ def split(
 ) -> Split:
     """Hold a public dataset of `public_samples` out by `seed`, then `partition` the rest by that or `partition_seed`.
 
-    With `validation`, common examples are held out as well: that share of what all clients may keep, each class in its
-    share. Other options are those of `partition`.
+    With `validation`, that share of what all clients may keep is held out as common examples, each class in its share.
     """
     held_out, available = hold_out(dataset, public_samples, seed)
     public = common = None
@@ -121,9 +118,8 @@ def with_validation(
 ) -> ClientData:
     """A client's data with a share of its training examples set apart for validation, by seed and client's name.
 
-    At least one is set apart, and at least one left; with `owners` (n,) of examples that belong together, whole owners,
-    at least as many as the share needs. The data stay as they are where they have a validation part already, the share
-    is 0, or there is only one example or owner.
+    At least one is set apart, and at least one left; with `owners` (n,) of examples that belong together, whole owners.
+    Data stay as they are that have a validation part, or only one example or owner.
     """
     n = len(data.train)
     if not share or n < 2 or data.validation is not None:

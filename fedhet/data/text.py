@@ -44,10 +44,9 @@ def encode(text: str) -> Tensor:
 
 
 def speeches(text: str) -> Speeches:
-    """Lines of every role, in the order of the text; a `DataError` if it has neither of two layouts.
+    """Lines of every role of the complete works or of tiny-shakespeare, in the order of the text, else a `DataError`.
 
-    They are the complete works (Project Gutenberg's Etext 100 of 1994, which LEAF reads; roles are `play: role`) and
-    tiny-shakespeare (roles under `ROLE:`; it does not mark plays, so a name in two plays is one role).
+    The complete works are Project Gutenberg's Etext 100 of 1994, which LEAF reads; there roles are `play: role`.
     """
     # The complete works repeat a copyright notice in every play, in lines that would be read as speeches.
     lines = re.sub("<<.*?>>", "", text, flags=re.DOTALL).splitlines()
@@ -106,8 +105,7 @@ def _windows(texts: list[Tensor], stride: int) -> tuple[Examples, Indices]:
 def shakespeare(folder: Path | None, *, min_characters: int = 10_000, stride: int = 1) -> DataSet:
     """Shakespeare's plays, one natural client a speaking role; 80 characters in, the next one out (LEAF; FedMA, 4).
 
-    Each role's text is cut in two, the first 80 % for training, so that no window of the test part overlaps one that
-    was trained on.
+    The first 80 % of each role's text are for training, so that windows of both parts do not overlap.
 
     Args:
         folder: Where the text is; see `FILES`.

@@ -53,11 +53,10 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, *, reflect: bool =
 
 
 def flip_crop_brighten_blur(images: Tensor, generator: torch.Generator) -> Tensor:
-    """FedHARM's augmentation: flips both ways, random crop, brightness by up to 20 %, Gaussian blur.
+    """FedHARM's augmentation of images (n, channels, height, width) uint8; arguments as of `crop_and_flip`.
 
-    The paper gives no more than that. Here borders are reflected by 4 pixels, and half of the images, (n, channels,
-    height, width) uint8, are flipped from left to right, half upside down, and half blurred by 3 x 3 with a standard
-    deviation of .1 to 1 pixel. Arguments as of `crop_and_flip`.
+    Flips both ways, random crop, brightness by up to 20 %, Gaussian blur: the paper gives no more than that. Here each
+    flip and the blur (3 x 3, standard deviation of .1 to 1 pixel) are of half of the images.
     """
     n = len(images)
     cropped = crop_and_flip(images, generator)

@@ -18,9 +18,6 @@ from fedhet.models.registry import register_model
 Block = Callable[[int, int, int, int], nn.Module]
 """From stage, channels in, channels out and stride to a block."""
 
-Gate = Callable[[int], nn.Module] | None
-"""From a number of channels to the module that scales them."""
-
 
 class SqueezeExcitation(nn.Module):
     """Scales each channel by a number in (0, 1) that depends on the means of all (Hu et al., CVPR 2018)."""
@@ -43,13 +40,21 @@ class InvertedResidual(nn.Module):
     """
 
     def __init__(
-        self, fan_in: int, expanded: int, fan_out: int, *, kernel: int, stride: int, activation: Activation, gate: Gate
+        self,
+        fan_in: int,
+        expanded: int,
+        fan_out: int,
+        stride: int,
+        *,
+        kernel: int,
+        activation: Activation,
+        gate: Callable[[], nn.Module] | None,
     ):
-        """Build the block: channels in, between and out; the gate scales those between."""
+        """Build the block: channels in, between and out; what makes the gate of those between, if there is one."""
         super().__init__()
         layers = [] if expanded == fan_in else [convolution(fan_in, expanded, kernel=1, activation=activation)]
         layers.append(convolution(expanded, expanded, stride, kernel=kernel, groups=expanded, activation=activation))
-        gates = [] if gate is None else [gate(expanded)]
+        gates = [] if gate is None else [gate()]
         self.body = nn.Sequential(*layers, *gates, convolution(expanded, fan_out, kernel=1, activation=None))
         self.residual = stride == 1 and fan_in == fan_out
 
@@ -78,8 +83,7 @@ class StagedNetwork(nn.Module):
         widened: int = 1,
     ):
         super().__init__()
-        channels, _, _ = image_shape(input_shape, smallest=8)
-        width = widened * widths[-1]
+        channels, width = image_shape(input_shape, smallest=8)[0], widened * widths[-1]
         self.stem = convolution(channels, widths[0], activation=activation)
         last = convolution(widths[-1], width, kernel=1, activation=activation) if widened > 1 else nn.Identity()
         stages: list[nn.Module] = []
@@ -97,38 +101,23 @@ class StagedNetwork(nn.Module):
 
 def _mbconv(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
     """MBConv with SiLU, squeeze and excitation in all."""
-
-    def gate(expanded: int) -> nn.Module:
-        return SqueezeExcitation(expanded, fan_in // 4, nn.SiLU, nn.Sigmoid)
-
     expansion, kernel = ((1, 3), (4, 3), (4, 5), (4, 3))[stage]
-    return InvertedResidual(
-        fan_in, expansion * fan_in, fan_out, kernel=kernel, stride=stride, activation=nn.SiLU, gate=gate
-    )
+    expanded = expansion * fan_in
+    gate = partial(SqueezeExcitation, expanded, fan_in // 4, nn.SiLU, nn.Sigmoid)
+    return InvertedResidual(fan_in, expanded, fan_out, stride, kernel=kernel, activation=nn.SiLU, gate=gate)
 
 
 def _mobile(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
-    """Inverted residuals, ReLU before hard-swish; not all are gated."""
-
-    def gate(expanded: int) -> nn.Module:
-        return SqueezeExcitation(expanded, expanded // 4, nn.ReLU, nn.Hardsigmoid)
-
-    expansion, kernel, activation, gated = (
-        (1, 3, nn.ReLU, gate),
-        (4, 3, nn.ReLU, None),
-        (4, 5, nn.Hardswish, gate),
-        (6, 5, nn.Hardswish, gate),
-    )[stage]
-    return InvertedResidual(
-        fan_in, expansion * fan_in, fan_out, kernel=kernel, stride=stride, activation=activation, gate=gated
-    )
+    """Inverted residuals, ReLU before hard-swish; those of the second stage have no gate."""
+    expansion, kernel = ((1, 3), (4, 3), (4, 5), (6, 5))[stage]
+    expanded, activation = expansion * fan_in, nn.ReLU if stage < 2 else nn.Hardswish
+    gate = None if stage == 1 else partial(SqueezeExcitation, expanded, expanded // 4, nn.ReLU, nn.Hardsigmoid)
+    return InvertedResidual(fan_in, expanded, fan_out, stride, kernel=kernel, activation=activation, gate=gate)
 
 
 _FAMILIES: Mapping[str, Mapping[str, Any]] = {
-    "resnet": {
-        "block": lambda stage, *shape: ResidualBlock(*shape),
-        "activation": nn.ReLU,
-    },  # ResNet-18 (He et al., CVPR 2016)
+    # ResNet-18 (He et al., CVPR 2016)
+    "resnet": {"block": lambda stage, *shape: ResidualBlock(*shape), "activation": nn.ReLU},
     "efficientnet": {"block": _mbconv, "activation": nn.SiLU, "widened": 4},  # Tan and Le, ICML 2019
     "mobilenet": {"block": _mobile, "activation": nn.Hardswish, "widened": 6},  # MobileNetV3 (Howard et al., ICCV 2019)
 }

@@ -1,9 +1,8 @@
 """The networks of FLHA-GHN (appendices A and B, sections 5.4 and 5.6), all made of ResNet-18's types of layers.
 
-The paper counts layers and skips in its text and shows widths and order in a figure only: what stands where is ours. A
-stage is 64, 128, 256 or 512 channels wide, as ResNet-18's; where it gets wider, it halves the image by a stride of 2.
-Each network also comes with 8, 16, 32 and 32 channels (`flha-small`), for work without a GPU. A layer counts if it has
-weights, 1 x 1 shortcuts aside, as the 18 of ResNet-18 do. All convolutions are followed by BatchNorm and ReLU.
+The paper counts layers (with weights, 1 x 1 shortcuts aside) and skips; what stands where is ours. A stage is 64, 128,
+256 or 512 channels wide, or 8, 16, 32 or 32 (`flha-small`, for work without a GPU); where it gets wider, it halves the
+image by a stride of 2. All convolutions are followed by BatchNorm and ReLU.
 """
 
 from collections.abc import Sequence
@@ -64,11 +63,7 @@ class FLHANetwork(Classifier):
 
 
 class ConcatBlock(ResidualBlock):
-    """Two 3 x 3 convolutions beside their input, which is concatenated and not added; then 2 x 2 pooling.
-
-    So it is the pooling and the concatenation that halve the image and double the channels, and what follows has
-    ResNet-18's types of layers.
-    """
+    """Two 3 x 3 convolutions whose input is concatenated, which doubles the channels; then 2 x 2 pooling."""
 
     def forward(self, maps: Tensor) -> Tensor:
         """Feature maps (n, 2 channels, height / 2, width / 2), rounded up, of maps (n, channels, height, width)."""

@@ -19,11 +19,7 @@ Activation = Callable[[], nn.Module]
 
 
 def image_shape(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """Channels, height and width of an image.
-
-    Raises:
-        ModelError: it is none, or less than `smallest` high or wide.
-    """
+    """Channels, height and width; a `ModelError` if it is no image, or less than `smallest` high or wide."""
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         raise ModelError(
             f"takes images of (channels, height, width) of at least {smallest} x {smallest}, not {input_shape}"
@@ -38,10 +34,9 @@ def _linear_stack(widths: Sequence[int]) -> list[nn.Module]:
 
 
 class Classifier(nn.Module):
-    """`head(body(inputs))`."""
+    """`head(body(inputs))`: the modules of `body` make Phi, of this width d."""
 
     def __init__(self, body: Sequence[nn.Module], width: int, classes: int):
-        """Build the network: the modules that make Phi, its width d, outputs of the head."""
         super().__init__()
         self.body, self.head = nn.Sequential(*body), nn.Linear(width, classes)
 
@@ -53,12 +48,11 @@ class Classifier(nn.Module):
 class ConvNet(Classifier):
     """Convolutions, each with ReLU and 2 x 2 max pooling, then fully connected layers; images of at least 4 x 4.
 
-    A convolution is 5 x 5 without padding while the image is at least 12 wide, as in LeNet; on smaller images it is
-    3 x 3 with padding, and pools only down to 2, so that no dimension vanishes.
+    A convolution, of `channels` filters, is 5 x 5 without padding while the image is at least 12 wide, as in LeNet; on
+    smaller images it is 3 x 3 with padding, and pools only down to 2. `hidden` are the widths before the head.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, channels: Sequence[int], hidden: Sequence[int]):
-        """Build the network: filters of each convolution, widths of the fully connected layers before the head."""
         filters, height, width = image_shape(input_shape, smallest=4)
         layers: list[nn.Module] = []
         for fan_in, fan_out in pairwise((filters, *channels)):
@@ -150,10 +144,9 @@ def convolution(
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions with BatchNorm and a shortcut, a 1 x 1 convolution where the shape changes."""
+    """Two 3 x 3 convolutions, the first with the stride, BatchNorm and a shortcut (1 x 1 where the shape changes)."""
 
     def __init__(self, fan_in: int, fan_out: int, stride: int = 1):
-        """Build the block: channels in, channels out, stride of the first convolution."""
         super().__init__()
         self.conv1 = nn.Conv2d(fan_in, fan_out, 3, stride=stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(fan_out)
@@ -174,10 +167,7 @@ class ResidualBlock(nn.Module):
 
 @register_model("resnet8")
 class ResNet8(Classifier):
-    """The CIFAR ResNet (He et al., 2016) with n = 1: a stem and three blocks of 16, 32 and 64 channels, BatchNorm.
-
-    For images of at least 4 x 4.
-    """
+    """The CIFAR ResNet (He et al., 2016) with n = 1, for images of at least 4 x 4: blocks of 16, 32 and 64 channels."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int):
         channels, _, _ = image_shape(input_shape, smallest=4)

@@ -32,10 +32,9 @@ def check_name(name: str) -> None:
 
 
 def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A library's model without trained weights, for images of (channels, height, width) as they are.
+    """A library's untrained model for images of (channels, height, width), however many channels they have.
 
-    The first convolution takes as many channels as there are, also where the library's takes 3. A `ModelError` says if
-    the forward pass fails on such an image, or does not give (n, classes).
+    A `ModelError` says if the forward pass fails on such an image, or does not give (n, classes).
     """
     if len(input_shape) != 3:
         raise ModelError(f"takes images of (channels, height, width), not {input_shape}")

@@ -61,10 +61,9 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def expand(architectures: str) -> list[str]:
-    """The models that a comma-separated list of models and families stands for; a library is imported to be asked.
+    """The models that a comma-separated list of models and families stands for.
 
-    Raises:
-        ModelError: A name is unknown, or there is none.
+    A `ModelError` says that a name is unknown (a library is imported to be asked), or that there is none.
     """
     chosen: list[str] = []
     for name in filter(None, (part.strip() for part in architectures.split(","))):
@@ -81,8 +80,7 @@ def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ..
     """Deal architectures, as `expand` takes them, to so many clients.
 
     `how` is `round-robin` (client i gets the i-th, over and over), `blocks` (the first of K goes to the first K-th of
-    the clients, and so on), `random` (uniform and independent, by the seed), `one-of-each` (the i-th client has the
-    i-th of as many architectures), or an explicit list, one a client.
+    the clients), `random` (uniform, by the seed), `one-of-each` (as many as clients), or a list, one a client.
 
     Raises:
         ModelError: An architecture or `how` is unknown, or the numbers do not agree.

@@ -18,9 +18,8 @@ MOST_LABELLED = 24
 def cka_figure(matrices: Mapping[str, Any]) -> Figure:
     """Pairwise CKA between clients before and after training, side by side, clients in order of architecture.
 
-    Args:
-        matrices: `clients` (names), `architectures` (of each client, may be empty), and `before` and `after`, each a
-            matrix clients x clients with values from 0 to 1, or absent.
+    `matrices` has `clients` (names), `architectures` (may be empty), and `before` and `after` (clients x clients, 0 to
+    1), or one of them.
     """
     clients = [str(client) for client in matrices["clients"]]
     architectures = [str(name or "") for name in matrices.get("architectures") or [""] * len(clients)]
@@ -50,8 +49,7 @@ def cka_figure(matrices: Mapping[str, Any]) -> Figure:
 def shared_filters_figure(matrices: Mapping[str, Any]) -> Figure:
     """Which clients share which global units, layer by layer; the units of a layer that most clients share come first.
 
-    Args:
-        matrices: `clients` and `layers`, each with its `name` and `units`, clients by global units, 1 or 0.
+    `matrices` has `clients` and `layers`, each with its `name` and `units`, clients by global units, 1 or 0.
     """
     clients = [str(client) for client in matrices["clients"]]
     layers = {layer["name"]: np.asarray(layer["units"]) for layer in matrices["layers"]}
@@ -77,11 +75,8 @@ def _middles(ends: list[int]) -> list[float]:
 def filters_figure(matrices: Mapping[str, Any]) -> Figure:
     """First-layer filters that were matched: a row a client, then the global one, then the plain mean at that place.
 
-    Three channels are shown as colours, others by their mean, each filter in its own range.
-
-    Args:
-        matrices: `clients`, `units`, `local` (a client's filters, None where it has none), `matched` and `plain`;
-            a filter is (channels, height, width).
+    `matrices` has `clients`, `units`, `local` (a client's filters, None where it has none), `matched` and `plain`; a
+    filter is (channels, height, width), shown in its own range, other channels than three by their mean.
     """
     rows = [*matrices["local"], matrices["matched"], matrices["plain"]]
     labels = [*(f"client {client}" for client in matrices["clients"]), "matched", "plain mean"]
@@ -111,9 +106,7 @@ def _pixels(values: Any) -> Any:
 def cosines_figure(matrices: Mapping[str, Any]) -> Figure:
     """Cosines of clients' descriptors by round, a panel a block, the whole vector last.
 
-    Args:
-        matrices: `rounds`, each with its `round`, and by block and for the whole `same` and `other`: the cosine for the
-            same image and for different ones.
+    `matrices` has `rounds`, each with its `round`, and by block the cosine for the `same` image and for `other` ones.
     """
     rounds = matrices["rounds"]
     count = len(rounds[0]["same"])
@@ -134,9 +127,8 @@ def cosines_figure(matrices: Mapping[str, Any]) -> Figure:
 def heat_maps_figure(matrices: Mapping[str, Any]) -> Figure:
     """The regions that networks attend to in an image, a row a client: the image, then each block's heat map over it.
 
-    Args:
-        matrices: `image` (channels, height, width) of any range, or None where the server does not have it; `clients`;
-            `architectures` (of each, may be empty); `maps`, for each client those of its blocks, (height, width).
+    `matrices` has `image` (channels, height, width) of any range, or None; `clients`; `architectures` (may be empty);
+    and `maps`, for each client those of its blocks, (height, width).
     """
     clients, maps = matrices["clients"], matrices["maps"]
     columns = 1 + max(map(len, maps))

@@ -150,11 +150,7 @@ def clients_by_round_figure(run: RunFiles) -> Figure | None:
 
 
 def partition_figure(partition: Mapping[str, Any]) -> Figure:
-    """The number of training examples of each class at each client.
-
-    Args:
-        partition: `clients` (names), `classes` (numbers) and `examples`, clients x classes.
-    """
+    """The number of training `examples` (clients x classes) of each of the `classes` at each of the `clients`."""
     clients, classes, counts = partition["clients"], partition["classes"], partition["examples"]
     figure, (axes,) = new_figure(1.8 + 0.42 * max(len(classes), 8), 1.1 + 0.26 * min(len(clients), 60))
     image = draw_image(axes, counts, cmap=faded(BLUE), vmin=0, aspect="auto")

@@ -28,10 +28,9 @@ _log = logging.getLogger(__name__)
 
 
 def read_history(folder: Path | str) -> list[Row]:
-    """Read `history.jsonl` of a run, a row a round; a torn last line is ignored with a warning, no file gives [].
+    """Read `history.jsonl` of a run, a row a round; no file gives [].
 
-    Raises:
-        FedhetError: a line before the last one cannot be read.
+    A torn last line is ignored with a warning; a `FedhetError` says that another line cannot be read.
     """
     path = Path(folder) / "history.jsonl"
     if not path.exists():
@@ -49,11 +48,7 @@ def read_history(folder: Path | str) -> list[Row]:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """Return the object that JSON text holds, its strings printable.
-
-    Raises:
-        ValueError: it holds none.
-    """
+    """Return the object that JSON text holds, its strings printable; a `ValueError` if it holds none."""
     try:
         value = all_printable(json.loads(text))
     except RecursionError:
@@ -64,11 +59,7 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def read_clients(folder: Path | str) -> list[ClientRow]:
-    """Read `clients.csv` of a run; a torn last line is ignored with a warning, a missing file gives [].
-
-    Raises:
-        FedhetError: a line before the last one cannot be read.
-    """
+    """Read `clients.csv` of a run; lines that are torn, and a file that is missing, as in `read_history`."""
     path = Path(folder) / "clients.csv"
     if not path.exists():
         return []
@@ -86,11 +77,9 @@ def read_clients(folder: Path | str) -> list[ClientRow]:
 
 def _client_row(record: Mapping[str, str]) -> ClientRow:
     accuracy, loss = (float(record[name]) if record[name] else None for name in ("accuracy", "loss"))
-    round, examples, bytes_up, bytes_down = (
-        int(record[name]) for name in ("round", "examples", "bytes_up", "bytes_down")
-    )
+    round, examples, up, down = (int(record[name]) for name in ("round", "examples", "bytes_up", "bytes_down"))
     client, architecture = printable(record["client"]), printable(record["architecture"])
-    return ClientRow(round, client, architecture, examples, accuracy, loss, bytes_up, bytes_down)
+    return ClientRow(round, client, architecture, examples, accuracy, loss, up, down)
 
 
 def final_clients(rows: Iterable[ClientRow]) -> list[ClientRow]:
@@ -126,10 +115,7 @@ def learning_curve(
 
 
 def models_round(row: Row, which: Which) -> int:
-    """The round after which the models of a row's evaluation are.
-
-    A round received the model of the round before, and the final row, which only evaluates, has that of the last round.
-    """
+    """The round after which the models of a row's evaluation are; a round received those of the round before."""
     before = which == "received" or row.get("final", False)
     return row["round"] - 1 if before else row["round"]
 
@@ -142,10 +128,7 @@ def scored_curve(
 
 
 def flat(row: Row) -> dict[str, float]:
-    """The numbers of a round that were measured, under names such as `trained/accuracy/weighted` and `bytes/up`.
-
-    Those on the common test set and on validation parts have it in front, as `common/trained/accuracy/weighted`.
-    """
+    """The numbers of a round, under names such as `common/trained/accuracy/weighted` and `bytes/up`."""
     numbers = {"train/loss": row.get("train_loss"), "bytes/up": row["bytes_up"], "bytes/down": row["bytes_down"]}
     numbers |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
     tested = {"": row, "common/": row.get("common") or {}, "validation/": row.get("validation") or {}}
@@ -222,11 +205,7 @@ class RunFiles:
 
 
 def read_run(folder: Path | str) -> RunFiles:
-    """Read all that a run directory holds, of finished, failed and unfinished runs alike.
-
-    Raises:
-        FedhetError: the folder is not a run directory, or one of its files is damaged.
-    """
+    """Read all that a run directory holds; a `FedhetError` if the folder is none, or one of its files is damaged."""
     folder = Path(folder)
     config = folder / "config.toml"
     if not folder.is_dir():

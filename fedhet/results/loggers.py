@@ -1,7 +1,6 @@
 """Observers that send a run to TensorBoard, Weights & Biases or MLflow (the key `log`); none of them is needed here.
 
-Each gets the same numbers by round: accuracies and losses over clients, the training loss, the method's own metrics and
-bytes. Where a server's own settings say nothing else, everything stays in the run directory.
+Where a server's own settings say nothing else, everything stays in the run directory.
 """
 
 import os
@@ -79,11 +78,7 @@ LOGGERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 
 
 def loggers(config: Config, folder: Path) -> list[Observer]:
-    """The observers that the key `log` names.
-
-    Raises:
-        ConfigError: what one needs is not installed, or cannot start.
-    """
+    """The observers that the key `log` names; a `ConfigError` if one is not installed, or cannot start."""
     found: list[Observer] = []
     for name in listed(config.log):
         try:

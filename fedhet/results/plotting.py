@@ -44,10 +44,7 @@ class PlainFigure(Figure):
 
 
 def new_figure(width: float, height: float, panels: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """An empty figure, its size in inches, and its panels, in the plain look of all figures here.
-
-    Panels stand side by side; of several rows those of the first come first.
-    """
+    """An empty figure, its size in inches, and its panels, row by row, in the plain look of all figures here."""
     figure = PlainFigure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = list(figure.subplots(rows, panels, squeeze=False).flat)
@@ -85,12 +82,9 @@ def save_png(figure: Figure, path: Path) -> None:
 
 
 def to_svg(figure: Figure, name: str, *, on_page: bool = True) -> str:
-    """A finished figure as an SVG element to put into a page: transparent, text as text, colours of text from the page.
+    """A finished figure as a transparent SVG element; `on_page`, text and lines have the colours of the page around it.
 
-    Args:
-        figure: the figure.
-        name: goes before every id, so that the figures of one page do not share ids.
-        on_page: whether colours of text and of lines are those of the page around it.
+    The name goes before every id, so that the figures of one page do not share ids.
     """
     _lay_out(figure)
     name = re.sub(r"[^\w-]", "_", name)

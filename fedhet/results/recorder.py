@@ -108,10 +108,7 @@ class RunDirectory(Observer):
                 log.warning("who has which classes is not known: %s", error)
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
-        """Append the round, then save the state: a crash in between is undone when the run is resumed.
-
-        The history's row goes last, so that who follows the files and sees it finds the round's clients too.
-        """
+        """Append the round (its clients first), then save the state; resuming undoes a crash in between."""
         self._files.append("clients.csv", csv_lines(vars(row).values() for row in report.clients))
         self._files.append("history.jsonl", json.dumps(report.row) + "\n")
         if not report.row.get("final"):
@@ -197,7 +194,7 @@ class RunDirectory(Observer):
 def recorded(
     folder: Path, config: Config, engine: str, *, resume: bool = False, **further: Any
 ) -> Iterator[tuple[RunDirectory, *tuple[Observer, ...]]]:
-    """A run directory (see `RunDirectory`) that is this run's alone meanwhile, and the configured loggers.
+    """A `RunDirectory` that is this run's alone meanwhile, and the configured loggers.
 
     Raises:
         ConfigError: as `RunDirectory`; another run has the folder, or a logger is not installed.

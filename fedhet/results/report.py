@@ -42,8 +42,7 @@ def write_report(folder: Path | str) -> Path:
     """Write `report.html` and `figures/*.png` into the directory of a run, finished or not, and return the page's path.
 
     Raises:
-        FedhetError: the folder is not the directory of a run, one of its files is damaged, or it names a method that
-            would have to be imported (`fedhet.registry.of_data`).
+        FedhetError: as `read_run`, or the method would have to be imported (`fedhet.registry.of_data`).
     """
     from fedhet.results.figures import run_figures
     from fedhet.results.plotting import save_png
@@ -51,11 +50,8 @@ def write_report(folder: Path | str) -> Path:
     run = read_run(folder)
     path = run.folder / "report.html"
     with showing(folder):
-        method = str(run.settings.get("method", "?"))
-        outside = ":" in method
-        drawings = (
-            registry.of_data(method, run.folder / "config.toml").drawings if outside else registry.drawings(method)
-        )
+        method, config = str(run.settings.get("method", "?")), run.folder / "config.toml"
+        drawings = registry.of_data(method, config).drawings if ":" in method else registry.drawings(method)
         figures = run_figures(run, drawings)
         for name, figure in figures.items():
             save_png(figure, run.folder / "figures" / f"{name}.png")
@@ -180,10 +176,7 @@ def write_together(
     first: "Figure | None" = None,
     shown: Mapping[str, RunFiles] | None = None,
 ) -> Path:
-    """Write a page on several runs: a `first` figure, others of the runs `shown` (by default all), tables and notes.
-
-    Each of the tables is its headings, then its rows.
-    """
+    """Write a page: a `first` figure, others of the runs `shown` (by default all), tables (headings, rows), notes."""
     from fedhet.results.figures import runs_figure
 
     shown = shown or runs

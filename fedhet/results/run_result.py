@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run.
-
-    Attributes:
-        folder: the run directory.
-        summary: `summary.json`; empty where the server wrote it to a disk that is not seen from here.
-    """
+    """A finished run's directory, and its `summary.json`; {} where the server wrote it to a disk not seen from here."""
 
     folder: Path
     summary: dict[str, Any]
@@ -33,11 +28,7 @@ class RunResult:
         return read_history(self.folder)
 
     def frame(self) -> "pandas.DataFrame":
-        """Return the history as a table of pandas, a line a round, with columns such as `trained/accuracy/mean`.
-
-        Raises:
-            FedhetError: pandas is not installed.
-        """
+        """Return the history as a table of pandas, a line a round, with columns such as `trained/accuracy/mean`."""
         return data_frame(
             {"round": row["round"], "final": bool(row.get("final"))}
             | flat(row)
@@ -46,15 +37,11 @@ class RunResult:
         )
 
     def clients(self) -> "pandas.DataFrame":
-        """Return `clients.csv` as a table of pandas, a line a client and round; raises as `frame`."""
+        """Return `clients.csv` as a table of pandas, a line a client and round."""
         return data_frame(map(vars, read_clients(self.folder)))
 
     def plot(self) -> "Figure":
-        """Draw the accuracy by round.
-
-        Raises:
-            FedhetError: no client was evaluated.
-        """
+        """Draw the accuracy by round; a `FedhetError` if no client was evaluated."""
         from fedhet.results.figures import accuracy_figure
 
         figure = accuracy_figure(read_run(self.folder))
@@ -74,11 +61,7 @@ class RunResult:
 
 
 def data_frame(rows: Iterable[Mapping[str, Any]]) -> "pandas.DataFrame":
-    """Return rows as a table of pandas.
-
-    Raises:
-        FedhetError: pandas is not installed.
-    """
+    """Return rows as a table of pandas; a `FedhetError` if it is not installed."""
     try:
         import pandas
     except ImportError as error:

@@ -49,11 +49,10 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
 def last10(
     rows: Sequence[Row], personal: Which, *, has_global: bool = True, test: TestSet = "own"
 ) -> dict[str, dict[str, float] | None] | None:
-    """Means over the last ten rounds, one after the other, of the statistics over clients; nothing is picked.
+    """Means over the last ten rounds of the statistics over clients; None if there are fewer rounds.
 
-    Returns:
-        `personal_accuracy` with all `STATISTICS` and `global_accuracy` with `weighted` and `mean`, each None where one
-        of the last ten rounds was not evaluated; None where both are, or there are fewer rounds.
+    `personal_accuracy` has all `STATISTICS` and `global_accuracy` has `weighted` and `mean`, each None where one of the
+    ten rounds was not evaluated; None where both are.
     """
     last = _last_round(rows)
     ten = range(last - 9, last + 1)

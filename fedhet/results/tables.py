@@ -40,10 +40,7 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def by_architecture(run: RunFiles) -> list[list[str]]:
-    """The clients' last evaluation by architecture: headings, a row for each, and the total; empty without any.
-
-    Means are plain ones over clients.
-    """
+    """The clients' last evaluation by architecture, plain means: headings, rows, and the total; empty without any."""
     final = final_clients(run.clients)
     if not final:
         return []
@@ -99,11 +96,7 @@ def other_score(run: RunFiles) -> str:
 
 
 def closing_table(folder: Path | str) -> "Table | str":
-    """The table at the end of a run on the terminal: clients by architecture, if any was evaluated, and the `headline`.
-
-    Raises:
-        FedhetError: the folder is not the directory of a run.
-    """
+    """The table at the end of a run on the terminal: clients by architecture, if any was evaluated; and `headline`."""
     from rich.table import Table
 
     run = read_run(folder)
