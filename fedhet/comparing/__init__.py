@@ -53,20 +53,12 @@ class Comparison:
         return told if self.failed else ""
 
     def check(self) -> None:
-        """Find out whether all runs completed.
-
-        Raises:
-            FedhetError: some did not, and why.
-        """
+        """Raise a `FedhetError` with the reasons if some runs did not complete."""
         if self.failed:
             raise FedhetError(self.failure)
 
     def frame(self) -> "pandas.DataFrame":
-        """Return the rows of `comparison.csv`: a line a run, then statistics over seeds.
-
-        Raises:
-            FedhetError: pandas is not installed.
-        """
+        """Return the rows of `comparison.csv` as a table of pandas: a line a run, then statistics over seeds."""
         heading, *rows = number_rows(self.results, self.baseline)
         return data_frame(dict(zip(map(str, heading), row, strict=True)) for row in rows)
 
@@ -102,9 +94,8 @@ def compare(
         methods: in the table's order: names, or `NAME=METHOD,KEY=VALUE,...` for a variant with settings of its own.
         config: settings for all, as for `fedhet.run` (`method`, `seed`, `out` and `engine` are set here). What is not
             set comes from the first method's defaults, for all, and a method's own keys from its preset of the same
-            name, as in `fedhet run`; the public examples and closing epochs that one method needs are given to all.
-            With `rounds = 0`, which one of the methods must settle by itself, one-shot methods get one round and the
-            others as many as that one.
+            name; the public examples and closing epochs that one method needs are given to all. With `rounds = 0`,
+            which one method must settle, one-shot methods get one round and the others as many as that one.
         seeds: each method runs once with each.
         model: the clients' networks, as for `fedhet.run`.
         data: the clients' data, as for `fedhet.run`.
@@ -118,8 +109,7 @@ def compare(
     Raises:
         ConfigError: settings that cannot be run, or a folder in `out` that holds a run with other settings; nothing was
             started (but for the tuning, where what it chose does not fit the runs that are there).
-        FedhetError: after everything was written, if all runs failed, with the reasons; where some completed, see
-            `Comparison.failed`.
+        FedhetError: all runs failed, after everything was written; where some completed, see `Comparison.failed`.
     """
     children.prepare("matplotlib.backends.backend_agg")  # for reports; meanwhile what is asked for is checked
     given = Given(model, data, task)

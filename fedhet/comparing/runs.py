@@ -26,11 +26,7 @@ from fedhet.text import printable
 
 
 def check(runs: Iterable[PlannedRun], given: Given = Given()) -> None:  # noqa: B008 - it is frozen
-    """Find out at once whether runs can be carried out in their folders.
-
-    Raises:
-        FedhetError: every problem of the folders that are there already; data that cannot be had.
-    """
+    """Raise a `FedhetError` with every problem of the runs' folders, or of data that cannot be had."""
     runs = list(runs)
     if problems := [problem for run in runs if (problem := _conflict(run, given))]:
         raise ConfigError("\n".join(problems))
@@ -114,12 +110,9 @@ class Job:
 
 
 def run_jobs(jobs: Iterable[Job], at_once: int) -> Iterator[tuple[str, str | None]]:
-    """Run each job in a fresh child process with one thread, `at_once` at a time, in order.
+    """Run each job in a fresh child process with one thread, `at_once` at a time; yield names and why they failed.
 
     Processes that still run when the iteration is left (Ctrl-C, an error of the caller) are ended.
-
-    Yields:
-        As jobs end: the job's name, and why it failed or None.
     """
     waiting, running = list(jobs)[::-1], dict[Connection, tuple[Job, Child]]()
     try:

@@ -41,8 +41,7 @@ class Variant:
 def variants_of(texts: Sequence[str]) -> list[Variant]:
     """Parse variants, in order: `METHOD`, or `NAME=METHOD,KEY=VALUE,...`.
 
-    Raises:
-        ConfigError: a method is unknown, two variants have one name, or a variant sets a key of `SAME_FOR_ALL`.
+    A `ConfigError` says that a method is unknown, a name is there twice, or a key of `SAME_FOR_ALL` is set.
     """
     variants = [_variant(text) for text in distinct(texts)]
     names = [variant.name for variant in variants]
@@ -85,11 +84,9 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class SharedSettings:
-    """The settings that the variants of a comparison share, and those in which they differ.
+    """The settings that the variants of a comparison share, and those of their `own`, such as the method.
 
     Attributes:
-        for_all: settings that all runs with one seed share, unless their variant has others.
-        own: further settings of each variant, such as its method.
         fixed: keys that each variant sets itself, which cannot be tuned.
         equalised: variants that need equal architectures where the settings mix them, and so get one model for all.
         notes: what a reader must know of the settings.
@@ -104,11 +101,7 @@ class SharedSettings:
     given: Given
 
     def settings(self, variant: str, seed: int, choice: Mapping[str, Value] | None = None) -> Config:
-        """Return a variant's settings, some of them chosen for it.
-
-        Raises:
-            ConfigError: they cannot be run.
-        """
+        """Return a variant's settings, some of them chosen for it; a `ConfigError` if they cannot be run."""
         settings = {**self.for_all, **self.own[variant], **(choice or {}), "seed": seed}
         return configuration.resolve(settings, strict=False)
 
@@ -124,11 +117,7 @@ def shared_settings(
     config: Mapping[str, object],
     given: Given = Given(),  # noqa: B008 - it is frozen
 ) -> SharedSettings:
-    """Work out which settings the variants share, as `compare` says.
-
-    Raises:
-        FedhetError: every problem of the settings.
-    """
+    """Work out which settings the variants share, as `compare` says; a `FedhetError` has every problem of them."""
     base = {key: value for key, value in config.items() if key not in PLACES | {"method", "seed"}}
     base["seed"] = seeds[0]
     base = _method_keys_of_presets(variants, base) | base
@@ -199,11 +188,7 @@ def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], given: Given) 
 
 
 def settled_rounds(config: Config, given: Given = Given()) -> int:  # noqa: B008 - it is frozen
-    """Ask a method that settles it by itself how many rounds it needs: its clients shake hands, nothing is trained.
-
-    Raises:
-        FedhetError: no client can serve.
-    """
+    """Ask a method for the rounds it needs: clients shake hands, untrained; a `FedhetError` if none can serve."""
     with tempfile.TemporaryDirectory() as folder, process_restored():
         config = config.but(state_dir=folder, out="")
         public = population.public_dataset(config) if given.data is None else None

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from fedhet.comparing.measures import ACCURACIES, CONFIDENCE, MEASURES, VariantResult
+from fedhet.comparing.measures import ACCURACIES, CONFIDENCE, EXAMPLES, MEASURES, WORK, VariantResult
 from fedhet.comparing.search import Search
 from fedhet.comparing.settings import EQUAL_MODEL
 from fedhet.comparing.tuning import Tuning
@@ -14,10 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WORDS = ("method", "models")
-_COUNTS = {
-    **{"labelled": "labelled", "unlabelled": "public"},
-    **{"private_steps": "own steps", "steps": "steps", "forwards": "forwards"},
-}
+_COUNTS = dict(zip((*EXAMPLES, *WORK), ("labelled", "public", "own steps", "steps", "forwards"), strict=True))
 """Measures that are counts, and their headings."""
 
 
@@ -54,10 +51,7 @@ def _in_markdown(cell: str) -> str:
 
 
 def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> Iterator[Sequence[object]]:
-    """Yield a heading and one row a run, then rows over seeds, which say so in the place of the seed.
-
-    Those are `mean` and `std`, and the paired `difference` to the baseline with the ends of its interval.
-    """
+    """Yield a heading and one row a run, then rows over seeds: `mean`, `std`, and the paired `difference`."""
     yield ["method", "seed", "models", "equal_architectures", *MEASURES]
     for result in results:
         for each in result.outcomes:

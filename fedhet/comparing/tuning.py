@@ -1,11 +1,9 @@
 """Tuning: every variant's settings are chosen on validation parts, with seeds of which nothing is reported.
 
 All configurations run with the tuning seeds. A best value at the edge of its list widens the list, at most `WIDENED`
-times. Then the configurations that are not clearly worse than the best go on with further seeds, half of them each time
-(successive halving; Jamieson and Talwalkar, AISTATS 2016), until one is left, the best is clear of all others, or
-`HALVINGS` are done. The highest mean is chosen; configurations from which it is not clear are listed as ties.
-
-Test parts are evaluated in tuning runs as in all others, and nothing reads their results.
+times. Then those that are not clearly worse than the best go on with further seeds, half of them each time (successive
+halving; Jamieson and Talwalkar, AISTATS 2016), at most `HALVINGS` times. The highest mean is chosen; configurations
+from which it is not clear are ties. Nothing reads the results on test parts.
 """
 
 import itertools
@@ -42,8 +40,8 @@ class Tuning:
         grid: values by key, of keys that all methods share or that are a method's own (`fedhenn.eta0`); under
             `NAME:KEY` those that one variant tries instead of the others'.
         seeds: each configuration runs once with each.
-        runs: configurations that a variant tries; None: as many for each as the largest grid has. A variant whose grid
-            is smaller tries further learning rates between and beyond its own, if it tunes the rate.
+        runs: configurations that a variant tries, with further learning rates where its grid is smaller; None: as many
+            as the largest grid has.
     """
 
     grid: Mapping[str, Sequence[Value]]
@@ -93,7 +91,8 @@ class _Tuner:
     def _beyond(self, search: Search) -> Iterator[tuple[str, Tried]]:
         """Each key whose best value is the lowest or highest tried, and the best choice with a value beyond it."""
         for key, value in search.best.choice.items():
-            values = sorted({each.choice[key] for each in search.tried if _is_number(each.choice[key])})
+            numbers = [each.choice[key] for each in search.tried if isinstance(each.choice[key], int | float)]
+            values = sorted({number for number in numbers if not isinstance(number, bool)})
             if len(values) < 2 or value == 0 or value not in (values[0], values[-1]):
                 continue
             further = _further(*(values[1::-1] if value == values[0] else values[-2:]))
@@ -127,12 +126,11 @@ def tune(
 ) -> tuple[dict[str, Search], dict[str, str]]:
     """Run every variant's configurations in `out/tuning`, and write `tuning.json` and `tuning.csv` into `out`.
 
-    Returns:
-        The outcome by variant; and of variants without a configuration that completed with all seeds, why.
+    Returns the outcome by variant; and of variants without a configuration that completed with all seeds, why.
 
     Raises:
         ConfigError: settings that cannot be tuned so; nothing was started.
-        FedhetError: no configuration of any variant completed; the same command tries again.
+        FedhetError: no configuration of any variant completed.
     """
     _check(tuning, shared, reported)
     # Where the table reports the common test set, tuning measures images with its labels, if there are any.
@@ -255,10 +253,6 @@ def _refined(rates: list[float]) -> Iterator[float]:
         further = [*between, rates[0] / ratio, rates[-1] * ratio]
         yield from further
         rates = sorted([*rates, *further])
-
-
-def _is_number(value: Value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _further(inner: Value, edge: Value) -> Value:

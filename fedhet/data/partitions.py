@@ -51,7 +51,12 @@ class Job:
 
     def by_owner(self, owners: Owners) -> list[dict[int, Indices]]:
         """The training and the test examples of each owner."""
-        return [_split_by_owner(indices, owner[indices]) for indices, owner in zip(self.examples, owners, strict=True)]
+        parts = []
+        for indices, owner in zip(self.examples, (owners.train, owners.test), strict=True):
+            own, starts = np.unique(np.sort(owner[indices]), return_index=True)
+            examples = np.split(indices[np.argsort(owner[indices], kind="stable")], starts[1:])
+            parts.append(dict(zip(own.tolist(), examples, strict=True)))
+        return parts
 
 
 Dealt = list[list[Indices]]
@@ -213,11 +218,6 @@ _PARTITIONERS: dict[str, Callable[[Job], Dealt]] = {
     "dirichlet": dirichlet,
     "natural": natural,
 }
-
-
-def _split_by_owner(indices: Indices, owner: Indices) -> dict[int, Indices]:
-    owners, starts = np.unique(np.sort(owner), return_index=True)
-    return dict(zip(owners.tolist(), np.split(indices[np.argsort(owner, kind="stable")], starts[1:]), strict=True))
 
 
 def _rounded(shares: NDArray[np.float64], size: int) -> Indices:

@@ -43,16 +43,8 @@ PACKAGES = ("flwr", "torch", "numpy", "scipy")
 class RunDirectory(Observer):
     """Observer that writes `config.toml`, `history.jsonl`, `clients.csv`, `checkpoint/`, `models/`, `summary.json`.
 
-    Args:
-        folder: the run directory.
-        config: the run's configuration.
-        engine: its name, for the summary.
-        resume: go on with the run that is in the folder.
-        own: the user's own model and data, in words.
-        simulated: whether clients are simulated on this machine.
-
-    Raises:
-        ConfigError: the folder holds a run already (without `resume`), or none (with it).
+    `resume` goes on with the run that is in the folder; `own` has the user's own model and data in words; `simulated`
+    says whether clients are simulated on this machine. Raises as `check_folder`.
     """
 
     def __init__(
@@ -80,8 +72,17 @@ class RunDirectory(Observer):
             self._files.begin()
 
     def _write_config(self) -> None:
-        text = _config_text(self.config, self.folder, self.engine, self._own)
-        write_text(self.folder / "config.toml", text)
+        config = self.config
+        flat = {key: value for key, value in config.flat().items() if key not in ("out", "resume")}
+        if flat["state-dir"] == str(self.folder / "state"):
+            del flat["state-dir"]
+        if self.engine not in ("local", "ray") and "clients" not in config.chosen:
+            del flat["clients"]  # the federation says how many there are, when the run is resumed too
+        versions = {f"versions.{package}": version(package) for package in PACKAGES}
+        versions |= {"versions.fedhet": __version__, "versions.python": platform.python_version()}
+        noted = {f"own.{name}": words for name, words in self._own.items()}
+        noted |= {"ran.host": host(), "ran.command": shlex.join(sys.argv) if sys.argv[0] else "Python"}
+        write_text(self.folder / "config.toml", to_toml({**flat, **noted, **versions}))
 
     def state(self, state_class: type[S]) -> S | None:
         """The state after the last complete round, of the method's class; None before the first checkpoint."""
@@ -159,9 +160,7 @@ class RunDirectory(Observer):
     def _rewind(self) -> None:
         """Cut the files back to the last complete round, and forget the end of an earlier run.
 
-        Raises:
-            ConfigError: the run is to have fewer rounds than it has already.
-            FedhetError: a file is damaged; nothing was changed.
+        A `ConfigError` says that it has more rounds than it is to have, a `FedhetError` that a file is damaged.
         """
         last, rounds = self._last_checkpoint(), self.config.rounds
         complete = int(last.stem) if last else -1
@@ -218,29 +217,12 @@ def recorded(
 
 
 def check_folder(folder: Path, *, resume: bool = False) -> None:
-    """Find out whether a folder can be the directory of a run.
-
-    Raises:
-        ConfigError: it holds a run already (without `resume`), or none (with it); or it cannot be written to.
-    """
+    """Raise a `ConfigError` if a folder holds a run (without `resume`) or none (with it), or cannot be written to."""
     check_place(folder)
     if resume and not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run to resume")
     if not resume and ((folder / "config.toml").exists() or (folder / "history.jsonl").exists()):
         raise ConfigError(f"{folder} holds a run already: choose another folder (out), or resume that run")
-
-
-def _config_text(config: Config, folder: Path, engine: str, own: Mapping[str, str]) -> str:
-    flat = {key: value for key, value in config.flat().items() if key not in ("out", "resume")}
-    if flat["state-dir"] == str(folder / "state"):
-        del flat["state-dir"]
-    if engine not in ("local", "ray") and "clients" not in config.chosen:
-        del flat["clients"]  # the federation says how many there are, when the run is resumed too
-    versions = {f"versions.{package}": version(package) for package in PACKAGES}
-    versions |= {"versions.fedhet": __version__, "versions.python": platform.python_version()}
-    noted = {f"own.{name}": words for name, words in own.items()}
-    noted |= {"ran.host": host(), "ran.command": shlex.join(sys.argv) if sys.argv[0] else "Python"}
-    return to_toml({**flat, **noted, **versions})
 
 
 class Appended:
@@ -264,11 +246,7 @@ class Appended:
         _append(self._folder / DIGESTS, csv_lines([[round, *(self._content[name].hexdigest() for name in FILES)]]))
 
     def go_back(self, last: int, lines: Mapping[str, int]) -> None:
-        """Cut the files back to as many lines as they had after a round.
-
-        Raises:
-            FedhetError: a file does not hold what was recorded; nothing was cut.
-        """
+        """Cut the files back to as many lines as they had after a round; none if one is damaged (a `FedhetError`)."""
         texts = {name: b"".join(_lines(self._folder / name)[:number]) for name, number in lines.items()}
         recorded = {round: digests for round, digests in self._recorded().items() if round <= last}
         for name, text in texts.items():

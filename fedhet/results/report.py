@@ -153,11 +153,7 @@ def _few(names: Iterable[str], most: int = 12) -> str:
 
 
 def compare_folders(folders: Sequence[Path | str], path: Path) -> Path:
-    """Write a page on the runs of several directories.
-
-    Raises:
-        FedhetError: a folder is not the directory of a run, or two have one name.
-    """
+    """Write a page on the runs of several directories; a `FedhetError` if one is none, or two have one name."""
     runs = {printable(Path(folder).resolve().name): read_run(folder) for folder in folders}
     if len(runs) < len(folders):
         raise FedhetError(f"{' '.join(map(str, folders))}: runs on one page need folders of different names")

@@ -97,18 +97,16 @@ def other_score(run: RunFiles) -> str:
 
 def closing_table(folder: Path | str) -> "Table | str":
     """The table at the end of a run on the terminal: clients by architecture, if any was evaluated; and `headline`."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
     run = read_run(folder)
     lines = by_architecture(run)
     if not lines:
         return headline(run)
     where = f"{run.settings.get('method', 'run')} on {run.settings.get('dataset', 'data')}"
-    table = Table(title=where, caption=headline(run), title_justify="left", caption_justify="left")
     (first, *numbers), *rows, total = lines
-    table.add_column(first, no_wrap=True)
-    for heading in numbers:
-        table.add_column(heading, justify="right")
+    columns = Column(first, no_wrap=True), *(Column(heading, justify="right") for heading in numbers)
+    table = Table(*columns, title=where, caption=headline(run), title_justify="left", caption_justify="left")
     for row in rows:
         table.add_row(*row)
     table.add_section()
