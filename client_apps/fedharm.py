@@ -82,10 +82,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         return [phase]
 
     def _towards(self, target: Sequence[Tensor]) -> tuple[Mapping[str, Capturing], tuple[Loss, ...]]:
-        """The values that are captured of the network in training mode, and the term of their distance to the target.
-
-        Places of activations were chosen in evaluation mode.
-        """
+        """The values captured of the network in training mode, and the term of their distance to the target."""
         own, client, distance_from = self.parameters, self.client, distance_of(self.parameters.align)
         places = self._described()[1] if self.chooses else None
         captures: dict[str, Capturing] = {"phi": client.representation}

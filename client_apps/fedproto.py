@@ -84,8 +84,7 @@ class FedProto(ByClass[FedProtoParameters]):
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
         """With `fedproto.width`, put two linear layers `projection` and `head` in the place of the model's head.
 
-        Raises:
-            ModelError: the head is no `nn.Linear`, so that the width of its input is not known.
+        Raises a ModelError where that is no `nn.Linear`, so that the width of its input is not known.
         """
         if not (width := config.parameters.width):
             return model

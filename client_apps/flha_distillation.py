@@ -112,17 +112,10 @@ def _in_float32(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, 
 
 
 def soft_divergence(outputs: Tensor, wanted: Tensor, temperature: float, *, many_labels: bool = False) -> Tensor:
-    """Mean over predictions of KL(wanted || outputs), both softened by a temperature T.
+    """Mean over predictions of KL(wanted || outputs) of logits (n, ..., classes), both divided by a temperature T.
 
-    Args:
-        outputs: (n, ..., classes) logits of the one that learns.
-        wanted: (n, ..., classes) logits of the one that teaches; a constant.
-        temperature: T, by which logits are divided.
-        many_labels: whether each output is a probability of its own (sigmoid), whose divergences are averaged over
-            labels as the task's loss is; otherwise they are one distribution (softmax).
-
-    Returns:
-        A scalar. Its gradient falls as 1 / T^2, which is for the caller to make good.
+    `wanted` is a constant. Of many labels each output is a probability of its own, whose divergences are averaged over
+    labels as the task's loss is. The gradient falls as 1 / T^2, which is for the caller to make good.
     """
     outputs, wanted = outputs / temperature, wanted.detach() / temperature
     if not many_labels:

@@ -3,10 +3,8 @@
 A pass settles one permutation group a round (in a plain network: one layer), and the output layer in its last round:
 groups + 1 rounds. Round n of a pass brings up group n, its inputs in the global order; what was settled goes down with
 the next message, with each client's own assignment, and the clients train on behind it. A further pass ("FedMA with
-communication") starts from local models that the clients cut out of the global one.
-
-A client that missed rounds sends all groups that it missed; it is assigned to their settled rows, which stay as they
-are.
+communication") starts from local models that the clients cut out of the global one. A client that missed rounds sends
+all groups that it missed; it is assigned to their settled rows, which stay as they are.
 """
 
 from collections.abc import Mapping, Sequence

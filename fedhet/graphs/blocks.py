@@ -64,8 +64,8 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
     """The module that ends each stage: what the network computes at one spatial size, from large to small.
 
     Of the modules that return feature maps of a size it is the last to run among those that are nested the least,
-    lists of modules not counted: the end of a block, not a layer within one. What only pools ends no stage, nor does a
-    branch whose maps are smaller than those that follow, such as a gate. The model runs once, in evaluation mode.
+    lists of modules not counted. What only pools ends no stage, nor does a branch whose maps are smaller than those
+    that follow, such as a gate. The model runs once, in evaluation mode.
     """
     ends: dict[tuple[int, ...], tuple[int, str]] = {}
     modules = dict(model.named_modules())

@@ -43,9 +43,7 @@ class LayerNode:
 class LayerGraph:
     """Layers in the order of the data flow, and what flows between them.
 
-    Attributes:
-        nodes: The layers.
-        edges: Pairs (from, to) of places in ``nodes``, sorted, each once; none from a node to itself.
+    Edges are pairs (from, to) of places in ``nodes``, sorted, each once; none from a node to itself.
     """
 
     nodes: tuple[LayerNode, ...]
@@ -59,17 +57,10 @@ class LayerGraph:
 
 
 def layer_graph(model: nn.Module, example: Tensor) -> LayerGraph:
-    """The layers of a network and the data flow among them, through all operators that have no parameters.
+    """The layers of a network and the data flow among them; arguments and errors of ``architecture_graph``.
 
     A BatchNorm of a layer's outputs belongs to that layer; one of anything else (a sum, the input) is a layer itself.
     A module that is called twice, and operators whose parameters are tied, are one node.
-
-    Args:
-        model: Any module that takes one tensor.
-        example: One batch (N, ...) of inputs, on the model's device; only shape and dtype matter.
-
-    Raises:
-        UnsupportedArchitecture: ``torch.export`` cannot trace the model.
     """
     return _Layers(architecture_graph(model, example)).graph()
 

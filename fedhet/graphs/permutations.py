@@ -101,9 +101,7 @@ def permutation_groups(graph: ArchitectureGraph) -> PermutationGroups:
 
     In a plain network a group is a layer's output (FedMA, Wang et al. 2020, section 2); along a residual stream it is
     everything that is added to it. Axes of the model's input and output, and those that meet them, are in no group.
-
-    Raises:
-        UnsupportedArchitecture: An operator, layer or combination that would tear a group apart, by name.
+    Raises UnsupportedArchitecture for an operator, layer or combination that would tear a group apart, by name.
     """
     if graph.unused:
         raise UnsupportedArchitecture(

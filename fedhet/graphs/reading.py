@@ -23,11 +23,9 @@ def architecture_graph(model: nn.Module, example: Tensor) -> ArchitectureGraph:
     """The graph of a model, exported once for a model object, its shapes and the example's shape.
 
     Args:
-        model: Any module that takes one tensor; exported in eval mode, its modes are put back.
+        model: Any module that takes one tensor; exported in eval mode, its modes are put back; refused with an
+            UnsupportedArchitecture where ``torch.export`` cannot trace it.
         example: One batch (N, ...) of inputs, on the model's device; only shape and dtype matter.
-
-    Raises:
-        UnsupportedArchitecture: ``torch.export`` cannot trace the model.
     """
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     key = (tuple(example.shape), example.dtype, tuple(shapes.items()))

@@ -19,12 +19,8 @@ def resize(model: nn.Module, state: State) -> nn.Module:
     An ``nn.LSTM`` whose layers have become unequally wide becomes a ``StackedLSTM`` with the same parameter names. Tied
     parameters stay tied; dtypes, devices, modes and ``requires_grad`` are the model's.
 
-    Args:
-        model: Any module; it is left as it is.
-        state: Arrays or tensors under the model's ``state_dict`` names, all of them.
-
     Raises:
-        KeyError: A name is missing or not the model's.
+        KeyError: The state lacks a ``state_dict`` name, or has one that is not the model's.
         UnsupportedArchitecture: A layer whose sizes fedhet does not know would change its shape.
     """
     own = model.state_dict()

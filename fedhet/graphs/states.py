@@ -31,8 +31,7 @@ def widths(state: State, groups: PermutationGroups) -> tuple[int, ...]:
 def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) -> tuple[int, ...]:
     """Units that each group has where parameters have these shapes; groups of which nothing is there as exported.
 
-    Raises:
-        ValueError: Two parameters disagree about a group, both by name, or a name or rank is not the architecture's.
+    Raises a ValueError where two parameters disagree about a group, or a name or rank is not the architecture's.
     """
     found: dict[int, tuple[int, str]] = {}
     for name, shape in shapes.items():
@@ -56,11 +55,8 @@ def expand(
 ) -> dict[str, Array]:
     """Embed a model in a wider one: its units at their assigned places, zeros elsewhere, on every axis of the groups.
 
-    It writes rows and patches the inputs of later layers (FedMA's patching: channel blocks behind a flatten, gates of
-    an LSTM). With ReLU, BatchNorm or LSTM the wider model computes the same function, since the rest is never read.
-
-    Raises:
-        ValueError: An assignment is not one of all local units to different global ones.
+    With ReLU, BatchNorm or LSTM the wider model computes the same function, since the rest is never read. Raises a
+    ValueError where an assignment is not one of all local units to different global ones.
     """
     own = widths(state, groups)
     changes = {
@@ -73,8 +69,7 @@ def expand(
 def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -> dict[str, Array]:
     """A client's model out of a wider one: its units, in its own order (undoes ``expand``).
 
-    Raises:
-        ValueError: An assignment names a unit twice, or one that the state does not have.
+    Raises a ValueError where an assignment names a unit twice, or one that the state does not have.
     """
     own = widths(state, groups)
     changes = {
@@ -82,12 +77,6 @@ def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -
         for index, places in assignments.items()
     }
     return _changed(state, groups, own, changes)
-
-
-def permute(state: State, groups: PermutationGroups, permutations: Assignments) -> dict[str, Array]:
-    """The same function with its hidden units in another order: unit l goes to place ``permutations[group][l]``."""
-    own = widths(state, groups)
-    return expand(state, groups, permutations, {index: own[index] for index in permutations})
 
 
 def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
@@ -107,10 +96,8 @@ def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
 def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
     """Write a matrix (L', D) back to the parameters that ``rows`` took it from, which get L' rows.
 
-    The group's other slots keep theirs: bring them to the new order and width first with ``expand``.
-
-    Raises:
-        ValueError: The matrix has not as many columns as the state says.
+    The group's other slots keep theirs: bring them to the new order and width first with ``expand``. Raises a
+    ValueError unless the matrix has as many columns as ``rows`` gives.
     """
     own = widths(state, groups)
     ends = np.cumsum([prod(piece.shape[1:]) for _, piece in _row_pieces(state, groups, index)])

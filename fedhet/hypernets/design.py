@@ -44,13 +44,7 @@ class Design:
 
 @dataclass(frozen=True)
 class Slot:
-    """One array that is written.
-
-    Attributes:
-        shape: of it.
-        start: of vectors, what they are before training.
-        std: of weights, their standard deviation before training; None of vectors.
-    """
+    """One array that is written: a vector with its value before training, or weights with their standard deviation."""
 
     shape: Shape
     start: float = 0.0
@@ -126,7 +120,7 @@ PARTS: dict[str, tuple[int, Callable[[str, Shape], float]]] = {
 
 
 def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tensor:
-    """A parameter of a `GraphHypernetwork` before training.
+    """A parameter of a `GraphHypernetwork` before training; a ValueError if it has none of this name and shape.
 
     Args:
         key: its name; of a head `heads.<type>.<role>.<part>`, of what heads are given `latents.<part>.<type>`.
@@ -134,9 +128,6 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
         seed: of the run.
         normalise: as in `Design`; if not, what a dense head's z is multiplied with is drawn as the paper says (Xavier's
             normal times (2 inputs / width of z)^.5), and what z is made with as PyTorch's linear layers are.
-
-    Raises:
-        ValueError: a hypernetwork has no such parameter.
     """
     parts, generator = key.split("."), torch_generator(seed, "hypernetwork", key)
     part = PARTS.get(parts[-1]) if parts[0] == "heads" and len(parts) == 4 else None

@@ -1,10 +1,9 @@
 """Heads: from a node's embedding h by z to the arrays of its layer.
 
-Most layer types have a head each. Its arrays are written for all layers of the type in one product, (layers, *shape),
-and taken apart by `unbind`: indexing would cost a zero tensor of the whole size for each of them in the backward pass.
-`Tiles` is one head for all types: weights laid out in tiles that one decoder writes, each from its layer and its place,
-so that layers of types that nobody had in training get weights too (in spirit GHN-2's decoder, Knyazev et al., NeurIPS
-2021, which writes one large tile and cuts it).
+A layer type's head writes its arrays for all layers of the type in one product, (layers, *shape), taken apart by
+`unbind`, whose backward pass is cheaper than indexing's. `Tiles` is one head for all types: one decoder writes tiles of
+weights, each from its layer and its place, so that layers of types that nobody had in training get weights too (as in
+GHN-2's decoder, Knyazev et al., NeurIPS 2021, which writes one large tile and cuts it).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -139,12 +138,9 @@ def head(layer: LayerType, slot: Slot, design: Design) -> nn.Module:
 
 @dataclass
 class Tiled:
-    """Rows of tiles that are decoded together, and the arrays that they make.
+    """Rows of tiles that are decoded together: their layers and places, (PLACE,) numbers each, and arrays.
 
-    Attributes:
-        nodes: of each row, the layer it is of.
-        places: of each row, where it is, (PLACE,) numbers.
-        arrays: name, layer, slot and grid of tiles of each array.
+    Of each array `arrays` has name, layer, slot and grid of tiles.
     """
 
     nodes: list[int] = field(default_factory=list)

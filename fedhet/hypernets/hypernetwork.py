@@ -31,12 +31,8 @@ class Embedding(nn.Module):
     """Nodes' embeddings h: each layer learns of its place by T steps of a graph network over the layers of a network.
 
     A step is h'_v = ReLU(W1 h_v + sum_u->v W2 h_u + b) (equation 2); a LayerNorm follows the last. At first
-    h is one vector a type (a one-hot type times a matrix), or for types that have none a linear map of what
-    `shape_features` says.
-
-    Args:
-        types: the types that have a vector.
-        design: width, steps, and whether the LayerNorm is there.
+    h is one vector for each of the types (a one-hot type times a matrix), or for others a linear map of
+    `shape_features`.
     """
 
     def __init__(self, types: Sequence[str], design: Design) -> None:

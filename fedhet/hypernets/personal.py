@@ -50,9 +50,7 @@ class PersonalHypernetwork:
     def write(self, client: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         """The weights of a client's network by name, float32, part of the graph.
 
-        Args:
-            client: its name.
-            shapes: names and shapes of its weights, in order; networks with equal ones are of one architecture.
+        Networks of which names and shapes, in order, are equal are of one architecture.
         """
         features = self._drawn(f"embedding/{client}", (1, self.embedding), SPREAD)
         for layer in range(self.layers + 1):

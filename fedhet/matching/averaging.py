@@ -16,14 +16,9 @@ from .structure import Array, Assignments, State, rest_of
 
 
 def class_weighted_average(weights: Sequence[npt.ArrayLike], class_counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Average last layers, each class by how many of its examples every client holds (FedMA, section 3).
+    """Average last layers (C, ...), in float64, by the clients' examples of each class (J, C) (FedMA, section 3).
 
-    Args:
-        weights: One array (C, ...) per client, all of the same shape, in the global order of their inputs.
-        class_counts: (J, C), the number of examples of each class at each client.
-
-    Returns:
-        float64, the clients' shape; zeros for a class that no client holds.
+    Inputs are in the global order; a class that no client holds gets zeros.
     """
     stacked = np.stack([np.asarray(layer, dtype=np.float64) for layer in weights])
     return np.einsum("jc,jc...->c...", _shares(np.asarray(class_counts, dtype=np.float64)), stacked)

@@ -38,15 +38,8 @@ class GlobalRows:
     """The global rows of one matching, none at the start, and which of them each client's rows are in.
 
     A global row keeps its *slot*; `order` lists the slots in use as the global order. So products with a slot's row
-    stay valid until a client joins or leaves it.
-
-    Args:
-        weights: (L_j, D) by client, s times its rows.
-        s: 1 / sigma2.
-        s0: 1 / sigma0_2.
-        prior: (D,), mu.
-        gamma: Mass of the beta process.
-        max_rows: No global row is opened beyond this number; None: no limit.
+    stay valid until a client joins or leaves it. `weights` are s times each client's rows, (L_j, D), `prior` is mu,
+    (D,), and no global row is opened beyond `max_rows`.
     """
 
     def __init__(

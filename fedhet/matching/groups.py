@@ -62,11 +62,7 @@ class Matching:
         prior: npt.ArrayLike,
         random: np.random.RandomState,
     ) -> Array:
-        """Assign the rows (L, D) of a client that came late to the global rows of a match.
-
-        Raises:
-            ValueError: The client is wider than the group.
-        """
+        """Assign the rows (L, D) of a client that came late to a match; raises a ValueError if it is too wide."""
         return attach(matrix, match, prior_mean=prior, average=self._average_of(group))
 
     def prior_mean(

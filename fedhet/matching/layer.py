@@ -43,8 +43,7 @@ def match_layer(
 ) -> LayerMatch:
     """Match the neurons of one layer among clients by BBP-MAP (FedMA, algorithm 1).
 
-    The widest client starts (the first of equals), the others follow in order of width; then in each sweep every
-    client, in a random order, is taken out and matched again.
+    Clients follow in order of width; then in each sweep every one, in a random order, is taken out and matched again.
 
     Args:
         weights: One array (L_j, D) per client; a row is a neuron: its weights, then its bias. Costs are float32.
@@ -84,15 +83,9 @@ def match_layer(
 
 
 def attach(weights: npt.ArrayLike, match: LayerMatch, *, prior_mean: npt.ArrayLike = 0.0, average: str = "map") -> Ints:
-    """Assign the rows (L, D) of a client that came late to the frozen global rows of a match.
+    """Return the frozen global row of a match for each row (L, D) of a client that came late: (L,) ints, none twice.
 
-    Prior mean and average are those of the match. No row is opened or changed.
-
-    Returns:
-        (L,) ints, the global row of each of the client's rows, none twice.
-
-    Raises:
-        ValueError: The client has more rows than the match.
+    Prior mean and average are those of the match. Raises a ValueError if the client has more rows than the match.
     """
     rows, size = np.asarray(weights), len(match.weights)
     if len(rows) > size:
@@ -121,15 +114,8 @@ def estimate_variances(
     sigma0_2 is the variance v of all rows around the prior mean. Two rows of correlation r gain from merging where
     r > sigma0_2 / (sigma0_2 + sigma2). So sigma2 puts this break-even correlation halfway between foreign rows (0) and
     the matches found (1 - e / v, with their residual variance e), which gives sigma2 = v (v + e) / (v - e); matching
-    and estimating alternate until sigma2 stays, from sigma2 = v. That is also the answer where nothing merges, or only
-    what is no closer than e = v / 2: in rows of few columns some foreign ones are alike by chance.
-
-    Args:
-        weights: One array (L_j, D) per client.
-        gamma: As in `match_layer`. The smaller, the fewer rows are opened because of the prior alone.
-        prior_mean: As in `match_layer`.
-        iterations: The most matchings to try.
-        options: Further ones of `match_layer`; rows that merge for want of room (`max_rows`) count as matches.
+    and estimating alternate until sigma2 stays, from sigma2 = v, for at most so many iterations. That is also the
+    answer where nothing merges, or only what is no closer than e = v / 2. Other arguments are those of `match_layer`.
     """
     clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
     mean = np.asarray(prior_mean, dtype=np.float64)

@@ -18,8 +18,7 @@ FILTERS_SHOWN = 8
 def membership(groups: PermutationGroups, assignments: Mapping[str, Mapping[str, Array]]) -> dict[str, Any]:
     """Show which clients share which global units; assignments are by client and by group, its index as text.
 
-    Returns:
-        `clients`, and `layers` with their `name` and `units`, clients by global units, 1 where a client has the unit.
+    `units` of a layer are clients by global units, 1 where a client has the unit.
     """
     layers = []
     for group in groups:
@@ -34,11 +33,7 @@ def membership(groups: PermutationGroups, assignments: Mapping[str, Mapping[str,
 def filters(layer: str, local: Mapping[str, Array], matched: Array, assignments: Mapping[str, Array]) -> dict[str, Any]:
     """Show filters that most clients share: each client's, the matched one, and the plain mean at the same place.
 
-    Args:
-        layer: name of the convolution's weight.
-        local: each client's before matching, (L_j, channels, height, width).
-        matched: that of the global model.
-        assignments: of the group of these filters.
+    `local` are a layer's filters by client before matching, (L_j, channels, height, width), `matched` the global ones.
     """
     kept = {client: array for client, array in local.items() if client in assignments}
     popularity = np.bincount(np.concatenate([assignments[client] for client in kept]), minlength=len(matched))

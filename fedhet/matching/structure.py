@@ -43,11 +43,7 @@ def describe(groups: PermutationGroups) -> str:
 
 
 def understand(text: str) -> PermutationGroups:
-    """Permutation groups from JSON text (undoes `describe`).
-
-    Raises:
-        ValueError: The text is no description of permutation groups.
-    """
+    """Permutation groups from JSON text (undoes `describe`); raises a ValueError for any other text."""
     try:
         found = json.loads(text)
         axes = {

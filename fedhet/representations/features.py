@@ -13,11 +13,7 @@ ROWS_AT_ONCE = 512
 
 
 def head_name(model: nn.Module, head: str = "") -> str:
-    """The name of a model's head: `head` if given, else the last `nn.Linear` in order of registration.
-
-    Raises:
-        ModelError: the model has no such module.
-    """
+    """A model's head: `head`, or else the last `nn.Linear` in order of registration; raises ModelError without one."""
     if head:
         _submodule(model, head, " to take for its head")
         return head
@@ -48,22 +44,14 @@ class Captured:
 
     @property
     def features(self) -> Tensor:
-        """The value (n, ...), part of the pass's graph.
-
-        Raises:
-            ModelError: the module did not run, or the value is not as it must be.
-        """
+        """The value (n, ...), part of the pass's graph; a ModelError if the module did not run, or gave none."""
         return self._read()
 
 
 class Output:
-    """The output of a module, such as a block's feature maps.
+    """The output of a module, such as a block's feature maps; raises a ModelError if the model has no such module.
 
-    Attributes:
-        site: which value it is; equal for the same value of models that are built alike.
-
-    Raises:
-        ModelError: the model has no module of this name.
+    `site` says which value it is; it is equal for the same value of models that are built alike.
     """
 
     def __init__(self, model: nn.Module, module: str) -> None:
@@ -92,12 +80,7 @@ class _HeadReached(Exception):
 class Representation:
     """Phi of a model: what its head is given, `(n, d)` for n examples; of a head that runs twice, the first time.
 
-    Args:
-        model: any `nn.Module`.
-        head: the name of its head, as of `head_name`.
-
-    Attributes:
-        site: as of `Output`.
+    The head is found by `head_name`; `site` is as of `Output`.
     """
 
     def __init__(self, model: nn.Module, head: str = "") -> None:
