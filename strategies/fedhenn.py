@@ -30,13 +30,9 @@ from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
 @dataclass
 class FedHeNNState(State):
-    """The last target, and representations for the report.
+    """The last target as it travels, which is on the RAD of `target_round`.
 
-    Attributes:
-        target: as it travels.
-        target_round: the round on whose RAD it is.
-        before: each client's representation of some rows of the public dataset before training.
-        after: the same after training.
+    For the report, each client's representation of some rows of the public dataset before and after training.
     """
 
     target: Arrays = field(default_factory=dict)

@@ -22,12 +22,9 @@ from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
 @dataclass
 class FedMDState(State):
-    """The clients' mean scores.
+    """The clients' mean scores of so many classes, as they travel.
 
-    Attributes:
-        mean: as they travel.
-        mean_round: the round on whose subset of the public dataset they are; 0 for none.
-        classes: the number of classes.
+    They are on the subset of the public dataset of round `mean_round`; 0 where there are none.
     """
 
     mean: Arrays = field(default_factory=dict)

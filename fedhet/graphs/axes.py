@@ -63,7 +63,6 @@ class Variables:
     """The units of a graph's axes; ``Segment.group`` is a variable here, and becomes a group's index at the end.
 
     Attributes:
-        graph: What is walked.
         merged: Sets of variables that are one; ``merged[variable]`` stands for all of its set.
         pins: Variables that do not move, each with why the model is refused unless it is fixed anyway, or None.
         bound: (Parameter, axis) -> what that axis consists of; tied parameters by their first name.

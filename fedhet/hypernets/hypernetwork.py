@@ -160,11 +160,7 @@ class GraphHypernetwork(nn.Module):
         return h
 
     def write(self, reading: Reading) -> dict[str, Tensor]:
-        """The arrays of the network by their names in its state dict, part of autograd's graph.
-
-        What is not there is the network's own: statistics, parameters that its forward pass does not use, layers of
-        unknown types.
-        """
+        """The arrays of the network by their names in its state dict, part of autograd's graph; others are its own."""
         written: dict[str, Tensor] = {}
         h, tensors = self.embeddings(reading), reading.tensors
         if reading.heads:

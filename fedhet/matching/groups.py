@@ -83,13 +83,7 @@ class Matching:
 
 @dataclass(frozen=True)
 class GroupMatch:
-    """A group that is settled.
-
-    Attributes:
-        match: Assignments, global rows (L', D) and their counts.
-        prior_mean: (D,), what was used.
-        carried: The group's averaged parameters outside of the rows, in the global order.
-    """
+    """A settled group: its match around a prior mean (D,), and its averaged parameters outside of the rows."""
 
     match: LayerMatch
     prior_mean: npt.NDArray[np.float64]

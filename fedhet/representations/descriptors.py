@@ -54,12 +54,8 @@ def describe(
         slots: k of each block; k_b is the number of its units where that is less.
         transform: from raw inputs to the model's.
 
-    Returns:
-        For each block the values (n, k_b), and their places (n, k_b) int32 in the block's flattened output.
-
-    Raises:
-        ModelError: the model does not return logits (n, C) of two classes or more, a block returns no tensor (n, ...),
-            or gradients are not finite.
+    Returns for each block the values (n, k_b), and their places (n, k_b) int32 in the block's flattened output. Raises
+    a ModelError unless the model returns logits (n, C) of two classes or more, and gradients are finite.
     """
     values: list[list[Tensor]] = [[] for _ in blocks]
     places: list[list[Tensor]] = [[] for _ in blocks]

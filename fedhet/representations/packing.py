@@ -66,9 +66,8 @@ def check_told_features(features: Tensor, name: str) -> None:
 def pack(factor: Factor) -> Packed:
     """A factor as arrays to send.
 
-    Returns:
-        `fine` float16 `(L, r - coarse)`, in units of 2^`exponent`; `coarse` int8 `(L, coarse)`, in units of `steps`
-        float32 `(coarse,)`; `exponent` int16, 0-d.
+    `fine` is float16 `(L, r - coarse)`, in units of 2^`exponent`; `coarse` int8 `(L, coarse)`, in units of `steps`,
+    float32 `(coarse,)`; `exponent` int16, 0-d.
     """
     values = factor.values.detach().cpu().float()
     head, tail = values.tensor_split([values.shape[1] - factor.coarse], 1)
@@ -97,9 +96,8 @@ def unpack(packed: Packed) -> Factor:
 def pack_blocks(kernels: Sequence[Tensor]) -> Packed:
     """Symmetric diagonal blocks `(b_i, b_i)` as arrays to send.
 
-    Returns:
-        `triangles` float16, the upper triangles row by row, one after the other, in units of 2^`exponent`; `sizes`
-        int32, the b_i; `exponent` int16, 0-d.
+    `triangles` is float16, the upper triangles row by row, one after the other, in units of 2^`exponent`, int16, 0-d;
+    `sizes` int32, the b_i.
     """
     upper = [kernel.detach().cpu().float().numpy()[np.triu_indices(len(kernel))] for kernel in kernels]
     triangles, exponent = _scaled(np.concatenate(upper))

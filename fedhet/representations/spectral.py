@@ -32,13 +32,8 @@ def check_posteriors(values: Tensor) -> None:
 def cluster_rows(told: Sequence[Tensor], *, generator: torch.Generator) -> Tensor:
     """Z: the examples in the k leading left singular vectors of all posteriors, each row of length one.
 
-    Args:
-        told: the clients' posteriors, each `(L, C_i)` on the same L examples, else a ValueError.
-        generator: draws what chance would give, for k (see `count_clusters`).
-
-    Returns:
-        `(L, k)`; an example that is the mean of all in these directions has a row of zeros. Where nobody tells
-        examples apart, one column of zeros.
+    Posteriors are `(L, C_i)` on the same L examples, else a ValueError; the result is `(L, k)`, with a row of zeros for
+    an example that is the mean of all; one column of zeros where nobody tells examples apart.
     """
     check_peers(told)
     parts = [centred(own.double()) * (1 / len(told)) ** 0.5 for own in told]
