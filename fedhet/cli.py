@@ -2,18 +2,18 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any, NoReturn
 
+import click
 import typer
 
 from fedhet import config as configuration
 from fedhet import registry
-from fedhet.arguments import Place, grid, numbers, settings_of
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
 from fedhet.files import state_home
 from fedhet.options import Config
@@ -31,6 +31,16 @@ app = typer.Typer(
 )
 
 
+class _Place(click.Path):
+    """A file or folder; an empty name, which would stand for the working folder, is none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, as click has it."""
+        if not str(value) or "\0" in str(value):
+            self.fail("this is no name of a file or folder: give one, or leave the option out", param, ctx)
+        return super().convert(Path(value).expanduser(), param, ctx)
+
+
 def _methods(incomplete: str) -> list[str]:
     """Methods, for completion in a shell."""
     return [name for name in registry.methods() if name.startswith(incomplete)]
@@ -46,7 +56,7 @@ def _settings(incomplete: str) -> list[str]:
 
 def _place(help: str, metavar: str = "DIR", **kind: Any) -> Any:
     """An option that is a file or folder."""
-    return typer.Option(metavar=metavar, help=help, click_type=Place(**kind))
+    return typer.Option(metavar=metavar, help=help, click_type=_Place(**kind))
 
 
 Settings = Annotated[
@@ -58,7 +68,7 @@ Settings = Annotated[
 Named = Annotated[str | None, typer.Option("--method", metavar="MODULE:NAME", help="The method, if it is a file's.")]
 Data = Annotated[Path | None, _place("Folder with the data set's files.", resolve_path=True)]
 Folders = Annotated[
-    list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.", click_type=Place())
+    list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.", click_type=_Place())
 ]
 Tune = Annotated[
     list[str] | None,
@@ -107,7 +117,7 @@ def run(
     with _errors():
         if resume is not None and (config is not None or out is not None):
             raise ConfigError("--resume goes on with a run where it is, as it was: leave CONFIG and --out out")
-        by_hand = settings_of(settings, data=data, seed=seed, engine=engine, out=out, method=method)
+        by_hand = _settings_of(settings, data=data, seed=seed, engine=engine, out=out, method=method)
         if "resume" in by_hand:
             raise ConfigError("--set resume: on the command line, --resume DIR goes on with the run in a directory")
         if resume is not None:
@@ -146,10 +156,10 @@ def compare(
 ) -> None:
     """Run several methods on the same clients and data; interrupted, the same command goes on."""
     with _errors():
-        reported, for_tuning = numbers("--seeds", seeds), numbers("--tune-seeds", tune_seeds)
-        chosen = {"preset": ""} | configuration.named(config) | settings_of(settings, data=data)
+        reported, for_tuning = _numbers("--seeds", seeds), _numbers("--tune-seeds", tune_seeds)
+        chosen = {"preset": ""} | configuration.named(config) | _settings_of(settings, data=data)
         comparing = _quietly("fedhet.comparing")
-        tuning = comparing.Tuning(grid(tune), for_tuning, tune_runs) if tune else None
+        tuning = comparing.Tuning(_grid(tune), for_tuning, tune_runs) if tune else None
         if tuning is None and tune_runs is not None:
             raise ConfigError("--tune-runs: there is nothing to tune; name keys and their values with --tune")
         try:
@@ -234,6 +244,42 @@ def keys(
                 value = "" if default == "" else f" = {toml_value(default)}"
                 typer.echo(printable(f"  {key}{value}  ({takes})"))
                 typer.echo(fill(printable(meaning), 100, initial_indent="      ", subsequent_indent="      ") + "\n")
+
+
+def _settings_of(settings: Sequence[str] | None, **options: str | int | Path | None) -> dict[str, Any]:
+    """The keys set by `--set` or by an option of their own; a ConfigError for one without value, or set twice."""
+    chosen: dict[str, Any] = configuration.parse_settings(settings or ())
+    for key, value in options.items():
+        if value is None:
+            continue
+        if key in chosen:
+            raise ConfigError(f"--{key} {value} and --set {key} say the same: give one of them")
+        if value == "":
+            raise ConfigError(f"--{key}: there is no value; give one, or leave the option out")
+        chosen[key] = str(value) if isinstance(value, Path) else value
+    return chosen
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """Whole numbers, separated by commas; a ConfigError, with the option, if they are not."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{option} {text}: write whole numbers with commas, such as 0,1,2") from None
+
+
+def _grid(settings: Sequence[str]) -> dict[str, list[Any]]:
+    """The values that `--tune` names, by key; a ConfigError if there are none, or a key is named twice."""
+    found: dict[str, list[Any]] = {}
+    for text in settings:
+        name, equals, values = text.partition("=")
+        key = name.rpartition(":")[2].strip()
+        if not equals or not all(value.strip() for value in values.split(",")):
+            raise ConfigError(f"--tune {text}: write KEY=V1,V2,..., or NAME:KEY=V1,V2,... for one of the methods")
+        if name.strip() in found:
+            raise ConfigError(f"--tune {text}: {name.strip()} is tuned twice; name all of its values at once")
+        found[name.strip()] = [configuration.parse_setting(f"{key}={value.strip()}")[1] for value in values.split(",")]
+    return found
 
 
 def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False) -> None:

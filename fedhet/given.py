@@ -168,11 +168,7 @@ def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientI
 
 
 def _as_network(client: str, model: Any) -> nn.Module:
-    """A network that can be trained and returns a tensor: of a tuple the first, of an object its `.logits`.
-
-    Raises:
-        ModelError: it cannot, whatever the data.
-    """
+    """A network that can be trained and returns a tensor: of a tuple the first, of an object its `.logits`."""
     problem, name = "", type(model).__name__
     if not isinstance(model, nn.Module):
         problem = ", no nn.Module"

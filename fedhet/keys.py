@@ -85,11 +85,7 @@ def fits(number: int) -> bool:
 
 
 def checked(key: str, value: Any, spec: Field[Any]) -> Value:
-    """A key's value in the type of its default, if it is one that the key takes.
-
-    Raises:
-        ConfigError: it is not; with the key, and what would be right.
-    """
+    """A key's value in the type of its default; a ConfigError, with what would be right, if it does not take it."""
     wanted = type(default_of(spec))
     if type(value) is int and not fits(value):
         raise ConfigError(f"{key}: is a whole number of {value.bit_length()} bits, must be of 64 at most")

@@ -54,8 +54,7 @@ class Clients:
     def job(self, info: ClientInfo, request: Request, policy: Policy, payload: Payload) -> Iterator[Job]:
         """Make a client for a message; inside the context it has a network to itself.
 
-        Raises:
-            FedhetError: the node's policy refuses, or the client's model or data cannot be used.
+        A FedhetError if the node's policy refuses, or the client's model or data cannot be used.
         """
         config = info.config
         self._serve(info, request)

@@ -78,11 +78,7 @@ class ClientStore:
             write_tensors(path, {"public": public.inputs, **labels})
 
     def public_dataset(self, digest: str) -> PublicDataset:
-        """The public dataset with this digest that was kept.
-
-        Raises:
-            LostState: it is not here (any more).
-        """
+        """The public dataset with this digest that was kept; raises `LostState` if it is not here (any more)."""
         try:
             return _public_dataset(self._public(digest))
         except LookupError as error:
@@ -93,7 +89,7 @@ class ClientStore:
 
 
 def _public_dataset(path: Path) -> PublicDataset:
-    """The public dataset on disk; LookupError: there is none, or it was damaged, and is removed."""
+    """The public dataset on disk; a LookupError if there is none, or it was damaged, and is removed."""
     try:
         return _read_public(path, path.stat().st_mtime_ns)
     except FileNotFoundError as error:

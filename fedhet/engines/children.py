@@ -66,11 +66,7 @@ class Child:
             messages.send(self.connection, content)
 
     def receive(self) -> Any:
-        """Wait for a message of the process.
-
-        Raises:
-            ChildError: there is none, and the process is at its end.
-        """
+        """Wait for a message of the process; a ChildError if there is none, and the process is at its end."""
         try:
             self.connection.poll(None)
             return messages.receive(self.connection, patience=PATIENCE)

@@ -22,16 +22,7 @@ import torch
 from fedhet import config as configuration
 from fedhet import registry
 from fedhet.errors import ConfigError, FedhetError, nearest
-from fedhet.flower.commands import (
-    SIMULATION,
-    begin,
-    command,
-    end,
-    environment_of_commands,
-    flwr_home,
-    superlink,
-    tail,
-)
+from fedhet.flower.commands import SIMULATION, begin, command, end, environment_of_commands, flwr_home, superlink, tail
 from fedhet.flower.insides import started_run, status_of_run
 from fedhet.machine import cores, device_of
 from fedhet.observing import Observer, RoundReport, RunInfo

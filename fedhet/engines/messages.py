@@ -41,13 +41,9 @@ class DamagedError(OSError):
 
 
 class SharedMessage:
-    """An object as it is sent, as often as need be.
+    """An object that cloudpickle can pickle as it is sent, as often as need be.
 
-    Args:
-        content: what cloudpickle can pickle. Tensors, arrays of NumPy and of Flower are shared.
-
-    Raises:
-        Exception: whatever an object raises that cannot be pickled.
+    Tensors, arrays of NumPy and of Flower are shared.
     """
 
     def __init__(self, content: object) -> None:
@@ -103,12 +99,7 @@ def send(connection: Connection, content: object) -> None:
 def receive(connection: Connection, *, patience: float | None = None) -> Any:
     """Return the object of the next message; its arrays may be written to, and are this process's own then.
 
-    Args:
-        connection: where it comes.
-        patience: seconds in which something of it must come; None for any.
-
-    Raises:
-        EOFError, OSError: who sent it has ended, or sent no message.
+    An EOFError or OSError if who sends it has ended, sends no message, or nothing for `patience` seconds amid one.
     """
     with _socket(connection, patience) as sock:
         _, checksum, size, has_memory = _HEAD.unpack(_read(sock, _HEAD.size, begins=_MARK))

@@ -68,11 +68,7 @@ class Worker:
 
 
 def recipe(app: ClientApp, datasets: Collection[str]) -> SharedMessage:
-    """Return the message that makes workers: the app, methods that a user gave, and data sets that are loaded here.
-
-    Raises:
-        Exception: whatever a user's functions raise that cannot be copied.
-    """
+    """The message that makes workers: the app, methods that a user gave, and data sets that are loaded here."""
     loaded = {key: dataset for key, dataset in data.LOADED.items() if SHARES and key[0] in datasets}
     return SharedMessage((app, registry.given(), loaded))
 

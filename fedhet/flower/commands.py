@@ -40,11 +40,7 @@ def environment_of_commands() -> dict[str, str]:
 
 
 def command(name: str) -> str:
-    """The path of one of Flower's commands.
-
-    Raises:
-        FedhetError: it is not installed.
-    """
+    """The path of one of Flower's commands; a FedhetError if it is not installed."""
     path = shutil.which(name, path=environment_of_commands()["PATH"])
     if path is None:
         raise FedhetError(f"Flower's command {name!r} is not installed beside {sys.executable}")

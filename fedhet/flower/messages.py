@@ -30,8 +30,7 @@ def write_request(
 def read_request(record: RecordDict) -> tuple[Request, str]:
     """Return the request in the records of a message, and the settings.
 
-    Raises:
-        WireError: the message is not one of fedhet's server, or what would become a path is no plain name.
+    A WireError if the message is not one of fedhet's server, or what would become a path is no plain name.
     """
     found = record.get("request")
     if not isinstance(found, ConfigRecord):
@@ -55,11 +54,7 @@ def write_reply(reply: Reply | Refusal, *, flower: bool = False) -> RecordDict:
 
 
 def read_reply(message: Message) -> Reply:
-    """Return the reply in a message.
-
-    Raises:
-        FedhetError: it carries an error or a refusal, or is no reply of fedhet's client app.
-    """
+    """The reply in a message; a FedhetError if it has an error or a refusal, or is none of fedhet's client app."""
     if message.has_error():
         reason = message.error.reason or f"error code {message.error.code}"
         raise WireError(NOT_OURS) if no_handler(reason) else FedhetError(f"failed: {reason}")

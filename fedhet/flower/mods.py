@@ -72,10 +72,7 @@ def check_hooks(
     """Check before anything is trained that a wrapper around a strategy, if there is one, can work on what is sent.
 
     To be called by a hook of the strategy's. A wrapper compares what a client sends with the arrays that it was given
-    itself, one by one: so there must be one shared model and nothing beside it.
-
-    Raises:
-        ConfigError: it cannot, why, and what would do.
+    itself, one by one: so there must be one shared model and nothing beside it, or a ConfigError says what would do.
     """
     if (wrapper := wrapper_of(strategy)) is None:
         return

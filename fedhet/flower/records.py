@@ -59,8 +59,7 @@ class Encoder:
 def decode(record: RecordDict) -> Payload:
     """The payload of a record; arrays are read-only views of the message's bytes.
 
-    Raises:
-        WireError: an array's bytes do not fit its dtype and shape, or are of a kind that cannot be read.
+    A WireError if an array's bytes do not fit its dtype and shape, or are of a kind that cannot be read.
     """
     arrays = {name: decode_arrays(group) for name, group in record.items() if isinstance(group, ArrayRecord)}
     values = record["values"] if "values" in record else ConfigRecord()

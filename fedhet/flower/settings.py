@@ -36,11 +36,7 @@ INSTEAD = {
 
 
 def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under fedhet's kebab-case names, Flower's names among them understood.
-
-    Raises:
-        ConfigError: a setting of Flower's that has no counterpart; with what there is instead.
-    """
+    """Settings under fedhet's names, Flower's understood; a ConfigError says what there is for one that has none."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         key = kebab(name)
@@ -59,10 +55,9 @@ def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(strategy: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a strategy class's keywords, Flower's names understood, the method's keys under its name.
+    """Return the settings of a strategy class's keywords, as `translated`, the method's keys under its name.
 
-    Raises:
-        ConfigError: it names no method, or a setting of Flower's has no counterpart.
+    A ConfigError if the class names no method.
     """
     method: Method | None = getattr(strategy, "method", None)
     if method is None:
@@ -76,8 +71,7 @@ def settings_of(strategy: type, settings: Mapping[str, Any]) -> dict[str, Any]:
 def split(settings: Mapping[str, Any], config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     """A configuration of Flower's as fedhet's keys, and what is none of them but may be a mod's.
 
-    Raises:
-        ConfigError: a key that is nearly one of fedhet's, or has no counterpart.
+    A key that is nearly one of fedhet's, or has no counterpart, is a ConfigError.
     """
     given = dict(settings)
     given.pop("server-round", None)  # of Flower's own loop

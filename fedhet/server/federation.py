@@ -83,8 +83,7 @@ class Federation:
     def payloads(self, clients: Sequence[str], make: Make) -> dict[str, Payload]:
         """Return what a hook makes for clients, but for those for whom alone it raises an unexpected exception.
 
-        Raises:
-            FedhetError: the hook raised it, or it raises for each of several or for none alone, which is none's fault.
+        A FedhetError if the hook raises that, or raises for each of several or for none alone, which is none's fault.
         """
         before = self.run.state.aside()
         try:
@@ -166,9 +165,22 @@ class Federation:
         )
 
     def send(self, messages: Iterable[Message]) -> Iterable[Message]:
-        """Send messages; returns the replies as they come."""
-        assert self.grid is not None, "a strategy talks to its clients only after start or configure_train"
-        return send(self.grid, messages, self.run.config.timeout, one_by_one=self.one_by_one)
+        """Send messages; returns the replies as they come.
+
+        Of those that are fetched one by one, in the order of the messages and only as they are asked for, the messages
+        are empty once they are sent: the grid has copies, which may be what a client in this process gets.
+        """
+        grid, timeout = self.grid, self.run.config.timeout
+        assert grid is not None, "a strategy talks to its clients only after start or configure_train"
+        if not self.one_by_one:
+            return grid.send_and_receive(messages, timeout=timeout)
+        made = list(messages)
+        keys = list(grid.push_messages([copy.copy(each) for each in made]))
+        for each in made:
+            each.content = RecordDict()
+        # A grid that answers for each message by itself has deadlines of its own.
+        forever = getattr(grid, "answers", False) is True
+        return _fetched(grid, keys, math.inf if forever else time.monotonic() + timeout)
 
     def exchange(self, messages: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
         """Send messages and receive the replies."""
@@ -224,25 +236,6 @@ class Federation:
 
 
 # ---- exchanges with nodes
-
-
-def send(grid: Grid, made: Iterable[Message], timeout: float, *, one_by_one: bool = False) -> Iterable[Message]:
-    """Send messages and wait for the replies.
-
-    Args:
-        grid: where the clients are.
-        made: the messages.
-        timeout: seconds to wait for all of them together; a grid that answers for each by itself is left to.
-        one_by_one: fetch replies in the order of the messages and only as they are asked for. The messages are empty
-            once they are sent: the grid has copies, which may be what a client in this process gets.
-    """
-    if not one_by_one:
-        return grid.send_and_receive(made, timeout=timeout)
-    made = list(made)
-    keys = list(grid.push_messages([copy.copy(each) for each in made]))
-    for each in made:
-        each.content = RecordDict()
-    return _fetched(grid, keys, math.inf if getattr(grid, "answers", False) is True else time.monotonic() + timeout)
 
 
 def _fetched(grid: Grid, waiting: list[str], deadline: float) -> Iterator[Message]:

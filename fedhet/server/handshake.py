@@ -28,8 +28,7 @@ class Handshake:
     def admit(self, *, unseen: bool = False) -> None:
         """Admit the nodes that are new; after the last round those of unseen clients, who wait until then.
 
-        Raises:
-            FedhetError: nobody can serve, or one client alone where there are others; with all reasons.
+        A FedhetError, with all reasons, if nobody can serve, or one client alone where there are others.
         """
         roster, round, shares = self.federation.roster, self.run.round, self.run.traits.shares
         assert self.federation.grid is not None
@@ -74,11 +73,9 @@ class Handshake:
                 opened[node] = kind, reply
             except Exception as error:  # whatever one client's reply raises is that client's refusal
                 refuse(node, name_in(message), error, again=message.has_error())  # one that only failed is asked again
-        contested = {}
         for node, others in roster.rivals({node: reply.client for node, (_, reply) in opened.items()}).items():
-            contested[node] = opened.pop(node)[1].client
-            round.fail(f"at node {node}", roster.contest(contested[node], others))
-        roster.refused |= contested
+            roster.refused[node] = opened.pop(node)[1].client
+            round.fail(f"at node {node}", roster.contest(roster.refused[node], others))
         averaged = run.traits.shares.averaged and run.traits.networks != "widths"
         for node in most_alike_first(opened, averaged=averaged):
             reply = opened[node][1]
@@ -86,9 +83,9 @@ class Handshake:
                 self._admit(node, reply, joining=unseen)
             except Exception as error:
                 refuse(node, reply.client, error)
-                continue
-            round.down[reply.client] += payload.nbytes
-            round.up[reply.client] += reply.payload.nbytes
+            else:
+                round.down[reply.client] += payload.nbytes
+                round.up[reply.client] += reply.payload.nbytes
         if not roster.nodes:
             faults.blame_nobody()
 

@@ -137,10 +137,8 @@ class Hooks(Generic[P, S]):
     def check_reply(self, reply: Reply) -> None:
         """Check a method's own groups of arrays after training; by default the model must be there, if it travels.
 
-        That all arrays are finite, and the names and shapes of the model's, are checked already.
-
-        Raises:
-            WireError: what is wrong with them.
+        That all arrays are finite, and the names and shapes of the model's, are checked already. A WireError says what
+        is wrong.
         """
         if self.federation.specs[reply.client] and "model" not in reply.arrays:
             raise WireError("its model is missing")

@@ -13,11 +13,7 @@ from fedhet.client.app import make_client_app
 from fedhet.engines.local import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.files import read_tensors
-from fedhet.flower import (
-    ArrayRecord,
-    Strategy,
-    decode_arrays,
-)
+from fedhet.flower import ArrayRecord, Strategy, decode_arrays
 from fedhet.flower.grid import LocalGrid
 from fedhet.population import ClientInfo
 from fedhet.representations import head_name

@@ -22,12 +22,7 @@ MOST_IN_A_LIST = 2**16
 class Fields:
     """The fields of a received record, or of a method's own values; each is checked as it is read.
 
-    Args:
-        fields: by key, of whatever types.
-        where: names the record in errors.
-
-    Raises:
-        WireError: by every method, for a field that is not what it must be; naming it.
+    Every method raises a WireError, which names the field and `where` it stands, for one that is not what it must be.
     """
 
     def __init__(self, fields: Mapping[str, Any], where: str = "its reply") -> None:

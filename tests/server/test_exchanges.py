@@ -10,7 +10,7 @@ import pytest
 import fedhet
 from fedhet.flower.grid import LocalGrid
 from fedhet.server import federation
-from fedhet.server.federation import by_node, send
+from fedhet.server.federation import Federation, by_node
 from fedhet.server.roster import Roster
 from fedhet.server.run import Round
 
@@ -77,11 +77,17 @@ class Asked(str):
     content: object = "large"
 
 
+def one_by_one(grid, timeout):
+    federation = Federation(SimpleNamespace(config=SimpleNamespace(timeout=timeout)))
+    federation.grid, federation.one_by_one = grid, True
+    return federation
+
+
 def test_replies_are_fetched_one_by_one_as_they_are_asked_for(monkeypatch):
     monkeypatch.setattr(federation, "POLL", 0.001)
     grid = Slow(a=3, b=1)
     messages = [Asked("a"), Asked("b")]
-    replies = send(grid, messages, 60.0, one_by_one=True)
+    replies = one_by_one(grid, 60.0).send(messages)
     assert grid.asked == []
     assert not any(message.content for message in messages), "what was sent is not held"
     assert all(message.content == "large" for message in grid.held), "but a grid may keep the messages that it got"
@@ -95,7 +101,7 @@ def test_fetching_one_by_one_has_one_deadline_for_all_and_still_takes_what_is_th
     monkeypatch.setattr(federation, "POLL", 0.001)
     grid = Slow(a=0, b=1, c=0)
     # A message that could not be pushed has no id.
-    assert list(send(grid, map(Asked, ("a", "", "b", "c")), 0.01, one_by_one=True)) == ["reply of b"]
+    assert list(one_by_one(grid, 0.01).send(map(Asked, ("a", "", "b", "c")))) == ["reply of b"]
     assert grid.asked.count("c") == 1
 
 

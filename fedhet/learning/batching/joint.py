@@ -53,8 +53,7 @@ def together(passes: Sequence[Forward], streams: Sequence[RandomStream]) -> list
 def fits(passes: Sequence[Forward]) -> bool:
     """Whether batches of passes, of one kind and size, may be filled up: whether no row depends on the others.
 
-    Raises:
-        Unfit: as `together`, or it computes something else than the passes one by one.
+    `Unfit` as of `together`, or if that computes something else than the passes one by one.
     """
     # Rounding to bfloat16 would hide what differs.
     passes = [replace(each, bf16=False, learns=False, stream=RandomStream(0)) for each in passes]

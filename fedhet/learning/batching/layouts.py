@@ -97,11 +97,7 @@ def _places(named: Mapping[str, nn.Module], kind: str) -> list[tuple[str, dict[s
 
 
 def _description(module: nn.Module) -> bytes:
-    """A module's class and attributes, without those below it and without weights.
-
-    Raises:
-        Unfit: an attribute cannot be compared.
-    """
+    """A module's class and attributes, without those below it and weights; `Unfit` if one cannot be compared."""
     left_out = _WEIGHTS | ({"momentum"} if isinstance(module, _BatchNorm) else set())
     attributes = {key: value for key, value in vars(module).items() if key not in left_out}
     hooks = {key: value for key, value in attributes.items() if "_hooks" in key and isinstance(value, OrderedDict)}
