@@ -30,8 +30,7 @@ def exit_code(stopped: KeyboardInterrupt) -> int:
 def ended_by_signals() -> Iterator[None]:
     """Within it SIGTERM and SIGHUP raise `Stopped`, as Ctrl-C raises its base class; in the main thread, and once.
 
-    Raises:
-        SystemExit: with the signal's exit code, where nobody inside has caught `Stopped`.
+    Where nobody inside has caught `Stopped`, it is a SystemExit with the signal's exit code.
     """
     before = {each: handler for each in _WANTED if (handler := signal.getsignal(each)) != signal.SIG_IGN}
     ours = any(getattr(handler, "__module__", "") == __name__ for handler in before.values())

@@ -28,11 +28,7 @@ with warnings.catch_warnings():
 
 
 class Encoder:
-    """Turns payloads into records; an array that goes to several clients is turned into bytes once.
-
-    Args:
-        flower: in Flower's format instead of raw bytes.
-    """
+    """Turns payloads into records, raw or in `flower`'s format; what goes to several clients is encoded once."""
 
     def __init__(self, *, flower: bool = False) -> None:
         self._flower = flower

@@ -69,13 +69,7 @@ def other_data(client: ClientInfo) -> ClientData:
 
 
 class Node:
-    """A deployed node with data of its own.
-
-    Args:
-        data: its data function.
-        allow: what may leave it; None for everything.
-        folder: its state.
-    """
+    """A deployed node with its own data function, what it may `allow` to leave (None: all) and a folder of state."""
 
     def __init__(self, data: Any, allow: str | None, folder: Path) -> None:
         self.app: ClientApp = make_client_app(data=data)
