@@ -47,6 +47,27 @@ def methods() -> list[str]:
     return sorted({*_installed(), *_given})
 
 
+def models() -> list[str]:
+    """Names of all architectures that come with fedhet."""
+    from fedhet import models
+
+    return models.names()
+
+
+def datasets() -> list[str]:
+    """Names of all data sets."""
+    from fedhet import data
+
+    return data.names()
+
+
+def partitions() -> list[str]:
+    """Names of all ways to deal examples to clients."""
+    from fedhet import data
+
+    return data.partitions()
+
+
 def give(method: Method) -> None:
     """Make a method known in this process, by its own name; one that was given before by that name is forgotten.
 

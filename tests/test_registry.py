@@ -285,3 +285,9 @@ class TestGiven:
 
         with pytest.raises(FedhetError, match="client 0: unknown method 'heads'"):
             FederatedStrategy(config).start(LocalGrid(forgetful, 1))
+
+
+def test_names_of_what_fedhet_brings() -> None:
+    assert "cnn" in registry.models()
+    assert "digits" in registry.datasets()
+    assert {"iid", "classes", "dirichlet"} <= set(registry.partitions())

@@ -119,19 +119,21 @@ def squared_distances(x: Tensor) -> Tensor:
     return torch.clamp_min(norms[:, None] + norms[None, :] - 2 * gram, 0)
 
 
-def rbf_kernel(x: Tensor) -> Tensor:
-    """The Gaussian kernel `(L, L)` with a bandwidth of half the median distance between rows (Kornblith et al.).
+def rbf_kernel(x: Tensor, threshold: float = 0.5) -> Tensor:
+    """The Gaussian kernel `(L, L)` with a bandwidth of `threshold` median distances between rows (Kornblith et al.).
 
     The median is over all L^2 pairs, a row with itself included, and is a constant for autograd. Where it is 0 (most
-    rows coincide) the mean takes its place.
+    rows coincide) the mean takes its place. A threshold that is not positive raises a ValueError.
     """
+    if not threshold > 0:
+        raise ValueError(f"threshold must be positive, got {threshold}")
     squares = squared_distances(check_features(x))
     with torch.no_grad():
         values, count = squares.flatten(), squares.numel()
         # torch.median takes the lower of the middle two.
         middle = (values.kthvalue((count + 1) // 2).values + values.kthvalue(count // 2 + 1).values) / 2
         scale = torch.where(middle > 0, middle, squares.mean()).clamp_min(torch.finfo(x.dtype).tiny)
-    return torch.exp(-squares / (2 * 0.5**2 * scale))
+    return torch.exp(-squares / (2 * threshold**2 * scale))
 
 
 def centred_kernel(kernel: Tensor) -> Tensor:
@@ -171,6 +173,12 @@ def kernel_cka(x_kernel: Tensor, y_kernel: Tensor, *, debiased: bool = False) ->
     x, x_self = unit_kernel(x_kernel, debiased=debiased)
     y, y_self = unit_kernel(y_kernel, debiased=debiased)
     return ratio((x * y).sum(), x_self, y_self)
+
+
+def rbf_cka(x: Tensor, y: Tensor, threshold: float = 0.5) -> Tensor:
+    """CKA with Gaussian kernels (see `rbf_kernel`), a scalar in [0, 1]."""
+    check_pair(x, y)
+    return kernel_cka(rbf_kernel(x, threshold), rbf_kernel(y, threshold))
 
 
 def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:

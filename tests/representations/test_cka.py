@@ -11,24 +11,17 @@ from torch import Tensor
 
 from fedhet.representations.cka import (
     centred,
-    check_pair,
     debiased_linear_cka,
     inner,
     kernel_cka,
     linear_cka,
     procrustes_distance,
+    rbf_cka,
     rbf_kernel,
     squared_distances,
 )
 
 CASES = ["gauss_50x8_50x8", "relu_128x32_128x16", "small_n_8x32_8x16"]
-
-
-def rbf_cka(x: Tensor, y: Tensor) -> Tensor:
-    check_pair(x, y)
-    return kernel_cka(rbf_kernel(x), rbf_kernel(y))
-
-
 SIMILARITIES = [linear_cka, debiased_linear_cka, rbf_cka]
 
 
@@ -66,7 +59,9 @@ def test_agrees_with_the_reference(cases: dict[str, dict[str, Any]], name: str) 
         "linear_cka_textbook_double_centred": linear_cka(x, y),
         "linear_eq4_on_centred_features": linear_cka(x - x.mean(0), y - y.mean(0)),
         "linear_cka_debiased": debiased_linear_cka(x, y),
+        "rbf_cka_median_thr0.2": rbf_cka(x, y, 0.2),
         "rbf_cka_median_thr0.5": rbf_cka(x, y),
+        "rbf_cka_median_thr1.0": rbf_cka(x, y, threshold=1.0),
         "rbf_cka_sigma2_1.0": kernel_cka(gaussian_kernel(x, 1.0), gaussian_kernel(y, 1.0)),
         "rbf_cka_sigma2_4.0": kernel_cka(gaussian_kernel(x, 4.0), gaussian_kernel(y, 4.0)),
         "linear_cka_X_vs_mean_kernel": linear_cka(x, torch.cat([x, y], 1)),
@@ -212,5 +207,7 @@ def test_other_misuse() -> None:
         procrustes_distance(features(6, 3), features(6, 4))
     with pytest.raises(ValueError, match="four examples or more, got 3"):
         debiased_linear_cka(features(3, 3), features(3, 3))
+    with pytest.raises(ValueError, match="threshold must be positive, got 0"):
+        rbf_cka(features(6, 3), features(6, 3), threshold=0)
     with pytest.raises(ValueError, match="square and of one size"):
         kernel_cka(features(6, 3), features(6, 3))
