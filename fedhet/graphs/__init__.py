@@ -19,6 +19,7 @@ from fedhet.graphs.resize import resize as resize
 from fedhet.graphs.states import columns as columns
 from fedhet.graphs.states import cut_out as cut_out
 from fedhet.graphs.states import expand as expand
+from fedhet.graphs.states import permute as permute
 from fedhet.graphs.states import rows as rows
 from fedhet.graphs.states import set_rows as set_rows
 from fedhet.graphs.states import tie as tie

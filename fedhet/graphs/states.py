@@ -79,6 +79,12 @@ def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -
     return _changed(state, groups, own, changes)
 
 
+def permute(state: State, groups: PermutationGroups, permutations: Assignments) -> dict[str, Array]:
+    """The same function with its hidden units in another order: unit l goes to place ``permutations[group][l]``."""
+    own = widths(state, groups)
+    return expand(state, groups, permutations, {index: own[index] for index in permutations})
+
+
 def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
     """The matrix (L, D) to be matched for a group: a row a unit, what its ``rows`` slots hold stacked side by side.
 

@@ -188,10 +188,10 @@ def test_a_specification_is_of_arrays_that_hold_something(key, value, why):
 
 
 def test_lists_are_bounded_and_an_error_shows_little_of_them():
-    fields = Fields({"edges": [0] * 10**6, "types": ["x"] * 2**17, "odd": [2.5] * 10**6, "esc": ["\x1b"]})
-    for read, key in ((fields.counts, "edges"), (fields.texts, "types"), (fields.counts, "odd"), (fields.texts, "esc")):
+    fields = Fields({"slots": [0] * 10**6, "odd": [2.5] * 10**6, "text": ["\x1b"]})
+    for key in ("slots", "odd", "text"):
         with pytest.raises(WireError, match=f"{key} is ") as caught:
-            read(key)
+            fields.counts(key)
         assert len(str(caught.value)) < 300
 
 

@@ -1,8 +1,7 @@
 """Permutation groups: what moves together, by comparing outputs on random networks, and by known structures."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from fedhet.graphs import (
     cut_out,
     expand,
     permutation_groups,
+    permute,
     resize,
     rows,
     set_rows,
@@ -32,12 +32,6 @@ from fedhet.graphs import (
 Random = np.random.Generator
 TOKENS = 11
 FEW = 3
-
-
-def permute(state: Any, groups: PermutationGroups, permutations: Mapping[int, Any]) -> dict[str, Any]:
-    """The same function with its hidden units in another order: unit l goes to place permutations[group][l]."""
-    own = widths(state, groups)
-    return expand(state, groups, permutations, {index: own[index] for index in permutations})
 
 
 class Plain(nn.Module):

@@ -1,15 +1,12 @@
 """Whole networks: permuting a client's units changes nothing, and what is averaged how."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fedhet import models
-from fedhet.graphs import PermutationGroups, architecture_graph, expand, permutation_groups, resize, rows, widths
+from fedhet.graphs import architecture_graph, permutation_groups, permute, resize, rows
 from fedhet.matching import (
     Matching,
     assemble,
@@ -25,12 +22,6 @@ from fedhet.models.text import CharLSTM
 
 IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 TEXTS = torch.randint(0, 9, (6, 5), generator=torch.Generator().manual_seed(0))
-
-
-def permute(state: Any, groups: PermutationGroups, permutations: Mapping[int, Any]) -> dict[str, Any]:
-    """The same function with its hidden units in another order: unit l goes to place permutations[group][l]."""
-    own = widths(state, groups)
-    return expand(state, groups, permutations, {index: own[index] for index in permutations})
 
 
 def build(kind: str, seed: int) -> tuple[nn.Module, torch.Tensor]:
