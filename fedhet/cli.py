@@ -238,7 +238,10 @@ def keys(
         typer.echo(app_table(), nl=False)
         return
     with _errors():
-        for heading, rows in configuration.key_groups(word).items():
+        groups = configuration.key_groups(word)
+        if not any(groups.values()):
+            typer.echo(f"{word} has no keys of its own; `fedhet keys` shows those that all methods have")
+        for heading, rows in groups.items():
             typer.echo(f"{heading}\n")
             for key, default, takes, meaning in rows:
                 value = "" if default == "" else f" = {toml_value(default)}"

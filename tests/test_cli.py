@@ -284,6 +284,7 @@ class TestOtherCommands:
         assert len(shown.splitlines()) <= 50
         assert max(map(len, shown.splitlines())) <= 110
         assert "  fedhenn.eta0 = -1.0  (number)" in shown
+        assert "fedavg has no keys of its own" in fedhet_command("keys", "fedavg").stdout
         found = fedhet_command("keys", "BATCH").stdout
         assert "  batch-size = 32" in found
         assert "  client-batching" in found
