@@ -121,10 +121,10 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
             reestimate(client.model, inputs, client.transform)
         reply = super().end(payload)
         if "tell" in payload.values:
-            reply.arrays["told"] = pack_all(self.told())
+            reply.arrays["sent"] = pack_all(self.sent())
         return reply
 
-    def told(self) -> list[Factor]:
+    def sent(self) -> list[Factor]:
         """Descriptors, outputs of blocks, or posteriors of the shared images, in evaluation mode."""
         own, client, inputs = self.parameters, self.client, self.client.public.inputs
         if own.align == "spectral":

@@ -36,7 +36,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
                 "set's training parts, and this client's data are its own: let its data function return a "
                 "public dataset as `public`, with rad-source = held-out"
             )
-        if own.told == "posteriors":
+        if own.sent == "posteriors":
             self.client.check_scores(
                 "whose posteriors the spectral target compares (fedhenn.target = kernel compares representations)",
                 tokens=True,
@@ -79,7 +79,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         reply = super().end(payload)
         if "next-rad" in payload.arrays:
             rad = self._rad(payload.arrays["next-rad"], self.client.request.round + 1)
-            reply.arrays[self.parameters.told] = self._telling(rad)
+            reply.arrays[self.parameters.sent] = self._telling(rad)
         return reply
 
     def _rad(self, arrays: Arrays, round: int) -> PublicRows:
@@ -112,11 +112,11 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
 
     def _telling(self, rad: PublicRows) -> Arrays:
         """This client's part of the next target, on these rows."""
-        spectral = self.parameters.told == "posteriors"
-        told = self.posteriors(rad) if spectral else self.represent(rad)
-        if not told.isfinite().all():
+        spectral = self.parameters.sent == "posteriors"
+        sent = self.posteriors(rad) if spectral else self.represent(rad)
+        if not sent.isfinite().all():
             raise ModelError("its outputs for the RAD have values that are not finite: has training diverged?")
-        return pack(Factor(told) if spectral else compress(told, error=fedhenn.ERROR))
+        return pack(Factor(sent) if spectral else compress(sent, error=fedhenn.ERROR))
 
     def _probe(self) -> Payload:
         if not self.parameters.probe or not self.parameters.eta0:

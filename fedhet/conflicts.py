@@ -56,8 +56,8 @@ def _problem(check: Callable[[], object]) -> list[str]:
     return []
 
 
-def without_idle(config: Config, by_hand: frozenset[str], told: Collection[str], traits: Traits) -> Config:
-    """The configuration with its keys that have no effect put back; those that somebody set are told.
+def without_idle(config: Config, by_hand: frozenset[str], reported: Collection[str], traits: Traits) -> Config:
+    """The configuration with its keys that have no effect put back; those that somebody set are reported.
 
     Raises:
         ConfigError: such a key was chosen by hand, and so was the one that is the reason; or nobody chose that one.
@@ -71,7 +71,7 @@ def without_idle(config: Config, by_hand: frozenset[str], told: Collection[str],
         # A default says something unless it is "none", or that of a complete configuration, where nobody chose it.
         says = bool(defaults[key]) and not complete
         differs = flat[key] != defaults[key]
-        return key in by_hand and ((says or differs) if reason in by_hand else says and reason not in told)
+        return key in by_hand and ((says or differs) if reason in by_hand else says and reason not in reported)
 
     refused = {key for key, reason in idle.items() if in_vain(key, reason)}
     idle = {key: reason for key, reason in idle.items() if flat[key] != defaults[key] or key in refused}
@@ -80,7 +80,7 @@ def without_idle(config: Config, by_hand: frozenset[str], told: Collection[str],
         raise ConfigError("\n".join(f"{why}: leave it out" for key, why in because.items() if key in refused))
     back = {specs[key].name: defaults[key] for key in idle if "." not in key}
     mine = {specs[key].name: defaults[key] for key in idle if "." in key}
-    known = tuple((key, why) for key, why in because.items() if key in told)  # else it is the method's own default
+    known = tuple((key, why) for key, why in because.items() if key in reported)  # else it is the method's own default
     return config.but(**back, parameters=dataclasses.replace(config.parameters, **mine), idle=known)
 
 

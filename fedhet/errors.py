@@ -21,7 +21,7 @@ class ModelError(FedhetError, ValueError):
 
 
 MOST, NEIGHBOURS = 20, 5
-"""So many known names are all told; of more only the nearest."""
+"""So many known names are all named; of more only the nearest."""
 
 
 def nearest(kind: str, name: str, known: Iterable[str]) -> str:
@@ -33,7 +33,7 @@ def nearest(kind: str, name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
-    told = names if len(names) <= MOST else get_close_matches(name, names, n=NEIGHBOURS, cutoff=0.4)
-    rest = len(names) - len(told)
-    listed = ", ".join(told) + (" and " * bool(told) + f"{rest} others" if rest else "")
+    shown = names if len(names) <= MOST else get_close_matches(name, names, n=NEIGHBOURS, cutoff=0.4)
+    rest = len(names) - len(shown)
+    listed = ", ".join(shown) + (" and " * bool(shown) + f"{rest} others" if rest else "")
     return f"unknown {kind} {name!r}{hint} known: {listed or 'none'}"

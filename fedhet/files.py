@@ -139,16 +139,16 @@ def _read(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
 
     try:
         with safe_open(path, framework) as file:
-            told = json.loads((file.metadata() or {}).get(SEAL, "{}"))
+            metadata = json.loads((file.metadata() or {}).get(SEAL, "{}"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise FedhetError(f"{path} is damaged: {error}") from error
-    if not isinstance(told, dict) or not told.get("digest"):
+    if not isinstance(metadata, dict) or not metadata.get("digest"):
         raise FedhetError(f"{path} is damaged: it has no digest, or is of a version of fedhet that wrote none")
-    digest = told.pop("digest")
-    if digest != _digest(arrays, told):
+    digest = metadata.pop("digest")
+    if digest != _digest(arrays, metadata):
         raise FedhetError(f"{path} is damaged: its content is not what its digest says")
-    return arrays, told
+    return arrays, metadata
 
 
 def _sealed(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Mapping[str, str]) -> dict[str, str]:

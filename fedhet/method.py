@@ -38,12 +38,12 @@ class Traits:
             `"nothing"`.
         scored: which evaluation is the headline score: of what clients `"received"`, or of what they `"trained"`, which
             they must keep, since the evaluation at the end is of that.
-        together: whether clients start from one initialisation, where `shared-init` says so, or each from its own.
+        common_init: whether clients start from one initialisation, where `shared-init` says so, or each from its own.
         public: what is needed of the public dataset: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
-        alone: whether clients exchange nothing at all.
-        combined: how the server aggregates arrays other than weights: an average of `entries`, to which `aggregation`
-            applies; something else of `whole` arrays, which can be cut to `clip-norm`; or nothing of either.
-        tells: what leaves the client: the kind (`fedhet.client.policy.KINDS`, or `STRUCTURE`) of each group of arrays
+        communicates: whether clients exchange anything; False for training alone.
+        other_arrays: how the server aggregates arrays other than weights: an average of `entries`, to which
+            `aggregation` applies; something else of `whole` arrays, which can be cut to `clip-norm`; or neither.
+        sends: what leaves the client: the kind (`fedhet.client.policy.KINDS`, or `STRUCTURE`) of each group of arrays
             and of each value; what is shared of a network goes as `model`, of kind weights unless it is given here.
 
     Raises:
@@ -54,28 +54,28 @@ class Traits:
     shares: Sharing = NOTHING
     keeps: Literal["model", "rest", "nothing"] = "rest"
     scored: Literal["received", "trained"] = "received"
-    together: bool = False
+    common_init: bool = False
     public: Literal["none", "inputs", "labelled"] = "none"
-    alone: bool = False
-    combined: Literal["", "entries", "whole"] = ""
-    tells: Mapping[str, str] = field(default_factory=dict, hash=False)
+    communicates: bool = True
+    other_arrays: Literal["", "entries", "whole"] = ""
+    sends: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Check what goes together."""
+        """Check that the traits fit each other."""
         if self.scored == "trained" and self.keeps != "model":
             raise ConfigError('a method scored on what clients "trained" must have them keep their "model"')
 
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds of what leaves the client."""
-        weights = {"weights"} if self.shares.keys != "nothing" and "model" not in self.tells else set()
-        return frozenset({*self.tells.values()} | weights)
+        weights = {"weights"} if self.shares.keys != "nothing" and "model" not in self.sends else set()
+        return frozenset({*self.sends.values()} | weights)
 
     @property
     def averages(self) -> bool:
         """Whether the server averages arrays entry by entry, so that `aggregation` has a meaning."""
         shared = self.shares.averaged and self.shares.keys != "nothing" and self.networks != "widths"
-        return shared or "model" in self.tells or self.combined == "entries"
+        return shared or "model" in self.sends or self.other_arrays == "entries"
 
     @property
     def alike(self) -> Literal["equal", "widths", "any"]:
@@ -85,7 +85,7 @@ class Traits:
     @property
     def bounded(self) -> bool:
         """Whether what a client sends can be cut, so that `clip-norm` has a meaning."""
-        return self.averages or self.combined == "whole"
+        return self.averages or self.other_arrays == "whole"
 
     @property
     def aggregations(self) -> tuple[str, ...]:
@@ -100,7 +100,11 @@ class Traits:
     @property
     def starts_unseen_clients(self) -> bool:
         """Whether a client that comes after the last round receives weights, or all are alone as it is."""
-        return self.alone or self.scored == "received" or (self.shares.averaged and self.shares.keys != "nothing")
+        return (
+            not self.communicates
+            or self.scored == "received"
+            or (self.shares.averaged and self.shares.keys != "nothing")
+        )
 
 
 @dataclass(frozen=True)

@@ -92,10 +92,10 @@ def summarise(
     total = type(metrics[0]).total(metrics).value if metrics else math.nan
     losses, weight = [loss for _, loss, _ in evaluated], sum(examples for _, _, examples in evaluated)
     mean_loss = math.fsum(loss * examples for _, loss, examples in evaluated) / weight
-    told = {client: each for client, each in (by_class or {}).items() if values[client][2] > 0}
+    known_classes = {client: each for client, each in (by_class or {}).items() if values[client][2] > 0}
     further = {}
     for name in BY_CLASS:
-        if pairs := [(each[name], values[client][2]) for client, each in told.items() if name in each]:
+        if pairs := [(each[name], values[client][2]) for client, each in known_classes.items() if name in each]:
             mean = math.fsum(value * count for value, count in pairs) / sum(count for _, count in pairs)
             further[name] = _statistics([value for value, _ in pairs], mean)
     return {

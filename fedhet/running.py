@@ -8,13 +8,13 @@ from typing import Any
 from fedhet import config as configuration
 from fedhet import population, registry, text
 from fedhet.errors import ConfigError
-from fedhet.given import Given
 from fedhet.machine import device_of
 from fedhet.observing import Observer
 from fedhet.options import Config, keys_that
 from fedhet.results.recorder import check_folder
 from fedhet.results.run_result import RunResult
 from fedhet.serving import new_folder
+from fedhet.supplied import Supplied
 from fedhet.task import Task
 
 
@@ -49,7 +49,7 @@ def run(
     Raises:
         FedhetError: the configuration is wrong, the directory holds another run, or the run failed.
     """
-    own = Given(model, data, task)
+    own = Supplied(model, data, task)
     complete = config if isinstance(config, Config) else _resolved(config, resume, own)
     if resume is not None:
         out = Path(resume)
@@ -91,23 +91,27 @@ def progress_lines(wanted: bool | None) -> list[Observer]:
     return [ProgressLine(console)] if wanted else []
 
 
-def _resolved(config: Mapping[str, Any] | str | Path | None, resume: str | Path | None, own: Given) -> Config:
+def _resolved(config: Mapping[str, Any] | str | Path | None, resume: str | Path | None, own: Supplied) -> Config:
     """The configuration of a run, or of the one that goes on, with changes."""
-    given = own.words.keys()
+    supplied = own.words.keys()
     if resume is not None:
-        changes = configuration.from_file(Path(config), given) if isinstance(config, str | Path) else dict(config or {})
-        return configuration.resolve(_resumed(Path(resume), changes, given), strict=False, trusted=False)
+        changes = (
+            configuration.from_file(Path(config), supplied) if isinstance(config, str | Path) else dict(config or {})
+        )
+        return configuration.resolve(_resumed(Path(resume), changes, supplied), strict=False, trusted=False)
     by_hand = config.keys() if isinstance(config, Mapping) else True
-    return configuration.resolve(configuration.completed(config, given), strict=by_hand)
+    return configuration.resolve(configuration.completed(config, supplied), strict=by_hand)
 
 
-def _resumed(folder: Path, changes: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]) -> dict[str, Any]:
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run to resume")
-    there = configuration.read(folder / "config.toml", given)
+    there = configuration.read(folder / "config.toml", supplied)
     if not there:
         raise ConfigError(f"{folder / 'config.toml'} is empty: nobody knows any more what was run there")
-    settings = configuration.from_file(folder / "config.toml", given, reference := changes.get("method"), of_run=True)
+    settings = configuration.from_file(
+        folder / "config.toml", supplied, reference := changes.get("method"), of_run=True
+    )
     if reference is not None and registry.method(str(reference)).name == there.get("method"):
         there["method"] = reference  # which says where it is
     allowed = keys_that("resumable")

@@ -11,7 +11,6 @@ from fedhet.data import PublicDataset, digests
 from fedhet.data.own import as_public_dataset
 from fedhet.flower import ArrayRecord, Context, Grid, MetricRecord, ServerApp
 from fedhet.flower.insides import simulated
-from fedhet.given import Given
 from fedhet.method import Method
 from fedhet.observing import Observer
 from fedhet.options import Config
@@ -20,6 +19,7 @@ from fedhet.representations.features import fitted, precision
 from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import recorded
 from fedhet.server import EvaluateFunction, FederatedStrategy
+from fedhet.supplied import Supplied
 
 
 def serve(
@@ -31,7 +31,7 @@ def serve(
     resume: bool = False,
     public: PublicDataset | None = None,
     model: Any = None,
-    own: Given = Given(),  # noqa: B008 - it is frozen
+    own: Supplied = Supplied(),  # noqa: B008 - it is frozen
     evaluate_fn: EvaluateFunction | None = None,
     observers: Sequence[Observer] = (),
 ) -> None:

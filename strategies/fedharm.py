@@ -18,7 +18,7 @@ from fedhet.methods import fedharm
 from fedhet.randomness import torch_generator
 from fedhet.representations.descriptors import agreement
 from fedhet.representations.packing import Factor, pack_all, unpack_all
-from fedhet.representations.shared_images import check_told, target_of
+from fedhet.representations.shared_images import check_sent, target_of
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 from fedhet.task import Metric
 from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
@@ -31,12 +31,12 @@ class FedHARMState(State):
     """Descriptors and facts that clients sent.
 
     Attributes:
-        told: each client's newest descriptors, features or posteriors, as they travel; an absent client keeps its own.
+        sent: each client's newest descriptors, features or posteriors, as they travel; an absent client keeps its own.
         slots: how many slots of each block each client has.
         cosines: of the rounds so far, for the report: `round`, and by block `same` and `other`.
     """
 
-    told: ArraysBy = field(default_factory=dict)
+    sent: ArraysBy = field(default_factory=dict)
     slots: dict[str, list[int]] = field(default_factory=dict)
     cosines: list[dict[str, Any]] = field(default_factory=list)
 
@@ -56,9 +56,9 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         if len(slots) != len(own.lengths) or not all(0 < n <= most for n, most in zip(slots, own.lengths, strict=True)):
             raise FedhetError(f"its blocks fill {slots[:9]} of the slots {own.slots}")
         if own.align == "cosine" and (short := [n for n, k in enumerate(own.lengths) if slots[n] < k]):
-            told = ", ".join(f"block {n + 1}: {slots[n]} of {own.lengths[n]}" for n in short)
+            sent = ", ".join(f"block {n + 1}: {slots[n]} of {own.lengths[n]}" for n in short)
             log.warning(
-                "client %s fills fewer slots than fedharm.slots has, its blocks are smaller: %s", reply.client, told
+                "client %s fills fewer slots than fedharm.slots has, its blocks are smaller: %s", reply.client, sent
             )
         self.state.slots = {**self.state.slots, reply.client: slots}
 
@@ -79,17 +79,17 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         """Check that descriptors are there, of the shared images, and of as many slots as the client has."""
         reply.values.number("distance", 0.0)
         if self._tells(self.state.round + 1):
-            self._unpacked(reply.client, reply.arrays.get("told", {}))
+            self._unpacked(reply.client, reply.arrays.get("sent", {}))
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Keep the clients' descriptors; measure their agreement, and accuracy and alignment of the shared phase."""
-        self.state.told = self.state.told | {c: r.arrays["told"] for c, r in replies.items() if "told" in r.arrays}
+        self.state.sent = self.state.sent | {c: r.arrays["sent"] for c, r in replies.items() if "sent" in r.arrays}
         return self._aligned(replies) | self._agreement(round, replies)
 
     @property
     def travels(self) -> bool:
         """Whether clients send anything of the shared images."""
-        return "told" in self.traits.tells
+        return "sent" in self.traits.sends
 
     def _tells(self, round: int) -> bool:
         """Whether replies of this round have descriptors for the next target; after the last round there is none."""
@@ -97,14 +97,14 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
 
     def target(self, round: int) -> list[Factor]:
         """Return the target, part by part, of the newest descriptors of all clients."""
-        told = {client: self._unpacked(client, self.state.told[client]) for client in in_order(self.state.told)}
-        if not told:
+        sent = {client: self._unpacked(client, self.state.sent[client]) for client in in_order(self.state.sent)}
+        if not sent:
             return []
         generator = torch_generator(self.config.seed, "parallel analysis", round)
-        parts = list(told.values()) if self.aggregator.plain else [self._combined(told)]
+        parts = list(sent.values()) if self.aggregator.plain else [self._combined(sent)]
         return target_of(self.parameters.align, parts, error=fedharm.ERROR, generator=generator)
 
-    def _combined(self, told: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
+    def _combined(self, sent: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
         """The clients' descriptors averaged by the key `aggregation`, slot by slot: for each block (n, K_b)."""
         slots = {
             client: {
@@ -112,18 +112,18 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
                 for block, part in enumerate(parts)
                 for slot, values in enumerate(part.unbind(1))
             }
-            for client, parts in told.items()
+            for client, parts in sent.items()
         }
         found = self.aggregator.average_arrays(slots)
-        widths = [max(part.shape[1] for part in block) for block in zip(*told.values(), strict=True)]
+        widths = [max(part.shape[1] for part in block) for block in zip(*sent.values(), strict=True)]
         return [torch.stack([to_tensor(found[b, slot]) for slot in range(k)], 1) for b, k in enumerate(widths)]
 
-    def _unpacked(self, client: str, told: Arrays) -> list[Tensor]:
+    def _unpacked(self, client: str, sent: Arrays) -> list[Tensor]:
         """A client's descriptors, features or posteriors, checked; raises WireError."""
         own = self.parameters
         try:
-            parts = unpack_all(told, own.parts)
-            check_told(own.align, parts, self.state.public_size, self.state.slots.get(client, ()))
+            parts = unpack_all(sent, own.parts)
+            check_sent(own.align, parts, self.state.public_size, self.state.slots.get(client, ()))
         except ValueError as error:
             raise WireError(f"its descriptors of the shared images cannot be used: {error}") from error
         return parts
@@ -139,10 +139,10 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
 
     def _agreement(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Cosines of descriptors of the same image and of different ones (see `agreement`)."""
-        told = {client: reply.arrays["told"] for client, reply in replies.items() if "told" in reply.arrays}
-        if self.parameters.align != "cosine" or len(told) < 2 or self.state.public_size < 2:
+        sent = {client: reply.arrays["sent"] for client, reply in replies.items() if "sent" in reply.arrays}
+        if self.parameters.align != "cosine" or len(sent) < 2 or self.state.public_size < 2:
             return {}
-        same, other = agreement([self._unpacked(client, told[client]) for client in told])
+        same, other = agreement([self._unpacked(client, sent[client]) for client in sent])
         self.state.cosines = [*self.state.cosines, {"round": round, "same": same, "other": other}]
         return {"cosine-same": same[-1], "cosine-other": other[-1], "cosine-gap": same[-1] - other[-1]}
 

@@ -21,7 +21,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import fedhenn
 from fedhet.randomness import numpy_generator, torch_generator
 from fedhet.representations import linear_cka
-from fedhet.representations.packing import Factor, check_told_features, pack, pack_blocks, unpack
+from fedhet.representations.packing import Factor, check_received_features, pack, pack_blocks, unpack
 from fedhet.representations.spectral import check_posteriors, cluster_rows
 from fedhet.representations.targets import mean_rbf_blocks, mean_target
 from fedhet.server import ArraysBy, FederatedStrategy, State, agreed_tokens, in_order, public_rows
@@ -89,12 +89,12 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
             return payloads
         # After a round that did not count, the last target is of other rows than this round's.
         target = self.state.target if self.state.target_round == round else {}
-        if round > 1 and (target or not self.told):
+        if round > 1 and (target or not self.sent):
             common.values["eta"] = self.parameters.eta(round)
             common.arrays["rad"] = {"rows": self.rad(round)}
             if target:
                 common.arrays["target"] = target
-        if self._told_in_replies(round):
+        if self._sent_in(round):
             common.arrays["next-rad"] = {"rows": self.rad(round + 1)}
         return {c: Payload(p.arrays | common.arrays, p.values | common.values) for c, p in payloads.items()}
 
@@ -102,18 +102,18 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         """Check that representations are there, and of the rows that were asked for."""
         super().check_reply(reply)
         reply.values.number("distance", 0.0)
-        if self.told in reply.arrays:
-            self._check_rows(self.told, reply, len(self.rad(1)))
-        elif self._told_in_replies(self.state.round + 1):
-            raise WireError(f"its {self.told} are missing")
+        if self.sent in reply.arrays:
+            self._check_rows(self.sent, reply, len(self.rad(1)))
+        elif self._sent_in(self.state.round + 1):
+            raise WireError(f"its {self.sent} are missing")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average weights (homogeneous), and make the next target."""
         if self.parameters.homogeneous:
             super().aggregate_fit(round, replies)
-        told = {client: reply.arrays[self.told] for client, reply in replies.items() if self.told in reply.arrays}
-        if told:
-            values = {client: unpack(arrays).values for client, arrays in told.items()}
+        sent = {client: reply.arrays[self.sent] for client, reply in replies.items() if self.sent in reply.arrays}
+        if sent:
+            values = {client: unpack(arrays).values for client, arrays in sent.items()}
             self.state.target, self.state.target_round = self.target_of(values, round + 1), round + 1
         distances = [r.payload.values["distance"] for r in replies.values() if "distance" in r.payload.values]
         return {"alignment": 1 - float(np.mean(distances))} if distances else {}
@@ -124,25 +124,25 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         return public_rows(generator, self.state.public_size, self.state.tokens, self.parameters.rad_size)
 
     @property
-    def told(self) -> str:
+    def sent(self) -> str:
         """Name of the arrays that clients send of the RAD: `features`, `posteriors`, or none."""
-        return next((name for name in ("features", "posteriors") if name in self.traits.tells), "")
+        return next((name for name in ("features", "posteriors") if name in self.traits.sends), "")
 
-    def _told_in_replies(self, round: int) -> bool:
+    def _sent_in(self, round: int) -> bool:
         """Whether replies of this round have arrays for the next target; after the last round there is none."""
-        return bool(self.told) and round != self.run.last_round
+        return bool(self.sent) and round != self.run.last_round
 
-    def target_of(self, told: Mapping[str, Tensor], round: int) -> Arrays:
-        """Return the target on X(t) of what peers told of it, as it travels.
+    def target_of(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
+        """Return the target on X(t) of what peers sent of it, as it travels.
 
         The paper's is K-bar = sum_j w_j K_j with uniform weights: a factor of it, or for the RBF kernel its diagonal
         blocks.
         """
         own = self.parameters
-        if self.traits.combined:
-            bounded = self.aggregator.clipped({client: {"features": values.numpy()} for client, values in told.items()})
-            told = {client: to_tensor(arrays["features"]) for client, arrays in bounded.items()}
-        peers = list(told.values())
+        if self.traits.other_arrays:
+            bounded = self.aggregator.clipped({client: {"features": values.numpy()} for client, values in sent.items()})
+            sent = {client: to_tensor(arrays["features"]) for client, arrays in bounded.items()}
+        peers = list(sent.values())
         if own.target == "spectral":
             generator = torch_generator(self.config.seed, "parallel analysis", round)
             return pack(Factor(cluster_rows(peers, generator=generator)))
@@ -159,7 +159,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     def _check_rows(self, what: str, reply: Reply, rows: int) -> None:
         try:
             values = unpack(reply.arrays[what]).values
-            check_told_features(values, what)
+            check_received_features(values, what)
             if what == "posteriors":
                 check_posteriors(values)
         except ValueError as error:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedhet.errors import FedhetError
 from fedhet.methods import fedmd
 from fedhet.randomness import numpy_generator
-from fedhet.representations.packing import Factor, check_told_features, pack, unpack
+from fedhet.representations.packing import Factor, check_received_features, pack, unpack
 from fedhet.server import FederatedStrategy, State, agreed_tokens, public_rows
 from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
@@ -60,20 +60,20 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
         if state.mean_round:
             common.arrays["rows"] = {"rows": self.rows(state.mean_round)}
             common.arrays["mean"] = state.mean
-        if self._told_in(round):
+        if self._sent_in(round):
             common.arrays["next-rows"] = {"rows": self.rows(round + 1)}
         return dict.fromkeys(clients, common)
 
     def check_reply(self, reply: Reply) -> None:
         """Check that scores are there, of the examples that were asked for."""
         reply.values.number("distance", 0.0)
-        if not self._told_in(self.state.round + 1):
+        if not self._sent_in(self.state.round + 1):
             return
         if "scores" not in reply.arrays:
             raise WireError("its scores are missing")
         try:
             scores = unpack(reply.arrays["scores"]).values
-            check_told_features(scores, "scores")
+            check_received_features(scores, "scores")
         except ValueError as error:
             raise WireError(f"its scores cannot be read: {error}") from error
         expected = (len(self.rows(1)), self.state.classes)
@@ -82,9 +82,9 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average this round's scores, which are learnt in the next."""
-        if self._told_in(round):
-            told = {client: unpack(reply.arrays["scores"]).values for client, reply in replies.items()}
-            self.state.mean, self.state.mean_round = pack(Factor(self._mean(told))), round + 1
+        if self._sent_in(round):
+            sent = {client: unpack(reply.arrays["scores"]).values for client, reply in replies.items()}
+            self.state.mean, self.state.mean_round = pack(Factor(self._mean(sent))), round + 1
         distances = [r.payload.values["distance"] for r in replies.values() if "distance" in r.payload.values]
         return {"distance": float(np.mean(distances))} if distances else {}
 
@@ -93,13 +93,13 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
         generator = numpy_generator(self.config.seed, "subset", round)
         return public_rows(generator, self.state.public_size, self.state.tokens, self.parameters.subset)
 
-    def _told_in(self, round: int) -> bool:
+    def _sent_in(self, round: int) -> bool:
         """Whether clients send scores in a round; in the last one nobody would learn them."""
         return round != self.run.last_round
 
-    def _mean(self, told: Mapping[str, Tensor]) -> Tensor:
+    def _mean(self, sent: Mapping[str, Tensor]) -> Tensor:
         """The mean of the clients' scores, (n, C), or their average by the key `aggregation`."""
         if self.aggregator.plain:
-            return torch.stack(list(told.values())).double().mean(0).float()
-        arrays = {client: {"scores": scores.numpy()} for client, scores in told.items()}
+            return torch.stack(list(sent.values())).double().mean(0).float()
+        arrays = {client: {"scores": scores.numpy()} for client, scores in sent.items()}
         return to_tensor(self.aggregator.average_arrays(arrays)["scores"])

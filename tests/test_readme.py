@@ -177,7 +177,7 @@ def test_the_table_of_traits_is_true() -> None:
         method = registry.method(name)
         traits = method.traits_of(method.Parameters())
         assert traits.shares is getattr(fedhet.sharing, shares)
-        told = [traits.networks, traits.keeps, traits.scored, str(traits.together), traits.public]
+        told = [traits.networks, traits.keeps, traits.scored, str(traits.common_init), traits.public]
         assert told == [networks, *others], name
 
 

@@ -261,7 +261,7 @@ class TestGiven:
         class HeadsParameters(Parameters):
             weight: float = option(0.5, "of mine")
 
-        heads = Method("heads", Traits(shares=HEAD, keeps="model", scored="trained", together=True), HeadsParameters)
+        heads = Method("heads", Traits(shares=HEAD, keeps="model", scored="trained", common_init=True), HeadsParameters)
         app = tiny.app(methods=[heads])
         make_server_app(methods=[heads])
         config = configuration.resolve({"method": "heads", "rounds": 2, "heads.weight": 2})

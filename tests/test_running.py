@@ -18,11 +18,11 @@ from torch import nn
 import fedhet
 from fedhet import config as configuration
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
-from fedhet.given import data_function
 from fedhet.observing import Observer
 from fedhet.results.history import final_clients, read_clients, scored_curve
 from fedhet.results.report import write_report
 from fedhet.running import _resolved
+from fedhet.supplied import data_function
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 QUICK = {"clients": 3, "rounds": 2, "learning_rate": 0.2, "batch_size": 8}
@@ -60,7 +60,7 @@ def test_a_run_without_a_report_imports_nothing_heavy_but_torch_and_flower(tmp_p
 
 
 def resolved(config):
-    return _resolved(config, None, fedhet.given.Given())
+    return _resolved(config, None, fedhet.supplied.Supplied())
 
 
 def test_single_settings_go_on_top_of_the_commands_defaults():
@@ -140,9 +140,9 @@ def test_a_function_may_take_what_flowers_examples_give():
         ({"model": Net, "engine": "ray"}, ConfigError, "run on the local engine, not on 'ray'"),
     ],
 )
-def test_what_cannot_be_used_is_said_at_once(given, kind, message, tmp_path):
+def test_what_cannot_be_used_is_said_at_once(supplied, kind, message, tmp_path):
     with pytest.raises(kind, match=message):
-        fedhet.run({"method": "fedavg", "architectures": "mlp", **QUICK}, out=tmp_path / "run", **given)
+        fedhet.run({"method": "fedavg", "architectures": "mlp", **QUICK}, out=tmp_path / "run", **supplied)
     assert not (tmp_path / "run").exists()
 
 

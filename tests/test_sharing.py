@@ -158,7 +158,7 @@ def test_what_is_only_sent_is_not_averaged():
 
 def test_everything_and_nothing_are_told_by_their_values():
     """A sharing of one's own that is everything makes a global model, as ours does; nothing is nothing."""
-    mine = Traits(networks="equal", shares=Sharing("everything", statistics="always"), together=True)
+    mine = Traits(networks="equal", shares=Sharing("everything", statistics="always"), common_init=True)
     assert mine.whole
     assert mine.averages
     alone = Traits(shares=Sharing("nothing", statistics="always"), keeps="model", scored="trained")

@@ -210,8 +210,8 @@ def test_every_method_trains_with_a_loss_of_ones_own(method, run):
 def test_a_loss_gets_labels_as_pytorchs_own_take_them(task, labels, shape, dtype, run):
     seen = []
 
-    def loss(outputs, given):
-        seen.append((tuple(given.shape), given.dtype))
+    def loss(outputs, supplied):
+        seen.append((tuple(supplied.shape), supplied.dtype))
         return outputs.square().mean()
 
     run("fedavg", network(shape[-1] if len(shape) > 1 else 2), with_public(labels), task=fedhet.Task(task, loss=loss))
@@ -321,11 +321,11 @@ def test_methods_that_need_one_vector_of_scores_refuse_images_of_classes(method,
 
 def test_labels_of_pixels_that_do_not_count_are_left_out(run):
     def data(client):
-        given = blobs(client)
-        images, masks = given["train"]
+        supplied = blobs(client)
+        images, masks = supplied["train"]
         masks = masks.long()
         masks[:, :3] = -100
-        return {"train": (images, masks), "test": given["test"]}
+        return {"train": (images, masks), "test": supplied["test"]}
 
     assert personal(run("fedavg", convolutional(2), data)) > 0.7
 
@@ -337,8 +337,8 @@ def test_labels_of_pixels_that_do_not_count_are_left_out(run):
 
 def test_a_depth_for_each_pixel_is_one_target(run):
     def data(client):
-        given = blobs(client)
-        return {name: (given[name][0], 2 * given[name][0][:, 0] + 1) for name in ("train", "test")}
+        supplied = blobs(client)
+        return {name: (supplied[name][0], 2 * supplied[name][0][:, 0] + 1) for name in ("train", "test")}
 
     summary = run("fedavg", convolutional(1), data)
     assert (summary["metric"], personal(summary) > 0.8) == ("r2", True)
@@ -418,9 +418,9 @@ def test_methods_by_class_refuse_tokens(method, run):
 
 def test_clients_with_other_numbers_of_tokens_are_refused(run):
     def data(client):
-        given = tagged(client)
+        supplied = tagged(client)
         short = 4 if client.partition_id == 2 else 5
-        return {name: tuple(each[:, :short] for each in given[name]) for name in given}
+        return {name: tuple(each[:, :short] for each in supplied[name]) for name in supplied}
 
     settings = {"public-samples": 0, "fedmd.public-epochs": 0}
     text = refusal(run, "fedmd", tagger, data, settings=settings | {"min-clients": 3})

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedhet import given, registry
+from fedhet import registry, supplied
 from fedhet.client import jobs, node
 from fedhet.client.clients import Clients
 from fedhet.client.jobs import Job
@@ -38,9 +38,9 @@ def make_client_app(
     """A Flower ClientApp that serves every method of fedhet; the server tells it which.
 
     Args:
-        model: from a `ClientInfo` to any `nn.Module`, or what else `fedhet.given.model_function` takes; by default the
-            configured architecture. Its initial weights are drawn from torch's global generator, which is seeded for
-            each client. Of outputs that are a tuple the first counts, of an object its `.logits`.
+        model: from a `ClientInfo` to any `nn.Module`, or what else `fedhet.supplied.model_function` takes; by default
+            the configured architecture. Its initial weights are drawn from torch's global generator, seeded for each
+            client. Of outputs that are a tuple the first counts, of an object its `.logits`.
         data: from a `ClientInfo` to the client's data: a `ClientData`, or (train, test), or a mapping with `train`,
             `test` and optionally `public` (the public dataset: inputs, or inputs and labels), `common` (the common
             test set), `validation` and `augment` (from a training batch, and a generator if it takes one, to a batch);
@@ -58,8 +58,8 @@ def make_client_app(
         registry.give(method)
     clipping = [mod for mod in mods or () if clips(mod)]
     app = ClientApp(mods=[in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None)
-    given.Given(model, data, task)  # which says what cannot be used
-    clients = Clients(given.model_function(model), given.data_function(data), as_task(task))
+    supplied.Supplied(model, data, task)  # which says what cannot be used
+    clients = Clients(supplied.model_function(model), supplied.data_function(data), as_task(task))
     answer = Answers(clients, flower=bool(mods), clipped=bool(clipping))
     app.query()(partial(answer, answer.question))
     app.train(mods=clipping)(partial(answer, jobs.train))

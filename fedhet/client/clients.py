@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fedhet import given, population, registry
+from fedhet import population, registry, supplied
 from fedhet.client.jobs import Job, Tried
 from fedhet.client.policy import Policy
 from fedhet.client.side import Client
@@ -42,7 +42,7 @@ class Clients:
     inferred.
     """
 
-    def __init__(self, model: ModelFunction | None, data: given.DataFunction | None, task: Task) -> None:
+    def __init__(self, model: ModelFunction | None, data: supplied.DataFunction | None, task: Task) -> None:
         self._model, self._data, self._task = model, data, task
         self._free: list[tuple[object, Representation, Size | None]] = []
         self._groups: dict[object, PermutationGroups] = {}
@@ -175,7 +175,7 @@ class Clients:
         except RuntimeError as error:
             raise ModelError(
                 f"its {type(model).__name__} was built again as another network, and must be the same for a client "
-                f"every time: let nothing random decide its layers{given.origin(self._model)}"
+                f"every time: let nothing random decide its layers{supplied.origin(self._model)}"
             ) from error
 
     def _relabelled(self, data: ClientData, task: Task) -> ClientData:
@@ -234,7 +234,7 @@ def try_out(
         ConfigError: the task's own loss cannot be used.
     """
     model, inputs = representation.model.eval(), transform(data.train.inputs[:EXAMPLES])
-    name, origin = type(model).__name__, given.origin(function)
+    name, origin = type(model).__name__, supplied.origin(function)
     try:
         with representation.head_output() as captured:
             outputs = model(inputs)

@@ -169,8 +169,8 @@ def restore(job: Job) -> None:
     known = {name for name, key in side.shared_names().items() if key in sent}
     known |= {name.removeprefix("model/") for name in saved}
     if not own.keys() <= known:
-        together = client.config.shared_init and side.traits.together
-        initialise(job, "all" if together else client.name)
+        common = client.config.shared_init and side.traits.common_init
+        initialise(job, "all" if common else client.name)
     with torch.no_grad():
         for name, tensor in saved.items():
             group, _, key = name.partition("/")

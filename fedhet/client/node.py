@@ -47,13 +47,13 @@ def memory_limited(context: Context) -> Iterator[None]:
         return
     import resource  # which not every system has
 
-    told = context.node_config["memory-limit"]
+    limit = context.node_config["memory-limit"]
     try:
-        most = int(float(told) * 1e9)
+        most = int(float(limit) * 1e9)
     except (ValueError, OverflowError):
         most = 0
     if not 0 < most < 10**18:  # bytes that no machine has
-        raise ConfigError(f"the node's memory-limit is {told!r}, must be a number of GB above 0 and below 1e+09")
+        raise ConfigError(f"the node's memory-limit is {limit!r}, must be a number of GB above 0 and below 1e+09")
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     try:
@@ -61,7 +61,7 @@ def memory_limited(context: Context) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:  # torch has no MemoryError for the CPU
         if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
             raise
-        raise Refused(f"it needs more memory than its node allows (memory-limit = {told} GB)") from error
+        raise Refused(f"it needs more memory than its node allows (memory-limit = {limit} GB)") from error
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 

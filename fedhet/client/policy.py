@@ -93,11 +93,11 @@ class Policy:
         """The payload as it may leave, metrics rounded or left out; `Refused` for a kind that may not leave."""
         if self.allowed is not None:
             kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
-            kinds |= {side.traits.tells.get(name, _untold(name)) for name in payload.values}
+            kinds |= {side.traits.sends.get(name, _undeclared(name)) for name in payload.values}
             self._check(side.client.config.method_name, kinds)
         values = {}
         for name, value in payload.values.items():
-            if side.traits.tells.get(name) != METRICS:
+            if side.traits.sends.get(name) != METRICS:
                 values[name] = value
             elif self.tells_metrics:
                 values[name] = self.rounded(value)
@@ -121,8 +121,8 @@ class Policy:
         """
         values, weights = metric.values, metric.weights
         if behind is not None:
-            told = zip(weights, behind, strict=True)
-            weights = tuple(self.rounded(weight) if count >= self.least else 0.0 for weight, count in told)
+            pairs = zip(weights, behind, strict=True)
+            weights = tuple(self.rounded(weight) if count >= self.least else 0.0 for weight, count in pairs)
         if ranked:  # n with the label and m without make n m pairs, the fewer the less even n and m are
             fewest = self.least * (examples - self.least) if examples >= 2 * self.least else math.inf
             weights = tuple(weight if weight >= fewest else 0.0 for weight in weights)
@@ -149,9 +149,9 @@ class Policy:
 
 
 def _kind_of(group: str, name: str, side: AnySide) -> str:
-    kind = side.traits.tells.get(group, "weights" if group in ("model", WHOLE) else _untold(group))
+    kind = side.traits.sends.get(group, "weights" if group in ("model", WHOLE) else _undeclared(group))
     return "statistics" if kind == "weights" and is_statistic(name) else kind
 
 
-def _untold(name: str) -> str:
+def _undeclared(name: str) -> str:
     return f"a kind that it does not tell ({name})"

@@ -28,13 +28,13 @@ from fedhet.comparing.tuning import WHOLE, Tuning, tune, validation_note
 from fedhet.engines import children
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import check_place, write_csv, write_text
-from fedhet.given import Given
 from fedhet.machine import device_of, runs_at_once
 from fedhet.results.history import showing
 from fedhet.results.page import TABLE, render
 from fedhet.results.plotting import save_png
 from fedhet.results.report import write_together
 from fedhet.results.run_result import data_frame
+from fedhet.supplied import Supplied
 from fedhet.task import Task
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class Comparison:
         """How many runs failed, and why, in words; empty if none did."""
         reasons = "\n".join(f"  {name}: {reason}" for name, reason in self.failed.items())
         wanted = sum(result.seeds_wanted for result in self.results)
-        told = f"{len(self.failed)} of {wanted} runs failed; the same command tries them again:\n{reasons}"
-        return told if self.failed else ""
+        message = f"{len(self.failed)} of {wanted} runs failed; the same command tries them again:\n{reasons}"
+        return message if self.failed else ""
 
     def check(self) -> None:
         """Raise a `FedhetError` with the reasons if some runs did not complete."""
@@ -126,8 +126,8 @@ def compare(
         FedhetError: all runs failed, after everything was written; where some completed, see `Comparison.failed`.
     """
     children.prepare("matplotlib.backends.backend_agg")  # for reports; meanwhile what is asked for is checked
-    given = Given(model, data, task)
-    config = configuration.completed(config, given.words.keys())
+    supplied = Supplied(model, data, task)
+    config = configuration.completed(config, supplied.words.keys())
     variants, seeds = variants_of(methods), distinct(seeds)
     names = [variant.name for variant in variants]
     out = Path(out or Path("runs") / f"compare-{'-'.join(names)}")
@@ -136,11 +136,11 @@ def compare(
     if baseline is not None and baseline not in names:
         raise ConfigError(f"baseline {baseline} is not among the variants compared: {', '.join(names)}")
     check_place(out)
-    run = partial(running.run, model=model, data=data, task=task, progress=False) if given else running.run
+    run = partial(running.run, model=model, data=data, task=task, progress=False) if supplied else running.run
     jobs = jobs or runs_at_once(device_of(str(config.get("device", "auto"))))
     execute = Execution(run, jobs, console or text.console(soft_wrap=True))
     all_seeds = distinct([*seeds, *(tuning.seeds if tuning else ())])
-    shared = shared_settings(variants, seeds=all_seeds, config=config, given=given)
+    shared = shared_settings(variants, seeds=all_seeds, config=config, supplied=supplied)
     return _compared(shared, seeds, out, baseline or names[0], tuning, execute)
 
 
@@ -155,7 +155,7 @@ def _compared(
     runs = [
         shared.plan(name, seed, out / f"{name}-seed{seed}", choices.get(name)) for name in shared.own for seed in seeds
     ]
-    check(runs, shared.given)
+    check(runs, shared.supplied)
     failures = execute([run for run in runs if run.variant not in untuned])
     failures |= {run.name: untuned[run.variant] for run in runs if run.variant in untuned}
     failed = {run.name: failures[run.name] for run in runs if run.name in failures}  # in order of the runs, not of time
@@ -165,7 +165,7 @@ def _compared(
         done = Comparison(out, results, next(each for each in results if each.variant == baseline), failed)
         settings = [*shared.notes, note] if tuning and (note := validation_note(shared)) else shared.notes
         notes = notes_below(results, done.baseline, settings, tuning, list(tuned.values()))
-        dataset = "own data" if shared.given.data is not None else runs[0].settings.dataset
+        dataset = "own data" if shared.supplied.data is not None else runs[0].settings.dataset
         publish(done, notes, f"{', '.join(shared.own)} on {dataset}")
     *first, last = done.tables()
     for table in first:

@@ -21,22 +21,22 @@ from fedhet.engines import messages
 from fedhet.engines.children import Child, ChildError
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import LOCK
-from fedhet.given import Given
 from fedhet.results.history import read_history, read_run, scored_curve
 from fedhet.results.tables import format_value
+from fedhet.supplied import Supplied
 from fedhet.text import printable
 
 
-def check(runs: Iterable[PlannedRun], given: Given = Given()) -> None:  # noqa: B008 - it is frozen
+def check(runs: Iterable[PlannedRun], supplied: Supplied = Supplied()) -> None:  # noqa: B008 - it is frozen
     """Raise a `FedhetError` with every problem of the runs' folders, or of data that cannot be had."""
     runs = list(runs)
-    if problems := [problem for run in runs if (problem := _conflict(run, given))]:
+    if problems := [problem for run in runs if (problem := _conflict(run, supplied))]:
         raise ConfigError("\n".join(problems))
     for run in runs:
-        population.check(run.settings, own_model=given.model is not None, own_data=given.data is not None)
+        population.check(run.settings, own_model=supplied.model is not None, own_data=supplied.data is not None)
 
 
-def _conflict(run: PlannedRun, given: Given) -> str | None:
+def _conflict(run: PlannedRun, supplied: Supplied) -> str | None:
     """Why the run's folder cannot be used, if it cannot."""
     if not run.folder.exists():
         return None
@@ -44,7 +44,7 @@ def _conflict(run: PlannedRun, given: Given) -> str | None:
         return None
     if not (run.folder / "config.toml").is_file():
         return f"{run.folder} is there already and is not the directory of a run: choose another folder"
-    there, wanted = configuration.read(run.folder / "config.toml", given.words.keys()), run.settings.flat()
+    there, wanted = configuration.read(run.folder / "config.toml", supplied.words.keys()), run.settings.flat()
     different = [
         f"{key} = {there.get(key, 'not set')!r} instead of {wanted.get(key, 'not set')!r}"
         for key in sorted((there.keys() | wanted.keys()) - PLACES)
@@ -70,7 +70,7 @@ class Execution:
         at_once: so many runs at once.
         deadline: by `time.monotonic()`; runs that are under way then are stopped, and can be resumed.
         expected: the seconds that a run will take, where they are known; it is not started if it would be stopped.
-        brief: whether only failures are told.
+        brief: whether only failures are printed.
     """
 
     function: Callable[..., object]

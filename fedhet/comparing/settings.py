@@ -14,9 +14,9 @@ from fedhet.client.app import make_client_app
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError
 from fedhet.flower.grid import LocalGrid
-from fedhet.given import Given
 from fedhet.machine import process_restored
 from fedhet.options import Config, Value, keys_about
+from fedhet.supplied import Supplied
 
 PLACES = frozenset(keys_about("place"))
 """Where and how a run is carried out, which the comparison decides and which changes nothing of what is computed."""
@@ -92,7 +92,7 @@ class SharedSettings:
         fixed: keys that each variant sets itself, which cannot be tuned.
         equalised: variants that need equal architectures where the settings mix them, and so get one model for all.
         notes: what a reader must know of the settings.
-        given: models and data of the user's own.
+        supplied: models and data of the user's own.
     """
 
     for_all: Mapping[str, Value]
@@ -100,7 +100,7 @@ class SharedSettings:
     fixed: Mapping[str, frozenset[str]]
     equalised: frozenset[str]
     notes: Sequence[str]
-    given: Given
+    supplied: Supplied
 
     def settings(self, variant: str, seed: int, choice: Mapping[str, Value] | None = None) -> Config:
         """Return a variant's settings, some of them chosen for it; a `ConfigError` if they cannot be run."""
@@ -117,20 +117,20 @@ def shared_settings(
     *,
     seeds: Sequence[int],
     config: Mapping[str, object],
-    given: Given = Given(),  # noqa: B008 - it is frozen
+    supplied: Supplied = Supplied(),  # noqa: B008 - it is frozen
 ) -> SharedSettings:
     """Work out which settings the variants share, as `compare` says; a `FedhetError` has every problem of them."""
     base = {key: value for key, value in config.items() if key not in PLACES | {"method", "seed"}}
     base["seed"] = seeds[0]
     base = _method_keys_of_presets(variants, base) | base
-    rounds = _rounds(variants, base, given)
+    rounds = _rounds(variants, base, supplied)
 
     def complete(variant: Variant, settings: Mapping[str, Value]) -> Config:
         chosen = {**base, "rounds": rounds[variant.name], **settings, "method": variant.method}
         return configuration.resolve(chosen, strict=False)
 
     completed = {variant.name: complete(variant, variant.settings) for variant in variants}
-    first = given.tested(complete(variants[0], {}))
+    first = supplied.tested(complete(variants[0], {}))
     for_all = {key: value for key, value in first.flat().items() if "." not in key}
     for key in ("public-samples", "closing-epochs"):
         for_all[key] = max(each.flat()[key] for each in completed.values())
@@ -142,7 +142,7 @@ def shared_settings(
         settings = {key: value for key, value in config_of.flat().items() if key.startswith(f"{config_of.family}.")}
         settings |= {"method": variant.method, "rounds": rounds[name], **variant.settings}
         configs = [configuration.resolve({**for_all, **settings, "seed": seed}, strict=False) for seed in seeds]
-        if given.model is None and any(map(population.must_be_equal, configs)):
+        if supplied.model is None and any(map(population.must_be_equal, configs)):
             equalised.add(name)
             settings |= {"architectures": EQUAL_MODEL, "assign": "round-robin"}
         own[name] = settings
@@ -153,7 +153,7 @@ def shared_settings(
             notes.append(f"{name}: rounds = {rounds[name]}, {why}")
     notes += [why for key, why in first.idle if key == "test-on"]
     fixed = {variant.name: frozenset(variant.settings) for variant in variants}
-    return SharedSettings(for_all, own, fixed, frozenset(equalised), notes, given)
+    return SharedSettings(for_all, own, fixed, frozenset(equalised), notes, supplied)
 
 
 def _preset(base: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _method_keys_of_presets(variants: Sequence[Variant], base: Mapping[str, Any]
     return own
 
 
-def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], given: Given) -> dict[str, int]:
+def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], supplied: Supplied) -> dict[str, int]:
     """The key `rounds` for each variant."""
     methods = {variant.name: registry.method(variant.method) for variant in variants}
     own = {variant.name: int(variant.settings["rounds"]) for variant in variants if "rounds" in variant.settings}
@@ -185,19 +185,22 @@ def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], given: Given) 
     rounds = {name: 0 if method.settles_rounds else 1 for name, method in methods.items()} | own
     if others := [name for name, method in methods.items() if rounds[name] and not method.one_shot and name not in own]:
         chosen = {**base, **settling.settings, "method": settling.method, "rounds": 0}
-        rounds |= dict.fromkeys(others, settled_rounds(configuration.resolve(chosen, strict=False), given))
+        rounds |= dict.fromkeys(others, settled_rounds(configuration.resolve(chosen, strict=False), supplied))
     return rounds
 
 
-def settled_rounds(config: Config, given: Given = Given()) -> int:  # noqa: B008 - it is frozen
+def settled_rounds(config: Config, supplied: Supplied = Supplied()) -> int:  # noqa: B008 - it is frozen
     """Ask a method for the rounds it needs: clients shake hands, untrained; a `FedhetError` if none can serve."""
-    public = population.public_dataset(config) if given.data is None else None
-    rounds: int = shake_hands(config, given, public).config.rounds
+    public = population.public_dataset(config) if supplied.data is None else None
+    rounds: int = shake_hands(config, supplied, public).config.rounds
     return rounds
 
 
 def shake_hands(
-    config: Config, given: Given, public: PublicDataset | None, node_config: Mapping[str, str] = MappingProxyType({})
+    config: Config,
+    supplied: Supplied,
+    public: PublicDataset | None,
+    node_config: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
     """Have the clients, each started with `node_config`, shake hands with the method's strategy, and return it.
 
@@ -205,8 +208,8 @@ def shake_hands(
     """
     with tempfile.TemporaryDirectory() as folder, process_restored():
         config = config.but(state_dir=folder, out="")
-        strategy = registry.strategy(config.method_name)(config, public=public, model=given.model)
-        app = make_client_app(given.model, given.data, task=given.task)
+        strategy = registry.strategy(config.method_name)(config, public=public, model=supplied.model)
+        app = make_client_app(supplied.model, supplied.data, task=supplied.task)
         strategy.handshake(LocalGrid(app, config.clients, node_config=node_config))
         return strategy
 

@@ -201,11 +201,11 @@ def _differences(results: Sequence[VariantResult], baseline: VariantResult, metr
         corrected = f", corrected for the {number} differences of the table (Holm)" if number > 1 else ""
         clear = [name for name, p in p_values.items() if p < level]
         unclear = [name for name in p_values if name not in clear]
-        told = (
+        parts = (
             [f"{_listed(clear)} {'differ' if len(clear) > 1 else 'differs'} from {baseline.variant}"] if clear else []
         )
-        told += [f"no difference is shown for {_listed(unclear)}"] if unclear else []
-        yield f"p: of no difference{corrected}. At {level:.0%}, {'; '.join(told)}."
+        parts += [f"no difference is shown for {_listed(unclear)}"] if unclear else []
+        yield f"p: of no difference{corrected}. At {level:.0%}, {'; '.join(parts)}."
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -66,7 +66,7 @@ class Tuner:
         """Run configurations with further seeds, and note their accuracies; nothing of runs that had no time."""
         planned = [(tried, seed, self.plan(tried, seed, self.held_out)) for tried in asked for seed in seeds]
         runs = [run for _, _, run in planned]
-        check(runs, self.shared.given)
+        check(runs, self.shared.supplied)
         failed = self.execute(runs)
         for tried, seed, run in planned:
             reason = failed.get(run.name)
@@ -179,7 +179,7 @@ def held_out(shared: SharedSettings) -> dict[str, Value]:
 
     Where the table reports the common test set, they are images with its labels, if there are any.
     """
-    common = shared.for_all["test-on"] == "global" and shared.given.data is None
+    common = shared.for_all["test-on"] == "global" and shared.supplied.data is None
     return {
         "validation": float(shared.for_all["validation"]) or SHARE,
         "validation-on": "common" if common else shared.for_all["validation-on"],
@@ -189,7 +189,7 @@ def held_out(shared: SharedSettings) -> dict[str, Value]:
 
 def validation_note(shared: SharedSettings) -> str:
     """Say that validation parts have other labels than the test set that the table reports; empty if they do not."""
-    if shared.for_all["test-on"] != "global" or shared.given.data is None:
+    if shared.for_all["test-on"] != "global" or shared.supplied.data is None:
         return ""
     return (
         "Tuning measured validation parts of each client's own examples; the table reports the common test set "

@@ -10,12 +10,12 @@ from fedhet import population
 from fedhet.client.app import make_client_app
 from fedhet.flower import ClientApp
 from fedhet.flower.grid import LocalGrid
-from fedhet.given import Given
 from fedhet.learning import ClientBatching
 from fedhet.machine import cores, device_of, process_restored, room_on
 from fedhet.observing import Observer
 from fedhet.options import Config
 from fedhet.serving import serve
+from fedhet.supplied import Supplied
 
 
 def run_locally(
@@ -25,7 +25,7 @@ def run_locally(
     resume: bool = False,
     observers: Sequence[Observer] = (),
     app: ClientApp | None = None,
-    own: Given = Given(),  # noqa: B008 - it is frozen
+    own: Supplied = Supplied(),  # noqa: B008 - it is frozen
 ) -> None:
     """Run a complete configuration on this machine; raises as the strategy's `start`.
 

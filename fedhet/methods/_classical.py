@@ -26,7 +26,7 @@ def classical(name: str, Parameters: type[ClassicalParameters], public: Literal[
     side = f"classical:{name.title().replace('-', '')}"
     return Method(
         name,
-        traits=Traits(keeps="model", scored="trained", public=public, alone=True),
+        traits=Traits(keeps="model", scored="trained", public=public, communicates=False),
         Parameters=Parameters,
         server=f"fedhet.strategies.{side}",
         client=f"fedhet.client_apps.{side}",

@@ -26,7 +26,7 @@ class ClassAverageParameters(Parameters):
 method = Method(
     "class-average",
     traits=Traits(
-        networks="equal", shares=EVERYTHING, together=True, tells={"classes": "statistics", "head": STRUCTURE}
+        networks="equal", shares=EVERYTHING, common_init=True, sends={"classes": "statistics", "head": STRUCTURE}
     ),
     Parameters=ClassAverageParameters,
     server="fedhet.strategies.class_average:ClassAverage",

@@ -5,7 +5,7 @@ from fedhet.sharing import Sharing
 
 method = Method(
     "ensemble",
-    traits=Traits(shares=Sharing("everything", averaged=False), keeps="model", scored="trained", together=True),
+    traits=Traits(shares=Sharing("everything", averaged=False), keeps="model", scored="trained", common_init=True),
     server="fedhet.strategies.ensemble:Ensemble",
     common={
         "clients": 16,

@@ -18,7 +18,7 @@ class FDParameters(Parameters):
 method = Method(
     "fd",
     traits=Traits(
-        keeps="model", scored="trained", combined="entries", tells={"prototypes": "posteriors", "width": STRUCTURE}
+        keeps="model", scored="trained", other_arrays="entries", sends={"prototypes": "posteriors", "width": STRUCTURE}
     ),
     Parameters=FDParameters,
     server="fedhet.strategies.fd:FD",

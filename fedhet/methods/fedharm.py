@@ -95,13 +95,13 @@ class FedHARMParameters(Parameters):
 
 def traits(parameters: FedHARMParameters) -> Traits:
     """FedHARM's traits for these keys."""
-    tells = {"slots": STRUCTURE, "distance": METRICS}
+    sends = {"slots": STRUCTURE, "distance": METRICS}
     if parameters.aligns:
-        tells["told"] = {"cka": "features", "spectral": "posteriors"}.get(parameters.align, "descriptors")
+        sends["sent"] = {"cka": "features", "spectral": "posteriors"}.get(parameters.align, "descriptors")
     public: Literal["labelled", "inputs"] = "labelled" if parameters.alpha else "inputs"
     # CKA does not see the size of what a client tells, and posteriors have one size.
-    combined: Literal["entries", ""] = "entries" if tells.get("told") == "descriptors" else ""
-    return Traits(keeps="model", scored="trained", public=public, combined=combined, tells=tells)
+    other_arrays: Literal["entries", ""] = "entries" if sends.get("sent") == "descriptors" else ""
+    return Traits(keeps="model", scored="trained", public=public, other_arrays=other_arrays, sends=sends)
 
 
 method = Method(

@@ -94,7 +94,7 @@ class FedHeNNParameters(Parameters):
         return self.setting == "homogeneous"
 
     @property
-    def told(self) -> str:
+    def sent(self) -> str:
         """Name of the arrays that clients send of the RAD; empty where each computes the global model's kernel."""
         if not self.eta0 or (self.homogeneous and self.target == "kernel"):
             return ""
@@ -108,20 +108,20 @@ class FedHeNNParameters(Parameters):
 
 def traits(parameters: FedHeNNParameters) -> Traits:
     """FedHeNN's traits for these keys."""
-    tells = {"distance": METRICS, "tokens": STRUCTURE} | (
+    sends = {"distance": METRICS, "tokens": STRUCTURE} | (
         {"probe": "features"} if parameters.eta0 and parameters.probe else {}
     )
     # Posteriors and RBF kernels are of one size whoever tells them.
-    sized = parameters.told == "features" and parameters.kernel == "linear"
+    sized = parameters.sent == "features" and parameters.kernel == "linear"
     return Traits(
         networks="equal" if parameters.homogeneous else "any",
         shares=EVERYTHING if parameters.homogeneous else NOTHING,
         keeps="model",
         scored="trained",
-        together=parameters.homogeneous,
+        common_init=parameters.homogeneous,
         public="inputs" if parameters.eta0 else "none",
-        combined="whole" if sized else "",
-        tells=tells | ({parameters.told: parameters.told} if parameters.told else {}),
+        other_arrays="whole" if sized else "",
+        sends=sends | ({parameters.sent: parameters.sent} if parameters.sent else {}),
     )
 
 

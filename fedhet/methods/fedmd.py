@@ -31,8 +31,8 @@ def _traits(parameters: FedMDParameters) -> Traits:
         keeps="model",
         scored="trained",
         public="labelled" if parameters.public_epochs else "inputs",
-        combined="entries",
-        tells={"scores": "posteriors", "classes": STRUCTURE, "tokens": STRUCTURE, "distance": METRICS},
+        other_arrays="entries",
+        sends={"scores": "posteriors", "classes": STRUCTURE, "tokens": STRUCTURE, "distance": METRICS},
     )
 
 

@@ -29,7 +29,7 @@ class FedProtoParameters(Parameters):
 method = Method(
     "fedproto",
     traits=Traits(
-        keeps="model", scored="trained", combined="entries", tells={"prototypes": "prototypes", "width": STRUCTURE}
+        keeps="model", scored="trained", other_arrays="entries", sends={"prototypes": "prototypes", "width": STRUCTURE}
     ),
     Parameters=FedProtoParameters,
     server="fedhet.strategies.fedproto:FedProto",

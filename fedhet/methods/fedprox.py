@@ -16,7 +16,7 @@ class FedProxParameters(Parameters):
 
 method = Method(
     "fedprox",
-    traits=Traits(networks="equal", shares=EVERYTHING, together=True),
+    traits=Traits(networks="equal", shares=EVERYTHING, common_init=True),
     Parameters=FedProxParameters,
     server="fedhet.strategies.fedprox:FedProx",
     client="fedhet.client_apps.fedprox:FedProx",

@@ -25,7 +25,7 @@ class FedRepParameters(Parameters):
 
 method = Method(
     "fedrep",
-    traits=Traits(networks="equal", shares=BODY, keeps="rest", scored="received", together=True),
+    traits=Traits(networks="equal", shares=BODY, keeps="rest", scored="received", common_init=True),
     Parameters=FedRepParameters,
     server="fedhet.strategies.fedrep:FedRep",
     client="fedhet.client_apps.fedrep:FedRep",

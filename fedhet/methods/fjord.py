@@ -18,7 +18,7 @@ class FjORDParameters(SizedParameters):
 
 method = Method(
     "fjord",
-    traits=Traits(networks="equal", shares=FIRST_UNITS, together=True),
+    traits=Traits(networks="equal", shares=FIRST_UNITS, common_init=True),
     Parameters=FjORDParameters,
     server="fedhet.strategies.fjord:FjORD",
     client="fedhet.client_apps.fjord:FjORD",

@@ -41,7 +41,7 @@ class FLHADistillationParameters(Parameters):
 
 method = Method(
     "flha-distillation",
-    traits=Traits(keeps="model", scored="trained", together=True, tells={"model": "weights", "taught": STRUCTURE}),
+    traits=Traits(keeps="model", scored="trained", common_init=True, sends={"model": "weights", "taught": STRUCTURE}),
     Parameters=FLHADistillationParameters,
     server="fedhet.strategies.flha_distillation:FLHADistillation",
     client="fedhet.client_apps.flha_distillation:FLHADistillation",

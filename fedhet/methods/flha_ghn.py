@@ -75,7 +75,7 @@ method = Method(
     traits=Traits(
         keeps="rest",
         scored="received",
-        tells={"model": "hypernetwork"},
+        sends={"model": "hypernetwork"},
     ),
     Parameters=FLHAGHNParameters,
     server="fedhet.strategies.flha_ghn:FLHAGHN",

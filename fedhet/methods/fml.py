@@ -28,7 +28,7 @@ class FMLParameters(BesideParameters):
     )
 
 
-TRAITS = Traits(keeps="model", scored="trained", together=True, tells={"model": "weights"})
+TRAITS = Traits(keeps="model", scored="trained", common_init=True, sends={"model": "weights"})
 """Those of methods with a shared network beside the clients' own."""
 
 method = Method(

@@ -42,8 +42,8 @@ class HeteroFLParameters(SizedParameters):
 
 def traits(shares: Sharing, parameters: HeteroFLParameters) -> Traits:
     """The traits of a method that trains as HeteroFL does."""
-    tells = {"rows": "statistics"} if parameters.masked_loss else {}
-    return Traits(networks="equal", shares=shares, together=True, tells=tells)
+    sends = {"rows": "statistics"} if parameters.masked_loss else {}
+    return Traits(networks="equal", shares=shares, common_init=True, sends=sends)
 
 
 method = Method(

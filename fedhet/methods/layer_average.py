@@ -29,8 +29,8 @@ class LayerAverageParameters(Parameters):
 def _traits(parameters: LayerAverageParameters) -> Traits:
     shares = {"type-order": BY_TYPE_AND_ORDER, "architecture": WITHIN_ARCHITECTURES}.get(parameters.by, BY_FIRST_LAYERS)
     if parameters.by != "prefix":
-        return Traits(shares=shares, together=True)
-    return Traits(shares=shares, keeps="model", scored="trained", together=True, tells={"common": "weights"})
+        return Traits(shares=shares, common_init=True)
+    return Traits(shares=shares, keeps="model", scored="trained", common_init=True, sends={"common": "weights"})
 
 
 method = Method(

@@ -5,6 +5,6 @@ from fedhet.sharing import HEAD
 
 method = Method(
     "lg-fedavg",
-    traits=Traits(shares=HEAD, keeps="model", scored="trained", together=True),
+    traits=Traits(shares=HEAD, keeps="model", scored="trained", common_init=True),
     server="fedhet.strategies.lg_fedavg:LGFedAvg",
 )

@@ -21,7 +21,7 @@ class LocalParameters(Parameters):
 
 def _traits(parameters: LocalParameters) -> Traits:
     public: Literal["labelled", "none"] = "labelled" if parameters.public == "mixed" else "none"
-    return Traits(keeps="model", scored="trained", public=public, alone=True)
+    return Traits(keeps="model", scored="trained", public=public, communicates=False)
 
 
 method = Method(

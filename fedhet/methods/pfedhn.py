@@ -21,7 +21,7 @@ def _weights(network: NetworkDescription) -> Callable[[str], str | None]:
 
 method = Method(
     "pfedhn",
-    traits=Traits(shares=Sharing(_weights, averaged=False), combined="entries", tells={"delta": "weights"}),
+    traits=Traits(shares=Sharing(_weights, averaged=False), other_arrays="entries", sends={"delta": "weights"}),
     Parameters=PFedHNParameters,
     server="fedhet.strategies.pfedhn:PFedHN",
     client="fedhet.client_apps.pfedhn:PFedHN",

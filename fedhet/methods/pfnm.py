@@ -42,9 +42,9 @@ class PFNMParameters(Parameters):
 TRAITS = Traits(
     networks="widths",
     shares=Sharing("everything", statistics="always"),
-    together=True,
-    combined="whole",
-    tells={"update": "weights", "classes": "statistics", "groups": STRUCTURE, "lost": STRUCTURE},
+    common_init=True,
+    other_arrays="whole",
+    sends={"update": "weights", "classes": "statistics", "groups": STRUCTURE, "lost": STRUCTURE},
 )
 COMMON: dict[str, Value] = {
     "clients": 16,

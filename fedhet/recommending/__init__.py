@@ -22,13 +22,13 @@ from fedhet.comparing.tuning import WHOLE, Tuner, Tuning, check_tuning, differen
 from fedhet.engines import children
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import check_place, write_text
-from fedhet.given import Given
 from fedhet.machine import device_of, runs_at_once
 from fedhet.options import Value
 from fedhet.recommending.race import SEEDS, Race, configurations
 from fedhet.recommending.serving import CONTROL, Candidates, ask
 from fedhet.recommending.verdict import Verdict, judge
 from fedhet.results.tables import format_bytes, format_seconds
+from fedhet.supplied import Supplied
 from fedhet.toml import to_toml
 
 if TYPE_CHECKING:
@@ -113,11 +113,11 @@ def recommend(
     began, seconds = time.monotonic(), parsed("budget", budget, _SECONDS, "30m")
     most = math.inf if max_bytes is None else parsed("max-bytes", max_bytes, _BYTES, "500KB")
     children.prepare("matplotlib.backends.backend_agg")
-    given = Given(model, data, task)
-    base, seeds = configuration.completed(config, given.words.keys()), distinct(seeds)
+    supplied = Supplied(model, data, task)
+    base, seeds = configuration.completed(config, supplied.words.keys()), distinct(seeds)
     out = Path(out or Path("runs") / "recommend")
     check_place(out)
-    run = partial(running.run, model=model, data=data, task=task, progress=False) if given else running.run
+    run = partial(running.run, model=model, data=data, task=task, progress=False) if supplied else running.run
     jobs = jobs or runs_at_once(device_of(str(base.get("device", "auto"))))
     deadline = began + seconds - min(PAGE * seconds, PAGE_SECONDS)
     execute = Execution(run, jobs, console or text.console(soft_wrap=True), deadline)
@@ -126,12 +126,12 @@ def recommend(
         base = {"test-split": "drawn"} | base
     base["public-samples"] = configuration.resolve({**base, "method": CONTROL}, strict=False).public_samples
     wanted = [CONTROL, *(name for name in registry.methods() if _alone(name)), *(methods or registry.methods())]
-    found = ask(distinct(wanted), base, given, seed=SEEDS[0], allow=allow, labels=public_labels)
+    found = ask(distinct(wanted), base, supplied, seed=SEEDS[0], allow=allow, labels=public_labels)
     _introduce(found, execute, allow, most, seconds)
     if CONTROL not in found.settings:
         raise FedhetError(f"these clients cannot even train alone: {found.refused[CONTROL]}")
     order = sorted(found.settings, key=lambda name: (name != CONTROL, name not in found.alone))
-    shared = shared_settings(variants_of(order), seeds=[*SEEDS, *seeds], config=base, given=given)
+    shared = shared_settings(variants_of(order), seeds=[*SEEDS, *seeds], config=base, supplied=supplied)
     race = _race(shared, found, seeds, most, out, replace(execute, deadline=began + RACE * seconds))
     runs, failed = _compare(
         race,
@@ -143,19 +143,21 @@ def recommend(
     return _conclude(race, found, verdict, Comparison(out, results, verdict.alone, failed), execute)
 
 
-def parsed(name: str, given: str | float, units: Mapping[str, int], example: str) -> float:
+def parsed(name: str, supplied: str | float, units: Mapping[str, int], example: str) -> float:
     """A number with a unit, or one of the first unit; a ConfigError if it is none above 0."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)", str(given).strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)", str(supplied).strip())
     factors = {unit.lower(): factor for unit, factor in units.items()} | {"": 1}
     if not match or match[2].lower() not in factors or not float(match[1]):
-        raise ConfigError(f"{name} = {given}: write a number above 0 and one of {', '.join(units)}, such as {example}")
+        raise ConfigError(
+            f"{name} = {supplied}: write a number above 0 and one of {', '.join(units)}, such as {example}"
+        )
     return float(match[1]) * factors[match[2].lower()]
 
 
 def _alone(name: str) -> bool:
     try:
         method = registry.method(name)
-        return method.traits_of(method.Parameters()).alone
+        return not method.traits_of(method.Parameters()).communicates
     except ConfigError:  # a package that is installed and broken; it is asked, and says so
         return False
 
@@ -202,7 +204,7 @@ def _compare(race: Race, seeds: Sequence[int], tuner: Tuner) -> tuple[list[Plann
         planned = [tuner.plan(tried, seed, WHOLE) for tried in best]
         if number and not race.fits(planned, tuner.execute.deadline):
             break
-        check(planned, tuner.shared.given)
+        check(planned, tuner.shared.supplied)
         now = tuner.execute(planned)
         ended = [run for run in planned if run.name in now or why_incomplete(run) is None]
         if number and len(ended) < len(planned):

@@ -11,10 +11,10 @@ from fedhet import population, registry
 from fedhet.client.policy import Policy
 from fedhet.comparing.search import Choice
 from fedhet.comparing.settings import SharedSettings, shake_hands, shared_settings, variants_of
-from fedhet.given import Given
 from fedhet.keys import kebab
 from fedhet.method import METRICS, STRUCTURE, Traits
 from fedhet.options import Config
+from fedhet.supplied import Supplied
 
 CONTROL = "local"
 """The method that every other one is compared with."""
@@ -38,14 +38,14 @@ class Candidates:
 
 
 def ask(
-    methods: Iterable[str], base: Mapping[str, Any], given: Given, *, seed: int, allow: str | None, labels: bool
+    methods: Iterable[str], base: Mapping[str, Any], supplied: Supplied, *, seed: int, allow: str | None, labels: bool
 ) -> Candidates:
     """Have every method shake hands with the clients, untrained, as they are.
 
     Args:
         methods: names or references.
         base: the settings for all.
-        given: models and data of the user's own.
+        supplied: models and data of the user's own.
         seed: of the clients' data and models.
         allow: kinds of what may leave the clients, as in a node's config; None for all.
         labels: whether the labels of a configured public dataset are known.
@@ -55,16 +55,16 @@ def ask(
     """
     policy = Policy.of({} if allow is None else {"allow": allow}, deployed=False)
     found = Candidates()
-    shared_settings(variants_of([CONTROL]), seeds=[seed], config=base, given=given)
+    shared_settings(variants_of([CONTROL]), seeds=[seed], config=base, supplied=supplied)
     with _silently():
         for name in methods:
             try:
-                shared = shared_settings(variants_of([CONTROL, name]), seeds=[seed], config=base, given=given)
+                shared = shared_settings(variants_of([CONTROL, name]), seeds=[seed], config=base, supplied=supplied)
                 tried = list(_configurations(shared, name, seed))
                 reasons: dict[Traits, str] = {}
                 for _, config in tried:
                     if (traits := registry.traits(config)) not in reasons:
-                        reasons[traits] = _refusal(config, given, policy, allow, labels)
+                        reasons[traits] = _refusal(config, supplied, policy, allow, labels)
             except Exception as error:  # whatever a method raises, it cannot serve
                 found.refused[name] = _line(error)
                 continue
@@ -76,7 +76,7 @@ def ask(
             found.settings[name] = serving
             kinds = frozenset[str]().union(*(traits.kinds for traits, reason in reasons.items() if not reason))
             found.sends[name] = ", ".join(sorted(kinds - {METRICS, STRUCTURE})) or "nothing"
-            if first.alone:
+            if not first.communicates:
                 found.alone.add(name)
     return found
 
@@ -97,15 +97,15 @@ def _configurations(shared: SharedSettings, name: str, seed: int) -> Iterator[tu
                 yield {**now, key: value}, changed
 
 
-def _refusal(config: Config, given: Given, policy: Policy, allow: str | None, labels: bool) -> str:
+def _refusal(config: Config, supplied: Supplied, policy: Policy, allow: str | None, labels: bool) -> str:
     """Why a configured method cannot serve all clients; empty if it can."""
     try:
         policy.check_method(config.method_name, registry.traits(config))
-        population.check(config, own_model=given.model is not None, own_data=given.data is not None)
-        public = population.public_dataset(config) if given.data is None else None
+        population.check(config, own_model=supplied.model is not None, own_data=supplied.data is not None)
+        public = population.public_dataset(config) if supplied.data is None else None
         if public is not None and not labels:
             public = public.unlabelled
-        strategy = shake_hands(config, given, public, {} if allow is None else {"allow": allow})
+        strategy = shake_hands(config, supplied, public, {} if allow is None else {"allow": allow})
     except Exception as error:
         return _line(error)
     return "; ".join(strategy.run.round.lines())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhet.representations.cka import debiased_linear_cka
 from fedhet.representations.descriptors import cosine, mean_descriptor
-from fedhet.representations.packing import Factor, check_told_features
+from fedhet.representations.packing import Factor, check_received_features
 from fedhet.representations.spectral import check_posteriors, cluster_rows
 from fedhet.representations.targets import mean_target
 
@@ -39,7 +39,7 @@ def target_of(
     """
     blocks = zip(*clients, strict=True)
     if kind == "spectral":
-        return [Factor(cluster_rows(told, generator=generator)) for told in blocks]
+        return [Factor(cluster_rows(sent, generator=generator)) for sent in blocks]
     if kind == "cka":
         return [mean_target(block, unit=True, error=error) for block in blocks]
     return [Factor(mean) for mean in mean_descriptor(clients)]
@@ -58,10 +58,10 @@ def distance_of(kind: Kind) -> Distance:
     return distance
 
 
-def check_told(kind: Kind, parts: Sequence[Tensor], images: int, widths: Sequence[int]) -> None:
+def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, widths: Sequence[int]) -> None:
     """Raise a ValueError unless a client's parts are of so many images, of these widths of blocks, or posteriors."""
     for number, part in enumerate(parts):
-        check_told_features(part, f"part {number}")
+        check_received_features(part, f"part {number}")
         expected = (images, widths[number] if kind == "cosine" else part.shape[1])
         if tuple(part.shape) != expected:
             raise ValueError(f"part {number} has shape {tuple(part.shape)}, expected {expected}")

@@ -29,20 +29,20 @@ def check_posteriors(values: Tensor) -> None:
         raise ValueError("posteriors must not be negative, and each row must add up to 1")
 
 
-def cluster_rows(told: Sequence[Tensor], *, generator: torch.Generator) -> Tensor:
+def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tensor:
     """Z: the examples in the k leading left singular vectors of all posteriors, each row of length one.
 
     Posteriors are `(L, C_i)` on the same L examples, else a ValueError; the result is `(L, k)`, with a row of zeros for
     an example that is the mean of all; one column of zeros where nobody tells examples apart.
     """
-    check_peers(told)
-    parts = [centred(own.double()) * (1 / len(told)) ** 0.5 for own in told]
+    check_peers(sent)
+    parts = [centred(own.double()) * (1 / len(sent)) ** 0.5 for own in sent]
     eigenvalues, vectors = spectrum(torch.cat(parts, 1))
     if not len(eigenvalues):
-        return torch.zeros_like(told[0][:, :1])
+        return torch.zeros_like(sent[0][:, :1])
     rows = vectors[:, : count_clusters(eigenvalues, parts, generator)]
     lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    return torch.where(lengths > 1e-9, rows / lengths.clamp_min(1e-9), 0.0).to(told[0].dtype)
+    return torch.where(lengths > 1e-9, rows / lengths.clamp_min(1e-9), 0.0).to(sent[0].dtype)
 
 
 def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torch.Generator) -> int:

@@ -118,7 +118,7 @@ class Federation:
             try:
                 make([client])
             except Exception as error:
-                spoilt[client] = faults.reason(client, error, "what it told of itself")
+                spoilt[client] = faults.reason(client, error, "what it reported of itself")
         return spoilt
 
     @contextmanager

@@ -159,7 +159,7 @@ class Handshake:
             if run.initial:
                 state.model = state.model | {key: array for key, array in run.initial.items() if key in shared}
                 run.initial = {}
-            if shared - state.model.keys() and run.traits.together and run.config.shared_init:
+            if shared - state.model.keys() and run.traits.common_init and run.config.shared_init:
                 self._fetch_first_arrays()
         if (rounds := self.strategy.number_of_rounds()) != run.config.rounds:
             run.override({"rounds": rounds})
@@ -196,7 +196,7 @@ class Handshake:
         self.admit(unseen=True)
         new = [client for client in self.federation.present if client not in known]
         payloads = self.federation.payloads(new, partial(self.strategy.evaluation_payloads, amid_training=False))
-        if not self.run.traits.alone:
+        if self.run.traits.communicates:
             for client in [client for client, payload in payloads.items() if not payload.arrays]:
                 del payloads[client]
                 self.run.round.fail(

@@ -15,7 +15,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from fedhet import config as configuration
-from fedhet import given, population, registry
+from fedhet import population, registry, supplied
 from fedhet.data import PublicDataset
 from fedhet.data.own import as_public_dataset
 from fedhet.errors import FedhetError
@@ -84,7 +84,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         dataset = population.public_dataset_for(
             config.method_name, registry.traits(config).public, as_public_dataset(public)
         )
-        self.run = Run(self.method, config, state, dataset, given.model_function(model))
+        self.run = Run(self.method, config, state, dataset, supplied.model_function(model))
         self.federation = Federation(self.run)
         self.aggregator = Aggregator(self.run, self.federation)
         self.networks = Networks(self.run, type(self).__name__)

@@ -94,14 +94,14 @@ def from_elsewhere(
     for name, group in content.array_records.items() if scale != 1.0 else ():
         arrays = decode_arrays(group).items()
         record[name] = encode_arrays({k: a * a.dtype.type(scale) if a.dtype.kind == "f" else a for k, a in arrays})
-    told = dict(content.config_records["request"])
-    told["settings"] = json.dumps(json.loads(str(told["settings"])) | settings)
-    told["request"] = json.dumps(json.loads(str(told["request"])) | {"here": "", "run": "elsewhere"} | request)
-    record["request"] = type(content.config_records["request"])(told)
+    texts = dict(content.config_records["request"])
+    texts["settings"] = json.dumps(json.loads(str(texts["settings"])) | settings)
+    texts["request"] = json.dumps(json.loads(str(texts["request"])) | {"here": "", "run": "elsewhere"} | request)
+    record["request"] = type(content.config_records["request"])(texts)
     return record
 
 
-def leaving(content: RecordDict, tells: Mapping[str, str], without: set[str]) -> dict[str, Any]:
+def leaving(content: RecordDict, sends: Mapping[str, str], without: set[str]) -> dict[str, Any]:
     """All that a reply holds but for what is of some kinds, to be compared."""
     found: dict[str, Any] = {}
     for name, record in content.items():
@@ -109,10 +109,10 @@ def leaving(content: RecordDict, tells: Mapping[str, str], without: set[str]) ->
             if isinstance(record, MetricRecord):
                 kind = STRUCTURE if key in COUNTS else METRICS
             elif isinstance(record, ArrayRecord):
-                kind = tells.get(name, "weights")
+                kind = sends.get(name, "weights")
                 kind = "statistics" if kind == "weights" and is_statistic(key) else kind
             else:
-                kind = tells.get(key, STRUCTURE) if name == "values" else STRUCTURE
+                kind = sends.get(key, STRUCTURE) if name == "values" else STRUCTURE
             if kind not in without:
                 found[f"{name}/{key}"] = value
     return found
@@ -120,7 +120,7 @@ def leaving(content: RecordDict, tells: Mapping[str, str], without: set[str]) ->
 
 def sent_kinds(case: Case) -> set[str]:
     """The kinds of what a method sends, but for metrics."""
-    return {*case.traits.tells.values()} - {STRUCTURE, METRICS} | {"weights", "statistics"}
+    return {*case.traits.sends.values()} - {STRUCTURE, METRICS} | {"weights", "statistics"}
 
 
 class Privacy:
@@ -144,7 +144,7 @@ class Privacy:
         self, attack: str, case: Case, kept: Kept, tmp_path: Path
     ) -> None:
         """Of two nodes with other private data, replies differ in the kinds that are allowed, and in nothing else."""
-        tells, own = case.traits.tells, sent_kinds(case)
+        sends, own = case.traits.sends, sent_kinds(case)
         scale = 1.0 if attack == "as it was" else -30.0
         request = {} if attack == "as it was" else {"evaluate": True, "expected": -1}
         messages = self.messages(kept, request, settings=HOSTILE[attack], scale=scale)
@@ -154,7 +154,7 @@ class Privacy:
         for number, allow in enumerate(allowed[1:] if attack == "as it was" else allowed[:2]):
             nodes = [Node(data, allow, tmp_path / f"{number}-{data.__name__}") for data in (same_data, other_data)]
             for (type, _), one, other in zip(messages, *(node.answers(messages) for node in nodes), strict=True):
-                seen, others = (leaving(each, tells, {*allow.split(",")}) for each in (one, other))
+                seen, others = (leaving(each, sends, {*allow.split(",")}) for each in (one, other))
                 differing = [key for key in {**seen, **others} if seen.get(key) != others.get(key)]
                 assert differing == [], f"{type} with allow = {allow!r}"
                 served = "refusal" not in one["report"]
@@ -169,8 +169,8 @@ class Privacy:
             node = Node(same_data, ",".join(allow), tmp_path / str(len(allow)))
             for reply in node.answers(self.messages(kept, {}, settings={})):
                 assert "refusal" not in reply["report"], reply["report"]
-                told = [key for key in reply["metrics"] if key not in COUNTS]
-                assert not told or METRICS in allow
+                metrics = [key for key in reply["metrics"] if key not in COUNTS]
+                assert not metrics or METRICS in allow
 
     @pytest.mark.slow
     def test_a_run_whose_nodes_tell_no_metrics_completes(self, case: Case, tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ class Own(FedHARMClient):
 
     def target(self, payload: Payload) -> list[Tensor]:
         """Its own parts, as it would tell them."""
-        told = [part.values.cpu() for part in self.told()]
+        sent = [part.values.cpu() for part in self.sent()]
         generator = self.client.generator("parallel analysis")
-        made = target_of(self.parameters.align, [told], error=fedharm.ERROR, generator=generator)
+        made = target_of(self.parameters.align, [sent], error=fedharm.ERROR, generator=generator)
         return [self.client.beside(part.values) for part in made]
 
 
@@ -78,7 +78,7 @@ class OwnAttention(Attention, Own):
 def _alone(parameters: fedharm.FedHARMParameters) -> Traits:
     """FedHARM's answers, but clients tell nothing of the shared images."""
     traits = fedharm.traits(parameters)
-    return replace(traits, combined="", tells={name: kind for name, kind in traits.tells.items() if name != "told"})
+    return replace(traits, other_arrays="", sends={name: kind for name, kind in traits.sends.items() if name != "sent"})
 
 
 own = fedharm.method.variant("fedharm-own", client=Own, traits=_alone)

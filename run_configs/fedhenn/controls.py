@@ -45,31 +45,31 @@ class InputsTarget(FedHeNNClient):
 class ShuffledTarget(FedHeNNServer):
     """The target is the peers' one of other rows."""
 
-    def target_of(self, told: Mapping[str, Tensor], round: int) -> Arrays:
+    def target_of(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
         """The same with the rows of all peers permuted alike."""
-        rows = len(next(iter(told.values())))
+        rows = len(next(iter(sent.values())))
         order = torch.randperm(rows, generator=torch_generator(self.config.seed, "shuffled rows", round))
-        return super().target_of({client: values[order] for client, values in told.items()}, round)
+        return super().target_of({client: values[order] for client, values in sent.items()}, round)
 
 
 class FrobeniusTarget(FedHeNNServer):
     """The target is the mean of linear kernels that are divided by their norms, so that none dominates."""
 
-    def target_of(self, told: Mapping[str, Tensor], round: int) -> Arrays:
+    def target_of(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
         """A factor of the mean kernel."""
-        return pack(mean_target(list(told.values()), unit=True, error=fedhenn.ERROR))
+        return pack(mean_target(list(sent.values()), unit=True, error=fedhenn.ERROR))
 
 
 def _without_peers(parameters: fedhenn.FedHeNNParameters) -> Traits:
     """FedHeNN's answers, but clients tell nothing of the RAD."""
     traits = fedhenn.traits(parameters)
-    tells = {name: kind for name, kind in traits.tells.items() if name not in ("features", "posteriors")}
-    return replace(traits, combined="", tells=tells)
+    sends = {name: kind for name, kind in traits.sends.items() if name not in ("features", "posteriors")}
+    return replace(traits, other_arrays="", sends=sends)
 
 
 def _of_one_size(parameters: fedhenn.FedHeNNParameters) -> Traits:
     """FedHeNN's answers, but no kernel's size counts."""
-    return replace(fedhenn.traits(parameters), combined="")
+    return replace(fedhenn.traits(parameters), other_arrays="")
 
 
 own = fedhenn.method.variant("fedhenn-own", client=OwnTarget, traits=_without_peers)

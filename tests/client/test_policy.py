@@ -76,7 +76,7 @@ def test_nothing_is_loaded_for_a_message_that_is_refused(method, type):
     for allow in ("", *KINDS):
         grid._contexts[FIRST_NODE + 1].node_config["allow"] = allow
         traits = registry.method(method).traits_of(configuration.resolve({"method": method}).parameters)
-        sends = {*traits.tells.values()} - {METRICS, STRUCTURE}
+        sends = {*traits.sends.values()} - {METRICS, STRUCTURE}
         if not allow or sends - {allow}:
             reply = asked(grid, type, {"method": method})
             assert "this node lets out only" in str(reply.content["report"]["refusal"])

@@ -6,13 +6,13 @@ import torch
 from fedhet import config as configuration
 from fedhet.comparing.settings import settled_rounds, shared_settings, variants_of
 from fedhet.errors import ConfigError
-from fedhet.given import Given
+from fedhet.supplied import Supplied
 
 FEDMA = {"preset": "fedma/digits", "clients": 2, "fedma.passes": 2}
 
 
-def shared(methods, config=FEDMA, given=Given()):  # noqa: B008
-    return shared_settings(variants_of(methods), seeds=(0,), config=config, given=given)
+def shared(methods, config=FEDMA, supplied=Supplied()):  # noqa: B008
+    return shared_settings(variants_of(methods), seeds=(0,), config=config, supplied=supplied)
 
 
 @pytest.mark.parametrize("methods", [("fedma", "fedavg", "ensemble", "pfnm"), ("pfnm", "fedavg", "ensemble", "fedma")])
@@ -95,7 +95,7 @@ def test_a_methods_own_keys_are_those_of_its_preset_as_in_a_run():
 
 def test_a_preset_or_method_that_asks_for_a_common_test_set_is_no_users_choice():
     part = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
-    given = Given(data=lambda client: (part, part))
-    found = shared(["layer-average", "local"], {"preset": "layer-average/digits"}, given)
+    supplied = Supplied(data=lambda client: (part, part))
+    found = shared(["layer-average", "local"], {"preset": "layer-average/digits"}, supplied)
     assert {found.settings(variant, 0).test_on for variant in found.own} == {"local"}
     assert [note for note in found.notes if "the data bring no common test set" in note] == list(found.notes)

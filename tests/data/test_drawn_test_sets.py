@@ -11,8 +11,8 @@ from fedhet import data, population
 from fedhet.client.clients import Clients
 from fedhet.data import ClientData, Examples, Owners
 from fedhet.errors import DataError
-from fedhet.given import data_function
 from fedhet.population import ClientInfo
+from fedhet.supplied import data_function
 
 CPU = torch.device("cpu")
 

@@ -37,5 +37,5 @@ class TestDescriptors(Contract):
 
 @pytest.mark.slow
 class TestGiven(Contract):
-    method = Method("heads", traits=Traits(shares=HEAD, keeps="model", scored="trained", together=True))
+    method = Method("heads", traits=Traits(shares=HEAD, keeps="model", scored="trained", common_init=True))
     architectures = "mlp"

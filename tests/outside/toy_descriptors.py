@@ -36,7 +36,7 @@ class Weights(Parameters):
 
 method = Method(
     "toy-descriptors",
-    traits=Traits(keeps="model", scored="trained", public="labelled", tells={"descriptors": "descriptors"}),
+    traits=Traits(keeps="model", scored="trained", public="labelled", sends={"descriptors": "descriptors"}),
     Parameters=Weights,
     server="toy_descriptors:Server",
     client="toy_descriptors:Client",

@@ -41,8 +41,8 @@ def test_digits_with_five_unlike_networks_and_a_public_dataset(tmp_path):
 @pytest.mark.slow
 def test_three_networks_of_ones_own_without_a_public_dataset(tmp_path):
     settings = {"clients": 3, "rounds": 2}
-    given = {"model": own.three_networks, "data": own.some_data, "methods": ["fd", "fedhenn", "fedavg"]}
-    done, printed = recommended(tmp_path, settings, 120, seeds=[0, 1], **given)
+    supplied = {"model": own.three_networks, "data": own.some_data, "methods": ["fd", "fedhenn", "fedavg"]}
+    done, printed = recommended(tmp_path, settings, 120, seeds=[0, 1], **supplied)
     assert "fd" in {each.variant for each in done.comparison.results}
     assert "fedavg needs equal architectures" in done.refused["fedavg"]
     assert "public" in done.refused["fedhenn"]

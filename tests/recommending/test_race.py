@@ -78,7 +78,9 @@ class Races:
 @pytest.fixture(scope="module")
 def found():
     """What the methods answered, once for all tests."""
-    return recommending.ask([*ALONE, *METHODS], dict(SETTINGS), recommending.Given(), seed=0, allow=None, labels=False)
+    return recommending.ask(
+        [*ALONE, *METHODS], dict(SETTINGS), recommending.Supplied(), seed=0, allow=None, labels=False
+    )
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ from torch import nn
 
 from fedhet import registry
 from fedhet.errors import ConfigError
-from fedhet.given import Given
 from fedhet.options import Parameters, option
 from fedhet.recommending.serving import ask
+from fedhet.supplied import Supplied
 
 DIGITS = {"preset": "fedhenn/digits", "clients": 5, "public-samples": 50}
 
 
-def asked(*methods, base=DIGITS, given=Given(), allow=None, labels=False):  # noqa: B008 - it is frozen
-    return ask(methods, base, given, seed=0, allow=allow, labels=labels)
+def asked(*methods, base=DIGITS, supplied=Supplied(), allow=None, labels=False):  # noqa: B008 - it is frozen
+    return ask(methods, base, supplied, seed=0, allow=allow, labels=labels)
 
 
 def test_every_method_of_the_registry_serves_or_says_why_not():
@@ -105,8 +105,8 @@ def some_data(client):
 
 
 def test_three_networks_of_ones_own_without_a_public_dataset():
-    given = Given(three_networks, some_data)
-    found = asked(*registry.methods(), base={"preset": "fedhenn/digits", "clients": 3}, given=given)
+    supplied = Supplied(three_networks, some_data)
+    found = asked(*registry.methods(), base={"preset": "fedhenn/digits", "clients": 3}, supplied=supplied)
     assert found.settings.keys() | found.refused.keys() == {*registry.methods()}
     assert {"local", "fd", "nearest-neighbour", "logistic-regression"} <= found.settings.keys()
     for name in ("fedhenn", "fedmd", "label-spreading"):

@@ -198,7 +198,7 @@ def test_attention_maps_have_one_size_and_take_no_places(name: str, federate: An
     assert done.failures == []
     assert done.rows[3]["metrics"]["alignment"] > 0
     if name != "own_attention":
-        assert [part.shape[1] for part in unpack_all(done.sent[1, "0"]["told"], 2)] == [4, 9]
+        assert [part.shape[1] for part in unpack_all(done.sent[1, "0"]["sent"], 2)] == [4, 9]
 
 
 def test_an_attention_map_knows_no_channels(controls_of: Any) -> None:

@@ -46,7 +46,7 @@ def harm(federate: Federate, name: str = "run", **settings: Any) -> Any:
 
 
 def told(done: Any, round: int, client: str, parts: int = 2) -> list[Tensor]:
-    return unpack_all(done.sent[round, client]["told"], parts)
+    return unpack_all(done.sent[round, client]["sent"], parts)
 
 
 def target(done: Any, round: int, client: str, parts: int = 2) -> list[Tensor]:
@@ -61,7 +61,7 @@ def test_descriptors_come_up_and_their_mean_goes_down_with_the_next_message(fede
         **{(round, "1"): {"target"} for round in (2, 3, 4)},
     }
     assert {key: set(arrays) for key, arrays in done.sent.items() if key[1] == "1"} == {
-        **{(round, "1"): {"told"} for round in (1, 2, 3)},
+        **{(round, "1"): {"sent"} for round in (1, 2, 3)},
         (4, "1"): set(),  # the closing round, after which there is nothing to make a target for
     }
     for round in (2, 4):

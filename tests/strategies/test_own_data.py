@@ -12,8 +12,8 @@ from fedhet import config as configuration
 from fedhet.config import read
 from fedhet.data import Examples
 from fedhet.errors import FedhetError
-from fedhet.given import Given
 from fedhet.learning import evaluate
+from fedhet.supplied import Supplied
 from fedhet.task import get_task
 
 CLASSIFICATION = get_task("classification")
@@ -136,15 +136,15 @@ PRESETS = [name for name in configuration.presets() if configuration.resolve({"p
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name.endswith("/digits")])
 def test_a_preset_that_asks_for_a_common_test_set_is_no_users_choice(preset):
     config = configuration.resolve({"preset": preset})
-    settled = Given(data=without_common).tested(config)
+    settled = Supplied(data=without_common).tested(config)
     assert settled.test_on == "local"
     assert settled.but(test_on=config.test_on, idle=config.idle) == config
     assert [key for key, _ in settled.idle] == ["test-on"]
     assert "the data bring no common test set" in settled.idle[0][1]
-    assert Given(data=with_common).tested(config) is config
-    assert Given(model=model_of).tested(config) is config
+    assert Supplied(data=with_common).tested(config) is config
+    assert Supplied(model=model_of).tested(config) is config
     chosen = configuration.resolve({"preset": preset, "test-on": "both"})
-    assert Given(data=without_common).tested(chosen) is chosen
+    assert Supplied(data=without_common).tested(chosen) is chosen
 
 
 def test_own_data_run_by_such_a_preset_and_go_on(tmp_path, caplog):
@@ -164,4 +164,4 @@ def test_own_data_run_by_such_a_preset_and_go_on(tmp_path, caplog):
 
 def test_data_that_fail_are_left_to_their_client_to_tell():
     config = configuration.resolve({"preset": "layer-average/digits"})
-    assert Given(data=lambda client: 1 / 0).tested(config) is config
+    assert Supplied(data=lambda client: 1 / 0).tested(config) is config

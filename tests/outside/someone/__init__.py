@@ -16,7 +16,7 @@ class SlowParameters(Parameters):
 
 slow = Method(
     "slow",
-    traits=Traits(networks="equal", shares=EVERYTHING, together=True),
+    traits=Traits(networks="equal", shares=EVERYTHING, common_init=True),
     Parameters=SlowParameters,
     server="someone.server:Slow",
     client="someone.client:Slow",

@@ -30,7 +30,7 @@ _FACTS: dict[str, Callable[[ClientInfo], Any]] = {
 
 
 @dataclass(frozen=True)
-class Given:
+class Supplied:
     """The models and data that a user supplies to a run in Python; raises what the functions below raise.
 
     Attributes:
