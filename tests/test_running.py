@@ -132,7 +132,7 @@ def test_a_function_may_take_what_flowers_examples_give():
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "message"),
+    ("supplied", "kind", "message"),
     [
         ({"model": lambda width, depth: Net()}, ConfigError, "needs width, depth, and is called with a client alone"),
         ({"model": 3}, ModelError, "must be a function of a client that gives an nn.Module, a class .*, not a int"),
