@@ -6,3 +6,5 @@ from fedhet.options import Parameters
 
 class FedAvg(ClientSide[Parameters]):
     """The defaults of `ClientSide`: one phase of training, then what is shared travels."""
+
+    takes_any_loop = True

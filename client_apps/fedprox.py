@@ -12,6 +12,8 @@ from fedhet.wire import Payload
 class FedProx(ClientSide[FedProxParameters]):
     """Adds mu/2 ||W - W(t-1)||^2 to the task's loss, W(t-1) being what the server sent."""
 
+    takes_any_loop = True
+
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """The proximal term."""
         start = [parameter.detach().clone() for parameter in self.client.model.parameters()]

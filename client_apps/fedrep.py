@@ -11,6 +11,8 @@ from fedhet.wire import Payload
 class FedRep(ClientSide[FedRepParameters]):
     """Trains the head on the received body, then the body under that head; in the closing round the head only."""
 
+    takes_any_loop = True
+
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """Head first, then body; both within the round's epochs, so that no method takes more steps than another."""
         request, head = self.client.request, f"{self.client.head}."

@@ -10,6 +10,8 @@ from fedhet.wire import Payload
 class LayerAverage(ClientSide[LayerAverageParameters]):
     """Trains the whole network; by prefix only the first layers travel that all networks have."""
 
+    takes_any_loop = True
+
     def end(self, payload: Payload) -> Payload:
         """Return the layers; by prefix, as many arrays of the first ones as the server says."""
         reply = super().end(payload)

@@ -9,6 +9,7 @@ from fedhet.version import __version__
 
 if TYPE_CHECKING:
     from fedhet.client.app import make_client_app
+    from fedhet.client.own_app import wrap
     from fedhet.comparing import compare
     from fedhet.recommending import recommend
     from fedhet.results.run_result import RunResult
@@ -32,9 +33,20 @@ _LAZY = {
     "run": "fedhet.running",
     "RunResult": "fedhet.results.run_result",
     "Task": "fedhet.task",
+    "wrap": "fedhet.client.own_app",
 }
 
-__all__ = ["RunResult", "Task", "__version__", "compare", "make_client_app", "make_server_app", "recommend", "run"]
+__all__ = [
+    "RunResult",
+    "Task",
+    "__version__",
+    "compare",
+    "make_client_app",
+    "make_server_app",
+    "recommend",
+    "run",
+    "wrap",
+]
 
 
 def __getattr__(name: str) -> Any:

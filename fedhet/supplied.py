@@ -140,6 +140,11 @@ def data_function(data: Any) -> DataFunction | None:
     return Function("data", described(data), _of_client(data, "data"), as_client_data)
 
 
+def counts_function(examples: Any, accept: Callable[[str, Any], ClientData]) -> DataFunction:
+    """A user's numbers of examples as a function of a client, which `accept` turns into data."""
+    return Function("examples", described(examples), _of_client(examples, "examples"), accept)
+
+
 def origin(function: Callable[..., Any] | None) -> str:
     """Which of a user's functions something came from, in brackets behind a sentence; nothing for none of these."""
     return f" ({function.argument} = {function.name})" if isinstance(function, Function) else ""

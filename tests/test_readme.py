@@ -3,6 +3,7 @@
 import csv
 import importlib
 import inspect
+import json
 import re
 import shlex
 import subprocess
@@ -69,6 +70,17 @@ def test_own_model_and_data_in_an_existing_flower_app(app: Path, capsys: pytest.
     assert (app / "runs" / "mine" / "summary.json").is_file()
     # Clients and server share a disk here, so personal models are with the results.
     assert len(list((app / "runs" / "mine" / "models").glob("*.safetensors"))) == 3
+
+
+@pytest.mark.parametrize("strategy", ["FedAvg", "FedRep"])
+def test_an_app_that_trains_with_a_loop_of_its_own(app: Path, strategy: str) -> None:
+    made = getattr(fedhet, strategy)(
+        rounds=2, local_epochs=12, learning_rate=0.05, closing_epochs=0, out=str(app / "run")
+    )
+    made.start(LocalGrid(importlib.import_module("hospital").app, clients=3))
+    last = json.loads((app / "run" / "history.jsonl").read_text().splitlines()[-1])
+    assert last["received"]["accuracy"]["weighted"] == pytest.approx(last["metrics"]["eval_acc"])
+    assert last["metrics"]["eval_acc"] > 0.6
 
 
 def test_a_whole_method_of_ones_own(app: Path) -> None:
@@ -298,7 +310,7 @@ def test_the_pages_of_studies_have_commands() -> None:
 
 
 PUBLIC = {
-    "fedhet": ["run", "compare", "make_client_app", "make_server_app", "FedAvg", "FedHeNN", "FedMA"],
+    "fedhet": ["run", "compare", "make_client_app", "make_server_app", "wrap", "FedAvg", "FedHeNN", "FedMA"],
     "fedhet.representations.cka": ["linear_cka", "debiased_linear_cka", "rbf_cka"],
     "fedhet.matching": ["match_layer", "LayerMatch"],
     "fedhet.registry": ["methods", "models", "datasets", "partitions"],

@@ -10,17 +10,19 @@ import torch
 from fedhet import registry, supplied
 from fedhet.client import jobs, node
 from fedhet.client.clients import Clients
-from fedhet.client.jobs import Job
+from fedhet.client.jobs import Job, Loop
 from fedhet.client.policy import Policy
 from fedhet.client.state import LostState
 from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError
 from fedhet.flower import ClientApp, Context, Message, decode, write_reply
+from fedhet.flower.insides import failure
 from fedhet.flower.mods import check_one_model, clips, in_flowers_format, tell
 from fedhet.machine import describe as describe_device
 from fedhet.matching import describe
 from fedhet.method import Method
+from fedhet.options import Config
 from fedhet.population import ClientInfo
 from fedhet.task import Task, as_task
 from fedhet.wire import Payload, Refusal, Reply, Report, spec_of
@@ -78,11 +80,13 @@ class Answers:
         name, policy = node.name_of(context), Policy()
         try:
             info, request, policy = node.opened(message, context)
+            loop = self.loop(info.config, message, context)
             with (
                 node.memory_limited(context),
                 nothing_downloaded(policy.deployed),
                 self._clients.job(info, request, policy, decode(message.content)) as job,
             ):
+                job.loop = loop
                 payload = policy.outgoing(work(job), job.side)
                 record = write_reply(self._reply(job, payload, info), flower=request.flower or self._flower)
             if request.final:
@@ -92,12 +96,17 @@ class Answers:
         except Exception as error:  # elsewhere Flower would tell the server what was raised
             if not isinstance(error, FedhetError) and not policy.deployed:
                 raise
-            if "request" not in message.content:  # there is nobody who reads a refusal
+            if "request" not in message.content:  # a strategy of Flower's would read a refusal as arrays and metrics
                 tell(self, str(error))
+                return failure(message, str(error))
             reason = policy.reason(name, error)
             reason = reason.removeprefix(f"client {name}: ")  # the server knows who it is, and counts alike ones
             record = write_reply(Refusal(name, reason, lost=isinstance(error, LostState)))
         return Message(record, reply_to=message)
+
+    def loop(self, config: Config, message: Message, context: Context) -> Loop | None:
+        """The user's own training and evaluation, if they stand in for fedhet's."""
+        return None
 
     def question(self, job: Job) -> Payload:
         """Answer the handshake, a question for the first weights of all, or a method's own question."""
@@ -138,6 +147,7 @@ class Answers:
             measured=job.measured,
             validation_examples=len(client.data.validation) if client.data.validation else 0,
             work=client.trained.work,
+            further={name: policy.rounded(value) for name, value in job.further.items() if policy.tells_metrics},
         )
 
     def _introduce(self, job: Job, report: Report, info: ClientInfo) -> None:

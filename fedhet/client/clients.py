@@ -22,6 +22,7 @@ from fedhet.data.reading import not_finite
 from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.graphs import PermutationGroups, architecture_graph, permutation_groups
 from fedhet.machine import device_of, keep_freed_memory
+from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction
 from fedhet.representations import Captured, Representation
 from fedhet.representations.features import fitted, precision
@@ -52,7 +53,7 @@ class Clients:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Another process makes its own from the same: what is kept here, it keeps itself."""
-        return Clients, (self._model, self._data, self._task)
+        return type(self), (self._model, self._data, self._task)
 
     @contextmanager
     def job(self, info: ClientInfo, request: Request, policy: Policy, payload: Payload) -> Iterator[Job]:
@@ -74,14 +75,8 @@ class Clients:
         dataset = population.dataset_of(config) if self._data is None else None
         with self._network(info, data, device) as (representation, size):
             transform = _transform(representation.model.to(device), dataset)
-            tried = self._tried.get(info.name)
-            if tried is None:
-                if dataset and not self._model:
-                    tried = Tried(dataset.task, dataset.classes)
-                else:
-                    task = dataset.task if dataset else self._task
-                    tried = try_out(representation, data, transform, task, self._model, guessed=not config.head)
-                self._tried[info.name] = tried
+            if (tried := self._tried.get(info.name)) is None:
+                tried = self._tried[info.name] = self._try(representation, data, transform, dataset, config)
             data = self._relabelled(data, tried.task)
             representation.places = tried.task.outputs.places
             client = Client(
@@ -105,6 +100,20 @@ class Clients:
             side = registry.client_side(config.method_name)(client)
             policy.check_shared(side)
             yield Job(side, payload, policy, partial(self._build, info), partial(self._redraw, info, size), tried)
+
+    def _try(
+        self,
+        representation: Representation,
+        data: ClientData,
+        transform: Callable[[Tensor], Tensor],
+        dataset: DataSet | None,
+        config: Config,
+    ) -> Tried:
+        """Find out what a client's network makes of its data; known where neither is a user's own."""
+        if dataset and not self._model:
+            return Tried(dataset.task, dataset.classes)
+        task = dataset.task if dataset else self._task
+        return try_out(representation, data, transform, task, self._model, guessed=not config.head)
 
     def let_go(self, client: Client) -> None:
         """Take a client's data off the GPU, at the end of a run."""

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,16 @@ class Tried(NamedTuple):
     tokens: int = 1
 
 
+class Loop(Protocol):
+    """A user's own functions that train and evaluate a client's network in the place of fedhet's."""
+
+    def train(self, job: "Job") -> None:
+        """Train the network."""
+
+    def measure(self, job: "Job", when: str) -> None:
+        """Evaluate the network, of what it `received` or `trained`."""
+
+
 @dataclass
 class Job:
     """One client that was asked for something.
@@ -56,6 +66,8 @@ class Job:
         tried: what is known of its network and data.
         measured: its evaluations so far.
         lost: whether the state that the server expects is not there.
+        loop: the user's own training and evaluation, if fedhet's does not serve.
+        further: metrics of the user's own, by name.
         batches: the stream that draws the order of examples.
     """
 
@@ -67,6 +79,8 @@ class Job:
     tried: Tried
     measured: dict[str, Measured] = field(default_factory=dict)
     lost: bool = False
+    loop: Loop | None = None
+    further: dict[str, float] = field(default_factory=dict)
     batches: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,9 +100,12 @@ def train(job: Job) -> Payload:
     begin(job)
     if client.request.evaluate:
         measure(job, "received")
-    phases = side.phases(job.payload)
-    seed_everything(client.seed("dropout"))
-    _run(job, phases)
+    if job.loop:
+        job.loop.train(job)
+    else:
+        phases = side.phases(job.payload)
+        seed_everything(client.seed("dropout"))
+        _run(job, phases)
     reply = side.end(job.payload)
     if client.request.evaluate:
         measure(job, "trained")
@@ -205,7 +222,12 @@ def begin(job: Job) -> None:
 def measure(job: Job, when: str) -> None:
     """Metric and loss of the model on the parts that are configured; the method's phases before it are undone."""
     client = job.client
-    outputs = job.side.evaluate(when) if job.policy.tells_metrics else None
+    if not job.policy.tells_metrics:
+        return
+    if job.loop:
+        job.loop.measure(job, when)
+        return
+    outputs = job.side.evaluate(when)
     if outputs is None:
         return
     phases = job.side.refine(when)

@@ -226,6 +226,12 @@ class ClientSide(Generic[P]):
     role: ClassVar[str] = "client"
     remembers: ClassVar[bool] = False
     """Whether `client.memory` is kept from round to round."""
+    takes_any_loop: ClassVar[bool] = True
+    """Whether a user's own train function may stand in for fedhet's (`fedhet.wrap`); not inherited by subclasses."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.takes_any_loop = cls.__dict__.get("takes_any_loop", False)
 
     def __init__(self, client: Client) -> None:
         self.client = client

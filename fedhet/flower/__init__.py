@@ -15,6 +15,7 @@ from flwr.serverapp import ServerApp as ServerApp
 from flwr.serverapp.strategy import Result as Result
 from flwr.serverapp.strategy import Strategy as Strategy
 
+from fedhet.flower.messages import ask_app as ask_app
 from fedhet.flower.messages import name_in as name_in
 from fedhet.flower.messages import read_reply as read_reply
 from fedhet.flower.messages import read_request as read_request

@@ -3,16 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 
 from fedhet.errors import FedhetError
 from fedhet.files import plain_name
 from fedhet.flower.insides import no_handler
-from fedhet.flower.records import Encoder, decode
-from fedhet.wire import Fields, LostReply, Refusal, Reply, Report, Request, WireError
+from fedhet.flower.records import Encoder, decode, decode_arrays
+from fedhet.wire import Arrays, Fields, LostReply, Payload, Refusal, Reply, Report, Request, WireError
 
 LONGEST_REASON = 2000
 """Characters of a refusal that are shown."""
+
+OURS = ("settings", "request")
+"""What fedhet's server says in the record of a request."""
 
 NOT_OURS = "its ClientApp is not fedhet's: make it with fedhet.make_client_app"
 
@@ -68,6 +72,44 @@ def read_reply(message: Message) -> Reply:
     if not isinstance(metrics, MetricRecord):
         raise WireError("its reply is damaged: it has no metrics")
     return Reply.of(decode(records), metrics, Report.of(report))
+
+
+def ask_app(
+    app: ClientApp, action: str, message: Message, context: Context, sent: Payload, settings: Mapping[str, Any]
+) -> tuple[Arrays, dict[str, float]]:
+    """Ask a user's own ClientApp as one of Flower's strategies would, and return its arrays and its metrics.
+
+    Args:
+        app: with functions for `train` and `evaluate`.
+        action: which of these is called.
+        message: the one under way, which is as before afterwards.
+        context: the node's.
+        sent: the group `arrays`.
+        settings: of `config`; values that a wrapper or caller of Flower's sends beside fedhet's are in it, too.
+
+    Raises:
+        WireError: it has no such function, or its reply no arrays or metrics.
+    """
+    content, kind = message.content, message.metadata.message_type
+    beside = {key: value for key, value in content.config_records["request"].items() if key not in OURS}
+    record = Encoder(flower=True)(sent)
+    record["config"] = ConfigRecord({**beside, **settings})
+    message.content, message.metadata.message_type = record, action
+    try:
+        reply = app(message, context)
+    except ValueError as error:
+        if no_handler(str(error)):
+            raise WireError(f"its app has no function for {action}: @app.{action}()") from error
+        raise
+    finally:
+        message.content, message.metadata.message_type = content, kind
+    arrays = next(iter(reply.content.array_records.values()), None)
+    metrics = next(iter(reply.content.metric_records.values()), None)
+    if metrics is None or (arrays is None and action == "train"):
+        missing = "MetricRecord" if metrics is None else "ArrayRecord"
+        raise WireError(f"its app's {action} function returned no {missing}")
+    numbers = {str(name): float(value) for name, value in metrics.items() if not isinstance(value, list)}
+    return decode_arrays(arrays) if arrays is not None and action == "train" else {}, numbers
 
 
 def name_in(message: Message) -> str:

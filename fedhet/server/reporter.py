@@ -96,7 +96,7 @@ class Reporter:
             **statistics(replies, self.on_common_test),
             "train_loss": math.fsum(loss * examples for loss, examples in losses) / weight if finite else None,
             "work": vars(sum((reply.work for reply in replies.values()), Work())),
-            "metrics": dict(metrics),
+            "metrics": {**_further(replies), **metrics},
             "bytes_up": round.up.total(),
             "bytes_down": round.down.total(),
             "timing": {"seconds": time.perf_counter() - round.started},
@@ -113,6 +113,16 @@ class Reporter:
             traffic = round.up[client], round.down[client]
             rows.append(ClientRow(round.number, client, known.architecture, known.examples, accuracy, loss, *traffic))
         return rows
+
+
+def _further(replies: Mapping[str, Reply]) -> dict[str, float]:
+    """Metrics of users' own functions: their means over the clients that have them, weighted by training examples."""
+    names = dict.fromkeys(name for reply in replies.values() for name in reply.further)
+    means = {}
+    for name in names:
+        pairs = [(reply.further[name], reply.examples) for reply in replies.values() if name in reply.further]
+        means[name] = math.fsum(value * count for value, count in pairs) / sum(count for _, count in pairs)
+    return means
 
 
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:

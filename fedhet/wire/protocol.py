@@ -41,6 +41,9 @@ MOST_ARRAYS = 2**15
 """Arrays that a client shares at most; a network of a thousand layers has some thousands."""
 
 
+FURTHER, MOST_FURTHER = "own.", 64
+"""Before the names of metrics that a user's own functions return, and how many of them a reply has at most."""
+
 LONGEST_GROUPS = 2**20
 """Characters of a network's permutation groups as text; ResNet-152's are 200,000."""
 
@@ -195,6 +198,7 @@ class Reply:
             `validation-trained`.
         validation_examples: number of its validation examples.
         work: what its training took.
+        further: metrics of a user's own train and evaluate functions, by name (`fedhet.wrap`).
     """
 
     client: str
@@ -206,6 +210,7 @@ class Reply:
     measured: dict[str, Measured] = field(default_factory=dict)
     validation_examples: int = 0
     work: Work = field(default_factory=Work)
+    further: dict[str, float] = field(default_factory=dict)
 
     @property
     def arrays(self) -> dict[str, Arrays]:
@@ -231,7 +236,7 @@ class Reply:
             metrics["validation-examples"] = self.validation_examples
         if self.work.steps:
             metrics |= {kebab(name): count for name, count in vars(self.work).items()}
-        return metrics
+        return metrics | {f"{FURTHER}{name}": value for name, value in self.further.items()}
 
     @classmethod
     def of(cls, payload: Payload, metrics: Mapping[str, Any], report: Report) -> "Reply":
@@ -245,11 +250,25 @@ class Reply:
             test_examples=numbers.count("test-examples", 0),
             train_loss=numbers.number("train-loss") if "train-loss" in numbers else None,
             measured={
-                key.removesuffix("-metric"): _measured(metrics, key) for key in metrics if key.endswith("-metric")
+                key.removesuffix("-metric"): _measured(metrics, key)
+                for key in metrics
+                if key.endswith("-metric") and not key.startswith(FURTHER)
             },
             validation_examples=numbers.count("validation-examples", 0),
             work=Work(**numbers.plain(Work)),
+            further=_further(metrics),
         )
+
+
+def _further(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a user's own, or a WireError: they are few, finite, and have names that can be shown."""
+    names = [key.removeprefix(FURTHER) for key in metrics if key.startswith(FURTHER)]
+    if len(names) > MOST_FURTHER or not all(name.isprintable() and 0 < len(name) <= LONGEST for name in names):
+        raise WireError(
+            f"it has {len(names)} metrics of its own, such as {shortened(names[:1])}: at most {MOST_FURTHER} are "
+            f"taken, with printable names of up to {LONGEST} characters"
+        )
+    return {name: Fields(metrics).number(f"{FURTHER}{name}") for name in names}
 
 
 def _measured(metrics: Mapping[str, Any], key: str) -> Measured:

@@ -1,0 +1,176 @@
+"""A ClientApp of the user's own under fedhet's strategies: its train and evaluate functions stay as they are."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from fedhet import registry, supplied
+from fedhet.client import jobs
+from fedhet.client.app import Answers
+from fedhet.client.clients import Clients
+from fedhet.client.jobs import Job, Loop, Tried
+from fedhet.data import ClientData, Examples
+from fedhet.data.reading import LazyInputs
+from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
+from fedhet.flower import ClientApp, Context, Message, ask_app
+from fedhet.keys import kebab
+from fedhet.learning import Trained
+from fedhet.options import Config
+from fedhet.task import Metric, Task, as_task
+from fedhet.wire import Payload, check, load_into, spec_of
+
+log = logging.getLogger("flwr").getChild("fedhet")
+
+
+def wrap(
+    app: ClientApp,
+    model: Any,
+    examples: Callable[..., tuple[int, int]],
+    *,
+    accuracy: str = "eval_acc",
+    loss: str = "eval_loss",
+    train_loss: str = "train_loss",
+) -> ClientApp:
+    """A ClientApp that answers fedhet's strategies with the train and evaluate functions of another.
+
+    These functions receive what Flower's own strategies send, and return what those expect: `arrays`, the network's
+    state dict, and `config` with `server-round`, `lr`, `local-epochs`, `batch-size` and the method's own keys; arrays
+    come back from training, metrics from both. All metrics reach the run's history by their names. fedhet keeps what
+    stays with the client, and sends what the method shares. A method that needs fedhet's training loop is refused.
+
+    Args:
+        app: the user's own, with `@app.train()` and `@app.evaluate()`.
+        model: as of `fedhet.make_client_app`; its state dict has the arrays that the functions receive and return.
+        examples: a function of a client, such as of its `partition_id`, that returns its numbers of training and test
+            examples, which do not change within a run.
+        accuracy: name of the metric of `evaluate` that is the score, from 0 to 1.
+        loss: name of the mean loss there.
+        train_loss: name of the mean loss among the metrics of `train`; it may be missing.
+
+    Raises:
+        ModelError: `model` is none.
+        ConfigError: `app` is no ClientApp, or `examples` needs arguments that it cannot be given.
+    """
+    if not isinstance(app, ClientApp):
+        raise ConfigError(f"app must be a flwr.clientapp.ClientApp, not {type(app).__name__}")
+    if (function := supplied.model_function(model)) is None:
+        raise ModelError("fedhet.wrap needs the model whose arrays the app's functions receive: fedhet.wrap(app, Net)")
+    answers = _Answers(_Clients(function, supplied.counts_function(examples, _unread), as_task(None)), app)
+    answers.names = accuracy, loss, train_loss
+    wrapped = ClientApp()
+    wrapped.query()(partial(answers, answers.question))
+    wrapped.train()(partial(answers, jobs.train))
+    wrapped.evaluate()(partial(answers, jobs.evaluate))
+    return wrapped
+
+
+class _Unread:
+    """Stands for examples that only the app's own functions read."""
+
+    def __getitem__(self, row: int) -> Any:
+        raise DataError(
+            "its examples are read by its app's own functions alone (fedhet.wrap), and a setting of the run needs them "
+            "here: batch-norm = local, and no validation part"
+        )
+
+
+def _unread(client: str, counts: Any) -> ClientData:
+    """So many examples as a client has, none of which can be read; a DataError for what are no two numbers."""
+    try:
+        train, test = (int(count) for count in counts)
+    except (TypeError, ValueError):
+        train, test = -1, -1
+    if train < 1 or test < 0:
+        raise DataError(
+            f"client {client}: examples must return the numbers of training and test examples, at least (1, 0), not "
+            f"{counts!r}"
+        )
+    return ClientData(_examples(train), _examples(test))
+
+
+def _examples(count: int) -> Examples:
+    return Examples(LazyInputs(_Unread(), None, torch.arange(count)), torch.zeros(count, dtype=torch.int64))
+
+
+class _Clients(Clients):
+    """Clients whose networks and data are tried out by nobody here."""
+
+    def _try(self, *_: Any) -> Tried:
+        return Tried(Task("classification"), 0)
+
+
+class _Answers(Answers):
+    """Answers messages with the functions of a user's own app."""
+
+    names: tuple[str, str, str]
+    """Of the metrics that are the accuracy, the loss and the loss of training."""
+
+    def __init__(self, clients: Clients, app: ClientApp) -> None:
+        super().__init__(clients, flower=False, clipped=False)
+        self._app = app
+
+    def loop(self, config: Config, message: Message, context: Context) -> Loop:
+        """The app's functions for a message; a ConfigError for a method or a setting that needs fedhet's loop."""
+        if not registry.client_side(config.method_name).takes_any_loop:
+            raise ConfigError(
+                f"{config.method_name} needs fedhet's training loop, and this client's app trains with its own "
+                "(fedhet.wrap): make it with fedhet.make_client_app, or take fedavg, fedprox, fedrep, lg-fedavg or "
+                "layer-average"
+            )
+        if config.validation or config.unseen_clients:
+            key = "validation" if config.validation else "unseen-clients"
+            raise ConfigError(f"{key} needs fedhet's own loop, and this client's app has its own (fedhet.wrap)")
+        return _Loop(self._app, message, context, self.names)
+
+
+class _Loop:
+    """The train and evaluate functions of a user's app, as one message asks for them."""
+
+    def __init__(self, app: ClientApp, message: Message, context: Context, names: tuple[str, str, str]) -> None:
+        self._app, self._message, self._context, self._names = app, message, context, names
+
+    def train(self, job: Job) -> None:
+        """Train the client's network."""
+        client, train_loss = job.client, self._names[2]
+        arrays, metrics = self._ask("train", job)
+        try:
+            check(arrays, spec_of(client.tensors), "the arrays that its train function returned")
+        except FedhetError as error:
+            raise ModelError(f"{error} (fedhet.wrap)") from error
+        load_into(client.tensors, arrays)
+        if train_loss in metrics:
+            client.trained = Trained(loss=metrics[train_loss], epochs=1)
+        job.further |= metrics
+
+    def measure(self, job: Job, when: str) -> None:
+        """Evaluate the client's network, of what it `received` or `trained`, on its test examples."""
+        count, (accuracy, loss, _) = len(job.client.data.test), self._names
+        if count < max(job.policy.least, 1):
+            log.warning("client %s has %d test examples, too few for a metric (min-examples)", job.client.name, count)
+            return
+        metrics = self._ask("evaluate", job)[1]
+        if missing := next((name for name in (accuracy, loss) if name not in metrics), None):
+            raise ModelError(
+                f"its evaluate function returned no metric {missing!r} but {', '.join(sorted(metrics)) or 'none'}: "
+                "name its accuracy and its loss, fedhet.wrap(..., accuracy='...', loss='...')"
+            )
+        metric = Metric((metrics[accuracy],), (float(count),))
+        job.measured[when] = job.policy.measured(metric, metrics[loss], examples=count, ranked=False)
+        if when == job.side.traits.scored:
+            job.further |= metrics
+
+    def _ask(self, action: str, job: Job) -> tuple[dict[str, Any], dict[str, float]]:
+        client, config = job.client, job.client.config
+        settings = {kebab(name): value for name, value in vars(config.parameters).items()}
+        settings |= {"proximal-mu": settings["mu"]} if config.method_name == "fedprox" else {}
+        settings |= {
+            "server-round": client.request.round,
+            "lr": client.optimisation().learning_rate,
+            "local-epochs": client.request.epochs,
+            "batch-size": config.batch_size,
+        }
+        sent = Payload({"arrays": {name: tensor.cpu().numpy() for name, tensor in client.tensors.items()}})
+        return ask_app(self._app, action, self._message, self._context, sent, settings)

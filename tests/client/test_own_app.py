@@ -1,0 +1,238 @@
+"""A user's own Flower ClientApp under fedhet's strategies (`fedhet.wrap`), and Flower's strategy over fedhet's app."""
+
+import logging
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as flower
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import fedhet
+from fedhet.errors import ConfigError, FedhetError, ModelError
+from fedhet.flower.grid import LocalGrid
+
+pytestmark = pytest.mark.usefixtures("home", "no_report")
+EXAMPLES = 24
+
+
+def load(partition_id):
+    generator = torch.Generator().manual_seed(partition_id)
+    inputs = torch.randn(EXAMPLES + 12, 4, generator=generator, dtype=torch.float64)
+    return inputs, (inputs[:, 0] > 0).long()
+
+
+def network(partition_id=0):
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)).double()
+
+
+def hospital(seen=None, net=network, wrong=None):
+    """The ClientApp of Flower's PyTorch tutorial."""
+    app = ClientApp()
+
+    @app.train()
+    def train(msg, context):
+        model, config = net(), msg.content["config"]
+        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+        if seen is not None:
+            seen.append(dict(config))
+        inputs, labels = (part[:EXAMPLES] for part in load(context.node_config["partition-id"]))
+        start = [parameter.detach().clone() for parameter in model.parameters()]
+        optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
+        for _ in range(config["local-epochs"]):
+            loss = cross_entropy(model(inputs), labels)
+            if mu := config.get("proximal-mu", 0.0):
+                pairs = zip(model.parameters(), start, strict=True)
+                loss = loss + mu / 2 * sum((now - then).square().sum() for now, then in pairs)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        metrics = MetricRecord({"train_loss": loss.item(), "hours": 2.0, "num-examples": EXAMPLES})
+        arrays = ArrayRecord((wrong or model).state_dict())
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=msg)
+
+    @app.evaluate()
+    def evaluate(msg, context):
+        model = net()
+        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+        inputs, labels = (part[EXAMPLES:] for part in load(context.node_config["partition-id"]))
+        scores = model(inputs)
+        metrics = {
+            "eval_loss": cross_entropy(scores, labels).item(),
+            "eval_acc": (scores.argmax(1) == labels).double().mean().item(),
+            "sensitivity": 0.75,
+            "num-examples": len(labels),
+        }
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)
+
+    return app
+
+
+def counts(partition_id):
+    return EXAMPLES, 12
+
+
+def fedhets_own():
+    """The same clients by fedhet's own loop."""
+    parts = [slice(EXAMPLES), slice(EXAMPLES, None)]
+    return fedhet.make_client_app(
+        lambda partition_id: network(), lambda partition_id: [tuple(p[s] for p in load(partition_id)) for s in parts]
+    )
+
+
+SETTINGS = {"rounds": 3, "local_epochs": 2, "learning_rate": 0.5, "batch_size": EXAMPLES, "momentum": 0.0, "clients": 3}
+
+
+def started(strategy, app):
+    rows = []
+
+    class Watch(fedhet.observing.Observer):
+        def round(self, run, report):
+            rows.append(report.row)
+
+    strategy.reporter.observers.append(Watch())
+    result = strategy.start(LocalGrid(app, 3))
+    return result, rows
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("FedAvg", {}),
+        ("FedAvg", {"aggregation": "median"}),
+        ("FedProx", {"fedprox.mu": 0.5}),
+        ("LGFedAvg", {}),
+        ("LayerAverage", {"batch_norm": "local"}),
+        ("LayerAverage", {"batch_norm": "local", "layer-average.by": "prefix"}),
+    ],
+)
+def test_its_own_functions_do_what_fedhets_loop_does(name, more):
+    """With the same steps, a full batch each, the shared arrays and every evaluation agree."""
+    ours, theirs = (
+        started(getattr(fedhet, name)(**{**SETTINGS, **more}), app)
+        for app in (fedhets_own(), fedhet.wrap(hospital(), network, counts))
+    )
+    mine, own = (result.arrays.to_torch_state_dict() for result, _ in (ours, theirs))
+    torch.testing.assert_close(mine, own, rtol=0, atol=1e-12)
+    for one, other in zip(ours[1], theirs[1], strict=True):
+        for which in ("received", "trained"):
+            assert (one[which] is None) == (other[which] is None)
+            if one[which]:
+                assert one[which]["loss"]["mean"] == pytest.approx(other[which]["loss"]["mean"], abs=1e-9)
+                assert one[which]["accuracy"] == other[which]["accuracy"]
+
+
+def test_under_fedrep_heads_stay_at_home(tmp_path):
+    sent = []
+    strategy = fedhet.FedRep(**SETTINGS | {"local_epochs": 3, "closing_epochs": 0})
+    result, rows = started(strategy, fedhet.wrap(hospital(sent), network, counts))
+    assert set(result.arrays) == {"0.weight", "0.bias"}
+    assert [row["bytes_up"] for row in rows[1:4]] == [3 * 4 * (4 * 5 + 5)] * 3  # float32
+    assert {config["body-epochs"] for config in sent} == {1}  # its function may heed them
+    assert rows[-1]["received"]["accuracy"]["mean"] > 0.6
+
+
+def test_its_metrics_keep_their_names_in_the_history():
+    _, rows = started(fedhet.FedAvg(**SETTINGS), fedhet.wrap(hospital(), network, counts))
+    first, last = rows[1], rows[-1]
+    assert first["metrics"] | {"hours": 2.0, "sensitivity": 0.75} == first["metrics"]
+    assert first["train_loss"] == pytest.approx(first["metrics"]["train_loss"])
+    assert last["received"]["accuracy"]["weighted"] == pytest.approx(last["metrics"]["eval_acc"])
+
+
+def test_its_functions_receive_what_flowers_strategies_send():
+    sent = []
+    strategy = fedhet.FedProx(**SETTINGS, **{"fedprox.mu": 0.5})
+    strategy.start(
+        LocalGrid(fedhet.wrap(hospital(sent), network, counts), 3),
+        train_config=ConfigRecord({"lr": 0.25, "ward": "north"}),
+    )
+    assert {(each["lr"], each["proximal-mu"], each["local-epochs"], each["ward"]) for each in sent} == {
+        (0.25, 0.5, 2, "north")
+    }
+    assert sorted({each["server-round"] for each in sent}) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["FedHeNN", "FedMD", "FedProto", "FLHAGHN", "FML", "ClassAverage", "HeteroFL"])
+def test_methods_that_need_fedhets_loop_say_so_by_name(name):
+    strategy = getattr(fedhet, name)(**SETTINGS)
+    with pytest.raises(FedhetError, match=f"{strategy.config.method_name} needs fedhet's training loop, and this"):
+        strategy.start(LocalGrid(fedhet.wrap(hospital(), network, counts), 3))
+
+
+class TestItIsToldWhatIsWrong:
+    def start(self, app, **more):
+        fedhet.FedAvg(**SETTINGS, **more).start(LocalGrid(app, 3))
+
+    def test_arrays_of_another_network(self):
+        wrong = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).double()
+        with pytest.raises(FedhetError, match=r"that its train function returned: 0\.weight is float64\[6, 4\]"):
+            self.start(fedhet.wrap(hospital(wrong=wrong), network, counts))
+
+    def test_a_score_by_another_name(self):
+        with pytest.raises(FedhetError, match=r"returned no metric 'auc' but eval_acc, eval_loss, num-examples, sens"):
+            self.start(fedhet.wrap(hospital(), network, counts, accuracy="auc"))
+
+    def test_no_function_to_evaluate(self):
+        app = ClientApp()
+        app.train()(lambda msg, context: None)
+        with pytest.raises(FedhetError, match=r"its app has no function for evaluate: @app\.evaluate\(\)"):
+            self.start(fedhet.wrap(app, network, counts))
+
+    @pytest.mark.parametrize("more", [{"validation": 0.2}, {"early_stopping": 2, "validation": 0.2}])
+    def test_settings_that_need_its_examples(self, more):
+        with pytest.raises(FedhetError, match="validation needs fedhet's own loop"):
+            self.start(fedhet.wrap(hospital(), network, counts), **more)
+
+    def test_statistics_that_need_its_examples(self):
+        def net(partition_id=0):
+            return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)).double()
+
+        with pytest.raises(FedhetError, match=r"its examples are read by its app's own functions alone"):
+            self.start(fedhet.wrap(hospital(net=net), net, counts), batch_norm="re-estimate")
+
+    def test_numbers_of_examples_that_are_none(self):
+        with pytest.raises(FedhetError, match=r"examples must return the numbers of training and test examples"):
+            self.start(fedhet.wrap(hospital(), network, lambda partition_id: 5))
+
+    def test_what_is_no_app_or_no_model(self):
+        with pytest.raises(ConfigError, match=r"app must be a flwr\.clientapp\.ClientApp, not str"):
+            fedhet.wrap("app", network, counts)
+        with pytest.raises(ModelError, match="needs the model whose arrays"):
+            fedhet.wrap(hospital(), None, counts)
+
+
+def test_a_node_that_keeps_its_metrics_keeps_the_users_too():
+    app = fedhet.wrap(hospital(), network, counts)
+
+    def at_a_node(message, context):
+        context.node_config |= {"allow": "weights"}
+        return app(message, context)
+
+    _, rows = started(fedhet.FedAvg(**SETTINGS), at_a_node)
+    assert (rows[-1]["received"], rows[-1]["metrics"], rows[1]["train_loss"]) == (None, {}, None)
+
+
+def test_few_test_examples_give_no_metric(caplog):
+    app = fedhet.wrap(hospital(), network, counts)
+
+    def at_a_node(message, context):
+        context.node_config |= {"min-examples": 13}
+        return app(message, context)
+
+    with caplog.at_level(logging.WARNING):
+        _, rows = started(fedhet.FedAvg(**SETTINGS), at_a_node)
+    assert rows[-1]["received"] is None
+    assert "eval_acc" not in rows[-1]["metrics"]
+    assert "12 test examples, too few for a metric" in caplog.text
+
+
+def test_flowers_own_strategy_over_fedhets_app_is_one_sentence(tiny, caplog):
+    arrays = ArrayRecord(tiny.model().state_dict())
+    with caplog.at_level(logging.INFO):
+        result = flower.FedAvg(min_available_nodes=2).start(LocalGrid(tiny.app(), 2), arrays, num_rounds=1)
+    assert "this ClientApp is fedhet's, and the strategy that asks it is not: start one of fedhet's" in caplog.text
+    assert "Inconsistent" not in caplog.text
+    assert not result.train_metrics_clientapp
