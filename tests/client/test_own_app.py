@@ -236,3 +236,29 @@ def test_flowers_own_strategy_over_fedhets_app_is_one_sentence(tiny, caplog):
     assert "this ClientApp is fedhet's, and the strategy that asks it is not: start one of fedhet's" in caplog.text
     assert "Inconsistent" not in caplog.text
     assert not result.train_metrics_clientapp
+
+
+def test_it_goes_on_after_a_pause_as_if_there_was_none():
+    """A server that starts anew from its state, with personal heads at the clients."""
+    settings = SETTINGS | {"local_epochs": 3, "closing_epochs": 0}
+    straight, _ = started(fedhet.FedRep(**settings), fedhet.wrap(hospital(), network, counts))
+    app = fedhet.wrap(hospital(), network, counts)
+    first = fedhet.FedRep(**settings | {"rounds": 2})
+    started(first, app)
+    second = fedhet.FedRep(**settings)
+    second.state = first.state
+    resumed, rows = started(second, app)
+    assert [row["round"] for row in rows][-2:] == [3, 4]  # the last is the evaluation at the end
+    torch.testing.assert_close(straight.arrays.to_torch_state_dict(), resumed.arrays.to_torch_state_dict())
+
+
+@pytest.mark.slow
+def test_in_flowers_simulation():
+    from flwr.serverapp import ServerApp
+    from flwr.simulation import run_simulation
+
+    results, server = [], ServerApp()
+    server.main()(lambda grid, context: results.append(fedhet.FedAvg(**SETTINGS).start(grid)))
+    run_simulation(server, fedhet.wrap(hospital(), network, counts), 3)
+    here, _ = started(fedhet.FedAvg(**SETTINGS), fedhet.wrap(hospital(), network, counts))
+    torch.testing.assert_close(results[0].arrays.to_torch_state_dict(), here.arrays.to_torch_state_dict())
