@@ -1,7 +1,7 @@
 """The figure of a comparison."""
 
-import math
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -9,21 +9,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedhet.comparing.measures import VariantResult
-from fedhet.results.plotting import BLUE, INK, ORANGE, PALETTE, draw_line, label_axes, new_figure
+from fedhet.results.plotting import BLUE, INK, ORANGE, draw_line, label_axes, look, new_figure
 
 
 def comparison_figure(results: Sequence[VariantResult]) -> Figure:
-    """Personal accuracy by round, mean and spread over seeds, beside the last round's personal and global accuracy."""
+    """Personal accuracy by round, mean and spread over seeds, above the last round's personal and global accuracy."""
     results = [result for result in results if result.outcomes]
     metric = results[0].outcomes[0].files.metric
-    figure, (curves, bars) = new_figure(10.5, 3.9, panels=2)
+    height = 0.2 + 0.5 * len(results)  # of the bars
+    figure, (curves, bars) = new_figure(3.2 + height, rows=2, ratios=(2.2, height))
     _draw_curves(curves, results)
-    label_axes(curves, "round", f"personal {metric}")
-    curves.set_title("by round (band: spread over seeds)", fontsize=10, color=INK)
+    label_axes(curves, "round (band: spread over seeds)", f"personal {metric}")
     _draw_bars(bars, results)
-    label_axes(bars, metric, "", whole=False)
-    title = "after the last round" + (" (* equal models)" * any(result.equalised for result in results))
-    bars.set_title(title, fontsize=10, color=INK)
+    equal = " (* equal models)" * any(result.equalised for result in results)
+    label_axes(bars, f"{metric} after the last round{equal}", "", whole=False)
     return figure
 
 
@@ -32,18 +31,18 @@ def gains_figure(results: Sequence[VariantResult]) -> Figure | None:
 
     Clients of all seeds are in one line; those that are worse off by more than noise have a filled dot.
     """
-    figure, (axes,) = new_figure(7.2, 3.6)
+    figure, (axes,) = new_figure(2.9)
     for position, result in enumerate(results):
         found = sorted((gain for each in result.outcomes for gain in each.gains.values()), key=lambda gain: gain.value)
         if not found:
             continue
-        colour, share = PALETTE[position % len(PALETTE)], sum(gain.worse_off for gain in found) / len(found)
+        line, share = look(position), sum(gain.worse_off for gain in found) / len(found)
         places = [100 * (place + 0.5) / len(found) for place in range(len(found))]
         values = [gain.value for gain in found]
         label = f"{result.variant}, {share:.0%} worse off"
-        axes.plot(places, values, "-", color=colour, label=label, drawstyle="steps-mid", linewidth=1.4)
+        axes.plot(places, values, **line, label=label, drawstyle="steps-mid", linewidth=1.4)
         worse = [gain.worse_off for gain in found]
-        axes.plot(np.array(places)[worse], np.array(values)[worse], "o", color=colour, markersize=4)
+        axes.plot(np.array(places)[worse], np.array(values)[worse], "o", color=line["color"], markersize=4)
     axes.axhline(0, color=INK, linewidth=0.9)
     axes.set_xlim(0, 100)
     metric = next((each.files.metric for result in results for each in result.outcomes), "accuracy")
@@ -54,24 +53,30 @@ def gains_figure(results: Sequence[VariantResult]) -> Figure | None:
 
 def _draw_curves(axes: Axes, results: Sequence[VariantResult]) -> None:
     for position, result in enumerate(results):
-        colour = PALETTE[position % len(PALETTE)]
+        line = look(position)
         curves = [dict(each.files.curve) for each in result.outcomes]
         rounds = sorted(set.intersection(*map(set, curves)))
         values = np.array([[curve[number] for number in rounds] for curve in curves])
         means, spreads = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else 0.0
-        draw_line(axes, list(zip(rounds, means, strict=True)), color=colour, label=result.variant)
-        axes.fill_between(rounds, means - spreads, means + spreads, color=colour, alpha=0.15, linewidth=0)
+        draw_line(axes, list(zip(rounds, means, strict=True)), **line, label=result.variant)
+        axes.fill_between(rounds, means - spreads, means + spreads, color=line["color"], alpha=0.15, linewidth=0)
 
 
 def _draw_bars(axes: Axes, results: Sequence[VariantResult]) -> None:
-    for offset, which, colour in ((-0.19, "personal", BLUE), (0.19, "global", ORANGE)):
-        values = [(result.mean(f"{which}_accuracy"), result.spread(f"{which}_accuracy")) for result in results]
-        means, spreads = np.array([[math.nan if each is None else each for each in pair] for pair in values]).T
-        look: dict[str, Any] = {"height": 0.36, "color": colour, "alpha": 0.85, "ecolor": INK, "capsize": 2.5}
-        label = which if np.isfinite(means).any() else None
-        bars = axes.barh(np.arange(len(results)) + offset, means, xerr=spreads, label=label, **look)
-        axes.bar_label(bars, fmt="%.3f", padding=5, color=INK, fontsize=8)
-    axes.set_yticks(range(len(results)), [result.label for result in results])
-    axes.set_ylim(len(results) - 0.5, -0.5)
-    axes.set_xlim(0, 1.2 * axes.dataLim.x1)
+    """Draw each variant's bars, one below the other, and its name under them."""
+    place = 0.0
+    for result in results:
+        for which, colour in (("personal", BLUE), ("global", ORANGE)):
+            if (mean := result.mean(f"{which}_accuracy")) is not None:
+                style: dict[str, Any] = {"color": colour, "alpha": 0.85, "ecolor": INK, "capsize": 2.5, "label": which}
+                spread = result.spread(f"{which}_accuracy")
+                bar = axes.barh(place, mean, xerr=spread, height=1, align="edge", **style)
+                axes.bar_label(bar, fmt="%.3f", padding=5, color=INK, fontsize=8)
+                place += 1
+        axes.text(0, place + 0.1, fill(result.label, 56), va="top", fontsize=8, color=INK)
+        place += 1.6
+    axes.set_yticks([])
+    axes.set_ylim(place - 0.4, -0.4)
+    axes.margins(x=0.2)
+    axes.set_xlim(left=0)
     axes.grid(visible=False, axis="y")

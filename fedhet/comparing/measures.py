@@ -12,8 +12,8 @@ from functools import cached_property
 from fedhet.comparing.gains import Gain, gains, worse_off, worst_tenth
 from fedhet.comparing.settings import PlannedRun
 from fedhet.comparing.uncertainty import CONFIDENCE as CONFIDENCE
+from fedhet.comparing.uncertainty import FEWEST, Scores, holm, minus, scores_of
 from fedhet.comparing.uncertainty import Difference as Difference
-from fedhet.comparing.uncertainty import Scores, holm, minus, scores_of
 from fedhet.comparing.uncertainty import paired_difference as paired_difference
 from fedhet.predictions import Predictions, read_predictions
 from fedhet.results.history import RunFiles, read_run
@@ -98,13 +98,16 @@ class VariantResult:
         return statistics.stdev(values) if len(values) > 1 else None
 
     def difference(self, other: "VariantResult", measure: str) -> Difference | None:
-        """This variant minus another, see `paired_difference`; of personal accuracy over test examples, too."""
+        """This variant minus another, see `paired_difference`; of personal accuracy over test examples, too.
+
+        Fewer than `FEWEST` seeds have no interval.
+        """
         theirs = {each.run.seed: each for each in other.outcomes}
         scores = {}
         if measure == "personal_accuracy":
             pairs = ((each, theirs[each.run.seed]) for each in self.outcomes if each.run.seed in theirs)
             scores = {mine.run.seed: minus(mine.scores, its.scores) for mine, its in pairs}
-        return paired_difference(self._by_seed(measure), other._by_seed(measure), scores)
+        return paired_difference(self._by_seed(measure), other._by_seed(measure), scores, fewest=FEWEST)
 
     def _by_seed(self, measure: str) -> dict[int, float]:
         return {each.run.seed: value for each in self.outcomes if (value := each.values[measure]) is not None}

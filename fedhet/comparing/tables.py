@@ -165,7 +165,10 @@ def notes_below(
         "and down) and time: mean of a run, all clients together."
     ]
     if "trained_accuracy" in _shown(results):
-        notes.append("After training: after the last local training, where that is not the headline score.")
+        notes.append(
+            "After training: after the last local training, before the last aggregation, where that is not the "
+            "headline score."
+        )
     if "common_accuracy" in _shown(results):
         notes.append("Common: on the common test set, of the global model where there is one, else of clients' models.")
     notes += [*_differences(results, baseline, metrics[0]), *_clients(results)]
@@ -188,14 +191,17 @@ def _differences(results: Sequence[VariantResult], baseline: VariantResult, metr
         return
     found = {each.variant: each.difference(baseline, "personal_accuracy") for each in others}
     wider = {name: each.widening for name, each in found.items() if each and each.widening is not None}
-    covers = "of seeds alone (Student's t)"
+    covers = f"with its {CONFIDENCE:.0%} interval of seeds alone (Student's t)"
     if wider:
         most = max(wider, key=lambda name: wider[name])
-        covers = f"of seeds and test examples; these widen it by up to {wider[most]:.0%} ({most})"
-    yield (
-        f"Minus {baseline.variant}: difference of personal {metric}, paired over the seeds that both completed, with "
-        f"its {CONFIDENCE:.0%} interval {covers}."
-    )
+        covers = (
+            f"with its {CONFIDENCE:.0%} interval of seeds and test examples; these widen it by up to "
+            f"{wider[most]:.0%} ({most})"
+        )
+    if few := {each.seeds for each in found.values() if each and each.low is None}:
+        covers = f"of which there are {max(few)}: too few seeds for an interval"
+    paired = "paired over the seeds that both completed"
+    yield f"Minus {baseline.variant}: difference of personal {metric}, {paired}, {covers}."
     if p_values := corrected_p_values(results, baseline):
         number, level = len(p_values), 1 - CONFIDENCE
         corrected = f", corrected for the {number} differences of the table (Holm)" if number > 1 else ""

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from fedhet.predictions import Predictions
 
 CONFIDENCE = 0.95
+FEWEST = 3
+"""Fewer seeds have no interval in tables: Student's of two is about thirteen times as wide as their difference."""
 
 
 class Scores(NamedTuple):
@@ -70,7 +72,7 @@ class Difference:
     Attributes:
         mean: over seeds.
         seeds: their number.
-        variance: of the mean, by the spread over seeds; None for one seed.
+        variance: of the mean, by the spread over seeds; None where they are too few.
         shared: variance that the seeds share through their test examples; None if these are not known.
     """
 
@@ -80,7 +82,7 @@ class Difference:
     shared: float | None = None
 
     def margin(self, p: float = 1 - CONFIDENCE) -> float | None:
-        """Half the width of the interval of confidence 1 - p; None for one seed.
+        """Half the width of the interval of confidence 1 - p; None without `variance`.
 
         The margins of both variances, by Student's t and by the normal distribution, are put together as the roots of
         independent squares (Zou and Donner, Statistics in Medicine 27, 2008).
@@ -94,7 +96,7 @@ class Difference:
 
     @property
     def low(self) -> float | None:
-        """The lower end of the interval (`CONFIDENCE`); None for one seed."""
+        """The lower end of the interval (`CONFIDENCE`); None without `variance`."""
         return None if (margin := self.margin()) is None else self.mean - margin
 
     @property
@@ -112,7 +114,7 @@ class Difference:
 
     @property
     def p(self) -> float | None:
-        """The p-value of no difference: 1 - the greatest confidence whose interval leaves 0 out; None for one seed."""
+        """The p-value of no difference: 1 - the greatest confidence that leaves 0 out; None without `variance`."""
         if self.variance is None:
             return None
         if not self.mean or not (self.variance or self.shared):
@@ -125,18 +127,23 @@ class Difference:
 
 
 def paired_difference(
-    mine: Mapping[int, float], theirs: Mapping[int, float], scores: Mapping[int, Scores | None] | None = None
+    mine: Mapping[int, float],
+    theirs: Mapping[int, float],
+    scores: Mapping[int, Scores | None] | None = None,
+    *,
+    fewest: int = 2,
 ) -> Difference | None:
     """`mine` minus `theirs`, by seed, over common seeds; None without any.
 
-    With `scores`, the differences by test example of each seed, intervals are of test examples, too.
+    With `scores`, the differences by test example of each seed, intervals are of test examples, too. Of fewer than
+    `fewest` seeds there is no interval.
     """
     differences = {seed: value - theirs[seed] for seed, value in mine.items() if seed in theirs}
     if not differences:
         return None
     seeds, mean = len(differences), statistics.fmean(differences.values())
-    if seeds == 1:
-        return Difference(mean, 1)
+    if seeds < fewest:
+        return Difference(mean, seeds)
     known = [found for seed in differences if (found := (scores or {}).get(seed)) is not None]
     shared = shared_variance(known) if len(known) == seeds else None
     return Difference(mean, seeds, statistics.variance(differences.values()) / seeds, shared)

@@ -55,7 +55,7 @@ class Verdict:
         if self.beats:
             yield f"{method} wins with {its}: {by} to the best training alone ({best})."
         elif low is None or high is None:
-            yield f"One seed gives no interval and no verdict: {both} A longer budget gives more seeds."
+            yield f"Too few seeds for an interval, so there is no verdict: {both} A longer budget gives more seeds."
         elif high < 0:
             yield f"Nothing beats training alone here: {both}"
         else:

@@ -1,5 +1,6 @@
 """Drawings of the matrices that methods keep for their reports; which method has which, the registry says."""
 
+import math
 from collections.abc import Mapping
 from itertools import accumulate, groupby, pairwise
 from typing import Any
@@ -7,7 +8,17 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedhet.results.plotting import BLUE, INK, ORANGE, colour_bar, draw_image, faded, new_figure
+from fedhet.results.plotting import (
+    BLUE,
+    INK,
+    ORANGE,
+    colour_bar,
+    draw_image,
+    faded,
+    name_ticks,
+    new_figure,
+    whole_numbers,
+)
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.rows import client_order
 
@@ -27,7 +38,7 @@ def cka_figure(matrices: Mapping[str, Any]) -> Figure:
     groups = [(name, len(list(members))) for name, members in groupby(architectures[i] for i in order)]
     ends = list(accumulate((size for _, size in groups), initial=0))
     sides = [side for side in ("before", "after") if matrices.get(side) is not None]
-    figure, panels = new_figure(1.9 + 3.4 * len(sides), 4.0, panels=len(sides))
+    figure, panels = new_figure(3.9 * len(sides), rows=len(sides))
     for axes, side in zip(panels, sides, strict=True):
         values = np.asarray(matrices[side], dtype=float)[np.ix_(order, order)]
         image = draw_image(axes, values, vmin=0, vmax=1, cmap="viridis")
@@ -39,9 +50,8 @@ def cka_figure(matrices: Mapping[str, Any]) -> Figure:
             axes.axvline(edge - 0.5, color="white", linewidth=1)
         axes.set(xlabel="client", xticks=[], yticks=[])
         if len(clients) <= MOST_LABELLED:
-            turned = 90 if max(map(len, clients)) > 2 else 0
-            axes.set_xticks(range(len(order)), [clients[i] for i in order], fontsize=8, rotation=turned)
-    panels[0].set_yticks(_middles(ends), [name or UNDISCLOSED for name, _ in groups], fontsize=8)
+            name_ticks(axes.xaxis, range(len(order)), (clients[i] for i in order))
+        name_ticks(axes.yaxis, _middles(ends), (name or UNDISCLOSED for name, _ in groups))
     colour_bar(image, panels, "CKA", fraction=0.025)
     return figure
 
@@ -54,16 +64,16 @@ def shared_filters_figure(matrices: Mapping[str, Any]) -> Figure:
     clients = [str(client) for client in matrices["clients"]]
     layers = {layer["name"]: np.asarray(layer["units"]) for layer in matrices["layers"]}
     ordered = [units[:, np.argsort(-units.sum(0), kind="stable")] for units in layers.values()]
-    figure, (axes,) = new_figure(8.4, max(1.8, 0.9 + 0.17 * len(clients)))
+    figure, (axes,) = new_figure(max(1.8, 1.2 + 0.17 * len(clients)))
     draw_image(axes, np.concatenate(ordered, axis=1), vmin=0, vmax=1.4, cmap=faded(BLUE), aspect="auto")
     ends = list(accumulate((units.shape[1] for units in ordered), initial=0))
     for edge in ends[1:-1]:
         axes.axvline(edge - 0.5, color=ORANGE, linewidth=1)
     labels = [f"{name} ({units.shape[1]})" for name, units in layers.items()]
-    axes.set_xticks(_middles(ends), labels, fontsize=8, rotation=30, ha="right")
+    name_ticks(axes.xaxis, _middles(ends), labels)
     axes.set_ylabel("client")
     if len(clients) <= MOST_LABELLED:
-        axes.set_yticks(range(len(clients)), clients, fontsize=8)
+        name_ticks(axes.yaxis, range(len(clients)), clients)
     return figure
 
 
@@ -79,7 +89,10 @@ def cosines_figure(matrices: Mapping[str, Any]) -> Figure:
     """
     rounds = matrices["rounds"]
     count = len(rounds[0]["same"])
-    figure, panels = new_figure(1.0 + 1.9 * count, 2.6, panels=count)
+    figure, panels = new_figure(1.8 * math.ceil(count / 2), panels=2, rows=math.ceil(count / 2))
+    for unused in panels[count:]:
+        unused.remove()
+    panels = panels[:count]
     cosines = np.asarray([[row["same"], row["other"]] for row in rounds])
     for place, axes in enumerate(panels):
         for which, (label, colour) in enumerate((("same image", BLUE), ("different images", ORANGE))):
@@ -88,6 +101,8 @@ def cosines_figure(matrices: Mapping[str, Any]) -> Figure:
         axes.set_title("whole" if place == count - 1 else f"block {place + 1}", fontsize=10, color=INK)
         axes.set_ylim(min(0.0, cosines.min()) - 0.02, cosines.max() + 0.02)
         axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(whole_numbers())
     panels[0].set_ylabel("cosine to the others' mean")
-    panels[-1].legend(fontsize=7, frameon=False, labelcolor=INK)
+    legend: dict[str, Any] = {"loc": "outside upper left", "ncols": 2, "fontsize": 8, "frameon": False}
+    figure.legend(*panels[0].get_legend_handles_labels(), labelcolor=INK, **legend)
     return figure

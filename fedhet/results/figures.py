@@ -30,13 +30,16 @@ from fedhet.results.plotting import (
     draw_line,
     faded,
     label_axes,
+    look,
+    name_ticks,
     new_figure,
+    whole_numbers,
 )
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.rows import client_order
 
 MEGABYTE = 1e6
-MOST_NAMED = 10
+MOST_NAMED = 100
 """Up to so many clients have a colour and a name in a figure."""
 
 _TESTS: tuple[tuple[TestSet, str, str], ...] = (("own", "-", ""), ("common", "--", ", common test set"))
@@ -65,7 +68,7 @@ def run_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> dict[str, Fig
 
 def accuracy_figure(run: RunFiles) -> Figure | None:
     """Accuracy by round: weighted over clients, with the range over clients behind it."""
-    figure, (axes,) = new_figure(7.2, 3.6)
+    figure, (axes,) = new_figure(2.9)
     colours: dict[Which, str] = {"received": ORANGE, "trained": BLUE}
     for which, colour in colours.items():
         main = run.personal in (which, None)
@@ -74,7 +77,7 @@ def accuracy_figure(run: RunFiles) -> Figure | None:
         label = _CURVE_LABELS[run.personal][which] if run.has_global or not main else "personal models"
         for test, style, where in _TESTS:
             curve = learning_curve(run.rows, which, test=test)
-            draw_line(axes, curve, style, color=colour, label=label + where)
+            draw_line(axes, curve, linestyle=style, color=colour, label=label + where)
             low, high = (dict(learning_curve(run.rows, which, end, test)) for end in ("min", "max"))
             inside = [r for r, _ in curve if r in low and r in high]
             if main and curve == scored_curve(run.rows, which) and low != high and len(inside) > 1:
@@ -91,7 +94,7 @@ def clients_figure(run: RunFiles) -> Figure | None:
             by_name.setdefault(row.architecture, []).append(row.accuracy)
     if not by_name:
         return None
-    figure, (axes,) = new_figure(7.2, 1.1 + 0.45 * len(by_name))
+    figure, (axes,) = new_figure(0.8 + 0.4 * len(by_name))
     for position, name in enumerate(sorted(by_name)):
         values = sorted(by_name[name])
         # Neighbours in the sorted list go to different heights, so equal accuracies stay apart.
@@ -100,7 +103,7 @@ def clients_figure(run: RunFiles) -> Figure | None:
         axes.plot(values, heights, "o", color=colour, markersize=5, alpha=0.75, markeredgewidth=0)
         axes.vlines(fmean(values), position - 0.3, position + 0.3, color=INK, linewidth=2)
     labels = [f"{name or UNDISCLOSED} ({len(by_name[name])})" for name in sorted(by_name)]
-    axes.set_yticks(range(len(labels)), labels)
+    name_ticks(axes.yaxis, range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.45, -0.55)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"{run.metric} of each client (bar: mean)")
@@ -110,18 +113,18 @@ def clients_figure(run: RunFiles) -> Figure | None:
 def unseen_figure(run: RunFiles) -> Figure | None:
     """Accuracy of those who came after the last round, by epoch alone, with what they received and from scratch."""
     lines = unseen_lines(run.rows)
-    figure, (axes,) = new_figure(7.2, 3.2)
+    figure, (axes,) = new_figure(2.7)
     starts = {"received": (BLUE, "with what they received"), "scratch": (ORANGE, "from scratch")}
     for test, style, where in _TESTS:
         for start, (colour, label) in starts.items():
             points = [(epoch, value) for epoch, value in enumerate(lines.get((test, start), [])) if value is not None]
-            draw_line(axes, points, style, color=colour, label=label + where)
+            draw_line(axes, points, linestyle=style, color=colour, label=label + where)
     return figure if label_axes(axes, "epochs of training alone", run.metric) else None
 
 
 def loss_figure(run: RunFiles) -> Figure | None:
     """The loss in training, with what the method adds to it, and the loss on test data."""
-    figure, (axes,) = new_figure(7.2, 3.0)
+    figure, (axes,) = new_figure(2.7)
     training = [(row["round"], row["train_loss"]) for row in run.rows if row.get("train_loss") is not None]
     draw_line(axes, training, color=ORANGE, label="training")
     draw_line(axes, scored_curve(run.rows, run.scored, "loss"), color=BLUE, label="test")
@@ -137,12 +140,11 @@ def clients_by_round_figure(run: RunFiles) -> Figure | None:
             curves.setdefault(row.client, {})[after[row.round]] = row.accuracy
     if len({r for curve in curves.values() for r in curve}) < 2:
         return None
-    figure, (axes,) = new_figure(7.2, 3.2)
+    figure, (axes,) = new_figure(2.9)
     lines = {client: sorted(curves[client].items()) for client in sorted(curves, key=client_order)}
     if len(curves) <= MOST_NAMED:
         for place, (client, points) in enumerate(lines.items()):
-            style, colour = "-" if place < len(PALETTE) else "--", PALETTE[place % len(PALETTE)]
-            axes.plot(*zip(*points, strict=True), style, color=colour, linewidth=1, label=client)
+            axes.plot(*zip(*points, strict=True), **look(place), linewidth=1, label=client)
     else:  # at once: thousands of lines of their own take seconds
         axes.add_collection(LineCollection(list(lines.values()), colors=BLUE, linewidths=1, alpha=0.35))
     label_axes(axes, "round", f"{run.metric} of each client")
@@ -152,31 +154,33 @@ def clients_by_round_figure(run: RunFiles) -> Figure | None:
 def partition_figure(partition: Mapping[str, Any]) -> Figure:
     """The number of training `examples` (clients x classes) of each of the `classes` at each of the `clients`."""
     clients, classes, counts = partition["clients"], partition["classes"], partition["examples"]
-    figure, (axes,) = new_figure(1.8 + 0.42 * max(len(classes), 8), 1.1 + 0.26 * min(len(clients), 60))
+    figure, (axes,) = new_figure(0.9 + 0.2 * min(len(clients), 60))
     image = draw_image(axes, counts, cmap=faded(BLUE), vmin=0, aspect="auto")
-    label_axes(axes, "class", "client", whole=False)
-    axes.set_xticks(range(len(classes)), [str(each) for each in classes], fontsize=8)
+    label_axes(axes, "class", "client")
+    axes.yaxis.set_major_locator(whole_numbers())
+    if len(classes) <= 24:
+        name_ticks(axes.xaxis, range(len(classes)), classes)
     if len(clients) <= 60:
-        axes.set_yticks(range(len(clients)), clients, fontsize=8)
-    if len(clients) <= 24 and len(classes) <= 24:
+        name_ticks(axes.yaxis, range(len(clients)), clients)
+    if len(clients) <= 60 and len(classes) * len(str(max(map(max, counts), default=0))) <= 48:
         for y, row in enumerate(counts):
             for x, count in enumerate(row):
                 if count:
                     axes.text(x, y, str(count), ha="center", va="center", fontsize=7, color=INK, in_layout=False)
-    colour_bar(image, [axes], fraction=0.04)
+    colour_bar(image, [axes], fraction=0.04, ticks=whole_numbers())
     return figure
 
 
 def runs_figure(runs: Mapping[str, RunFiles], *, by_bytes: bool = False) -> Figure | None:
     """Accuracy of runs, each by the evaluation that its method is scored by: by round, or by bytes sent so far."""
-    figure, (axes,) = new_figure(7.2, 3.4)
+    figure, (axes,) = new_figure(2.9)
     for place, (name, run) in enumerate(runs.items()):
         points: Sequence[tuple[float, float]] = run.curve
         if by_bytes:
             sent = accumulate(row["bytes_up"] + row["bytes_down"] for row in run.rows)
             by_round = dict(zip((row["round"] for row in run.rows), sent, strict=True))
             points = [(by_round[r] / MEGABYTE, value) for r, value in points if by_round.get(r)]
-        draw_line(axes, points, color=PALETTE[place % len(PALETTE)], label=name)
+        draw_line(axes, points, **look(place), label=name)
     along = "payload so far, all clients, both ways (MB)" if by_bytes else "round"
     metric = next(iter(runs.values())).metric
     return figure if label_axes(axes, along, metric, whole=not by_bytes) else None

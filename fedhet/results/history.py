@@ -189,6 +189,11 @@ class RunFiles:
         """Whether the method's score is that of models which clients have for themselves, not of the global one."""
         return self.personal != "received" or not self.has_global
 
+    @property
+    def scores(self) -> list[str]:
+        """Which of the accuracies `personal` and `global` the run has, its headline score first."""
+        return ["personal"] * self.has_personal + ["global"] * self.has_global
+
     def accuracy(self, which: str, statistic: str = "weighted") -> float | None:
         """A statistic of the accuracies `personal`, `global`, `received` or `trained` of the summary."""
         return ((self.summary or {}).get(f"{which}_accuracy") or {}).get(statistic)

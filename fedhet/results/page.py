@@ -20,23 +20,34 @@ SHARED = """\
   :root { --ink: #e4e7ec; --quiet: #9aa3b2; --line: #3b424d; --page: #16191e; --panel: #1f242b; --bad: #ff8a80; }
 }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 62rem; background: var(--page); color: var(--ink);
-       font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; margin: 0; } h1 + figure, .scroll + .scroll { margin-top: 1.5rem; }
+body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 90rem; background: var(--page); color: var(--ink);
+       font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; margin: 0; } .scroll + .scroll { margin-top: 1.5rem; }
 h2 { font-size: 1.15rem; margin: 2.5rem 0 .75rem; }
-p { margin: .3rem 0; } .quiet, figcaption { color: var(--quiet); font-size: .9rem; } .bad { color: var(--bad); }
-dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr)); gap: .75rem; margin: 1.5rem 0; }
+p { margin: .3rem 0; max-width: 60rem; } .bad { color: var(--bad); }
+.quiet, figcaption { color: var(--quiet); font-size: .9rem; }
+dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .75rem; margin: 1.5rem 0; }
 dl > div { background: var(--panel); border-radius: .4rem; padding: .7rem .9rem; }
 dt { color: var(--quiet); font-size: .85rem; } dd { margin: 0; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
 dd small { display: block; font-size: .8rem; color: var(--quiet); }
-figure { margin: 0 0 2rem; } figure svg { display: block; max-width: max(100%, 34rem); height: auto; }
+.figures { column-gap: 2rem; margin: 1.5rem 0; }
+figure { margin: 0 0 2rem; break-inside: avoid; } figure svg { display: block; width: 100%; height: auto; }
 figure svg text { fill: var(--ink); }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; overflow-wrap: normal; }
 th, td { padding: .3rem .9rem .3rem 0; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { color: var(--quiet); font-weight: 500; }
+th { color: var(--quiet); font-weight: 500; } td:last-child { overflow-wrap: anywhere; }
 .numbers :is(td, th) { white-space: nowrap; } .numbers :is(td, th):not(:first-child) { text-align: right; }
 .total tr:last-child td { font-weight: 600; }
+@media (max-width: 48rem) {  /* a row of a wide table is a block: its first cell, the others with their headings */
+  .wide thead { display: none; } .wide, .wide tbody { display: block; }
+  .wide tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(4.8rem, 1fr)); gap: .3rem .9rem;
+             padding: .6rem 0; border-bottom: 1px solid var(--line); }
+  .wide tr td:nth-child(n) { border: 0; padding: 0; white-space: normal; text-align: left; }
+  .wide td { overflow-wrap: anywhere; } .wide td:first-child { grid-column: 1 / -1; font-weight: 600; }
+  .wide td + td::before { content: attr(data-of); display: block; color: var(--quiet); font-size: .85em;
+                           font-weight: 400; }
+}
 code { font-size: .95em; }
 details summary { cursor: pointer; color: var(--quiet); margin: .75rem 0; }
 </style>
@@ -45,17 +56,19 @@ details summary { cursor: pointer; color: var(--quiet); margin: .75rem 0; }
 <h1>{{ title }}</h1>
 {% endmacro %}
 {% macro drawn(pictures) %}
+<div class="figures" style="columns: 22rem {{ pictures | length }}">
 {% for picture in pictures %}
-<figure id="{{ picture.name }}"><div class="scroll">{{ picture.svg | safe }}</div>
+<figure id="{{ picture.name }}">{{ picture.svg | safe }}
 <figcaption>{{ picture.caption }}</figcaption></figure>
 {% endfor %}
+</div>
 {% endmacro %}
 {% macro table(headings, rows, kind="") %}
-<div class="scroll"><table class="{{ kind }}">
+<div class="scroll"><table class="{{ kind }}{{ " wide" if headings | length > 2 }}">
 <thead><tr>{% for heading in headings %}<th>{{ heading }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in rows %}
-<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+<tr>{% for cell in row %}<td data-of="{{ headings[loop.index0] }}">{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}
 </tbody></table></div>
 {% endmacro %}
@@ -93,7 +106,7 @@ configured data set.</p>
 <section><h2>Clients by architecture</h2>
 {% if architectures %}
 {{ table(architectures[0], architectures[1:], "numbers total") }}
-<p class="quiet">Plain means over clients, each at its last evaluation.</p>
+<p class="quiet">Plain means over clients, each at its last evaluation{{ ", after the last aggregation" if after }}.</p>
 {% else %}
 <p class="quiet">No client was evaluated.</p>
 {% endif %}

@@ -4,13 +4,16 @@ Without pyplot: nothing here opens a display or leaves state behind. Who may dra
 """
 
 import io
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis, XAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
@@ -24,6 +27,14 @@ from fedhet.files import write_whole
 INK, GRID = "#23272f", "#d5d9e0"
 BLUE, ORANGE, GREEN = "#0f7fc4", "#e08214", "#009e73"
 PALETTE = (BLUE, ORANGE, GREEN, "#cc79a7", "#8c6bb1", "#56b4e9", "#b8860b", "#d55e00")
+DASHES = (
+    "-",
+    *("--", ":", "-.", (0, (9, 2)), (0, (2, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (9, 2, 3, 2)), (0, (1, 4)), (0, (5, 5))),
+    *((0, (9, 2, 1, 2)), (0, (3, 1, 3, 4)), (0, (1, 1, 1, 4))),
+)
+
+WIDTH = 4.5
+"""The width of a page's figures in inches: their text is legible where a figure is as wide as a telephone."""
 
 
 class PlainFigure(Figure):
@@ -43,11 +54,16 @@ class PlainFigure(Figure):
         return to_svg(self, "figure", on_page=False)
 
 
-def new_figure(width: float, height: float, panels: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """An empty figure, its size in inches, and its panels, row by row, in the plain look of all figures here."""
+def new_figure(
+    height: float, panels: int = 1, rows: int = 1, *, width: float = WIDTH, ratios: Sequence[float] | None = None
+) -> tuple[Figure, list[Axes]]:
+    """An empty figure, its size in inches, and its panels, row by row, in the plain look of all figures here.
+
+    The heights of the rows are in these `ratios`, by default equal.
+    """
     figure = PlainFigure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    all_axes = list(figure.subplots(rows, panels, squeeze=False).flat)
+    all_axes = list(figure.subplots(rows, panels, squeeze=False, height_ratios=ratios).flat)
     for axes in all_axes:
         axes.set_facecolor("none")
         axes.spines[["top", "right"]].set_visible(False)
@@ -77,7 +93,7 @@ def _lay_out(figure: Figure) -> None:
 def save_png(figure: Figure, path: Path) -> None:
     """Write a finished figure as PNG on white, making the folder if it is missing."""
     _lay_out(figure)
-    white: dict[str, Any] = {"format": "png", "dpi": 150, "facecolor": "white", "metadata": {"Software": None}}
+    white: dict[str, Any] = {"format": "png", "dpi": 220, "facecolor": "white", "metadata": {"Software": None}}
     write_whole(path, lambda temporary: figure.savefig(temporary, **white))
 
 
@@ -94,15 +110,22 @@ def to_svg(figure: Figure, name: str, *, on_page: bool = True) -> str:
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    if on_page:  # as wide as the page has room
+        svg = re.sub(r' (width|height)="[^"]*"', "", svg, count=2)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     svg = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", svg)
     return svg.replace(INK, "var(--ink)").replace(GRID, "var(--line)") if on_page else svg
 
 
-def draw_line(axes: Axes, points: Sequence[tuple[float, float]], style: str = "-", **options: Any) -> None:
+def look(position: int) -> dict[str, Any]:
+    """The colour and the dashes of one of many lines; those of the first hundred all differ."""
+    return {"color": PALETTE[position % len(PALETTE)], "linestyle": DASHES[position // len(PALETTE) % len(DASHES)]}
+
+
+def draw_line(axes: Axes, points: Sequence[tuple[float, float]], **options: Any) -> None:
     """Draw points, if there are any, as a line, with a marker at each where they are few."""
     if points:
-        axes.plot(*zip(*points, strict=True), style, marker="o" if len(points) < 40 else None, markersize=3, **options)
+        axes.plot(*zip(*points, strict=True), marker="o" if len(points) < 40 else None, markersize=3, **options)
 
 
 def draw_image(axes: Axes, values: Any, **options: Any) -> Any:
@@ -112,22 +135,45 @@ def draw_image(axes: Axes, values: Any, **options: Any) -> Any:
 
 
 def label_axes(axes: Axes, x: str, y: str, *, whole: bool = True) -> bool:
-    """Name the axes, and put a legend of all that has a label to their right; False if nothing is drawn in them.
+    """Name the axes, and put a legend of all that has a label above them; False if nothing is drawn in them.
 
-    Ticks of the x axis are at `whole` numbers only, such as rounds.
+    Ticks of the x axis are at `whole` numbers only, such as rounds. The figure grows by the lines of the legend.
     """
     axes.set(xlabel=x, ylabel=y)
     if whole:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
-    if handles := {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}:
-        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
-        axes.legend(handles.values(), handles.keys(), **place, frameon=False, labelcolor=INK)
+        axes.xaxis.set_major_locator(whole_numbers())
+    if handles := {fill(label, 50): handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}:
+        columns = max(1, 54 // (7 + max(map(len, handles))))
+        place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": columns}
+        room: dict[str, Any] = {
+            "borderaxespad": 0.2,
+            "borderpad": 0.0,
+            "handlelength": 2.4,
+            "columnspacing": 1.2,
+            "labelspacing": 0.3,
+        }
+        axes.legend(handles.values(), handles.keys(), fontsize=8, frameon=False, labelcolor=INK, **place, **room)
+        if (figure := axes.get_figure(root=True)) is not None:
+            figure.set_figheight(figure.get_figheight() + 0.16 * math.ceil(len(handles) / columns))
     return axes.has_data()
 
 
-def colour_bar(image: Any, panels: Sequence[Axes], label: str = "", **place: float) -> None:
+def whole_numbers() -> MaxNLocator:
+    """Ticks at whole numbers."""
+    return MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
+
+
+def name_ticks(axis: Axis, places: Sequence[float], names: Iterable[str], **options: Any) -> None:
+    """Write names at places of an axis, long ones in several lines, and along the x axis upright if they are many."""
+    lines = [fill(str(name), 16) for name in names]
+    if isinstance(axis, XAxis) and len("".join(lines)) > 40:
+        options = {"rotation": 90, **options}
+    axis.set_ticks(places, lines, fontsize=8, **options)
+
+
+def colour_bar(image: Any, panels: Sequence[Axes], label: str = "", **options: Any) -> None:
     """Draw the scale of an image's colours beside the panels."""
-    bar = image.figure.colorbar(image, ax=panels, **{"pad": 0.02, **place})
+    bar = image.figure.colorbar(image, ax=panels, **{"pad": 0.02, **options})
     bar.set_label(label, color=INK)
     bar.ax.tick_params(color=GRID, labelcolor=INK, labelsize=8)
     bar.outline.set_visible(False)

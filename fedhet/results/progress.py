@@ -35,7 +35,9 @@ class ProgressLine(Observer):
         row = report.row
         self._bytes += row["bytes_up"] + row["bytes_down"]
         parts = [f"{len(row['participants'])} clients"] if row["participants"] else []
-        parts += [f"{run.metric} {accuracy:.3f}" for _, accuracy in scored_curve([row], run.traits.scored)]
+        when = " after the last aggregation" if row.get("final") else " before aggregation"
+        when *= run.traits.scored == "received"
+        parts += [f"{run.metric} {accuracy:.3f}{when}" for _, accuracy in scored_curve([row], run.traits.scored)]
         parts += [f"{len(row['failures'])} failures"] if row["failures"] else []
         news = self._news = ", ".join([*parts, format_bytes(self._bytes)])
         self._last = max(self._last, row["round"] - bool(row.get("final")))  # not known of every run beforehand

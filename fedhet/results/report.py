@@ -14,7 +14,7 @@ from fedhet.errors import FedhetError
 from fedhet.files import write_text
 from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.results.page import PAGE, TOGETHER, render
-from fedhet.results.tables import by_architecture, format_bytes, format_seconds, format_value, other_score
+from fedhet.results.tables import by_architecture, format_bytes, format_seconds, format_value, stage
 from fedhet.rows import BY_CLASS, STATISTICS, client_order
 from fedhet.text import printable
 
@@ -68,6 +68,7 @@ def write_report(folder: Path | str) -> Path:
             classes_unknown=run.partition is None and run.summary is not None and run.metric == "accuracy",
             undrawn=sorted(run.matrices.keys() - drawings.keys()),
             architectures=by_architecture(run),
+            after=run.personal == "received",
             failures=_failures(run),
             settings=chosen,
             defaults=defaults,
@@ -114,27 +115,24 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
     if summary is None:
         return []
     facts = []
-    for which in ("personal", "global") if run.has_personal else ("global",):
+    for which in run.scores:
         values = {name: run.accuracy(which, name) for name in STATISTICS[1:]}
-        notes = [f"{name} {format_value(value)}" for name, value in values.items() if value is not None]
-        if not notes:
-            without = which == "global" and not run.has_global
-            notes = ["this method has no global model" if without else "not evaluated"]
-        if which == "personal":
-            by_class = {name: (summary.get(name) or {}).get("weighted") for name in BY_CLASS}
-            notes += [f"{name.replace('_', ' ')} {format_value(value)}" for name, value in by_class.items() if value]
-        if over_last := (summary.get("last10") or {}).get(f"{which}_accuracy"):
-            notes.append(f"last ten rounds {format_value(over_last.get('weighted'))}")
-        if which == "personal" and (other := other_score(run)):
-            notes.append(other)
-        facts.append((f"{which} {run.metric}, weighted", format_value(run.accuracy(which)), ", ".join(notes)))
+        if which == run.scores[0]:
+            values |= {name: (summary.get(name) or {}).get("weighted") for name in BY_CLASS}
+        values["last ten rounds"] = ((summary.get("last10") or {}).get(f"{which}_accuracy") or {}).get("weighted")
+        known = [
+            f"{name.replace('_', ' ')} {format_value(value)}" for name, value in values.items() if value is not None
+        ]
+        notes = filter(None, [stage(run, which), ", ".join(known) or "not evaluated"])
+        facts.append((f"{which} {run.metric}, weighted", format_value(run.accuracy(which)), "; ".join(notes)))
+    up, down = (summary.get(f"bytes_{way}", 0) for way in ("up", "down"))
+    if up or down:
+        facts.append(("bytes", format_bytes(up + down), f"{format_bytes(up)} up, {format_bytes(down)} down"))
+    failures = f"failures: {summary['failures']}" if summary.get("failures") else ""
     return [
         *facts,
-        ("bytes up", format_bytes(summary.get("bytes_up", 0)), ""),
-        ("bytes down", format_bytes(summary.get("bytes_down", 0)), ""),
         ("time", format_seconds(summary.get("seconds")), ""),
-        ("clients", str(summary.get("clients", "?")), ""),
-        ("failures", str(summary.get("failures", "?")), ""),
+        ("clients", str(summary.get("clients", "?")), failures),
     ]
 
 

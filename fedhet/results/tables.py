@@ -62,10 +62,9 @@ def headline(run: RunFiles) -> str:
     if summary is None:
         return f"{method}: unfinished, {run.rounds} rounds recorded"
     parts: list[str] = []
-    other = other_score(run)
-    for which in (["personal"] if run.has_personal else []) + (["global"] if run.has_global else []):
+    for which in run.scores:
         weighted, mean = (format_value(run.accuracy(which, name)) for name in STATISTICS[:2])
-        beside = f" ({other})" if other and not parts else ""
+        beside = f" ({words})" if (words := stage(run, which)) else ""
         parts.append(f"{which} {run.metric} {weighted} weighted, {mean} mean{beside}")
     if not run.has_global:
         parts.append("no global model")
@@ -84,15 +83,20 @@ def headline(run: RunFiles) -> str:
     return f"{summary.get('method', method)}: " + "; ".join(parts)
 
 
-def other_score(run: RunFiles) -> str:
-    """The accuracy beside the method's score: of what clients received last, or after they trained it.
+def stage(run: RunFiles, which: str) -> str:
+    """Say whether a score was measured before or after the last aggregation, and give the other accuracy.
 
-    Empty where it is the same, was not evaluated, or is the global model's, which is named anyway.
+    Empty where clients train last and there is no other one.
     """
-    other, words = ("received", "as received") if run.personal == "trained" else ("trained", "after training")
-    named = other == "received" and run.has_global
-    value = run.accuracy(other)
-    return "" if named or value in (None, run.accuracy("personal")) else f"{words} {format_value(value)}"
+    received = run.personal == "received"
+    other = run.accuracy("trained" if received else "received")
+    named = which != run.scores[0] or other in (None, run.accuracy("personal"))
+    if which == "global" or received:
+        words = "after the last aggregation"
+        return words if named else f"{words}; before it, after local training, {format_value(other)}"
+    if run.has_global:
+        return "after local training"
+    return "" if named else f"after local training; as received, after the last aggregation, {format_value(other)}"
 
 
 def closing_table(folder: Path | str) -> "Table | str":

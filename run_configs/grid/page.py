@@ -138,7 +138,7 @@ def shown(difference: Difference, clear: bool) -> str:
 def heat_map(rows: Sequence[Mapping[str, str]]) -> Figure:
     """Methods by settings: accuracy minus that of the best control, a panel for each set of networks."""
     results = Results(rows)
-    figure, panels = new_figure(11.0, 1.6 + 0.3 * len(results.methods), panels=2)
+    figure, panels = new_figure(1.6 + 0.3 * len(results.methods), panels=2, width=11.0)
     for axes, (networks, words) in zip(panels, NETWORKS.items(), strict=True):
         found = [[results.difference((setting, networks, name)) for setting in SETTINGS] for name in results.methods]
         values = [[each.mean if each else math.nan for each in row] for row in found]

@@ -2,11 +2,13 @@
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 from scipy import stats
 from variants import result
 
+from fedhet.comparing.figures import comparison_figure
 from fedhet.comparing.tables import _in_markdown, markdown, notes_below, number_rows
 
 LOCAL = result("local", {0: 0.5, 1: 0.6, 2: 0.7, 3: 0.9})
@@ -26,6 +28,41 @@ def test_one_common_seed_has_no_interval_and_none_no_difference():
     assert result("fedavg", {3: 1.0}).difference(LOCAL, "personal_accuracy").low is None
     assert result("fedavg", {7: 1.0}).difference(LOCAL, "personal_accuracy") is None
     assert FEDAVG.difference(LOCAL, "global_accuracy") is None
+
+
+def test_two_seeds_are_too_few_for_an_interval_and_the_notes_say_so():
+    local, fedavg = result("local", {0: 0.5, 1: 0.6}), result("fedavg", {0: 0.6, 1: 0.65})
+    text = markdown([local, fedavg], local, notes_below([local, fedavg], local))
+    assert "2: too few seeds for an interval." in text
+    assert "| +0.075 |" in text
+    assert "| p |" not in text
+    heading, *rows = number_rows([local, fedavg], local)
+    by_name = {row[1]: row[heading.index("personal_accuracy")] for row in rows}
+    assert by_name["difference"] == pytest.approx(0.075)
+    assert by_name["difference_low"] is by_name["difference_high"] is None
+    assert "too few seeds" not in "\n".join(notes_below([LOCAL, FEDAVG], LOCAL))
+
+
+def test_names_stand_under_their_bars_and_legends_above_the_lines():
+    variants = [f"variant-{number}-with-a-rather-long-name" for number in range(9)]
+    results = [replace(result("fedavg", {0: 0.5, 1: 0.6}), variant=name) for name in variants]
+    for each in (run for variant in results[::2] for run in variant.outcomes):
+        each.values["global_accuracy"] = 0.5
+    figure = comparison_figure(results)
+    figure.draw_without_rendering()
+    _, bars = figure.axes
+    ends = [[bar.get_y() + bar.get_height() for bar in group] for group in bars.containers if hasattr(group, "patches")]
+    names = {text.get_text(): text.get_position()[1] for text in bars.texts if text.get_text().startswith("variant")}
+    assert list(names) == [each.variant for each in results]
+    assert len(ends) == 9 + 5
+    tops = sorted(end for (end,) in ends)
+    for number, place in enumerate(names.values()):
+        below = [end for end in tops if end <= place]
+        assert len(below) == number + 1 + len(range(0, number + 1, 2)), "its own bars, and those before, are above it"
+        assert place - below[-1] < 0.2
+    box = figure.get_tightbbox()
+    assert -0.01 < box.x0 < box.x1 < figure.get_figwidth() + 0.01
+    assert bars.get_legend().get_window_extent().y0 >= bars.get_window_extent().y1
 
 
 def test_accuracy_after_local_training_has_a_column_where_it_is_another_one():

@@ -15,7 +15,11 @@ own = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(own)
 
 
-VERDICTS = ("Nothing beats training alone here", "One seed gives no", "No federated method came to a result")
+VERDICTS = (
+    "Nothing beats training alone here",
+    "Too few seeds for an interval",
+    "No federated method came to a result",
+)
 """What a race says that is not won by a federated method; a slow machine completes fewer runs in its budget."""
 
 

@@ -214,7 +214,7 @@ def test_nothing_beats_training_alone(races):
 def test_one_seed_gives_no_verdict(races):
     done = races.go(seeds=[0])
     assert not done.beats_alone
-    assert done.verdict.startswith("One seed gives no interval and no verdict: alone, the best is")
+    assert done.verdict.startswith("Too few seeds for an interval, so there is no verdict: alone, the best is")
 
 
 def test_what_is_not_clear_is_not_said_to_win(races):

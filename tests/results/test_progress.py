@@ -27,6 +27,6 @@ def told(terminal: bool) -> str:
 def test_the_last_line_stays_on_a_terminal_and_elsewhere():
     for terminal in (True, False):
         last = told(terminal).rstrip().splitlines()[-1]
-        assert "fedavg: 2 rounds in 0 s, 2 clients, accuracy 0.750, 3.00 KB" in last
+        assert "fedavg: 2 rounds in 0 s, 2 clients, accuracy 0.750 after the last aggregation, 3.00 KB" in last
     assert "reading data" in told(True)
-    assert "round 1/2: 2 clients, accuracy 0.250" in told(False)
+    assert "round 1/2: 2 clients, accuracy 0.250 before aggregation, 1.00 KB" in told(False)

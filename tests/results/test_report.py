@@ -15,9 +15,9 @@ from matplotlib.text import Text
 from fedhet import registry
 from fedhet.errors import FedhetError
 from fedhet.results.drawings import cka_figure
-from fedhet.results.figures import MOST_NAMED, accuracy_figure, clients_by_round_figure
+from fedhet.results.figures import MOST_NAMED, accuracy_figure, clients_by_round_figure, partition_figure, run_figures
 from fedhet.results.history import RunFiles, read_run
-from fedhet.results.plotting import to_svg
+from fedhet.results.plotting import WIDTH, look, to_svg
 from fedhet.results.report import compare_folders, write_report
 from fedhet.results.run_result import RunResult
 from fedhet.results.tables import closing_table
@@ -88,8 +88,8 @@ def test_report_holds_figures_numbers_settings_and_failures(make_run):
         "fedhenn on digits",
         "Completed: 8 of 8 rounds, seed 0, engine local.",
         f"{summary['personal_accuracy']['weighted']:.3f}",
-        "this method has no global model",
-        f"as received {summary['received_accuracy']['weighted']:.3f}",
+        "after local training; as received, after the last aggregation, "
+        f"{summary['received_accuracy']['weighted']:.3f}",
         "last ten rounds",
         "before training",
         "after training",
@@ -162,6 +162,67 @@ def test_every_clients_course_is_drawn_and_few_are_named(clients):
     low, high = axes.get_ylim()
     assert low < 1 / 20
     assert high > (2 + clients) / 20
+
+
+def test_no_two_of_a_hundred_clients_have_one_colour_and_dash():
+    looks = [look(position) for position in range(MOST_NAMED)]
+    assert len({(each["color"], str(each["linestyle"])) for each in looks}) == MOST_NAMED == 100
+
+
+def test_the_scale_of_examples_has_whole_numbers():
+    figure = partition_figure({"clients": ["0", "1"], "classes": [0, 1], "examples": [[2, 0], [1, 1]]})
+    figure.draw_without_rendering()
+    shown = [float(label.get_text()) for label in figure.axes[1].get_yticklabels()]
+    assert shown == [0, 1, 2]
+
+
+def test_all_text_lies_inside_its_figure_and_legends_above_their_lines(make_run):
+    names = [f"ward-{number}-of-the-university-hospital-of-somewhere" for number in range(3)]
+    folder = make_run(clients=30, rounds=3, cka=True, architectures=["torchvision/mobilenet_v3_small", *names])
+    partition = {"clients": [*names, *map(str, range(27))], "classes": [*range(9), names[0]]}
+    (folder / "partition.json").write_text(json.dumps(partition | {"examples": [[1000] * 10] * 30}))
+    for figure in run_figures(read_run(folder), registry.drawings("fedhenn")).values():
+        figure.draw_without_rendering()
+        assert figure.bbox.width == figure.dpi * WIDTH
+        box = figure.get_tightbbox()  # in inches, of all that is drawn
+        assert -0.01 < box.x0 < box.x1 < WIDTH + 0.01
+        assert -0.01 < box.y0 < box.y1 < figure.get_figheight() + 0.01
+        assert all(text.get_fontsize() >= 7 for text in figure.findobj(Text))
+        for axes in figure.axes:
+            assert axes.get_window_extent().height > 0.1 * figure.bbox.height
+            if legend := axes.get_legend():
+                assert legend.get_window_extent().y0 >= axes.get_window_extent().y1
+
+
+def test_a_page_has_no_width_of_its_own(make_run, tmp_path):
+    folder = make_run(cka=True, rounds=2)
+    for text in (write_report(folder).read_text(), compare_folders([folder], tmp_path / "both.html").read_text()):
+        assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
+        assert "figure svg { display: block; width: 100%; height: auto; }" in text
+        for svg in re.findall(r"<svg[^>]*>", text):
+            assert "viewBox" in svg
+            assert not re.search(r"\b(width|height)=", svg)
+        assert not re.search(r"(?<!max-)width: ?[\d.]+(px|pt|rem|em)|<(table|td|img|div)[^>]*width=", text)
+        headings = [cell for row in Page(text).rows for cell in row if cell == "max"]
+        assert text.count('data-of="max"') == (6 if headings else 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "cards"),
+    [
+        ({"personal": "received", "has_global": True}, ["global accuracy, weighted", "bytes", "time", "clients"]),
+        ({}, ["personal accuracy, weighted", "bytes", "time", "clients"]),
+        (
+            {"has_global": True},
+            ["personal accuracy, weighted", "global accuracy, weighted", "bytes", "time", "clients"],
+        ),
+    ],
+)
+def test_a_card_for_what_there_is(make_run, options, cards):
+    page, text = report_of(make_run(rounds=2, clients=2, **options))
+    assert re.findall("<dt>(.*?)</dt>", text) == cards
+    assert ("after the last aggregation; before it, after local training, 0." in page.text) == ("personal" in options)
+    assert ("each at its last evaluation, after the last aggregation." in page.text) == ("personal" in options)
 
 
 def test_drawing_leaves_matplotlib_as_it_was(make_run):
@@ -314,7 +375,8 @@ def test_text_of_a_folder_reaches_pages_figures_and_terminals_as_text(odd_run, t
     page = Attributes(page.read_text(encoding="utf-8"))
     assert {"accuracy", "clients", "cka", "partition", "losses", "courses"} <= {*page.figures}
     for name in ("$^$", "$x$", r"\x1b[31m", r"a\x00b", r"\u202egnp", "[/red]", "<script>alert(1)</script>"):
-        assert f"{name} (1)" in page.text, "the figure of the clients by architecture"
+        words = "".join(page.text.split())  # long names are drawn in several lines
+        assert f"{name}(1)" in words, "the figure of the clients by architecture"
     out = io.StringIO()
     terminal = console(file=out, force_terminal=True, width=400, color_system=None)
     terminal.print(closing_table(odd_run))

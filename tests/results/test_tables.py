@@ -13,7 +13,7 @@ from fedhet.results.tables import (
     format_seconds,
     format_value,
     headline,
-    other_score,
+    stage,
 )
 
 
@@ -74,13 +74,13 @@ def test_the_headline_names_the_score_and_what_training_makes_of_it(make_run):
 
     line, value = headline_of("own", personal="trained")
     assert f"personal accuracy {value['trained']:.3f} weighted" in line
-    assert f" mean (as received {value['received']:.3f});" in line
+    assert f" mean (after local training; as received, after the last aggregation, {value['received']:.3f});" in line
     line, value = headline_of("shared", personal="received")
     assert f"personal accuracy {value['received']:.3f} weighted" in line
-    assert f" mean (after training {value['trained']:.3f});" in line
+    assert f" mean (after the last aggregation; before it, after local training, {value['trained']:.3f});" in line
     same = {key: {"weighted": 0.5} for key in ("received_accuracy", "trained_accuracy", "personal_accuracy")}
-    for personal in ("trained", "received"):
-        assert other_score(RunFiles(Path(), {}, {}, summary={"personal": personal, **same})) == ""
+    for personal, words in (("trained", ""), ("received", "after the last aggregation")):
+        assert stage(RunFiles(Path(), {}, {}, summary={"personal": personal, **same}), "personal") == words
 
 
 def test_closing_table_of_failed_and_unfinished_runs(make_run):
