@@ -34,7 +34,7 @@ DASHES = (
 )
 
 WIDTH = 4.5
-"""The width of a page's figures in inches: their text is legible where a figure is as wide as a telephone."""
+"""The width of a page's figures in inches: their text is legible where a figure is as wide as a phone."""
 
 
 class PlainFigure(Figure):

@@ -31,6 +31,7 @@ _CAPTIONS = {
     "unseen_clients": "Clients that came after the last round, by epoch of training alone: with what they received, "
     "and from their own initial weights, in the same batches.",
 }
+_BEFORE = " After local training: clients' models before a round's aggregation; the other line is after it."
 _CAPTIONS_TOGETHER = {
     "comparison": "Personal accuracy by round, and after the last one.",
     "gains": "Each client's gain over the same client under local, from the least to the greatest, all seeds together. "
@@ -57,6 +58,9 @@ def write_report(folder: Path | str) -> Path:
         figures = run_figures(run, drawings)
         for name, figure in figures.items():
             save_png(figure, run.folder / "figures" / f"{name}.png")
+        captions = _CAPTIONS | {name: drawing.caption for name, drawing in drawings.items()}
+        if after := run.personal == "received":
+            captions["accuracy"] += _BEFORE
         chosen, defaults = _settings(run)
         page = render(
             PAGE,
@@ -64,11 +68,11 @@ def write_report(folder: Path | str) -> Path:
             title=f"{method} on {run.settings.get('dataset', '?')}",
             about=_about(run),
             facts=_facts(run),
-            pictures=_pictures(figures, _CAPTIONS | {name: drawing.caption for name, drawing in drawings.items()}),
+            pictures=_pictures(figures, captions),
             classes_unknown=run.partition is None and run.summary is not None and run.metric == "accuracy",
             undrawn=sorted(run.matrices.keys() - drawings.keys()),
             architectures=by_architecture(run),
-            after=run.personal == "received",
+            after=after,
             failures=_failures(run),
             settings=chosen,
             defaults=defaults,

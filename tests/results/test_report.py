@@ -222,6 +222,7 @@ def test_a_card_for_what_there_is(make_run, options, cards):
     page, text = report_of(make_run(rounds=2, clients=2, **options))
     assert re.findall("<dt>(.*?)</dt>", text) == cards
     assert ("after the last aggregation; before it, after local training, 0." in page.text) == ("personal" in options)
+    assert ("clients' models before a round's aggregation" in page.text) == ("personal" in options)
     assert ("each at its last evaluation, after the last aggregation." in page.text) == ("personal" in options)
 
 
