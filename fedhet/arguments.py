@@ -1,5 +1,6 @@
 """Arguments and options of the command line: their types, help and completion."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +9,7 @@ import typer
 
 from fedhet import config as configuration
 from fedhet import registry
+from fedhet.errors import ConfigError
 
 
 class Place(click.Path):
@@ -61,3 +63,25 @@ TuneRuns = Annotated[
     int | None,
     typer.Option(min=1, help="Configurations to try for each method, drawn from its grid; else the largest grid's."),
 ]
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Whole numbers, separated by commas; a ConfigError, with the option, if they are not."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{option} {text}: write whole numbers with commas, such as 0,1,2") from None
+
+
+def tuning_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
+    """The values that `--tune` names, by key; a ConfigError if there are none, or a key is named twice."""
+    grid: dict[str, list[Any]] = {}
+    for text in settings:
+        name, equals, values = text.partition("=")
+        key = name.rpartition(":")[2].strip()
+        if not equals or not all(value.strip() for value in values.split(",")):
+            raise ConfigError(f"--tune {text}: write KEY=V1,V2,..., or NAME:KEY=V1,V2,... for one of the methods")
+        if name.strip() in grid:
+            raise ConfigError(f"--tune {text}: {name.strip()} is tuned twice; name all of its values at once")
+        grid[name.strip()] = [configuration.parse_setting(f"{key}={value.strip()}")[1] for value in values.split(",")]
+    return grid

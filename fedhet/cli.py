@@ -13,7 +13,20 @@ import typer
 
 from fedhet import config as configuration
 from fedhet import registry
-from fedhet.arguments import Data, Folders, Named, Settings, Tune, TuneRuns, known_names, method_names, place
+from fedhet.arguments import (
+    Data,
+    Folders,
+    Named,
+    Place,
+    Settings,
+    Tune,
+    TuneRuns,
+    known_names,
+    method_names,
+    numbers,
+    place,
+    tuning_grid,
+)
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
 from fedhet.files import state_home
 from fedhet.machine import device_of
@@ -105,10 +118,10 @@ def compare(
 ) -> None:
     """Run several methods on the same clients and data; interrupted, the same command goes on."""
     with _errors():
-        reported, for_tuning = _numbers("--seeds", seeds), _numbers("--tune-seeds", tune_seeds)
+        reported, for_tuning = numbers("--seeds", seeds), numbers("--tune-seeds", tune_seeds)
         chosen = {"preset": ""} | configuration.named(config) | _settings_of(settings, data=data)
         comparing = _quietly("fedhet.comparing")
-        tuning = comparing.Tuning(_grid(tune), for_tuning, tune_runs) if tune else None
+        tuning = comparing.Tuning(tuning_grid(tune), for_tuning, tune_runs) if tune else None
         if tuning is None and tune_runs is not None:
             raise ConfigError("--tune-runs: there is nothing to tune; name keys and their values with --tune")
         try:
@@ -165,6 +178,21 @@ def recommend(
 
 
 @app.command()
+def new(
+    folder: Annotated[Path, typer.Argument(help="A new folder.", click_type=Place())],
+    flower: Annotated[bool, typer.Option("--flower", help="As an app that `flwr run` starts.")] = False,
+) -> None:
+    """Write the files with which a project of your own begins: model, data, and what runs them."""
+    with _errors():
+        from fedhet.starting import write
+
+        names = write(folder, flower=flower)
+        start = 'flwr run . --stream --federation-config "num-supernodes=10"' if flower else "python run.py"
+        typer.echo(printable(f"{folder} has {', '.join(names)}; they run as they are:"))
+        typer.echo(printable(f"cd {folder} && {start}"))
+
+
+@app.command()
 def report(
     folders: Folders,
     out: Annotated[Path, place("The page on several runs.", "FILE", dir_okay=False)] = Path("comparison.html"),
@@ -191,8 +219,12 @@ def clean(
     with _errors(everything_is_input=True):
         from fedhet.client.state import remove_old
 
-        for path in remove_old(state_dir or state_home(), days):
+        home = state_dir or state_home()
+        removed = remove_old(home, days)
+        for path in removed:
             typer.echo(printable(f"removed {path}"))
+        if not removed:
+            typer.echo(printable(f"nothing is removed: {home} has nothing that was not written to for {days:g} days"))
 
 
 @app.command("list")
@@ -256,28 +288,6 @@ def _settings_of(settings: Sequence[str] | None, **options: str | int | Path | N
             raise ConfigError(f"--{key}: there is no value; give one, or leave the option out")
         chosen[key] = str(value) if isinstance(value, Path) else value
     return chosen
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    """Whole numbers, separated by commas; a ConfigError, with the option, if they are not."""
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{option} {text}: write whole numbers with commas, such as 0,1,2") from None
-
-
-def _grid(settings: Sequence[str]) -> dict[str, list[Any]]:
-    """The values that `--tune` names, by key; a ConfigError if there are none, or a key is named twice."""
-    found: dict[str, list[Any]] = {}
-    for text in settings:
-        name, equals, values = text.partition("=")
-        key = name.rpartition(":")[2].strip()
-        if not equals or not all(value.strip() for value in values.split(",")):
-            raise ConfigError(f"--tune {text}: write KEY=V1,V2,..., or NAME:KEY=V1,V2,... for one of the methods")
-        if name.strip() in found:
-            raise ConfigError(f"--tune {text}: {name.strip()} is tuned twice; name all of its values at once")
-        found[name.strip()] = [configuration.parse_setting(f"{key}={value.strip()}")[1] for value in values.split(",")]
-    return found
 
 
 def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False) -> None:

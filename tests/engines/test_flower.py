@@ -23,7 +23,7 @@ from flwr.cli.config_utils import load_and_validate
 
 import fedhet
 from fedhet import config as configuration
-from fedhet import registry
+from fedhet import registry, starting
 from fedhet.engines import flower
 from fedhet.engines.flower import app_table, make_app
 from fedhet.errors import ConfigError, FedhetError
@@ -193,6 +193,16 @@ def simulating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
     environment = environment_of_commands() | {"FLWR_HOME": str(work / "flower"), "OMP_NUM_THREADS": "1"}
     with superlink(work / "flower", work / "empty", environment, work / "superlink.log"):
         yield environment
+
+
+@pytest.mark.slow
+def test_flower_runs_what_fedhet_new_writes(simulating: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    starting.write(folder, flower=True)
+    out = folder / "server_app.py"
+    out.write_text(out.read_text().replace('"runs/first"', repr(str(tmp_path / "run"))))
+    simulate(folder, simulating, "num-server-rounds=1", flower._federation(3, 1, "cpu")[1])
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
 
 
 ONE_AFTER_THE_OTHER = """

@@ -1,0 +1,30 @@
+"""`fedhet new`: the files with which a project of one's own begins, as copies of those in this folder."""
+
+import shutil
+from pathlib import Path
+
+from fedhet.errors import ConfigError
+
+HERE = Path(__file__).resolve().parent
+PARTS = ("model.py", "data.py")
+PROGRAM, APP = ("run.py",), ("client_app.py", "server_app.py", "pyproject.toml")
+
+
+def write(folder: Path, *, flower: bool) -> list[str]:
+    """Write a project's files, and return their names.
+
+    Args:
+        folder: new, or empty.
+        flower: whether `flwr run` starts it, or else Python.
+
+    Raises:
+        ConfigError: there is something in the folder, or it is a file.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        what = "is not empty" if folder.is_dir() else "is a file"
+        raise ConfigError(f"{folder} {what}: name a new folder, and nothing of yours is overwritten")
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [*PARTS, *(APP if flower else PROGRAM)]
+    for name in names:
+        shutil.copyfile(HERE / name, folder / name)
+    return names

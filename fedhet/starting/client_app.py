@@ -1,0 +1,8 @@
+"""The Flower ClientApp: it serves whatever method the server runs."""
+
+from data import my_data
+from model import my_model
+
+from fedhet import make_client_app
+
+app = make_client_app(model=my_model, data=my_data)

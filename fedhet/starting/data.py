@@ -1,0 +1,13 @@
+"""The clients' data: tensors, NumPy arrays, or datasets of PyTorch and Hugging Face (fedhet/data/README.md)."""
+
+from sklearn.datasets import load_digits
+from torch import tensor
+
+
+def my_data(client):
+    """A client's own examples to train on and to be tested on, and unlabelled ones that all clients have."""
+    digits = load_digits()
+    inputs, labels = tensor(digits.data / 16).float(), tensor(digits.target)
+    mine = range(300 + client.partition_id, len(labels), client.num_partitions)
+    train, test = mine[60:90], mine[:60]
+    return {"train": (inputs[train], labels[train]), "test": (inputs[test], labels[test]), "public": inputs[:300]}
