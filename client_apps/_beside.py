@@ -1,4 +1,4 @@
-"""A network beside the client's own: what of methods is shared where clients' own networks differ."""
+"""A shared network beside the client's own, for methods whose clients have different networks."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -20,16 +20,16 @@ from fedhet.wire import Payload
 B = TypeVar("B", bound=BesideParameters)
 
 SMALL = "small"
-"""The name of what the shared network returns, among the values that terms see."""
+"""Name of the shared network's outputs among the values that loss terms receive."""
 
 
 def network_beside(client: Client, name: str, role: str) -> nn.Module:
-    """Build a network for a client's examples, of as many outputs as its own, float32 whatever its own is.
+    """Build a float32 network for a client's examples, with as many outputs as the client's own network.
 
     Args:
-        client: whose; not changed.
-        name: architecture; empty: the first of the run's.
-        role: what it is to the client, for its seed, which is one for all where `shared-init` says so.
+        client: the client, which is not changed.
+        name: the architecture; empty for the run's first one.
+        role: the purpose, from which the seed is derived; the seed is the same for all clients with `shared-init`.
     """
     config = client.config
     client.model.eval()
@@ -49,17 +49,17 @@ def _in_precision(dtype: torch.dtype, _module: nn.Module, inputs: tuple[Tensor, 
 
 
 def state_that_travels(client: Client, network: nn.Module) -> dict[str, Tensor]:
-    """A network's tensors; BatchNorm's statistics only where they are aggregated."""
+    """Return a network's tensors, with BatchNorm's statistics only if they are aggregated."""
     aggregated = client.config.batch_norm == "aggregate"
     return {name: tensor for name, tensor in network.state_dict().items() if aggregated or not is_statistic(name)}
 
 
 class Pair(nn.Module):
-    """Two networks trained at once; it returns what the client's own does, and `small` is to be captured."""
+    """Two networks trained at once; it returns the outputs of `own`, and those of `small` can be captured."""
 
-    def __init__(self, own: nn.Module, small: nn.Module) -> None:
+    def __init__(self, network: nn.Module, small: nn.Module) -> None:
         super().__init__()
-        self.own, self.small = own, small
+        self.own, self.small = network, small
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Pass a batch through both."""
@@ -69,7 +69,7 @@ class Pair(nn.Module):
 
 
 class Beside(ClientSide[B]):
-    """Trains its own network and the shared one at once; the shared one travels, the own one is scored."""
+    """Trains the client's own network and the shared one at once; the shared one travels, its own one is scored."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
@@ -77,17 +77,17 @@ class Beside(ClientSide[B]):
         self.small = network_beside(client, self.parameters.shared_model, "shared model")
 
     def shared(self) -> dict[str, Tensor]:
-        """The shared network's tensors."""
+        """Return the shared network's tensors."""
         return state_that_travels(self.client, self.small)
 
     def begin(self, payload: Payload) -> None:
-        """Load the shared network; take statistics anew that did not travel."""
+        """Load the shared network; re-estimate statistics that did not travel."""
         super().begin(payload)
         if self.client.config.batch_norm != "aggregate":
             reestimate(self.small, self.client.data.train.inputs, self.client.transform)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """One phase, of both networks."""
+        """Return one phase for both networks."""
         client, pair = self.client, Pair(self.client.model, self.small)
         captures, terms = {SMALL: Output(pair, SMALL)}, self.terms(payload)
         return [Phase(client.request.epochs, client.optimisation(), module=pair, captures=captures, terms=terms)]

@@ -1,4 +1,4 @@
-"""Reads parts of a request; one that cannot be used is refused."""
+"""Reads parts of a request, and refuses those that cannot be used."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,21 +10,21 @@ from fedhet.wire import Arrays, WireError, to_tensor
 
 
 @contextmanager
-def reading_request(what: str) -> Iterator[None]:
-    """Turn errors about a part of a request into a WireError that says so."""
+def reading_request(name: str) -> Iterator[None]:
+    """Turn errors about a part of a request into a WireError that names it."""
     try:
         yield
     except (ValueError, LookupError, TypeError) as error:
-        raise WireError(f"the server's request is damaged: its {what} cannot be used: {error}") from error
+        raise WireError(f"the server's request is damaged: its {name} cannot be used: {error}") from error
 
 
 @dataclass(frozen=True)
 class PublicRows:
-    """Rows of the public dataset, of which each is an example, or one token of it.
+    """Rows of the public dataset; each is an example or one token of an example.
 
     Attributes:
         inputs: (n, ...) raw examples.
-        tokens: (n,) int64, the token of each; None where a row is an example.
+        tokens: (n,) int64, the token of each row; None if rows are examples.
     """
 
     inputs: Tensor
@@ -34,12 +34,12 @@ class PublicRows:
         return len(self.inputs)
 
 
-def rows_in(arrays: Arrays, of: Tensor, what: str, *, tokens: int = 1) -> PublicRows:
-    """The rows that the server names, of examples (n, ...); raises WireError for rows that there are not.
+def rows_in(arrays: Arrays, of: Tensor, name: str, *, tokens: int = 1) -> PublicRows:
+    """Return the rows that the server names from examples (n, ...); raises WireError for rows that do not exist.
 
-    With so many `tokens` an example, row r is token r % tokens of example r // tokens.
+    If examples have `tokens` tokens each, row r is token r % tokens of example r // tokens.
     """
-    with reading_request(what):
+    with reading_request(name):
         rows, count = arrays["rows"], len(of) * tokens
         if rows.dtype.kind not in "iu" or rows.ndim != 1 or not 0 < len(rows) <= count:
             raise ValueError(f"rows are {rows.dtype}{list(rows.shape)}, of {count}")
@@ -49,11 +49,11 @@ def rows_in(arrays: Arrays, of: Tensor, what: str, *, tokens: int = 1) -> Public
 
 
 def row_tokens(rows: Tensor, of: Tensor, tokens: int) -> PublicRows:
-    """These rows (n,) int64 of examples with so many tokens each."""
+    """Return the rows (n,) int64 of examples that have `tokens` tokens each."""
     return PublicRows(of[rows]) if tokens == 1 else PublicRows(of[rows // tokens], rows % tokens)
 
 
 def check_rows(part: Tensor, count: int) -> None:
-    """Raise ValueError unless a part of a request is of so many examples."""
+    """Raise ValueError unless a part of a request has `count` rows."""
     if len(part) != count:
         raise ValueError(f"it is of {len(part)} examples, must be of {count}")

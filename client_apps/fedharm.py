@@ -1,7 +1,7 @@
 """FedHARM, client side: networks learn to describe shared images alike (Kastellos et al., 2024, algorithm 1).
 
-A message begins with the shared phase that closes the round before, towards the target that came with it, and goes on
-with its own private phase; descriptors for the next target go up with the reply.
+A message starts with the shared phase of the previous round, towards the target in the message, and continues with the
+private phase of its own round. The reply has descriptors for the next target.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,16 +31,16 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:
-        """Names of the modules that end the network's blocks; raises ModelError where there are too few."""
-        client, own = self.client, self.parameters
+        """Names of the last modules of the network's blocks; raises ModelError if there are too few blocks."""
+        client, settings = self.client, self.parameters
         try:
             example = client.transform(client.data.train.inputs[:2])
-            return blocks(client.model, example, chosen=own.blocks, count=len(own.lengths))
+            return blocks(client.model, example, chosen=settings.blocks, count=len(settings.lengths))
         except UnsupportedArchitecture as error:
-            raise ModelError(f"fedharm.blocks = {own.blocks!r}: {error}") from error
+            raise ModelError(f"fedharm.blocks = {settings.blocks!r}: {error}") from error
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return how many of the slots each block fills; raises DataError where examples have no single class."""
+        """Return the number of slots that each block fills; raises DataError if examples have no single class."""
         client = self.client
         client.check_classes(outputs=True)
         if not self.parameters.aligns_blocks:
@@ -51,17 +51,17 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
     # ---- training
 
     def phases(self, payload: Payload) -> list[Phase]:
-        """The shared phase of the round before, then this round's private one; one Adam serves both."""
+        """Return the previous round's shared phase, then this round's private one; both use one Adam."""
         phases = self._on_shared(payload) if "shared" in payload.values else []
         if not self.client.request.closing:
             phases.append(Phase(self.client.request.epochs, self.client.optimisation(0, 2), continues=True))
         return phases
 
     def _on_shared(self, payload: Payload) -> list[Phase]:
-        """One phase, if there is anything to train on."""
-        client, own, request = self.client, self.parameters, self.client.request
-        target = self.target(payload) if own.aligns else None
-        if target is None and not own.task_weight:
+        """Return the shared phase, if it has a loss."""
+        client, settings, request = self.client, self.parameters, self.client.request
+        target = self.target(payload) if settings.aligns else None
+        if target is None and not settings.task_weight:
             return []
         inputs, labels = client.public.inputs, client.public.labels
         if labels is None:
@@ -69,12 +69,12 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         captures, terms = ({}, ()) if target is None else self._towards(target)
         phase = Phase(
             request.epochs,
-            # It is the second half of its round, which is the one before unless it closes the run.
+            # It is the second half of the previous round, or of this one if it closes the run.
             client.optimisation(1 if request.closing else -1, 2),
-            steps=own.public_steps,
+            steps=settings.public_steps,
             examples=Examples(inputs, labels),
             terms=terms,
-            task_weight=own.task_weight,
+            task_weight=settings.task_weight,
             captures=captures,
             continues=True,
             measured="" if request.closing else fedharm.BETWEEN,
@@ -82,26 +82,26 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         return [phase]
 
     def _towards(self, target: Sequence[Tensor]) -> tuple[Mapping[str, Capturing], tuple[Loss, ...]]:
-        """The values captured of the network in training mode, and the term of their distance to the target."""
-        own, client, distance_from = self.parameters, self.client, distance_of(self.parameters.align)
+        """Return the values to capture in training mode, and the loss term of their distance to the target."""
+        settings, client, distance_from = self.parameters, self.client, distance_of(self.parameters.align)
         places = self._described()[1] if self.chooses else None
         captures: dict[str, Capturing] = {"phi": client.representation}
-        if own.align != "spectral":
+        if settings.align != "spectral":
             captures = {name: Output(client.model, name) for name in self.blocks}
 
         def distance(step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
             features = [step.captured[name] for name in captures]
             if places is not None:
                 features = [gathered(f, place[step.rows]) for f, place in zip(features, places, strict=True)]
-            elif own.align != "spectral":
+            elif settings.align != "spectral":
                 features = [self.summary(block, feature) for block, feature in enumerate(features)]
             value = distance_from(features, [part[step.rows] for part in target])
-            return own.weight * value, {"distance": value}
+            return settings.weight * value, {"distance": value}
 
         return captures, (distance,)
 
     def target(self, payload: Payload) -> list[Tensor] | None:
-        """The target that came, part by part; None where there is none."""
+        """Return the received target, part by part; None if there is none."""
         client = self.client
         if "target" not in payload.arrays:
             return None
@@ -125,19 +125,19 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         return reply
 
     def sent(self) -> list[Factor]:
-        """Descriptors, outputs of blocks, or posteriors of the shared images, in evaluation mode."""
-        own, client, inputs = self.parameters, self.client, self.client.public.inputs
-        if own.align == "spectral":
+        """Return descriptors, outputs of blocks, or posteriors of the shared images, in evaluation mode."""
+        settings, client, inputs = self.parameters, self.client, self.client.public.inputs
+        if settings.align == "spectral":
             return [Factor(client.scores(inputs, "probabilities"))]
         if self.chooses:
             return [Factor(part) for part in self._described()[0]]
-        found = summarised(client.model, self.blocks, inputs, client.transform, self.summary)
-        return [compress(part, error=fedharm.ERROR) if own.align == "cka" else Factor(part) for part in found]
+        summaries = summarised(client.model, self.blocks, inputs, client.transform, self.summary)
+        return [compress(part, error=fedharm.ERROR) if settings.align == "cka" else Factor(part) for part in summaries]
 
     def _described(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Descriptors of the shared images, and the places of their activations."""
-        client, public, own = self.client, self.client.public, self.parameters
-        return describe(client.model, self.blocks, public.inputs, public.labels, own.lengths, client.transform)
+        """Return descriptors of the shared images, and the places of their activations."""
+        client, public, settings = self.client, self.client.public, self.parameters
+        return describe(client.model, self.blocks, public.inputs, public.labels, settings.lengths, client.transform)
 
     @property
     def chooses(self) -> bool:
@@ -145,17 +145,17 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         return self.parameters.align == "cosine"
 
     def filled(self, block: int, output: Tensor) -> Tensor:
-        """The first numbers (n, k) of a block's output (n, ...), as many as its part of a descriptor has."""
+        """Return the first values (n, k) of a block's output (n, ...), where its part of a descriptor has k slots."""
         return output.flatten(1)[:, : self.parameters.lengths[block]]
 
     def summary(self, block: int, output: Tensor) -> Tensor:
-        """The values (n, k) of a block's output (n, ...) that are aligned where no places are chosen: channel means."""
+        """Return the channel means (n, k) of a block's output (n, ...), which are aligned if no places are chosen."""
         return channel_means(output)
 
     # ---- evaluation
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """The network; BatchNorm's statistics after the shared phase are those of its images, if taken anew."""
+        """Return the network; after the shared phase, re-estimated statistics of BatchNorm are those of its images."""
         if when == fedharm.BETWEEN and self.client.config.batch_norm == "re-estimate":
             reestimate(self.client.model, self.client.public.inputs, self.client.transform)
         return super().evaluate(when)

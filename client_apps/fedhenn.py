@@ -1,7 +1,7 @@
 """FedHeNN, client side: the task's loss plus eta(t) times a distance of representations (Makhija et al., ICML 2022).
 
-The distance is 1 - CKA to a target kernel on X(t), the round's RAD. The target that is not the paper's is in
-`fedhet.representations.spectral`.
+The distance is 1 - CKA to a target kernel on X(t), the round's RAD. The spectral target, which is not in the paper, is
+in `fedhet.representations.spectral`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,20 +29,20 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
 
     def handshake(self, payload: Payload) -> Payload:
         """Return the representation of some public examples before training."""
-        own = self.parameters
-        if own.eta0 and own.rad_source == "train-union" and self.client.own_data:
+        settings = self.parameters
+        if settings.eta0 and settings.rad_source == "train-union" and self.client.own_data:
             raise DataError(
                 f"client {self.client.name}: fedhenn.rad-source = 'train-union' is the union of the configured data "
                 "set's training parts, and this client's data are its own: let its data function return a "
                 "public dataset as `public`, with rad-source = held-out"
             )
-        if own.sent == "posteriors":
+        if settings.sent == "posteriors":
             self.client.check_scores(
                 "whose posteriors the spectral target compares (fedhenn.target = kernel compares representations)",
                 tokens=True,
             )
         reply, tokens = self._probe(), self.client.tokens
-        reply.values |= {"tokens": tokens} if own.eta0 and tokens > 1 else {}
+        reply.values |= {"tokens": tokens} if settings.eta0 and tokens > 1 else {}
         return reply
 
     def finish(self, payload: Payload) -> Payload:
@@ -50,17 +50,17 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return self._probe()
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """The term eta(t) d(Phi_i(X(t)), target) on rows of the RAD; in every k-th step, k times as heavy."""
-        own, client, eta = self.parameters, self.client, payload.values.get("eta", 0.0)
+        """Return the term eta(t) d(Phi_i(X(t)), target) on rows of the RAD; every k-th step, k times as heavy."""
+        settings, client, eta = self.parameters, self.client, payload.values.get("eta", 0.0)
         if not eta:
             return ()
         rad = self._rad(payload.arrays["rad"], client.request.round)
         target, generator = self.target(payload, rad), client.generator("rad rows")
-        self.alignment = Alignment(own.kernel, target, batch=own.rad_batch, generator=generator)
-        self.weight, stream = eta * own.rad_every, RandomStream(client.seed("rad dropout"))
+        self.alignment = Alignment(settings.kernel, target, batch=settings.rad_batch, generator=generator)
+        self.weight, stream = eta * settings.rad_every, RandomStream(client.seed("rad dropout"))
 
         def on_rad(step: Step) -> tuple[Tensor, Mapping[str, Tensor]] | None:
-            if step.number % own.rad_every:
+            if step.number % settings.rad_every:
                 return None
             rows = self.alignment.rows()
             phi = step.represent(client.transform(rad.inputs[rows]), client.representation, stream)
@@ -70,20 +70,20 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return (on_rad,)
 
     def loss_of(self, phi: Tensor, rows: Rows, step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The weighted distance of Phi (m, d) of these rows of the RAD from the target, and the distance."""
+        """Return the weighted distance between Phi (m, d) of these rows of the RAD and the target, and the distance."""
         distance = self.alignment.distance(phi, rows)
         return self.weight * distance, {"distance": distance}
 
     def end(self, payload: Payload) -> Payload:
-        """Return what is shared, the representation or posteriors of X(t+1), and the mean distance from the target."""
+        """Return shared weights, the representation or posteriors of X(t+1), and the mean distance to the target."""
         reply = super().end(payload)
         if "next-rad" in payload.arrays:
             rad = self._rad(payload.arrays["next-rad"], self.client.request.round + 1)
-            reply.arrays[self.parameters.sent] = self._telling(rad)
+            reply.arrays[self.parameters.sent] = self._part_of_target(rad)
         return reply
 
     def _rad(self, arrays: Arrays, round: int) -> PublicRows:
-        """X(t), raw; augmented, alike for all clients, where it is of training images that are."""
+        """Return X(t), raw, or augmented alike for all clients if it is drawn from augmented training images."""
         client, config = self.client, self.client.config
         rad = rows_in(arrays, client.public.inputs, "rows of the RAD", tokens=client.tokens)
         if client.augment and config.augment and self.parameters.makes_public_dataset:
@@ -92,13 +92,13 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return rad
 
     def target(self, payload: Payload, rad: PublicRows) -> Tensor | Sequence[Tensor]:
-        """The target that came, or one by the client's own network as it was before this round's training."""
-        own, beside = self.parameters, self.client.beside
-        if "target" not in payload.arrays:  # homogeneous: of the global model W(t-1), which is what was just received
+        """Return the received target, or the one that the client's network gives before this round's training."""
+        settings, beside = self.parameters, self.client.beside
+        if "target" not in payload.arrays:  # homogeneous: by the global model W(t-1), which was just received
             features = self.represent(rad)
-            return mean_rbf_blocks([features], own.rad_batch) if own.kernel == "rbf" else features
+            return mean_rbf_blocks([features], settings.rad_batch) if settings.kernel == "rbf" else features
         with reading_request("target"):
-            if own.kernel == "rbf":
+            if settings.kernel == "rbf":
                 blocks = unpack_blocks(payload.arrays["target"])
                 check_rows(torch.cat([block[:, 0] for block in blocks]), len(rad))
                 return [beside(block) for block in blocks]
@@ -107,11 +107,11 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
             return beside(values)
 
     def posteriors(self, rad: PublicRows) -> Tensor:
-        """The class posteriors of these rows, (n, C), in evaluation mode."""
+        """Return the class posteriors of these rows, (n, C), in evaluation mode."""
         return self.client.scores(rad.inputs, "probabilities", rad.tokens)
 
-    def _telling(self, rad: PublicRows) -> Arrays:
-        """This client's part of the next target, on these rows."""
+    def _part_of_target(self, rad: PublicRows) -> Arrays:
+        """Return this client's part of the next target, on these rows."""
         spectral = self.parameters.sent == "posteriors"
         sent = self.posteriors(rad) if spectral else self.represent(rad)
         if not sent.isfinite().all():
@@ -123,7 +123,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
             return Payload()
         try:
             public = self.client.public.inputs
-        except LostState:  # handshake and evaluation count without it
+        except LostState:  # handshake and evaluation are valid without it
             return Payload()
         order = numpy_generator(self.client.config.seed, "probe").permutation(len(public))[: self.parameters.probe]
         examples, tokens = torch.from_numpy(order).to(public.device), self.client.tokens
@@ -131,6 +131,6 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return Payload({"probe": pack(compress(features))} if features.isfinite().all() else {})
 
     def represent(self, rows: PublicRows) -> Tensor:
-        """Phi of these rows, (n, d), in evaluation mode."""
+        """Return Phi of these rows, (n, d), in evaluation mode."""
         client = self.client
         return client.read(rows.inputs, until=client.representation, rows=ROWS_AT_ONCE, tokens=rows.tokens)

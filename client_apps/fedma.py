@@ -1,7 +1,7 @@
-"""FedMA, client side: train what is not settled yet behind what is (Wang et al., ICLR 2020, algorithm 1).
+"""FedMA, client side: train the layers behind the settled ones (Wang et al., ICLR 2020, algorithm 1).
 
-Between the rounds of a pass a client keeps its network: settled groups as they are globally, in the global order, then
-its own layers, whose inputs from settled groups are in that order too, zeros where it has no such unit.
+Between the rounds of a pass a client keeps its network: the settled groups as in the global model, then its own layers.
+The inputs of these layers follow the global order too, with zeros for units that the client does not have.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,18 +22,18 @@ from fedhet.wire import Arrays, Payload, cast, to_arrays
 from .pfnm import Matched  # noqa: TID251 - this folder is fedhet.client_apps
 
 LAST_WEIGHT_DECAY = 1e-4
-"""Of the output layer's round, as in the authors' code."""
+"""Weight decay in the output layer's round, as in the authors' code."""
 
 
 class FedMA(Matched[FedMAParameters]):
-    """Local training of all layers in the first round of a pass, then of those behind the settled ones."""
+    """Trains all layers in the first round of a pass, then those behind the settled ones."""
 
     remembers = True
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self._done = 0  # groups of this pass that are settled here
-        self._own: dict[int, np.ndarray[Any, Any]] = {}  # the global units of its own in them
+        self._done = 0  # number of groups of this pass that are settled in the network
+        self._own: dict[int, np.ndarray[Any, Any]] = {}  # by settled group, the global units of the client's units
         self._complete = self._begins = self._lost = False
 
     # ---- the server's message
@@ -57,12 +57,12 @@ class FedMA(Matched[FedMAParameters]):
         self._begins = place is None or self._complete
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """In the middle of a pass there is no global model."""
+        """Return the network, or None in the middle of a pass, when there is no global model."""
         there = self._complete if when == "received" else not self._lost
         return super().evaluate(when) if there else None
 
     def _kept(self, place: Sequence[int]) -> Arrays | None:
-        """The network after the round that the server builds on; None if it is lost."""
+        """Return the network after the round that the server names; None if it is lost."""
         memory = self.client.memory
         if "place" not in memory or memory["place"].tolist() != list(place):
             return None
@@ -74,7 +74,7 @@ class FedMA(Matched[FedMAParameters]):
         return parts["model"]
 
     def _go_on(self, state: Arrays, payload: Payload) -> None:
-        """Put the groups that were settled since into the network."""
+        """Put the groups settled since that round into the network."""
         groups, arrays = self.groups, payload.arrays
         known = self._done
         while f"group-{self._done}" in arrays:
@@ -97,7 +97,7 @@ class FedMA(Matched[FedMAParameters]):
     # ---- training
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """One phase of all layers at the beginning of a pass, else of those that are not settled."""
+        """Return one phase, for all layers at the start of a pass, later for those that are not settled."""
         if self._lost:
             return []
         if self._begins:
@@ -117,14 +117,14 @@ class FedMA(Matched[FedMAParameters]):
         return replace(usual.at(self.parameters.last_learning_rate), weight_decay=LAST_WEIGHT_DECAY)
 
     def _cut_out(self) -> None:
-        """Go on with the client's units of the global model; the first ones, if it was not in the pass before."""
+        """Continue with the client's units of the global model, or with its first ones if the client has none."""
         groups = self.groups
-        own = {group.index: self._own.get(group.index, np.arange(group.width)) for group in groups}
-        self._use(cut_out(to_arrays(self.client.tensors), groups, own))
+        units = {group.index: self._own.get(group.index, np.arange(group.width)) for group in groups}
+        self._use(cut_out(to_arrays(self.client.tensors), groups, units))
         self._own, self._done, self._complete = {}, 0, False
 
     def end(self, payload: Payload) -> Payload:
-        """Return the groups that are due, in the last round the output layer and the class counts."""
+        """Return the groups that are due, or in the last round the output layer and the class counts."""
         memory, client, groups = self.client.memory, self.client, self.groups
         number, step = payload.values["pass"], payload.values["step"]
         memory.clear()
@@ -132,7 +132,7 @@ class FedMA(Matched[FedMAParameters]):
             memory["place"] = torch.tensor([-1, 0])
             return Payload(values={"lost": True})
         memory |= {f"model/{name}": tensor for name, tensor in client.tensors.items()}
-        memory |= {f"assignment/{index}": torch.from_numpy(own.copy()) for index, own in self._own.items()}
+        memory |= {f"assignment/{index}": torch.from_numpy(units.copy()) for index, units in self._own.items()}
         memory["place"] = torch.tensor([number, self._done])
         names = due(groups, self._done, step, statistics=client.config.batch_norm == "aggregate")
         update = cast(to_arrays({name: client.tensors[name] for name in names}), client.config.wire_dtype)

@@ -1,4 +1,4 @@
-"""FedMD, client side: fit the public set, then the private one; digest mean scores, revisit (Li and Wang, 2019)."""
+"""FedMD, client side: fit public, then private examples; digest mean scores, revisit (Li and Wang, 2019)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,12 +19,12 @@ from ._received import PublicRows, check_rows, reading_request, rows_in  # noqa:
 
 
 class FedMD(ClientSide[fedmd.FedMDParameters]):
-    """Transfer learning in a client's first round; digest and revisit in all in which there are mean scores."""
+    """Transfer learning in a client's first round; digest and revisit in each round with mean scores."""
 
-    remembers = True  # that it has begun
+    remembers = True  # whether it has started
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the number of scores, and of tokens; raises DataError where outputs are of pixels."""
+        """Return the number of scores and of tokens; raises DataError if outputs are for pixels."""
         self.client.check_scores("of which it exchanges means", tokens=True, numbers=True)
         inputs, tokens = self.client.data.train.inputs[:2], self.client.tokens
         first = None if tokens == 1 else torch.zeros(len(inputs), dtype=torch.long)
@@ -32,22 +32,22 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
         return Payload(values={"classes": classes} | ({"tokens": tokens} if tokens > 1 else {}))
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """On the public labels, if the client begins; on the mean scores, if there are any; on its own examples."""
-        own, client = self.parameters, self.client
+        """Return phases on public labels (in a client's first round), mean scores (if any) and private examples."""
+        settings, client = self.parameters, self.client
         begins = "begun" not in client.memory
         client.memory["begun"] = torch.ones(1, dtype=torch.uint8)
         phases = []
-        if begins and own.public_epochs:
+        if begins and settings.public_epochs:
             assert client.public.labels is not None  # as the traits say
             public = Examples(client.public.inputs, client.public.labels)
-            phases.append(Phase(own.public_epochs, client.optimisation(), examples=public))
+            phases.append(Phase(settings.public_epochs, client.optimisation(), examples=public))
         if "mean" in payload.arrays:
             phases.append(self._digest(payload.arrays))
-        phases.append(Phase((begins and own.private_epochs) or client.request.epochs, client.optimisation()))
+        phases.append(Phase((begins and settings.private_epochs) or client.request.epochs, client.optimisation()))
         return [self._stepped(phase, part, len(phases)) for part, phase in enumerate(phases)]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the scores of the rows asked for, and the mean distance to the last scores."""
+        """Return the scores of the requested rows, and the mean distance to the last mean scores."""
         reply = super().end(payload)
         if "next-rows" in payload.arrays:
             rows = self._rows(payload.arrays["next-rows"])
@@ -58,14 +58,14 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
         return reply
 
     def _stepped(self, phase: Phase, part: int, parts: int) -> Phase:
-        """The phase with its share of the round's learning rate, and its batches."""
+        """Return the phase with its part of the round's learning rate schedule and its batch size."""
         optimisation = self.client.optimisation(part, parts)
         if phase.examples is not None:
             optimisation = replace(optimisation, batch_size=self.parameters.public_batch)
         return replace(phase, optimisation=optimisation)
 
     def _digest(self, arrays: Mapping[str, Arrays]) -> Phase:
-        """The phase that matches the mean scores, which are its labels."""
+        """Return the phase that matches the mean scores, which are its labels."""
         epochs, rows, task = self.parameters.digest_epochs, self._rows(arrays["rows"]), self.client.task
         with reading_request("mean"):
             scores = unpack(arrays["mean"]).values.to(rows.inputs.device)
@@ -81,5 +81,5 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
         return Phase(epochs, self.client.optimisation(), examples=examples, terms=(match,), task_weight=0.0)
 
     def _rows(self, arrays: Arrays) -> PublicRows:
-        """These rows of the public dataset."""
+        """Return these rows of the public dataset."""
         return rows_in(arrays, self.client.public.inputs, "rows of the public dataset", tokens=self.client.tokens)

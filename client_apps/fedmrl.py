@@ -1,9 +1,9 @@
-r"""FedMRL, client side: both heads read one representation, fused of both networks' (Yi et al., NeurIPS 2024).
+r"""FedMRL, client side: both heads read one fusion of both networks' representations (Yi et al., NeurIPS 2024).
 
     R = P [Phi_shared(x), Phi_own(x)] + b, where P and b are the client's projector
     L = m CE(head_shared(R[1..d1]), y) + CE(head_own(R[1..d2]), y)
 
-where Phi_shared has width d1 and Phi_own d2. One step is taken for both networks and the projector.
+where Phi_shared has width d1 and Phi_own d2. A step trains both networks and the projector.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,21 +27,22 @@ from ._beside import SMALL, Beside, Pair  # noqa: TID251 - this folder is fedhet
 
 
 class Fused(Pair):
-    """Two networks whose heads read the first entries of one fused representation; it returns what `own` does.
+    """Two networks whose heads read the first entries of one fused representation; it returns the outputs of `own`.
 
-    Each network is passed once and whole: when the own network comes to its head, the shared one is passed.
+    A batch passes each network once: the shared one when `own` comes to its head.
 
     Args:
-        own: the client's network, and `small` the shared one.
+        network: the client's network.
+        small: the shared network.
         heads: the names of their heads.
-        widths: d2 and d1, of the inputs of the heads; the shared representation is pooled to d1.
-        dtype: of the projector.
+        widths: d2 and d1, the widths of the heads' inputs; the shared representation is pooled to d1.
+        dtype: the projector's dtype.
     """
 
     def __init__(
-        self, own: nn.Module, small: nn.Module, heads: tuple[str, str], widths: tuple[int, int], dtype: torch.dtype
+        self, network: nn.Module, small: nn.Module, heads: tuple[str, str], widths: tuple[int, int], dtype: torch.dtype
     ) -> None:
-        super().__init__(own, small)
+        super().__init__(network, small)
         self.heads, self.widths = heads, widths
         self.projector = nn.Linear(sum(widths), max(widths), dtype=dtype)
 
@@ -49,27 +50,27 @@ class Fused(Pair):
         """Pass a batch through both."""
         (own_head, small_head), (own_width, small_width) = self.heads, self.widths
 
-        def of_own(own: Tensor) -> Tensor:
-            fused = own
+        def fuse(representation: Tensor) -> Tensor:
+            fused = representation
 
-            def of_small(shared: Tensor) -> Tensor:
+            def fuse_shared(shared: Tensor) -> Tensor:
                 nonlocal fused
                 pooled = shared if shared.shape[1] == small_width else F.adaptive_avg_pool1d(shared, small_width)
-                fused = self.projector(torch.cat([pooled.to(own.dtype), own], 1))
+                fused = self.projector(torch.cat([pooled.to(representation.dtype), representation], 1))
                 return fused[:, :small_width].to(shared.dtype)
 
-            with _given(self.small.get_submodule(small_head), of_small):
+            with _replaced_input(self.small.get_submodule(small_head), fuse_shared):
                 self.small(inputs)
             return fused[:, :own_width]
 
-        with _given(self.own.get_submodule(own_head), of_own):
+        with _replaced_input(self.own.get_submodule(own_head), fuse):
             outputs: Tensor = self.own(inputs)
         return outputs
 
 
 @contextmanager
-def _given(head: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside, a head is given its input (n, d) as `change` returns it."""
+def _replaced_input(head: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Context in which a head receives `change(input)` instead of its input (n, d)."""
 
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Tensor], dict[str, Any]]:
         return (change(next(iter((*args, *kwargs.values())))),), {}
@@ -79,7 +80,7 @@ def _given(head: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None
 
 
 class FedMRL(Beside[FedMRLParameters]):
-    """Trains both networks and the projector, which it keeps; the own head's outputs are scored."""
+    """Trains both networks and the projector, which stays at the client; the own head's outputs are evaluated."""
 
     remembers = True
 
@@ -91,9 +92,9 @@ class FedMRL(Beside[FedMRLParameters]):
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             seed_everything(derive_seed(config.seed, "projector", "all" if config.shared_init else client.name))
             inputs = client.transform(client.data.train.inputs[:1])
-            own, shared = client.representation(inputs), Representation(self.small, name)(inputs)
-            widths = own.shape[1], self.parameters.width or shared.shape[1]
-            self.pair = Fused(client.model, self.small, (client.head, name), widths, own.dtype).to(client.device)
+            phi, shared = client.representation(inputs), Representation(self.small, name)(inputs)
+            widths = phi.shape[1], self.parameters.width or shared.shape[1]
+            self.pair = Fused(client.model, self.small, (client.head, name), widths, phi.dtype).to(client.device)
             if widths[1] != shared.shape[1]:
                 _resize(self.small, name, widths[1])
 
@@ -104,11 +105,11 @@ class FedMRL(Beside[FedMRLParameters]):
             self.pair.projector.load_state_dict(memory)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """One phase, of both networks and the projector."""
+        """Return one phase for both networks and the projector."""
         return [replace(phase, module=self.pair) for phase in super().phases(payload)]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """The loss of the shared head."""
+        """Return the loss of the shared head."""
         weight, task = self.parameters.weight, self.client.task
 
         def nested(step: Step) -> Tensor:
@@ -117,23 +118,23 @@ class FedMRL(Beside[FedMRLParameters]):
         return (nested,)
 
     def end(self, payload: Payload) -> Payload:
-        """Return the shared network; the projector is kept."""
+        """Return the shared network, and keep the projector."""
         self.client.memory |= self.pair.projector.state_dict()
         return super().end(payload)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
-        """The outputs of the own head, of the fused representation."""
+        """Return the network that gives the own head's outputs for the fused representation."""
         return self.pair.eval()
 
     def personal(self) -> dict[str, Tensor]:
-        """The own network's tensors, those of the shared one as `shared.*`, and the projector's as `projector.*`."""
+        """Return the own network's tensors, the shared one's as `shared.*` and the projector's as `projector.*`."""
         parts = {"shared": self.small, "projector": self.pair.projector}
         beside = {f"{name}.{key}": each for name, part in parts.items() for key, each in part.state_dict().items()}
         return self.client.tensors | beside
 
 
 def _resize(model: nn.Module, name: str, width: int) -> None:
-    """Put a linear layer that reads a representation of another width in the place of a network's head."""
+    """Replace a network's head by a linear layer for a representation of another width."""
     head = model.get_submodule(name)
     if not name or not isinstance(head, nn.Linear):
         raise ModelError(

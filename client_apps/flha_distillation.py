@@ -1,7 +1,7 @@
-"""FLHA-distillation, client side: train the shared teacher; then train the client's own network towards it.
+"""FLHA-distillation, client side: train the shared teacher, then train the client's own network towards it.
 
 A student's loss is (1 - alpha) CE + alpha 2 T^2 KL(teacher || student) on the client's own examples (FLHA-GHN, appendix
-E). The usual factor is T^2; the 2 is the paper's.
+E). The usual factor is T^2; the paper's is twice that.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ ALPHA, TEMPERATURE = 0.7, 20.0
 
 
 class FLHADistillation(ClientSide[FLHADistillationParameters]):
-    """Shares the teacher; keeps the client's network, and the final teacher beside it."""
+    """Shares the teacher; keeps the client's network and the final teacher."""
 
     remembers = True
 
@@ -37,11 +37,11 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
         return self.client.request.round <= self.parameters.teaching(self.client.config.rounds)
 
     def shared(self) -> dict[str, Tensor]:
-        """The teacher's tensors; BatchNorm's statistics where they are aggregated."""
+        """Return the teacher's tensors, with BatchNorm's statistics only if they are aggregated."""
         return state_that_travels(self.client, self.teacher)
 
     def begin(self, payload: Payload) -> None:
-        """Load the teacher that came, or the final one as it was kept; take statistics anew that did not travel."""
+        """Load the received teacher, or the final one that was kept; re-estimate statistics that did not travel."""
         super().begin(payload)
         client = self.client
         if "model" in payload.arrays and client.config.batch_norm != "aggregate":
@@ -53,14 +53,14 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
                 self.teacher.load_state_dict(client.memory)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """One phase, of the teacher or of the client's own network."""
+        """Return one phase, for the teacher or for the client's own network."""
         if self.teaching:
             return [Phase(self.client.request.epochs, self._optimisation(), module=self.teacher)]
-        own = Phase(self.client.request.epochs, self._optimisation(), terms=self.terms(payload))
-        return [replace(own, task_weight=1 - ALPHA) if own.terms else own]
+        phase = Phase(self.client.request.epochs, self._optimisation(), terms=self.terms(payload))
+        return [replace(phase, task_weight=1 - ALPHA) if phase.terms else phase]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """The distillation; none for a client that lost the teacher with its state."""
+        """Return the distillation loss; none for a client that lost the teacher with its state."""
         if not self.client.memory:
             return ()
         many_labels, scores = self.client.task.outputs.meaning == "labels", self.client.task.outputs.scores
@@ -76,15 +76,15 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
         return (distance,)
 
     def end(self, payload: Payload) -> Payload:
-        """Return the teacher; as a student, whether it holds one."""
+        """Return the teacher or, in a student's round, whether the client has a teacher."""
         return super().end(payload) if self.teaching else Payload(values={"taught": bool(self.client.memory)})
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
-        """The teacher while it is trained, then the client's own network."""
+        """Return the teacher while it is trained, then the client's own network."""
         return self.teacher.eval() if self.teaching else self.client.model
 
     def _optimisation(self) -> Optimisation:
-        """As configured, with a schedule over the teacher's rounds and another over the students'."""
+        """Return the configured optimisation, with one schedule for the teacher's rounds and one for the students'."""
         client, config = self.client, self.client.config
         teaching = self.parameters.teaching(config.rounds)
         first, rounds = (0, teaching) if self.teaching else (teaching, config.rounds - teaching)

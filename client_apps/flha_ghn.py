@@ -1,9 +1,9 @@
 """FLHA-GHN, client side: trains the hypernetwork that writes the client's network.
 
-With `share = all` all clients hold, receive and send the same arrays, so names and bytes tell nothing of an
-architecture; but a head that a client does not use comes back as it was, so a server that compares single replies with
-what it sent learns the client's layer types (a secure sum would hide that). With `share = own` the names say so.
-`disclose-architecture`, off by default with this method, tells the name.
+With `share = all` all clients hold, receive and send the same arrays, so names and sizes say nothing about an
+architecture. But a head that a client does not use returns unchanged, so a server that compares single replies with its
+messages learns the client's layer types (secure aggregation would hide them). With `share = own` the names of arrays
+disclose them. `disclose-architecture`, off by default with this method, discloses the architecture's name.
 """
 
 import logging
@@ -32,32 +32,36 @@ REFINE_RATE = 0.001
 
 
 class FLHAGHN(ClientSide[FLHAGHNParameters]):
-    """The hypernetwork writes the network; statistics, and layers of unknown types, are the network's own."""
+    """The hypernetwork generates the network, except statistics and layers of unknown types."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        own, config = self.parameters, client.config
+        settings, config = self.parameters, client.config
         self.graph = layer_graph(client.model, client.transform(client.data.train.inputs[:2]))
-        types = _types(own.types or config.architectures, population.dataset_of(config)) if own.head != "tiled" else {}
-        if own.share == "own":
+        types = (
+            _types(settings.types or config.architectures, population.dataset_of(config))
+            if settings.head != "tiled"
+            else {}
+        )
+        if settings.share == "own":
             types = _own(types, self.graph)
-        hypernetwork = GraphHypernetwork(types, own.design, seed=None).to(client.device)
+        hypernetwork = GraphHypernetwork(types, settings.design, seed=None).to(client.device)
         self.written = Written(hypernetwork, client.model, hypernetwork.read(self.messages()))
 
     def messages(self) -> LayerGraph:
-        """The graph along whose edges messages are passed."""
+        """Return the graph along whose edges messages are passed."""
         return self.graph
 
     def shared(self) -> dict[str, Tensor]:
-        """The hypernetwork's parameters."""
+        """Return the hypernetwork's parameters."""
         return self.written.hypernetwork.state_dict()
 
     def shared_names(self) -> dict[str, str]:
-        """The arrays of the network that are written, each from all of the hypernetwork, here by its first key."""
+        """Map each generated array of the network to the hypernetwork's first key, since all keys contribute to it."""
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
 
     def handshake(self, payload: Payload) -> Payload:
-        """Raise a ModelError if the hypernetwork writes no layer of the network."""
+        """Raise a ModelError if the hypernetwork generates no layer of the network."""
         reading, name = self.written.reading, self.client.name
         if not reading.names:
             raise ModelError(
@@ -71,26 +75,26 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
         return Payload()
 
     def begin(self, payload: Payload) -> None:
-        """Take in the hypernetwork, and write the network."""
+        """Load the hypernetwork, and generate the network."""
         super().begin(payload)
         self._write()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """One phase trains the hypernetwork, and the network's own layers."""
+        """Return one phase for the hypernetwork and the network's own layers."""
         return [replace(phase, module=self.written) for phase in super().phases(payload)]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the hypernetwork, and write the network by it."""
+        """Return the hypernetwork, and generate the network."""
         self._write()
         return super().end(payload)
 
     def refine(self, when: str) -> Sequence[Phase]:
-        """One epoch on the last layer, or on all, of the written network (the paper: the last layer)."""
-        own, head = self.parameters, f"{self.client.head}."
-        if own.refine == "none":
+        """Return one epoch for the last layer (as in the paper) or for all layers of the generated network."""
+        settings, head = self.parameters, f"{self.client.head}."
+        if settings.refine == "none":
             return ()
         optimisation = self.client.optimisation().at(REFINE_RATE)
-        trains = (lambda name: name.startswith(head)) if own.refine == "head" else None
+        trains = (lambda name: name.startswith(head)) if settings.refine == "head" else None
         return [Phase(1, optimisation, trains=trains)]
 
     @torch.no_grad()
@@ -101,7 +105,7 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
 
 @lru_cache(maxsize=8)
 def _types(architectures: str, dataset: DataSet) -> Catalogue:
-    """The layer types of the architectures that all know."""
+    """Return the layer types of the architectures that all clients know."""
     example = dataset.transform(dataset.train.inputs[:2])
     with torch.random.fork_rng(devices=[]):
         networks = [
@@ -112,7 +116,7 @@ def _types(architectures: str, dataset: DataSet) -> Catalogue:
 
 
 def _own(known: Catalogue, graph: LayerGraph) -> Catalogue:
-    """The types of one network, with heads of the rank that they have for everybody."""
+    """Return one network's layer types, whose heads have the same rank as for all clients."""
     return {
         type: replace(layer, occurrences=known[type].occurrences if type in known else 1)
         for type, layer in catalogue([graph]).items()

@@ -3,7 +3,7 @@ r"""FML, client side: the own network and the shared one learn from the labels a
     L_own    = alpha CE(own, y)  + (1 - alpha) KL(shared || own)
     L_shared = beta CE(shared, y) + (1 - beta)  KL(own || shared)
 
-where what a network learns from is a constant. One step is taken for both.
+where the target of each KL is a constant. One step trains both networks.
 """
 
 from collections.abc import Sequence
@@ -22,19 +22,19 @@ class FML(Beside[FMLParameters]):
     """Mutual learning of two networks."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """One phase of both; the task's loss is the own network's."""
+        """Return one phase for both networks; the task's loss is the own network's."""
         return [replace(phase, task_weight=self.parameters.alpha) for phase in super().phases(payload)]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """The rest of both losses."""
+        """Return the other parts of both losses."""
         alpha, beta, task = self.parameters.alpha, self.parameters.beta, self.client.task
         many_labels, scores = task.outputs.meaning == "labels", task.outputs.scores
 
         def mutual(step: Step) -> Tensor:
             theirs = step.captured[SMALL].to(step.outputs.dtype)
-            own, shared = scores(step.outputs), scores(theirs)
-            learnt = (1 - alpha) * soft_divergence(own, shared, 1.0, many_labels=many_labels)
-            taught = (1 - beta) * soft_divergence(shared, own, 1.0, many_labels=many_labels)
+            outputs, shared = scores(step.outputs), scores(theirs)
+            learnt = (1 - alpha) * soft_divergence(outputs, shared, 1.0, many_labels=many_labels)
+            taught = (1 - beta) * soft_divergence(shared, outputs, 1.0, many_labels=many_labels)
             return learnt + taught + beta * task.loss(theirs, step.labels)
 
         return (mutual,)

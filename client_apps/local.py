@@ -1,4 +1,4 @@
-"""Local training, client side: a model of its own, on its own data."""
+"""Local training, client side: each client trains its own model on its own data."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,14 +13,14 @@ from fedhet.wire import Payload
 
 
 class Local(ClientSide[LocalParameters]):
-    """One phase; nothing travels."""
+    """One phase; nothing is sent."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """On its own examples, or on those and the public dataset's."""
+        """Return a phase on the client's examples, or on those and the public ones."""
         phases = super().phases(payload)
         if self.parameters.public == "unused":
             return phases
-        own, public = self.client.data.train, self.client.public
+        train, public = self.client.data.train, self.client.public
         assert public.labels is not None  # as the traits say
-        both = Examples(torch.cat([own.inputs[:], public.inputs]), torch.cat([own.labels, public.labels]))
+        both = Examples(torch.cat([train.inputs[:], public.inputs]), torch.cat([train.labels, public.labels]))
         return [replace(phase, examples=both) for phase in phases]

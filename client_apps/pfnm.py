@@ -19,7 +19,7 @@ M = TypeVar("M", bound=PFNMParameters)
 
 
 class Matched(ClientSide[M]):
-    """The client side that PFNM and FedMA share: it knows its permutation groups, and works in other widths."""
+    """The client side of PFNM and FedMA: it knows its permutation groups, and can work in other widths."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
@@ -27,7 +27,7 @@ class Matched(ClientSide[M]):
 
     @cached_property
     def groups(self) -> PermutationGroups:
-        """The permutation groups of the client's model as it was configured."""
+        """The permutation groups of the client's model in its configured widths."""
         client = self.client
         return permutation_groups(architecture_graph(self._configured, client.transform(client.data.train.inputs[:2])))
 
@@ -37,34 +37,34 @@ class Matched(ClientSide[M]):
         return Payload(values={"groups": describe(self.groups), "classes": classes})
 
     def class_counts(self) -> dict[str, Arrays]:
-        """The numbers of examples of each class; nothing where labels are no classes."""
+        """Return the number of examples of each class; nothing if labels are not classes."""
         classes = self.client.task.name == "classification"
         return {"classes": class_counts(self.client, self.groups.fixed[-1])} if classes else {}
 
     def _use(self, state: Arrays) -> None:
-        """Go on with a network of these weights, in their widths."""
+        """Continue with a network that has these weights, in their widths."""
         self.client.work_on(resize(self._configured, {name: to_tensor(array) for name, array in state.items()}))
 
 
 class PFNM(Matched[PFNMParameters]):
-    """One phase, from weights of one's own or from one's own units of the global model."""
+    """One phase, from the client's own weights or from its units of the global model."""
 
     def begin(self, payload: Payload) -> None:
-        """Take on the global model in its own widths."""
+        """Load the global model in its own widths."""
         if "model" in payload.arrays:
             self._use(payload.arrays["model"])
             self.client.reestimate()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Training of one's own units; the first ones of the global model, if it has none of the client's."""
+        """Train the client's units of the global model, or the first ones if it has none of the client's."""
         if "model" in payload.arrays:
-            own = payload.arrays.get("assignments", {})
-            assignments = {g.index: own.get(str(g.index), np.arange(g.width)) for g in self.groups}
+            units = payload.arrays.get("assignments", {})
+            assignments = {g.index: units.get(str(g.index), np.arange(g.width)) for g in self.groups}
             self._use(cut_out(to_arrays(self.client.tensors), self.groups, assignments))
         return super().phases(payload)
 
     def end(self, payload: Payload) -> Payload:
-        """The network, and how many examples of each class there are."""
+        """Return the network, and the number of examples of each class."""
         reply = super().end(payload)
         reply.arrays |= self.class_counts()
         return reply

@@ -1,7 +1,7 @@
-"""Class-average, server side: FedAvg, but for the output layer, whose rows are averaged by examples of their class.
+"""Class-average, server side: FedAvg, but rows of the output layer are weighted by the examples of their class.
 
-Row c of the output layer is sum_i n_ic / n_c W_ic(t), n_ic the examples of class c that client i has, as in FedMA (Wang
-et al., ICLR 2020, section 3); a class that nobody of the round has is averaged as everything else.
+Row c of the output layer is sum_i n_ic / n_c W_ic(t), where client i has n_ic examples of class c, as in FedMA (Wang
+et al., ICLR 2020, section 3). A class that no client of the round has is averaged like everything else.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from fedhet.wire import Reply, Spec, check
 
 @dataclass
 class ClassAverageState(State):
-    """`classes` holds how many examples of each class clients have, by the name of their output layer."""
+    """`classes` holds the number of examples of each class, by client and name of its output layer."""
 
     classes: ArraysBy = field(default_factory=dict)
 
@@ -30,7 +30,7 @@ class ClassAverage(FederatedStrategy[class_average.ClassAverageParameters, Class
     state_class = ClassAverageState
 
     def admit(self, reply: Reply) -> None:
-        """Keep the client's class counts, one a row of the output layer."""
+        """Keep the client's class counts, one for each row of the output layer."""
         head, counts = reply.values.text("head"), reply.arrays.get("classes", {})
         rows = {shape[:1] for shape, _ in _of(reply.report.spec, head).values()}
         if len(rows) != 1:
@@ -42,7 +42,7 @@ class ClassAverage(FederatedStrategy[class_average.ClassAverageParameters, Class
         self.state.classes[reply.client] = {head: counts["counts"]}
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average by examples, then the output layer by classes."""
+        """Average the models by examples, then the output layer by examples of each class."""
         metrics = super().aggregate_fit(round, replies)
         first = next(iter(replies))
         head = next(iter(self.state.classes[first]))
@@ -50,12 +50,12 @@ class ClassAverage(FederatedStrategy[class_average.ClassAverageParameters, Class
         held = counts.any(axis=0)
         for name in _of(self.federation.specs[first], head):
             average = self.state.model[name].copy()
-            own = class_weighted_average([reply.arrays["model"][name] for reply in replies.values()], counts)
-            average[held] = own[held]
+            rows = class_weighted_average([reply.arrays["model"][name] for reply in replies.values()], counts)
+            average[held] = rows[held]
             self.state.model[name] = average
         return metrics
 
 
 def _of(spec: Spec, module: str) -> Spec:
-    """The arrays of a module."""
+    """Return the specification of a module's arrays."""
     return {name: of for name, of in spec.items() if name.startswith(f"{module}.")}

@@ -1,7 +1,7 @@
-"""Ensemble, server side: the mean of the clients' predictions, the comparison of FedMA's paper (table 2).
+"""Ensemble, server side: the mean of the clients' predictions, to which FedMA's paper compares (table 2).
 
-Clients of any architectures train alone and send their networks once; the prediction is the mean of their softmax
-(sigmoid, for many labels), which is evaluated on the common test set.
+Clients of any architecture train alone and send their networks once. The ensemble predicts the mean of their softmax
+(sigmoid for many labels) and is evaluated on the common test set.
 
 The client side is the default.
 """
@@ -21,13 +21,13 @@ from fedhet.wire import Reply, load_into
 
 @dataclass
 class EnsembleState(State):
-    """`member` holds the newest network of each client."""
+    """`member` holds the latest network of each client."""
 
     member: ArraysBy = field(default_factory=dict)
 
 
 class Ensemble(FederatedStrategy[Parameters, EnsembleState]):
-    """A server side whose global model predicts the mean of the members' predictions."""
+    """The global model predicts the mean of the members' predictions."""
 
     method = ensemble.method
     state_class = EnsembleState
@@ -38,7 +38,7 @@ class Ensemble(FederatedStrategy[Parameters, EnsembleState]):
             self.networks.check(reply)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Keep each client's newest network."""
+        """Keep each client's latest network."""
         self.state.member |= {client: reply.arrays["model"] for client, reply in replies.items()}
         return {}
 
@@ -48,7 +48,7 @@ class Ensemble(FederatedStrategy[Parameters, EnsembleState]):
         return bool(self.state.member)
 
     def global_model(self) -> nn.Module | None:
-        """Return the network whose prediction is the mean; None before any client has sent its own."""
+        """Return the network that predicts the mean; None before any client has sent its network."""
         if not self.has_global_model:
             return None
         members = {client: self.networks.like(client) for client in in_order(self.state.member)}
@@ -65,9 +65,9 @@ class Mean(nn.Module):
         self.members, self.many_labels = nn.ModuleList(members), many_labels
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(n, ..., classes) outputs of a batch."""
-        taken = [in_precision(inputs, precision(member)) for member in self.members]
-        outputs = [member(own) for member, own in zip(self.members, taken, strict=True)]
+        """Return the outputs (n, ..., classes) for a batch."""
+        batches = [in_precision(inputs, precision(member)) for member in self.members]
+        outputs = [member(batch) for member, batch in zip(self.members, batches, strict=True)]
         if self.many_labels:
             return torch.stack([each.sigmoid() for each in outputs]).mean(0).logit()
         return torch.stack([each.softmax(-1) for each in outputs]).mean(0).log()

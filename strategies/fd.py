@@ -14,13 +14,13 @@ from .fedproto import ByClass, ClassState  # noqa: TID251 - this folder is fedhe
 
 @dataclass
 class FDState(ClassState):
-    """`own` are each client's newest mean logits."""
+    """`own` holds the latest mean logits of each client."""
 
     own: ArraysBy = field(default_factory=dict)
 
 
 class FD(ByClass[fd.FDParameters, FDState]):
-    """Every client counts the same for a class that it holds."""
+    """Every client that has a class counts the same in its mean."""
 
     method = fd.method
     state_class = FDState
@@ -28,11 +28,11 @@ class FD(ByClass[fd.FDParameters, FDState]):
     way_out = "all clients need the same classes"
 
     def payload_for(self, client: str) -> Payload:
-        """The mean over the other clients; nothing before there are any."""
+        """Return the mean over the other clients; nothing if no other client has sent any."""
         peers = {peer: self.state.own[peer] for peer in in_order(self.state.own) if peer != client}
         if not peers:
             return Payload()
-        alike = [own | {"counts": np.ones(len(own["classes"]))} for own in peers.values()]
+        alike = [arrays | {"counts": np.ones(len(arrays["classes"]))} for arrays in peers.values()]
         vectors = alike if self.aggregator.plain else [self.combined(peers)]
         return Payload({"prototypes": class_means(vectors, {})})
 

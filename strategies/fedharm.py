@@ -1,7 +1,7 @@
 """FedHARM, server side: the mean of the clients' descriptors of shared images (Kastellos et al., 2024, algorithm 1).
 
-One exchange a round: descriptors come up in the reply, and their mean goes down with the next message, which begins
-with the shared phase. So the shared phase of the last round is the closing round. No weights travel.
+A round takes one exchange: clients send descriptors in their replies, and receive the mean in the next message, which
+begins with the shared phase. The shared phase of the last round is therefore the closing round. No weights travel.
 """
 
 import logging
@@ -31,9 +31,9 @@ class FedHARMState(State):
     """Descriptors and facts that clients sent.
 
     Attributes:
-        sent: each client's newest descriptors, features or posteriors, as they travel; an absent client keeps its own.
+        sent: the latest descriptors, features or posteriors of each client, absent ones included, as they travel.
         slots: how many slots of each block each client has.
-        cosines: of the rounds so far, for the report: `round`, and by block `same` and `other`.
+        cosines: for the report, an entry for each round: `round`, and by block `same` and `other`.
     """
 
     sent: ArraysBy = field(default_factory=dict)
@@ -42,21 +42,23 @@ class FedHARMState(State):
 
 
 class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
-    """F_E,j = 1/N sum_i F^i_E,j: for each image and slot, over the clients that have the slot."""
+    """F_E,j = 1/N sum_i F^i_E,j: the mean for each image and slot, over the clients that have the slot."""
 
     method = fedharm.method
     state_class = FedHARMState
 
     def admit(self, reply: Reply) -> None:
-        """Keep how many slots the client's blocks fill; small blocks fill fewer, which is logged."""
-        own = self.parameters
-        if not own.aligns_blocks:
+        """Keep the number of slots that the client's blocks fill; log blocks that are too small to fill all."""
+        settings = self.parameters
+        if not settings.aligns_blocks:
             return
         slots = reply.values.counts("slots")
-        if len(slots) != len(own.lengths) or not all(0 < n <= most for n, most in zip(slots, own.lengths, strict=True)):
-            raise FedhetError(f"its blocks fill {slots[:9]} of the slots {own.slots}")
-        if own.align == "cosine" and (short := [n for n, k in enumerate(own.lengths) if slots[n] < k]):
-            sent = ", ".join(f"block {n + 1}: {slots[n]} of {own.lengths[n]}" for n in short)
+        if len(slots) != len(settings.lengths) or not all(
+            0 < n <= most for n, most in zip(slots, settings.lengths, strict=True)
+        ):
+            raise FedhetError(f"its blocks fill {slots[:9]} of the slots {settings.slots}")
+        if settings.align == "cosine" and (short := [n for n, k in enumerate(settings.lengths) if slots[n] < k]):
+            sent = ", ".join(f"block {n + 1}: {slots[n]} of {settings.lengths[n]}" for n in short)
             log.warning(
                 "client %s fills fewer slots than fedharm.slots has, its blocks are smaller: %s", reply.client, sent
             )
@@ -65,38 +67,38 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
     # ---- a round
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """From the second round on the target on the shared images; and whether to send descriptors for the next."""
+        """Return the target on the shared images, from the second round on, and whether to send descriptors."""
         common = Payload()
         if round > 1:
             common.values["shared"] = True
             if self.travels and (target := pack_all(self.target(round))):
                 common.arrays["target"] = target
-        if self._tells(round):
+        if self._sends(round):
             common.values["tell"] = True
         return dict.fromkeys(clients, common)
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that descriptors are there, of the shared images, and of as many slots as the client has."""
+        """Check that the reply has descriptors of all shared images, with as many slots as the client has."""
         reply.values.number("distance", 0.0)
-        if self._tells(self.state.round + 1):
+        if self._sends(self.state.round + 1):
             self._unpacked(reply.client, reply.arrays.get("sent", {}))
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Keep the clients' descriptors; measure their agreement, and accuracy and alignment of the shared phase."""
+        """Keep the clients' descriptors; return their agreement, and accuracy and alignment of the shared phase."""
         self.state.sent = self.state.sent | {c: r.arrays["sent"] for c, r in replies.items() if "sent" in r.arrays}
         return self._aligned(replies) | self._agreement(round, replies)
 
     @property
     def travels(self) -> bool:
-        """Whether clients send anything of the shared images."""
+        """Whether clients send anything about the shared images."""
         return "sent" in self.traits.sends
 
-    def _tells(self, round: int) -> bool:
-        """Whether replies of this round have descriptors for the next target; after the last round there is none."""
+    def _sends(self, round: int) -> bool:
+        """Whether replies of this round have descriptors for the next target; there is none after the last round."""
         return self.travels and round != self.run.last_round
 
     def target(self, round: int) -> list[Factor]:
-        """Return the target, part by part, of the newest descriptors of all clients."""
+        """Return the target, part by part, from the latest descriptors of all clients."""
         sent = {client: self._unpacked(client, self.state.sent[client]) for client in in_order(self.state.sent)}
         if not sent:
             return []
@@ -105,7 +107,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         return target_of(self.parameters.align, parts, error=fedharm.ERROR, generator=generator)
 
     def _combined(self, sent: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
-        """The clients' descriptors averaged by the key `aggregation`, slot by slot: for each block (n, K_b)."""
+        """Return the descriptors averaged by the key `aggregation`, slot by slot: (n, K_b) for each block."""
         slots = {
             client: {
                 (block, slot): values.numpy()
@@ -114,31 +116,31 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
             }
             for client, parts in sent.items()
         }
-        found = self.aggregator.average_arrays(slots)
+        averages = self.aggregator.average_arrays(slots)
         widths = [max(part.shape[1] for part in block) for block in zip(*sent.values(), strict=True)]
-        return [torch.stack([to_tensor(found[b, slot]) for slot in range(k)], 1) for b, k in enumerate(widths)]
+        return [torch.stack([to_tensor(averages[b, slot]) for slot in range(k)], 1) for b, k in enumerate(widths)]
 
     def _unpacked(self, client: str, sent: Arrays) -> list[Tensor]:
-        """A client's descriptors, features or posteriors, checked; raises WireError."""
-        own = self.parameters
+        """Unpack and check a client's descriptors, features or posteriors; raises WireError."""
+        settings = self.parameters
         try:
-            parts = unpack_all(sent, own.parts)
-            check_sent(own.align, parts, self.state.public_size, self.state.slots.get(client, ()))
+            parts = unpack_all(sent, settings.parts)
+            check_sent(settings.align, parts, self.state.public_size, self.state.slots.get(client, ()))
         except ValueError as error:
             raise WireError(f"its descriptors of the shared images cannot be used: {error}") from error
         return parts
 
     def _aligned(self, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """The mean accuracy after the shared phase, and the mean alignment in it."""
-        found: dict[str, float] = {}
+        """Return the mean accuracy after the shared phase, and the mean alignment during it."""
+        metrics: dict[str, float] = {}
         for name in (fedharm.BETWEEN, f"common-{fedharm.BETWEEN}"):
             if measured := [reply.measured[name].metric for reply in replies.values() if name in reply.measured]:
-                found[f"{self.run.metric}-after-shared"] = Metric.total(measured).value
+                metrics[f"{self.run.metric}-after-shared"] = Metric.total(measured).value
         distances = [r.payload.values["distance"] for r in replies.values() if "distance" in r.payload.values]
-        return found | ({"alignment": 1 - float(np.mean(distances))} if distances else {})
+        return metrics | ({"alignment": 1 - float(np.mean(distances))} if distances else {})
 
     def _agreement(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Cosines of descriptors of the same image and of different ones (see `agreement`)."""
+        """Return cosines of descriptors of the same image and of different images (see `agreement`)."""
         sent = {client: reply.arrays["sent"] for client, reply in replies.items() if "sent" in reply.arrays}
         if self.parameters.align != "cosine" or len(sent) < 2 or self.state.public_size < 2:
             return {}
@@ -147,5 +149,5 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         return {"cosine-same": same[-1], "cosine-other": other[-1], "cosine-gap": same[-1] - other[-1]}
 
     def matrices(self) -> dict[str, Any]:
-        """Cosines by round and block."""
+        """Return cosines by round and block."""
         return {"cosines": {"rounds": self.state.cosines}} if self.state.cosines else {}

@@ -1,11 +1,11 @@
 """FedHeNN, server side: clients align what their networks represent (Makhija et al., ICML 2022).
 
-Heterogeneous clients (algorithm 2): the server makes the mean kernel K-bar(t-1) = sum_j w_j K_j of the peers'
-representations of the RAD X(t), and each client is pulled towards it. Homogeneous clients (algorithm 1): weights are
+Heterogeneous clients (algorithm 2): the server averages the kernels of the clients' representations of the RAD X(t),
+K-bar(t-1) = sum_j w_j K_j, and each client is pulled towards the mean. Homogeneous clients (algorithm 1): weights are
 averaged as in FedAvg, and each client is pulled towards the representation of the global model, which it computes.
 
-One exchange a round: a client of round t receives the target on X(t), and returns its representation of X(t+1); with
-the spectral target, which is fedhet's own, its class posteriors.
+A round takes one exchange: in round t a client receives the target on X(t) and returns its representation of X(t+1).
+With the spectral target, which is not in the paper, it returns its class posteriors instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,11 +30,12 @@ from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
 @dataclass
 class FedHeNNState(State):
-    """The last target as it travels, which is on the RAD of `target_round`.
+    """The last target and, for the report, representations of some public examples.
 
-    Where outputs are of tokens, examples of the public dataset have so many, and a row of the RAD is one of them.
-
-    For the report, each client's representation of some rows of the public dataset before and after training.
+    Attributes:
+        target: as it travels, on the RAD of `target_round`.
+        tokens: number of tokens of a public example; above 1, a row of the RAD is one token.
+        before, after: each client's representation before and after training.
     """
 
     target: Arrays = field(default_factory=dict)
@@ -52,8 +53,8 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
 
     def __init__(self, *args: Any, public: PublicDataset | Tensor | None = None, **settings: Any) -> None:
         super().__init__(*args, public=public, **settings)
-        given = public is not None and public is not population.public_dataset(self.config)
-        if self.parameters.rad_source == "train-union" and given:
+        supplied = public is not None and public is not population.public_dataset(self.config)
+        if self.parameters.rad_source == "train-union" and supplied:
             raise ConfigError(
                 "fedhenn.rad-source = 'train-union' draws the RAD from the configured data set, and a public dataset "
                 "was given as well: leave one of them out"
@@ -62,13 +63,13 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     # ---- the handshake
 
     def public_dataset(self) -> PublicDataset | None:
-        """Return the examples that all RADs are drawn from."""
+        """Return the examples from which all RADs are drawn."""
         if self.parameters.rad_source == "train-union" and self.parameters.eta0:
             return population.training_union(self.config)
         return super().public_dataset()
 
     def admit(self, reply: Reply) -> None:
-        """Check the size of the public dataset; keep the client's representation of some of it for the report."""
+        """Check the size of the public dataset; keep the client's representation of some examples for the report."""
         if not self.parameters.eta0:
             return
         if self.state.public_size < fedhenn.LEAST_ROWS:
@@ -83,11 +84,11 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     # ---- a round
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the target on X(t) and eta(t), but in the first round, and the rows of X(t+1) for the next target."""
+        """Return the target on X(t) and eta(t) from the second round on, and the rows of X(t+1) for the next target."""
         payloads, common = super().configure_fit(round, clients), Payload()
         if not self.parameters.eta0:
             return payloads
-        # After a round that did not count, the last target is of other rows than this round's.
+        # After a round that did not count, the last target is for other rows than this round's.
         target = self.state.target if self.state.target_round == round else {}
         if round > 1 and (target or not self.sent):
             common.values["eta"] = self.parameters.eta(round)
@@ -99,7 +100,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         return {c: Payload(p.arrays | common.arrays, p.values | common.values) for c, p in payloads.items()}
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that representations are there, and of the rows that were asked for."""
+        """Check that the reply has representations of the requested rows."""
         super().check_reply(reply)
         reply.values.number("distance", 0.0)
         if self.sent in reply.arrays:
@@ -108,7 +109,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
             raise WireError(f"its {self.sent} are missing")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average weights (homogeneous), and make the next target."""
+        """Average weights (homogeneous), and compute the next target."""
         if self.parameters.homogeneous:
             super().aggregate_fit(round, replies)
         sent = {client: reply.arrays[self.sent] for client, reply in replies.items() if self.sent in reply.arrays}
@@ -119,53 +120,53 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         return {"alignment": 1 - float(np.mean(distances))} if distances else {}
 
     def rad(self, round: int) -> np.ndarray[Any, Any]:
-        """Rows of the public dataset that are X(t), (L,), drawn from the seed."""
+        """Return X(t), drawn from the seed: (L,) row numbers of the public dataset."""
         generator = numpy_generator(self.config.seed, "rad", round)
         return public_rows(generator, self.state.public_size, self.state.tokens, self.parameters.rad_size)
 
     @property
     def sent(self) -> str:
-        """Name of the arrays that clients send of the RAD: `features`, `posteriors`, or none."""
+        """Name of the arrays that clients send for the RAD: `features`, `posteriors`, or empty."""
         return next((name for name in ("features", "posteriors") if name in self.traits.sends), "")
 
     def _sent_in(self, round: int) -> bool:
-        """Whether replies of this round have arrays for the next target; after the last round there is none."""
+        """Whether replies of this round have arrays for the next target; there is none after the last round."""
         return bool(self.sent) and round != self.run.last_round
 
     def target_of(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
-        """Return the target on X(t) of what peers sent of it, as it travels.
+        """Return the target on X(t), as it travels, from what the clients sent for it.
 
-        The paper's is K-bar = sum_j w_j K_j with uniform weights: a factor of it, or for the RBF kernel its diagonal
-        blocks.
+        The paper's target is K-bar = sum_j w_j K_j with uniform weights. A factor of it travels; for the RBF kernel,
+        its diagonal blocks.
         """
-        own = self.parameters
+        settings = self.parameters
         if self.traits.other_arrays:
             bounded = self.aggregator.clipped({client: {"features": values.numpy()} for client, values in sent.items()})
             sent = {client: to_tensor(arrays["features"]) for client, arrays in bounded.items()}
         peers = list(sent.values())
-        if own.target == "spectral":
+        if settings.target == "spectral":
             generator = torch_generator(self.config.seed, "parallel analysis", round)
             return pack(Factor(cluster_rows(peers, generator=generator)))
-        if own.kernel == "rbf":
-            return pack_blocks(mean_rbf_blocks(peers, own.rad_batch))
+        if settings.kernel == "rbf":
+            return pack_blocks(mean_rbf_blocks(peers, settings.rad_batch))
         return pack(mean_target(peers, error=fedhenn.ERROR))
 
     def _has_probe(self, reply: Reply) -> bool:
-        """Whether a client sends its representation of some public examples, which is checked."""
+        """Whether a reply has the representation of some public examples, which is checked."""
         if reply.arrays.get("probe"):
             self._check_rows("probe", reply, min(self.parameters.probe, self.state.public_size))
         return bool(reply.arrays.get("probe"))
 
-    def _check_rows(self, what: str, reply: Reply, rows: int) -> None:
+    def _check_rows(self, name: str, reply: Reply, rows: int) -> None:
         try:
-            values = unpack(reply.arrays[what]).values
-            check_received_features(values, what)
-            if what == "posteriors":
+            values = unpack(reply.arrays[name]).values
+            check_received_features(values, name)
+            if name == "posteriors":
                 check_posteriors(values)
         except ValueError as error:
-            raise WireError(f"its {what} cannot be read: {error}") from error
+            raise WireError(f"its {name} cannot be read: {error}") from error
         if len(values) != rows:
-            raise WireError(f"its {what} have {len(values)} rows, the RAD {rows}")
+            raise WireError(f"its {name} have {len(values)} rows, the RAD {rows}")
 
     # ---- report
 

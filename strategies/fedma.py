@@ -1,10 +1,10 @@
 """FedMA, server side: clients' units are matched layer by layer (Wang et al., ICLR 2020, algorithm 1).
 
-A pass settles one permutation group a round (in a plain network: one layer), and the output layer in its last round:
-groups + 1 rounds. Round n of a pass brings up group n, its inputs in the global order; what was settled goes down with
-the next message, with each client's own assignment, and the clients train on behind it. A further pass ("FedMA with
-communication") starts from local models that the clients cut out of the global one. A client that missed rounds sends
-all groups that it missed; it is assigned to their settled rows, which stay as they are.
+A pass settles one permutation group a round (in a plain network: one layer), and the output layer in its last round,
+so it takes groups + 1 rounds. In round n of a pass clients send group n, with its inputs in the global order. The next
+message returns the settled group and each client's assignment, and clients train the layers behind it. A further pass
+("FedMA with communication") starts from local models that the clients cut out of the global one. A client that missed
+rounds sends all groups that it missed and is assigned to their settled rows, which do not change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,15 +25,15 @@ from .pfnm import MatchedState, MatchedStrategy  # noqa: TID251 - this folder is
 
 @dataclass
 class FedMAState(MatchedState):
-    """The groups that a pass has settled, and who has which of their units.
+    """The groups that a pass has settled, and the clients' units in them.
 
     Attributes:
-        pass_: passes that are complete.
-        step: the group that is next.
+        pass_: number of complete passes.
+        step: the next group.
         participants: the clients of this pass.
-        places: of each client the pass and the number of groups that it had when it last answered.
+        places: by client, the pass and the number of groups that it had at its last reply.
         group: by group, its global rows and the parameters averaged with them, as they travel.
-        match: by group, counts, prior mean and variances, for clients that come late.
+        match: by group, counts, prior mean and variances, for late clients.
         last: the output layer of the last complete pass.
     """
 
@@ -47,18 +47,18 @@ class FedMAState(MatchedState):
 
 
 class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
-    """Matched averaging. `rounds = 0` (the default) means as many as `fedma.passes` passes need."""
+    """Matched averaging. With `rounds = 0` (the default) a run has the rounds that `fedma.passes` passes need."""
 
     method = fedma.method
     state_class = FedMAState
 
     def number_of_rounds(self) -> int:
-        """Return `rounds`, or as many as all passes need."""
+        """Return `rounds`, or the number of rounds that all passes need."""
         return self.config.rounds or self.parameters.passes * (len(self.groups) + 1)
 
     @property
     def sizes(self) -> list[int]:
-        """Global widths of the groups that this pass has settled."""
+        """Global widths of the groups settled in this pass."""
         return [len(self.state.group[str(index)]["rows"]) for index in range(self.state.step)]
 
     # ---- a round
@@ -70,9 +70,9 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         return self.state.participants
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the groups settled since the client's last message, and which is next.
+        """Return the groups settled since the client's last message, and the number of the next group.
 
-        A client without units in the global model that is wider than it begins with its own weights.
+        A client that has no units in the global model and is wider than it starts from its own weights.
         """
         payloads = {client: self._news(client) for client in clients}
         for client, payload in payloads.items():
@@ -82,16 +82,16 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         return payloads
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
-        """Return the last complete global model, or the groups that a client lacks of it.
+        """Return the last complete global model, or the groups of it that a client lacks.
 
-        There is nothing beside a round in the middle of a pass: those who train cannot be evaluated with it either.
+        During training, payloads are empty in the middle of a pass, when there is no global model.
         """
         if self.state.step and amid_training:
             return {client: Payload() for client in clients}
         return {client: self._complete_model(client) for client in clients}
 
     def _news(self, client: str) -> Payload:
-        """The groups that were settled since a client's last message; before its first of a pass, the last model."""
+        """Return the groups settled since a client's last message, or the last model before its first of a pass."""
         place = self.state.places.get(client)
         if place is None or place[0] != self.state.pass_:
             return self._complete_model(client)
@@ -107,22 +107,22 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         if state.places.get(client) == last_place:
             return Payload({"last": state.last}, {"place": last_place})
         payload = self.payload_for(client)
-        own = state.assignments.get(client, {})
+        assignments = state.assignments.get(client, {})
         if not payload.arrays:
             return payload
-        if state.places.get(client, [None])[0] == last_place[0] and len(own) == len(self.groups):
-            payload.arrays["assignments"] = own
+        if state.places.get(client, [None])[0] == last_place[0] and len(assignments) == len(self.groups):
+            payload.arrays["assignments"] = assignments
         return payload
 
     def _assignments(self, client: str) -> dict[int, Any]:
-        """A client's assignments of the groups of this pass that it has sent."""
+        """Return a client's assignments for the groups of this pass that it has sent."""
         if self.state.places.get(client, [None])[0] != self.state.pass_:
             return {}
         stored = self.state.assignments.get(client, {})
         return {index: stored[str(index)] for index in range(len(stored))}
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that all parameters of the groups that are due are there, in their widths."""
+        """Check that the update has all parameters of the groups that are due, with the right shapes."""
         client, step, sizes = reply.client, self.state.step, self.sizes
         if reply.values.flag("lost", False):
             if "place" not in self._news(client).values:
@@ -138,7 +138,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
             self.check_classes(reply)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Match the group that is due, or average the output layer and complete the pass."""
+        """Match the next group, or average the output layer and complete the pass."""
         state, step = self.state, self.state.step
         there = {client: reply for client, reply in replies.items() if not reply.values.flag("lost", False)}
         for client in replies.keys() - there.keys():
@@ -150,7 +150,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
                 held = len(self._assignments(client))
                 states[client] = self._caught_up(client, update, held, step)
                 state.places[client] = [state.pass_, held]
-                late[client] = {i: own for i, own in self._assignments(client).items() if i >= held}
+                late[client] = {i: assignment for i, assignment in self._assignments(client).items() if i >= held}
             except ValueError as error:
                 self.federation.refuse(client, f"waits for the next pass: {error}")
         if not states:
@@ -161,27 +161,27 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         return {}
 
     def _caught_up(self, client: str, update: Arrays, held: int, step: int) -> Arrays:
-        """A client's update with all groups before this step in the global order; its assignments are kept.
+        """Bring all groups of an update before this step into the global order, and keep the client's assignments.
 
-        Raises ValueError where the client is wider than a settled group.
+        Raises ValueError if the client is wider than a settled group.
         """
         state = {
             name: array.astype(np.float32) if array.dtype == np.float16 else array for name, array in update.items()
         }
-        own = self._assignments(client)
+        units = self._assignments(client)
         for index in range(held, step):
             settled, matrix, random = self._settled(index), rows(state, self.groups, index), self._random(index, client)
-            own[index] = self.matching().attach(matrix, self.groups[index], settled.match, settled.prior_mean, random)
-            state = expand(state, self.groups, {index: own[index]}, {index: len(settled.match.counts)})
-        self.keep_assignments(client, own)
+            units[index] = self.matching().attach(matrix, self.groups[index], settled.match, settled.prior_mean, random)
+            state = expand(state, self.groups, {index: units[index]}, {index: len(settled.match.counts)})
+        self.keep_assignments(client, units)
         return state
 
     def _match(self, step: int, states: Mapping[str, Arrays]) -> dict[str, float]:
-        own = {client: self._assignments(client) for client in states}
+        units = {client: self._assignments(client) for client in states}
         how, random = self.matching(), self._random(step)
-        matched = match_group(list(states.values()), self.groups, step, list(own.values()), self.sizes, how, random)
+        matched = match_group(list(states.values()), self.groups, step, list(units.values()), self.sizes, how, random)
         for client, assignment in zip(states, matched.match.assignments, strict=True):
-            self.keep_assignments(client, own[client] | {step: assignment})
+            self.keep_assignments(client, units[client] | {step: assignment})
         self._settle(step, matched, len(states))
         self.state.step = step + 1
         local = np.mean([len(assignment) for assignment in matched.match.assignments])
@@ -189,7 +189,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         return {"group": float(step), "units": float(size), "growth": float(size / local)}
 
     def _random(self, step: int, *late: str) -> np.random.RandomState:
-        """Of a group's matching in this pass, or of a late client's places in it."""
+        """Return the random state for matching a group in this pass, or for assigning a late client to it."""
         return np.random.RandomState(derive_seed(self.config.seed, "matching", self.state.pass_, step, *late) % 2**32)
 
     def _settle(self, index: int, matched: GroupMatch, clients: int) -> None:
@@ -206,17 +206,17 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         }
 
     def _settled(self, index: int) -> GroupMatch:
-        """A group of this pass as it was settled."""
-        found, settled = self.state.match[str(index)], dict(self.state.group[str(index)])
-        assignments = [np.empty(0, np.intp)] * int(found["clients"][0])
+        """Return a group of this pass as it was settled."""
+        arrays, settled = self.state.match[str(index)], dict(self.state.group[str(index)])
+        assignments = [np.empty(0, np.intp)] * int(arrays["clients"][0])
         weights = settled.pop("rows").astype(np.float64)
-        match = LayerMatch(assignments, weights, found["counts"], *map(float, found["variances"]))
-        return GroupMatch(match, found["prior-mean"], settled)
+        match = LayerMatch(assignments, weights, arrays["counts"], *map(float, arrays["variances"]))
+        return GroupMatch(match, arrays["prior-mean"], settled)
 
     def _finish(
         self, states: Mapping[str, Arrays], replies: Mapping[str, Reply], late: Sequence[Mapping[int, Any]]
     ) -> None:
-        """Average the output layer, and put the global model together."""
+        """Average the output layer, and assemble the global model."""
         state = self.state
         rest = self.average_rest(list(states.values()), replies, late, self.sizes)
         dtypes = self.dtypes(replies)

@@ -12,17 +12,17 @@ from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, to_arrays
 
 
 class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, State]):
-    """The uniform mean over the clients of a round, taken in one by one, since a hypernetwork may be large."""
+    """The uniform mean over the clients of a round, added up one reply at a time, since a hypernetwork may be large."""
 
     method = flha_ghn.method
     takes_in = True
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.takes_in = self.aggregator.plain  # other rules need all of them at once
+        self.takes_in = self.aggregator.plain  # other rules need all replies at once
 
     def compatibility(self, reply: Reply) -> Hashable:
-        """With the same heads for all, the same arrays."""
+        """Return the default and, where all clients have the same heads, the arrays' shapes."""
         return super().compatibility(reply), tuple(reply.report.spec.items()) if self._alike else ()
 
     @property
@@ -31,7 +31,7 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, State]):
         return self.parameters.share == "all" or self.parameters.head == "tiled"
 
     def first_arrays(self, missing: Spec) -> Arrays:
-        """Draw parameters from the seed by name and shape; raises WireError for one that hypernetworks do not have."""
+        """Draw parameters from the seed by name and shape; raises WireError if a hypernetwork has no such parameter."""
         if self._alike and self.state.model:
             raise WireError(
                 f"{next(iter(missing))[:100]} is none of the arrays of the hypernetwork that all clients hold"
@@ -60,7 +60,7 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, State]):
         return {}
 
     def _mean_of_all(self) -> Arrays:
-        """The uniform mean; a client without an array of a key counts as having left it as it was."""
+        """Return the uniform mean; a client without an array counts as one that did not change it."""
         for key, owners in self._owners.items():
             if (others := self._replies - owners) > 0:
                 now = self.state.model[key]
@@ -68,10 +68,10 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, State]):
         return self._mean.mean()
 
     def _by_rule(self, replies: Mapping[str, Reply]) -> Arrays:
-        """The same by a rule that needs all hypernetworks at once."""
+        """Return the average by a rule that needs all hypernetworks at once."""
         models = {client: reply.arrays["model"] for client, reply in replies.items()}
         specs = {client: self.federation.specs[client] for client in models}
         keys = {key: each for spec in specs.values() for key, each in spec.items()}
-        models = {client: {key: self.state.model[key] for key in keys} | own for client, own in models.items()}
+        models = {client: {key: self.state.model[key] for key in keys} | model for client, model in models.items()}
         specs = dict.fromkeys(models, keys)
         return self.aggregator.average(models, dict.fromkeys(models, 1.0), specs)

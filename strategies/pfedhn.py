@@ -1,7 +1,7 @@
 """pFedHN, server side: a hypernetwork writes each client's weights (Shamsian et al., ICML 2021, algorithm 1).
 
-Where clients went is passed back through it: theta_i is what client i was sent, delta_i how far its steps went, and
-the gradient of the hypernetwork phi is -(d theta_i / d phi)^T delta_i. The paper takes one client a step; here a round
+The hypernetwork phi is trained on the clients' updates: client i receives theta_i and its training changes them by
+delta_i, so the gradient of phi is -(d theta_i / d phi)^T delta_i. In the paper a step takes one client; here a round
 is a step, with the mean over its clients.
 """
 
@@ -23,33 +23,33 @@ WEIGHT_DECAY, CLIP = 0.001, 50.0
 
 @dataclass
 class PFedHNState(State):
-    """`hypernetwork` holds its parameters by name, `moments` Adam's state of each, by name and kind."""
+    """`hypernetwork` holds parameters by name, `moments` Adam's state for each, by name and kind."""
 
     hypernetwork: Arrays = field(default_factory=dict)
     moments: Arrays = field(default_factory=dict)
 
 
 class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
-    """Sends each client the weights that the hypernetwork writes for it."""
+    """Sends each client the weights that the hypernetwork generates for it."""
 
     method = pfedhn.method
     state_class = PFedHNState
 
     def payload_for(self, client: str) -> Payload:
-        """The weights written for this client."""
+        """Return the weights generated for this client."""
         with torch.no_grad(), one_thread():
             written = self._hypernetwork().write(client, self._shapes(client))
         return Payload({"model": to_arrays(written, self.config.wire_dtype)})
 
     def check_reply(self, reply: Reply) -> None:
-        """A change of every weight must be there."""
+        """Check that the reply has a change of every weight."""
         spec = narrowed(self.federation.specs[reply.client], self.config.wire_dtype)
         check(reply.arrays.get("delta", {}), spec, "its change of weights")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Take a step of Adam; parameters of clients and architectures that are not in the round stay as they are.
+        """Take a step of Adam; parameters of absent clients and architectures do not change.
 
-        By another rule than the mean, the clients' gradients of the hypernetwork's parameters are aggregated.
+        With a rule other than the mean, the rule aggregates the clients' gradients of the hypernetwork's parameters.
         """
         hypernetwork, plain = self._hypernetwork(), self.aggregator.plain
         tensors, gradients = hypernetwork.tensors, {}
@@ -59,9 +59,9 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
                 passed = [-to_tensor(reply.arrays["delta"][name]).float() / share for name in written]
                 torch.autograd.backward(list(written.values()), passed)
                 if not plain:
-                    own = {name: tensor.grad for name, tensor in tensors.items() if tensor.grad is not None}
-                    gradients[client] = to_arrays(own)
-                    for name in own:
+                    grads = {name: tensor.grad for name, tensor in tensors.items() if tensor.grad is not None}
+                    gradients[client] = to_arrays(grads)
+                    for name in grads:
                         tensors[name].grad = None
             for name, gradient in (self.aggregator.average_arrays(gradients) if gradients else {}).items():
                 tensors[name].grad = to_tensor(gradient)
@@ -70,12 +70,12 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
             optimizer.step()
         self.state.hypernetwork = to_arrays(tensors)
         self.state.moments = to_arrays(
-            {f"{name}:{kind}": value for name, own in tensors.items() for kind, value in optimizer.state[own].items()}
+            {f"{name}:{kind}": value for name, p in tensors.items() for kind, value in optimizer.state[p].items()}
         )
         return {}
 
     def _hypernetwork(self) -> PersonalHypernetwork:
-        """The hypernetwork as it is now; parameters that it lacks are drawn when they are needed."""
+        """Return the current hypernetwork; missing parameters are drawn when they are needed."""
         tensors = {name: to_tensor(array).requires_grad_() for name, array in self.state.hypernetwork.items()}
         embedding = next(
             (tensor.shape[1] for name, tensor in tensors.items() if name.startswith("embedding/")),
@@ -84,7 +84,7 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
         return PersonalHypernetwork(tensors, self.config.seed, embedding)
 
     def _optimizer(self, tensors: Mapping[str, Tensor]) -> torch.optim.Adam:
-        """Adam where it was left."""
+        """Return Adam in its last state."""
         rate = self.parameters.server_learning_rate
         optimizer = eager(torch.optim.Adam)(tensors.values(), lr=rate, weight_decay=WEIGHT_DECAY)
         for key, array in self.state.moments.items():

@@ -1,6 +1,6 @@
-"""PFNM, server side: whole networks are matched at once (Yurochkin et al., ICML 2019; FedMA's one-shot baseline).
+"""PFNM, server side: whole networks are matched in one round (Yurochkin et al., ICML 2019; FedMA's one-shot baseline).
 
-The paper's method is one round. In further rounds clients go on from the units that they have in the global model.
+The paper's method has one round. In further rounds clients start from their units of the global model.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -23,12 +23,12 @@ from fedhet.wire import Arrays, Payload, Reply, WireError, check, to_tensor
 
 @dataclass
 class MatchedState(State):
-    """The state of a method that matches.
+    """The state of a matching method.
 
     Attributes:
-        groups: the permutation groups of the clients' architecture, as the first of them describes them.
+        groups: the permutation groups of the clients' architecture, as the first client describes them.
         classes: whether labels are classes; None before the first client.
-        assignments: the global unit of each unit of each client, by group.
+        assignments: by client and group, the global unit of each of its units.
     """
 
     groups: Any = None
@@ -41,18 +41,18 @@ T = TypeVar("T", bound=MatchedState)
 
 
 class MatchedStrategy(FederatedStrategy[M, T]):
-    """The server side that PFNM and FedMA share: a global model of matched units, wider than the clients' networks."""
+    """The server side of PFNM and FedMA: a global model of matched units, wider than the clients' networks."""
 
     state_class = MatchedState
 
     def compatibility(self, reply: Reply) -> Hashable:
-        """Beside the default, the permutation groups but for their widths, and the kind of labels."""
+        """Return the default, the permutation groups without their widths, and the kind of labels."""
         groups = self._groups_of(reply)
         alike = groups.with_widths([1] * len(groups))
         return super().compatibility(reply), describe(alike), reply.values.flag("classes")
 
     def admit(self, reply: Reply) -> None:
-        """Check that the client's permutation groups are those of the others but for their widths."""
+        """Check that the client's permutation groups differ from those of the others in width only."""
         state, groups, classes = self.state, self._groups_of(reply), reply.values.flag("classes")
         if state.classes is None:
             state.groups, state.classes = describe(groups), classes
@@ -70,39 +70,39 @@ class MatchedStrategy(FederatedStrategy[M, T]):
             )
 
     def _groups_of(self, reply: Reply) -> PermutationGroups:
-        """The groups that a client describes; raises WireError where its arrays are of others."""
+        """Read the groups that a client describes; raises WireError if they do not fit its arrays."""
         shapes = {name: shape for name, (shape, _) in reply.report.spec.items()}
         try:
             groups = understand(reply.values.text("groups", longest=2**20))
-            made = groups.shapes(widths_of(shapes, groups))
-            if {name for name in made if not is_statistic(name)} - shapes.keys() or not groups.fixed:
-                raise ValueError("they are of other arrays than it shares")
-            if {name: made[name] for name in shapes} != shapes:
-                raise ValueError("they are of arrays of other shapes than it shares")
+            expected = groups.shapes(widths_of(shapes, groups))
+            if {name for name in expected if not is_statistic(name)} - shapes.keys() or not groups.fixed:
+                raise ValueError("they name other arrays than it shares")
+            if {name: expected[name] for name in shapes} != shapes:
+                raise ValueError("they are for arrays of other shapes than it shares")
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise WireError(f"what it tells of its layers cannot be used: {error}") from error
+            raise WireError(f"its description of its layers cannot be used: {error}") from error
         return groups
 
     @cached_property
     def groups(self) -> PermutationGroups:
-        """The permutation groups of the clients' architecture, in the first one's widths."""
+        """The permutation groups of the clients' architecture, with the first client's widths."""
         return understand(self.state.groups)
 
     def widths(self, client: str) -> tuple[int, ...]:
-        """How many units of each group a client has."""
+        """Return the number of units of each group that a client has."""
         return widths_of({name: shape for name, (shape, _) in self.federation.specs[client].items()}, self.groups)
 
     def fits(self, client: str) -> bool:
-        """Whether a client without units in the global model can take its first ones: it is nowhere wider."""
+        """Whether a client is nowhere wider than the global model, so that it can start from the first units of it."""
         shapes = {name: array.shape for name, array in self.state.model.items()}
-        return all(own <= size for own, size in zip(self.widths(client), widths_of(shapes, self.groups), strict=True))
+        return all(n <= size for n, size in zip(self.widths(client), widths_of(shapes, self.groups), strict=True))
 
     def matching(self) -> Matching:
-        """How units are matched, by the keys."""
+        """Return the matching that the keys configure."""
         return Matching(**{each.name: getattr(self.parameters, each.name) for each in fields(pfnm.PFNMParameters)})
 
     def check_classes(self, reply: Reply) -> None:
-        """Check class counts, where labels are classes: one a class, none negative; raises WireError."""
+        """Check the class counts, if labels are classes: one for each class, none negative; raises WireError."""
         if not self.state.classes:
             return
         classes = self.federation.specs[reply.client][self.groups.fixed[-1]][0][0]
@@ -116,7 +116,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         assignments: Sequence[Mapping[int, Any]],
         sizes: Sequence[int],
     ) -> Arrays:
-        """Average what is not matched, with all groups in the global order (see `fedhet.matching.average_rest`)."""
+        """Average arrays that are not matched, with all groups in global order (see `fedhet.matching.average_rest`)."""
         answers = replies.values()
         return average_rest(
             states,
@@ -129,29 +129,29 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         )
 
     def dtypes(self, replies: Mapping[str, Reply]) -> dict[str, str]:
-        """The dtypes of the model's arrays, by name."""
+        """Return the dtypes of the model's arrays, by name."""
         return {name: dtype for name, (_, dtype) in self.federation.specs[next(iter(replies))].items()}
 
     def keep_assignments(self, client: str, assignments: "Mapping[int, np.ndarray[Any, Any]]") -> None:
-        """Keep the global unit of each of a client's units, by group: int32, as they travel."""
+        """Keep the global unit of each of a client's units, by group, in int32, as they travel."""
         kept = {str(index): assignment.astype(np.int32) for index, assignment in assignments.items()}
         self.state.assignments[client] = kept
 
     # ---- results
 
     def global_model(self) -> nn.Module | None:
-        """The global model in its own widths, None before the first pass is complete."""
+        """Return the global model in its own widths; None before the first pass is complete."""
         if not self.has_global_model:
             return None
         model = self.networks.like(in_order(self.state.clients)[0])
         return resize(model, {name: to_tensor(array) for name, array in self.state.model.items()})
 
     def matrices(self) -> dict[str, Any]:
-        """Which clients share which global units."""
-        own = {client: self.state.assignments.get(client, {}) for client in in_order(self.state.clients)}
+        """Return the clients of each global unit."""
+        units = {client: self.state.assignments.get(client, {}) for client in in_order(self.state.clients)}
         last = str(len(self.groups) - 1)
-        own = {client: assignments for client, assignments in own.items() if last in assignments}
-        return {"shared_filters": pictures.membership(self.groups, own)} if own and self.state.model else {}
+        units = {client: by_group for client, by_group in units.items() if last in by_group}
+        return {"shared_filters": pictures.membership(self.groups, units)} if units and self.state.model else {}
 
 
 class PFNM(MatchedStrategy[pfnm.PFNMParameters, MatchedState]):
@@ -160,20 +160,20 @@ class PFNM(MatchedStrategy[pfnm.PFNMParameters, MatchedState]):
     method = pfnm.method
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the global model, and which of its units are the client's.
+        """Return the global model, and the client's units of it.
 
-        There is nothing before the first, nor for a client without units in it that is wider: it begins with its own.
+        A client starts from its own weights if there is no global model yet, or if it has no units in it and is wider.
         """
         payloads = super().configure_fit(round, clients)
         for client, payload in payloads.items():
-            if own := self.state.assignments.get(client):
-                payload.arrays["assignments"] = own
+            if assignments := self.state.assignments.get(client):
+                payload.arrays["assignments"] = assignments
             elif payload.arrays and not self.fits(client):
                 payload.arrays.clear()
         return payloads
 
     def check_reply(self, reply: Reply) -> None:
-        """The whole network, and class counts."""
+        """Check the whole network and the class counts."""
         super().check_reply(reply)
         self.check_classes(reply)
 
@@ -190,11 +190,11 @@ class PFNM(MatchedStrategy[pfnm.PFNMParameters, MatchedState]):
         random = np.random.RandomState(derive_seed(self.config.seed, "matching", round) % 2**32)
         settled, moved = match_networks(list(states.values()), self.groups, self.matching(), random)
         matches = [each.match for each in settled]
-        own = [{i: match.assignments[j] for i, match in enumerate(matches)} for j in range(len(replies))]
-        rest = self.average_rest(moved, replies, own, [len(match.counts) for match in matches])
-        self.state.assignments.clear()  # those of an earlier global model mean nothing any more
-        for client, mine in zip(replies, own, strict=True):
-            self.keep_assignments(client, mine)
+        assignments = [{i: match.assignments[j] for i, match in enumerate(matches)} for j in range(len(replies))]
+        rest = self.average_rest(moved, replies, assignments, [len(match.counts) for match in matches])
+        self.state.assignments.clear()  # those of an earlier global model are no longer valid
+        for client, assignment in zip(replies, assignments, strict=True):
+            self.keep_assignments(client, assignment)
         self.state.model = assemble(
             self.groups, self.dtypes(replies), [(each.match.weights, each.carried) for each in settled], rest
         )
