@@ -1,6 +1,6 @@
-"""Makes the client that a message is for: its network, data and task, and the method's side.
+"""Makes the client for a message: its network, data and task, and the method's side.
 
-A user's network and data are tried out before anything is trained: what cannot be used is said in a sentence.
+A user's network and data are tried out before training, so that errors about them are plain sentences.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,16 +30,16 @@ from fedhet.task import Task
 from fedhet.wire import Payload, Request
 
 KEPT = 64
-"""Networks that a process keeps for the clients to come."""
+"""Number of networks that a process keeps for later clients."""
 
 EXAMPLES = 8
-"""Examples that are passed to try a network out."""
+"""Number of examples with which a network is tried out."""
 
 
 class Clients:
-    """Makes clients, one for each message; holds what outlives a message: networks and data.
+    """Makes a client for each message, and keeps networks and data between messages.
 
-    Without a user's function of a client there are the configured architectures and data set; a task without a name is
+    Without a user's functions, clients have the configured architectures and data set. A task without a name is
     inferred.
     """
 
@@ -52,14 +52,14 @@ class Clients:
         self._serving: object = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Another process makes its own from the same: what is kept here, it keeps itself."""
+        """Pickle the functions and the task only; another process keeps its own networks and data."""
         return type(self), (self._model, self._data, self._task)
 
     @contextmanager
     def job(self, info: ClientInfo, request: Request, policy: Policy, payload: Payload) -> Iterator[Job]:
-        """Make a client for a message; inside the context it has a network to itself.
+        """Make a client for a message; within the context no other client uses its network.
 
-        A FedhetError if the node's policy refuses, or the client's model or data cannot be used.
+        Raises a FedhetError if the node's policy refuses, or if the client's model or data cannot be used.
         """
         config = info.config
         self._serve(info, request)
@@ -116,13 +116,13 @@ class Clients:
         return try_out(representation, data, transform, task, self._model, guessed=not config.head)
 
     def let_go(self, client: Client) -> None:
-        """Take a client's data off the GPU, at the end of a run."""
+        """Free a client's data on the GPU, at the end of a run."""
         if client.device.type == "cuda":
             for key in [key for key in self._data_kept if key[0] == client.name]:
                 del self._data_kept[key]
 
     def _serve(self, info: ClientInfo, request: Request) -> None:
-        """Let go of what was kept for another run."""
+        """Drop what was kept for another run."""
         serving = (request.run, info.config.method_name, info.config.dataset, info.config.seed)
         if serving != self._serving:
             self._serving = serving
@@ -136,9 +136,9 @@ class Clients:
     def _network(
         self, info: ClientInfo, data: ClientData, device: torch.device
     ) -> Iterator[tuple[Representation, Size | None]]:
-        """A network in whatever state, within the context; one that another client has used, where it can be.
+        """Context with a network in any state, if possible reused from another client.
 
-        Beside it, how much of the configured network it is, where clients may have parts of that.
+        With it comes its size, if clients may have parts of the configured network.
         """
         config = info.config
         alike: tuple[object, ...] = (info.name, config.seed)
@@ -177,7 +177,7 @@ class Clients:
         return registry.client_side(info.config.method_name).adapt(model, info.config)
 
     def _redraw(self, info: ClientInfo, size: Size | None, model: nn.Module) -> None:
-        """Give a client's network the weights of one that is built anew, which must be of the same structure."""
+        """Load the weights of a newly built network, which must have the same structure, into a client's network."""
         try:
             built = self._build(info)
             model.load_state_dict(size.state(built) if size else built.state_dict())
@@ -188,7 +188,7 @@ class Clients:
             ) from error
 
     def _relabelled(self, data: ClientData, task: Task) -> ClientData:
-        """Data with labels in the form that methods work with, which is kept."""
+        """Return and keep data whose labels have the form that methods use."""
         changed = data.relabelled(task.outputs.labels)
         if changed is not data:
             self._data_kept = {key: changed if kept is data else kept for key, kept in self._data_kept.items()}
@@ -212,7 +212,7 @@ class Clients:
 
 
 def _transform(model: nn.Module, dataset: DataSet | None) -> Callable[[Tensor], Tensor]:
-    """From raw inputs to a network's, of the configured data set or else of a user's own data."""
+    """Return the transform from raw inputs to a network's, for the configured data set or a user's data."""
     dtype = precision(model)
     return fitted(dataset.transform, dtype) if dataset else partial(as_input, dtype=dtype)
 
@@ -227,19 +227,19 @@ def try_out(
     *,
     guessed: bool,
 ) -> Tried:
-    """Pass some of a client's examples through its network, left in evaluation mode, before anything is trained.
+    """Try a client's network on some of its examples before training; the network stays in evaluation mode.
 
     Args:
-        representation: of the network.
-        data: the client's, on the network's device.
+        representation: the network's representation.
+        data: the client's data, on the network's device.
         transform: from raw inputs to the network's.
-        task: as it was chosen; without a name it is inferred from outputs and labels.
-        function: the user's that gave the network, if one did.
-        guessed: whether nobody named the network's head: then there is a note where it does not make the outputs.
+        task: the chosen task; without a name it is inferred from outputs and labels.
+        function: the user's function that returned the network, if any.
+        guessed: whether the head was not named by the user; then a note says if it does not compute the outputs.
 
     Raises:
-        ModelError: the network cannot take such inputs, or what it returns is no row of finite numbers an example.
-        DataError: its outputs and the labels cannot be of the task.
+        ModelError: the network cannot take such inputs, or does not return a row of finite numbers for each example.
+        DataError: its outputs or the labels do not fit the task.
         ConfigError: the task's own loss cannot be used.
     """
     model, inputs = representation.model.eval(), transform(data.train.inputs[:EXAMPLES])
@@ -285,11 +285,11 @@ def try_out(
 
 
 def _makes(head: Captured, outputs: Tensor) -> bool:
-    """Whether the head's values are the outputs, or something that ranks alike, such as their softmax."""
+    """Whether the head's outputs are the network's, or rank classes alike, as before a softmax."""
     try:
-        made = head.features
+        scores = head.features
     except ModelError:  # it did not run
         return False
-    if made.shape != outputs.shape:
-        return made.numel() == outputs.numel()
-    return bool((made.argmax(-1) == outputs.argmax(-1)).all())
+    if scores.shape != outputs.shape:
+        return scores.numel() == outputs.numel()
+    return bool((scores.argmax(-1) == outputs.argmax(-1)).all())

@@ -1,6 +1,6 @@
-"""The work of a client for a message: it trains, is evaluated, or comes after the last round.
+"""A client's work for a message: it trains, is evaluated, or joins after the last round.
 
-A job has its network and its streams to itself, so that several may be under way at once (client batching).
+A job has a network and random streams of its own, so that several can run at once (client batching).
 """
 
 import logging
@@ -31,10 +31,10 @@ class Tried(NamedTuple):
     """The findings about a client's network and data.
 
     Attributes:
-        task: of its data.
-        outputs: how many a prediction has; of one logit two, the scores of both classes.
-        note: what is to be said of the network; empty if nothing is.
-        tokens: for how many tokens an example has a prediction; 1 where tokens have none.
+        task: the task of its data.
+        outputs: number of outputs of a prediction; for one logit two, the scores of both classes.
+        note: a remark on the network for the log; may be empty.
+        tokens: number of tokens of an example with predictions; 1 if predictions are not for tokens.
     """
 
     task: Task
@@ -55,20 +55,20 @@ class Loop(Protocol):
 
 @dataclass
 class Job:
-    """One client that was asked for something.
+    """One client with a request.
 
     Attributes:
         side: the method's client side.
         payload: what the server sent.
         policy: the rules of its node.
-        build: builds the client's configured network, whole, drawn from torch's global generator.
-        redraw: gives a network fresh weights, drawn likewise.
-        tried: what is known of its network and data.
+        build: builds the client's whole configured network, with weights drawn from torch's global generator.
+        redraw: draws new weights for a network in the same way.
+        tried: the findings about its network and data.
         measured: its evaluations so far.
-        lost: whether the state that the server expects is not there.
-        loop: the user's own training and evaluation, if fedhet's does not serve.
-        further: metrics of the user's own, by name.
-        batches: the stream that draws the order of examples.
+        lost: whether the state that the server expects is missing.
+        loop: the user's own training and evaluation, which replaces fedhet's; None for fedhet's.
+        further: the user's own metrics, by name.
+        batches: the random stream for the order of examples.
     """
 
     side: AnySide
@@ -84,7 +84,7 @@ class Job:
     batches: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        """The stream is the client's and the round's."""
+        """Derive the stream from client and round."""
         self.batches = self.client.generator("batches")
 
     @property
@@ -94,7 +94,7 @@ class Job:
 
 
 def train(job: Job) -> Payload:
-    """Take in what came, train the method's phases, and return what is sent back; what lasts is saved."""
+    """Load the payload, train the method's phases, save lasting tensors, and return the reply."""
     side, client = job.side, job.client
     restore(job)
     begin(job)
@@ -117,34 +117,34 @@ def train(job: Job) -> Payload:
 
 
 def evaluate(job: Job) -> Payload:
-    """Measure the received model and, where clients keep models, the client's own; at the end of a run, save that."""
+    """Measure the received model and, if clients keep models, the client's own, which is saved at the end of a run."""
     side, client = job.side, job.client
     restore(job)
-    # What a client received is its own model until it has trained one.
+    # Until a client has trained, the received model is its own.
     personal = side.traits.keeps == "model"
     trained = personal and client.request.expected >= 0 and not job.lost
-    own = {name: tensor.clone() for name, tensor in client.tensors.items()} if trained else {}
+    weights = {name: tensor.clone() for name, tensor in client.tensors.items()} if trained else {}
     begin(job)
     measure(job, "received")
     if personal:
         if trained:
-            client.model.load_state_dict(own)
+            client.model.load_state_dict(weights)
         measure(job, "trained")
-    # What is shared may be a part only: then each client's network is its own, whatever it keeps.
+    # If only a part of the network is shared, each client has its own, whatever it keeps.
     if client.request.final and (personal or not side.traits.whole):
         client.store.write_model(side.personal())
     return side.finish(job.payload) if client.request.final else Payload()
 
 
 def join(job: Job) -> Payload:
-    """Measure what a client that comes after the last round achieves by itself, with what it receives and without.
+    """Measure what an unseen client achieves by local training, from the received weights and from scratch.
 
-    Its network is trained for `unseen-epochs` by the task's loss alone, from both starts with the same batches, each at
-    its own rate; BatchNorm's statistics are taken anew first. It is evaluated before the first epoch and after each.
+    Its network is trained for `unseen-epochs` with the task's loss, on the same batches from both starts, each with its
+    own rate, after BatchNorm's statistics are re-estimated. It is evaluated before the first epoch and after each.
     """
     client, config = job.client, job.client.config
     rates = {"received": config.unseen_learning_rate or config.learning_rate, "scratch": config.learning_rate}
-    for start in reversed(STARTS):  # what came may be a network of other widths
+    for start in reversed(STARTS):  # the received network may have other widths
         optimisation = replace(client.optimisation(), learning_rate=rates[start], schedule=None)
         if start == "scratch":
             initialise(job, client.name)
@@ -162,7 +162,7 @@ def join(job: Job) -> Payload:
 
 
 def first(job: Job) -> Payload:
-    """Return the weights from which all clients start, of the whole network where the client may have a part of it."""
+    """Return the weights from which all clients start; those of the whole network if clients have parts of it."""
     if job.client.size is None:
         initialise(job, "all")
         return job.side.share()
@@ -173,7 +173,7 @@ def first(job: Job) -> Payload:
 
 
 def restore(job: Job) -> None:
-    """Put the model and the method's memory into the state that the server expects."""
+    """Restore the model and the method's memory to the state that the server expects."""
     client, side, expected = job.client, job.side, job.client.request.expected
     saved: dict[str, Tensor] | None = {}
     if expected >= 0 and (side.remembers or _lasting(side)):
@@ -181,24 +181,24 @@ def restore(job: Job) -> None:
         if saved is None:
             job.lost = True
             log.warning("client %s lost its state of round %d and starts afresh", client.name, expected)
-    saved, own = saved or {}, client.tensors
+    saved, tensors = saved or {}, client.tensors
     sent = job.payload.arrays.get("model", {})
     known = {name for name, key in side.shared_names().items() if key in sent}
     known |= {name.removeprefix("model/") for name in saved}
-    if not own.keys() <= known:
+    if not tensors.keys() <= known:
         common = client.config.shared_init and side.traits.common_init
         initialise(job, "all" if common else client.name)
     with torch.no_grad():
         for name, tensor in saved.items():
             group, _, key = name.partition("/")
             if group == "model":
-                own[key].copy_(tensor)
+                tensors[key].copy_(tensor)
             else:
                 client.memory[key] = tensor.to(client.device)
 
 
 def _lasting(side: AnySide) -> dict[str, Tensor]:
-    """The network's arrays that the client keeps from round to round."""
+    """Return the network's tensors that the client keeps between rounds."""
     keeps, tensors = side.traits.keeps, side.client.tensors
     if keeps == "nothing":
         return {}
@@ -207,20 +207,20 @@ def _lasting(side: AnySide) -> dict[str, Tensor]:
 
 
 def initialise(job: Job, name: str) -> None:
-    """Fresh weights: those of a client, by its name, or with `all` those from which all clients of a run start."""
+    """Draw initial weights: those of the client of this name, or with `all` those common to all clients."""
     seed_everything(derive_seed(job.client.config.seed, "initial weights", name))
     job.redraw(job.client.model)
 
 
 def begin(job: Job) -> None:
-    """Take in what came; BatchNorm's statistics are taken anew if that is configured and weights came."""
+    """Load the payload; re-estimate BatchNorm's statistics if that is configured and weights were received."""
     job.side.begin(job.payload)
     if job.client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
         job.client.reestimate()
 
 
 def measure(job: Job, when: str) -> None:
-    """Metric and loss of the model on the parts that are configured; the method's phases before it are undone."""
+    """Measure metric and loss on the configured parts; training by `refine` is undone afterwards."""
     client = job.client
     if not job.policy.tells_metrics:
         return
@@ -282,9 +282,9 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
 
 
 def _common(job: Job, when: str) -> Examples | None:
-    """The common test set, where it is the client who evaluates on it: a global model is evaluated by the server.
+    """Return the common test set if the client evaluates on it; None if the server does.
 
-    Unless it lacks BatchNorm's statistics, which then are the clients'.
+    The server evaluates a global model, unless BatchNorm's statistics stay with the clients.
     """
     client, traits = job.client, job.side.traits
     if when in ("received", "trained") and when != traits.scored:

@@ -1,4 +1,4 @@
-"""The contract of a method's client side: its hooks, and the client that it works with."""
+"""The contract of a method's client side: its hooks, and the client on which they work."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,21 +35,21 @@ class Client:
     Attributes:
         name: the client's own name.
         config: the run's configuration, with this node's own settings.
-        request: what is asked.
+        request: the server's request.
         data: its examples, on the device.
-        representation: its network, on the device and its alone until the message is answered, which gives Phi.
+        representation: its network, on the device, whose inner layer gives Phi; not shared during a message.
         architecture: the network's name.
         task: loss, metric and prediction.
-        device: where it computes.
+        device: the device on which it computes.
         transform: from raw inputs to a model's.
         augment: draws variants of a raw training batch; None without augmentation.
         store: its files.
-        own_data: whether its data are not the configured data set's.
-        tokens: for how many tokens an example has a prediction; 1 where tokens have none.
-        least: examples that must be behind every number that leaves it; means of fewer stay here.
-        outputs: how many scores, or numbers, a prediction has.
-        size: how much of the configured network its own is, where clients may have parts of it.
-        memory: named tensors that the method wants kept from one round to the next (see `ClientSide.remembers`).
+        own_data: whether its data come from a user's function, not from the configured data set.
+        tokens: number of tokens of an example with predictions; 1 if predictions are not for tokens.
+        least: least number of examples behind every number that leaves the node.
+        outputs: number of scores, or numbers, of a prediction.
+        size: its part of the configured network, if clients may have parts.
+        memory: named tensors that the method keeps between rounds (see `ClientSide.remembers`).
         trained: the result of the phases so far.
     """
 
@@ -89,29 +89,29 @@ class Client:
 
     @property
     def precision(self) -> torch.dtype | None:
-        """The floating dtype that the network computes in; None without parameters."""
+        """The floating dtype of the network's parameters; None without parameters."""
         return precision(self.model)
 
     def beside(self, tensor: Tensor) -> Tensor:
-        """Return a tensor that is compared with the network's values: on its device, and floats in its dtype."""
+        """Move a tensor to the network's device, and convert floats to its dtype."""
         return in_precision(tensor.to(self.device), self.precision)
 
     def find_public(self) -> PublicDataset:
-        """The public dataset that the request names: the client's own, labelled or not, or one that was kept.
+        """Return the public dataset that the request names: the client's own, labelled or not, or a stored one.
 
         Raises:
-            LostState: it is not here (any more).
+            LostState: the dataset is not stored (any more).
             WireError: its examples have other axes, features or channels than the client's own.
         """
         brought = [] if self.data.public is None else [self.data.public, self.data.public.unlabelled]
         public = next((each for each in brought if each.digest == self.request.public), None)
         if public is None:
             public = self.store.public_dataset(self.request.public)
-        own, shape = self.data.train.inputs[:1].shape, public.inputs.shape
-        if len(shape) != len(own) or (len(own) != 3 and shape[1] != own[1]):
+        expected, shape = self.data.train.inputs[:1].shape, public.inputs.shape
+        if len(shape) != len(expected) or (len(expected) != 3 and shape[1] != expected[1]):
             raise WireError(
                 f"the request's public dataset has examples of shape {list(shape[1:])}, and this client's are of "
-                f"{list(own[1:])}"
+                f"{list(expected[1:])}"
             )
         return public
 
@@ -121,24 +121,24 @@ class Client:
         return relabelled(resident(self.find_public(), self.device), self.task.outputs.labels)
 
     def work_on(self, model: nn.Module) -> None:
-        """Go on with another network of the same structure, whose widths differ from the configured ones."""
+        """Continue with another network of the same structure and other widths."""
         places, self.representation = self.representation.places, Representation(model, self.head)
         self.representation.places = places
 
     def seed(self, *purpose: object) -> int:
-        """A seed for one purpose of this client in this round."""
+        """Return a seed for one purpose of this client in this round."""
         return derive_seed(self.config.seed, *purpose, self.name, self.request.round)
 
     def generator(self, *purpose: object) -> torch.Generator:
-        """A random stream for one purpose of this client in this round."""
+        """Return a random stream for one purpose of this client in this round."""
         return torch_generator(self.config.seed, *purpose, self.name, self.request.round)
 
     def optimisation(self, part: int = 0, parts: int = 1) -> Optimisation:
-        """How parameters are stepped in this round, as configured; the closing round has the last round's rate.
+        """Return the configured optimisation for this round; the closing round has the last round's rate.
 
         Args:
-            part: which of the round's phases it is for, if the rate changes by step; negative: of the round before.
-            parts: how many phases there are, each of as many steps.
+            part: the phase of the round, if the rate changes by step; negative for one of the previous round.
+            parts: number of phases, which all have the same number of steps.
         """
         config, bf16 = self.config, self.config.precision == "bf16"
         round, rounds = min(self.request.round, config.rounds), max(config.rounds, 1)
@@ -152,7 +152,7 @@ class Client:
         return Optimisation(config.optimizer, schedule(0.0), *settings, schedule if stepwise else None, bf16)
 
     def prepare(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
-        """A model's training batch of raw inputs, augmented if that is configured."""
+        """Transform raw inputs to a training batch, augmented if that is configured."""
         return self.transform(self.augment(inputs, generator) if self.augment else inputs)
 
     def read(
@@ -169,7 +169,7 @@ class Client:
     def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"], tokens: Tensor | None = None) -> Tensor:
         """Return class scores (n, C) of raw inputs in evaluation mode; raises `ModelError` for other outputs.
 
-        Of networks with outputs for each token, those of one token (n,) of each input.
+        If the network has outputs for each token, `tokens` (n,) names one token of each input.
         """
         outputs = self.read(inputs, rows=ROWS_AT_ONCE, tokens=tokens)
         return scores_of(self.task.outputs.scores(outputs), len(inputs), kind)
@@ -191,9 +191,9 @@ class Client:
         """Check that each example has one vector of class scores; raises `DataError` with the reason.
 
         Args:
-            reason: for which they are needed, in words.
-            tokens: whether one for each token will do.
-            numbers: whether a vector of numbers will do.
+            reason: why they are needed, a clause of the message.
+            tokens: whether one vector for each token is accepted.
+            numbers: whether a vector of numbers is accepted.
         """
         outputs = self.task.outputs
         several = outputs.places == "pixels" or (self.tokens > 1 and not tokens)
@@ -205,29 +205,29 @@ class Client:
             )
 
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Take BatchNorm's statistics anew from the client's training examples (see `fedhet.learning.reestimate`)."""
+        """Re-estimate BatchNorm's statistics from the training examples (see `fedhet.learning.reestimate`)."""
         reestimate(self.model, self.data.train.inputs, self.transform, chosen)
 
 
 class ClientSide(Generic[P]):
-    """The client side of a method, made anew for every message. Subclasses override what they need.
+    """The client side of a method. An object is made for every message. Subclasses override hooks.
 
-    By default the network is trained on the client's examples, and what is shared travels. The hooks are called in this
-    order, when a network is built, and by what a message asks for:
+    By default the network is trained on the client's examples, and shared arrays travel. The hooks are called in this
+    order, depending on the message:
 
-    - build: `adapt`, `head_of`;
-    - questions: `handshake`, or `answer`;
-    - training: `begin`, an evaluation of what was received, `phases` (with `terms`), `end`, one of what was trained;
-    - evaluation: `begin`, an evaluation of what was received, and of the client's own model; at a run's end `finish`.
+    - a network is built: `adapt`, `head_of`;
+    - a question: `handshake` or `answer`;
+    - training: `begin`, evaluation before training, `phases` (with `terms`), `end`, evaluation after training;
+    - evaluation: `begin`, evaluation of the received model and of the client's own; `finish` at the end of a run.
 
-    An evaluation calls `evaluate`, then `refine`; some follow on single phases, too (`Phase.measured`).
+    An evaluation calls `evaluate`, then `refine`. A phase can be followed by one, too (`Phase.measured`).
     """
 
     role: ClassVar[str] = "client"
     remembers: ClassVar[bool] = False
-    """Whether `client.memory` is kept from round to round."""
+    """Whether `client.memory` is kept between rounds."""
     takes_any_loop: ClassVar[bool] = True
-    """Whether a user's own train function may stand in for fedhet's (`fedhet.wrap`); not inherited by subclasses."""
+    """Whether a user's own train function may replace fedhet's (`fedhet.wrap`); not inherited by subclasses."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -238,53 +238,53 @@ class ClientSide(Generic[P]):
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        """A freshly built model as this method needs it."""
+        """Return a newly built model in the form that the method needs."""
         return model
 
     @classmethod
     def head_of(cls, config: Config) -> str:
-        """Name of the head of a model that `adapt` made; empty: the last `nn.Linear`."""
+        """Return the name of the head of a model from `adapt`; empty for the last `nn.Linear`."""
         return config.head
 
     @property
     def parameters(self) -> P:
         """The method's own parameters."""
-        found: P = self.client.config.parameters
-        return found
+        parameters: P = self.client.config.parameters
+        return parameters
 
     @cached_property
     def traits(self) -> Traits:
-        """The method's answers to the contract's six questions, for these parameters."""
+        """The method's traits, for these parameters."""
         return registry.traits(self.client.config)
 
     def shared_names(self) -> dict[str, str]:
-        """The shared key of each of the network's arrays that is shared, by name, as the method's `Sharing` says."""
+        """Return the shared key of each shared array of the network, by name (see `Sharing`)."""
         client = self.client
-        head = client.head if callable(self.traits.shares.keys) else ""  # which a network may lack
+        head = client.head if callable(self.traits.shares.keys) else ""  # a network may have none
         network = NetworkDescription(client.model, head, client.architecture)
         aggregated = client.config.batch_norm == "aggregate"
         return self.traits.shares.names(network, client.tensors, statistics=aggregated)
 
     def shared(self) -> dict[str, Tensor]:
-        """The tensors that are shared, by shared key, in the client's memory; by default those of the network."""
+        """Return the shared tensors by shared key, not copied; by default those of the network."""
         tensors = self.client.tensors
         return {key: tensors[name] for name, key in self.shared_names().items()}
 
     def share(self) -> Payload:
-        """Return what is shared, as it travels."""
+        """Return the shared arrays, as they travel."""
         shared = self.shared()
         return Payload({"model": to_arrays(shared, self.client.config.wire_dtype)} if shared else {})
 
     def handshake(self, payload: Payload) -> Payload:
-        """Answer the server's handshake with whatever the method wants to know first."""
+        """Return what the method needs to know at the handshake."""
         return Payload()
 
     def answer(self, question: str, payload: Payload) -> Payload:
-        """Answer a method's question of its own, within a round."""
+        """Answer a question that the method asks within a round."""
         raise FedhetError(f"{self.client.config.method_name} asks its clients nothing, but was asked {question!r}")
 
     def begin(self, payload: Payload) -> None:
-        """Take in what the server sent, before anything is evaluated or trained."""
+        """Load what the server sent, before evaluation and training."""
         if model := payload.arrays.get("model"):
             load_into(self.shared(), model)
 
@@ -297,25 +297,25 @@ class ClientSide(Generic[P]):
         return [Phase(self.client.request.epochs, self.client.optimisation(), terms=self.terms(payload))]
 
     def end(self, payload: Payload) -> Payload:
-        """Return what is sent back after training: what is shared, and the means of what the terms recorded."""
+        """Return the reply after training: shared arrays, and the means of values that loss terms recorded."""
         reply = self.share()
         reply.values |= self.client.trained.means
         return reply
 
     def refine(self, when: str) -> Sequence[Phase]:
-        """Return phases of training before an evaluation of what was `received` or `trained`, undone behind it."""
+        """Return phases to train before an evaluation (of `received` or `trained`), which are undone afterwards."""
         return ()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """From a prepared batch to outputs, of what was `received` or `trained` (or `Phase.measured`); or None."""
+        """Return the function from a batch to outputs for an evaluation (of `received`, `trained` or a phase), or None."""
         return self.client.model
 
     def finish(self, payload: Payload) -> Payload:
-        """Return what is sent back at the evaluation at the end."""
+        """Return the reply to the evaluation at the end of the run."""
         return Payload()
 
     def personal(self) -> dict[str, Tensor]:
-        """The tensors that are saved as the client's own model at the end of a run; by default those of its network."""
+        """Return the tensors to save as the client's own model at the end of a run; by default those of its network."""
         return self.client.tensors
 
 

@@ -83,7 +83,7 @@ class ClientStore:
             write_tensors(path, {"public": public.inputs, **labels})
 
     def public_dataset(self, digest: str) -> PublicDataset:
-        """The public dataset with this digest that was kept; raises `LostState` if it is not here (any more)."""
+        """Return the stored public dataset with this digest; raises `LostState` if there is none (any more)."""
         try:
             return _public_dataset(self._public(digest))
         except LookupError as error:
@@ -94,7 +94,7 @@ class ClientStore:
 
 
 def _public_dataset(path: Path) -> PublicDataset:
-    """The public dataset on disk; a LookupError if there is none, or it was damaged, and is removed."""
+    """Read a public dataset; raises a LookupError if there is none, or if it is damaged, and then removes it."""
     try:
         return _read_public(path, path.stat().st_mtime_ns)
     except FileNotFoundError as error:
@@ -103,11 +103,11 @@ def _public_dataset(path: Path) -> PublicDataset:
 
 @lru_cache(maxsize=4)
 def _read_public(path: Path, modified: int) -> PublicDataset:
-    """As `_public_dataset`, read once in a process while the file is what it was at that time."""
+    """Read a public dataset once in a process, as long as the file does not change (see `_public_dataset`)."""
     try:
-        if (found := read_tensors(path)) is None:
+        if (tensors := read_tensors(path)) is None:
             raise LookupError(path)
-        public = PublicDataset(found["public"], found.get("labels"))
+        public = PublicDataset(tensors["public"], tensors.get("labels"))
         if public.digest != path.stem:
             raise FedhetError(f"{path} is another public dataset")
     except (FedhetError, KeyError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""How what clients send is aggregated: averages, rules that withstand Byzantine clients, and clipping."""
+"""Aggregation of what clients send: averages, Byzantine-robust rules, and clipping."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -20,7 +20,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Aggregator:
-    """Averages what clients send by the sharing map and the configured rule; names clipped updates in the round."""
+    """Averages what clients send, by the sharing map and the configured rule; notes clipped updates in the round."""
 
     def __init__(self, run: Run, federation: Federation) -> None:
         self.run, self.federation = run, federation
@@ -28,13 +28,13 @@ class Aggregator:
 
     @property
     def bound(self) -> float:
-        """Updates of more than so many median norms are clipped to that; 0: none is."""
+        """The number of median norms to which larger updates are clipped; 0 for no clipping."""
         config = self.run.config
         return config.clip_norm or (1.0 if config.aggregation == "norm-clipped" else 0.0)
 
     @property
     def plain(self) -> bool:
-        """Whether the configured rule is the mean and nothing else."""
+        """Whether the configured rule is the mean, without clipping."""
         return self.run.config.aggregation == "mean" and not self.bound
 
     def average(
@@ -45,15 +45,15 @@ class Aggregator:
         before: Arrays | None = None,
         parts: Mapping[str, Parts] | None = None,
     ) -> Arrays:
-        """Return one array of each shared key, over the clients that have it; of parts each entry over who has it.
+        """Average each shared key over the clients that have it, and parts entry by entry.
 
         Args:
             models: what each client sent, by shared key, in order of name.
-            weights: of each client, for the mean.
-            specs: shapes and dtypes of each client's keys; by default of what it shares of its network.
-            before: the values from which the clients set out, whole; by default those of the state. An entry that none
-                of the clients has keeps its value.
-            parts: the arrays of which each client sent a part; by default those of which it has one in this round.
+            weights: each client's weight in the mean.
+            specs: shapes and dtypes of each client's keys; by default those of its shared arrays.
+            before: whole arrays from which the clients started; by default those of the state. An entry that no client
+                has keeps its value.
+            parts: the arrays of which each client sent a part; by default those of its parts in this round.
         """
         if parts is None:
             parts = {client: {} if specs else self.federation.parts(client) for client in models}
@@ -66,11 +66,12 @@ class Aggregator:
         return joined(average_shared(pieces, weights, kinds, *rule), places, before)
 
     def average_arrays(self, groups: Mapping[str, Mapping[K, Array]]) -> dict[K, Array]:
-        """Return one array of each name, over the clients that have it, of float arrays that are no part of a network.
+        """Average float arrays that are no part of a network, each name over the clients that have it.
 
-        Groups are by client, in order of name; all clients count the same.
+        Args:
+            groups: arrays by client, in order of client name; all clients count the same.
         """
-        specs = {c: {name: (array.shape, "float32") for name, array in own.items()} for c, own in groups.items()}
+        specs = {c: {name: (array.shape, "float32") for name, array in arrays.items()} for c, arrays in groups.items()}
         averages: Any = self.average(cast(Any, groups), dict.fromkeys(groups, 1.0), cast(Any, specs), before={})
         return cast(dict[K, Array], averages)
 
@@ -80,18 +81,18 @@ class Aggregator:
         before: Arrays | None = None,
         parts: Mapping[str, Parts] | None = None,
     ) -> Mapping[str, Arrays]:
-        """Return what clients sent, clipped to `clip-norm` median norms if there is such a bound.
+        """Return what clients sent, clipped to `clip-norm` median norms if that is set.
 
-        What is not in `before`, the values from which the clients set out, was zero; `parts` as in `average`.
+        `before` and `parts` are as in `average`; arrays that are not in `before` started from zero.
         """
         if not self.bound or not groups:
             return groups
-        made, cuts = cut_to_bound(groups, before or {}, self.bound, parts or {})
+        clipped, cuts = cut_to_bound(groups, before or {}, self.bound, parts or {})
         self.run.round.name_cuts(cuts)
-        return made
+        return clipped
 
     def part_of(self, client: str) -> Arrays:
-        """Return a client's part of what is shared, as it travels; one object for all that have the same part."""
+        """Return a client's part of the shared arrays, as it travels; clients with the same part share the object."""
         model, parts = self.run.state.model, self.federation.parts(client)
         if self._sent[0] is not model:
             self._sent = (model, {})
@@ -117,10 +118,10 @@ def average_shared(
 
     Args:
         models: what each client sent, in the order in which it is summed.
-        weights: of each client, for the mean.
+        weights: each client's weight in the mean.
         specs: shapes and dtypes of each client's keys.
         rule: one of `fedhet.options.AGGREGATIONS`; all but `mean` count every client the same.
-        byzantine: the share of clients that may be Byzantine, for the rules that need it.
+        byzantine: the fraction of clients that may be Byzantine, for the rules that need it.
     """
     owners: dict[tuple[str, ...], Spec] = {}
     for name in dict.fromkeys(key for client in models for key in specs[client]):
@@ -141,11 +142,11 @@ def average_shared(
 
 
 def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: Spec) -> Arrays:
-    """Return the weighted mean of equal groups of arrays, summed in the order given.
+    """Return the weighted mean of equal groups of arrays, summed in their order.
 
     Args:
-        groups: one group of arrays a client, with the same names and shapes.
-        weights: one weight a client; they are divided by their sum.
+        groups: one group of arrays for each client, with the same names and shapes.
+        weights: one weight for each client; they are divided by their sum.
         spec: shapes and dtypes of the result. float32 and float64 are summed in their own precision, narrower floats in
             float32, integers (BatchNorm's counters) in float64 and rounded.
     """
@@ -160,9 +161,9 @@ def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: S
 
 
 class RunningMean:
-    """A weighted mean of groups of arrays that are taken in one by one, so that nobody holds them all.
+    """A weighted mean of groups of arrays that are added one by one, so that they are never all in memory.
 
-    The sum is divided at the end, by the weights of those that came; its rounding differs from `weighted_average`'s.
+    The sum is divided by the weights at the end, so it is rounded differently than `weighted_average`.
     """
 
     def __init__(self) -> None:
@@ -171,7 +172,7 @@ class RunningMean:
         self._spec: Spec = {}
 
     def add(self, arrays: Arrays, weight: float, spec: Spec) -> None:
-        """Take in one group; a name that others lack is averaged over those who have it."""
+        """Add one group; a name that other groups lack is averaged over the groups that have it."""
         for name, array in arrays.items():
             if name not in self._sums:
                 self._spec[name], self._weights[name] = spec[name], 0.0
@@ -180,7 +181,7 @@ class RunningMean:
             self._weights[name] += weight
 
     def mean(self) -> Arrays:
-        """Return the mean of all that was taken in, and forget it."""
+        """Return the mean of all groups, and forget them."""
         means: Arrays = {}
         for name in list(self._sums):
             means[name] = _rounded(self._sums.pop(name).div_(self._weights[name]), self._spec[name][1])
@@ -188,11 +189,11 @@ class RunningMean:
 
 
 def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
-    """Return means of vectors by class, over clients and weighted by their numbers of examples.
+    """Return the mean vector of each class over clients, weighted by their numbers of examples.
 
     Args:
-        sent: of each client `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64.
-        known: `classes` and `means` as they were; a class that nobody sent keeps its mean. May be empty.
+        sent: for each client `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64.
+        known: the previous `classes` and `means`; a class that no client sent keeps its mean. May be empty.
 
     Returns:
         `classes`, ascending, and `means` (k, d) float32.
@@ -211,7 +212,7 @@ def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
 
 
 def check_class_counts(counts: Array, reply: Reply) -> None:
-    """Check a client's class counts, (classes,) int64; a WireError if they are not those of its training examples."""
+    """Raise a WireError if class counts, (classes,) int64, cannot be those of the client's training examples."""
     if counts.min(initial=0) < 0:
         raise WireError("its class counts are negative")
     if counts.sum(dtype=float) != reply.examples:
@@ -237,25 +238,25 @@ def _rounded(mean: torch.Tensor, dtype: str) -> Array:
 def cut_to_bound(
     models: Mapping[str, Arrays], before: Arrays, bound: float, parts: Mapping[str, Parts] | None = None
 ) -> tuple[dict[str, Arrays], list[dict[str, Any]]]:
-    """Clip every update whose norm is more than `bound` times the median of all; returns the clipped ones, too.
+    """Clip updates whose norm is above `bound` times the median; return all models, and a record of each clipping.
 
     The norm is over all floating arrays of a client, BatchNorm's statistics included, divided by the root of their
-    number of entries, so that small networks and large ones can be compared.
+    number of entries, so that networks of different sizes can be compared.
     """
     starts = {client: cut(before, (parts or {}).get(client, {})) for client in models}
     norms = {client: _norm(arrays, starts[client]) for client, arrays in models.items()}
     most = bound * median(norms.values())
-    made, cuts = dict(models), []
+    clipped, cuts = dict(models), []
     for client, norm in norms.items():
         if norm > most:
             cuts.append({"client": client, "norm": norm, "to": most})
             start = starts[client]
-            made[client] = {n: _toward(array, start.get(n), most / norm) for n, array in models[client].items()}
-    return made, cuts
+            clipped[client] = {n: _toward(array, start.get(n), most / norm) for n, array in models[client].items()}
+    return clipped, cuts
 
 
 def _toward(array: Array, before: Array | None, share: float) -> Array:
-    """A part of the way from where an array was; whole numbers stay what they are."""
+    """Move an array only a share of the way from its start; integers are not changed."""
     if array.dtype.kind != "f":
         return array
     start = 0.0 if before is None else before.astype(np.float64)

@@ -1,4 +1,4 @@
-"""The clients of a run, as its server talks with them: who is there, what is sent, what comes back, what it costs."""
+"""The exchange between server and clients: who is present, messages, replies, and traffic."""
 
 import copy
 import logging
@@ -28,19 +28,19 @@ POLL = 0.1
 """Seconds between looks for a reply, while replies are taken in one by one."""
 
 Check = Callable[[Reply], None]
-"""Refuses a valid reply by what it raises, and may take from it what is large."""
+"""Raises an exception to refuse a valid reply; it may remove large arrays from it."""
 Make = Callable[[Sequence[str]], dict[str, Payload]]
-"""Makes what each of some clients receives."""
+"""Returns the payloads of some clients."""
 
 
 class Federation:
-    """The clients of a run, by name. The arrays that are sent or come back are counted in the round under way.
+    """The clients of a run, by name. Bytes that are sent and received are counted in the current round.
 
     Attributes:
-        roster: who is there, and what each shares.
-        grid: through which nodes are reached; None before the start.
-        one_by_one: whether replies are large, and so are fetched one by one in order of client name.
-        sizes: which part of one network each client has, where they may have parts.
+        roster: the clients that are present, and what each shares.
+        grid: Flower's grid, which reaches the nodes; None before the start.
+        one_by_one: whether replies are large and therefore fetched one by one, in order of client name.
+        sizes: the part of a common network that each client has, for methods with parts.
     """
 
     def __init__(self, run: Run) -> None:
@@ -50,38 +50,38 @@ class Federation:
 
     @property
     def specs(self) -> Mapping[str, Spec]:
-        """Names, shapes and dtypes of what each client shares of its network."""
+        """Names, shapes and dtypes of each client's shared arrays."""
         return self.roster.specs
 
     @property
     def present(self) -> list[str]:
-        """The clients that are there, in order of name."""
+        """The clients that are present, in order of name."""
         return list(self.roster.nodes)
 
     def parts(self, client: str) -> Parts:
-        """Return the shared arrays of which a client has a part only, in the round under way."""
+        """Return the shared arrays of which a client has only a part in the current round."""
         return self.sizes.parts(self.specs.get(client, {}), self.run.round.number)
 
-    # ---- what methods ask of it
+    # ---- for methods
 
     def ask(self, question: str, payloads: Mapping[str, Payload], check: Check | None = None) -> dict[str, Reply]:
-        """Ask clients a question, an exchange of its own within a round, and return the valid answers in order of name.
+        """Ask clients a question, in an additional exchange within the round; return valid answers in order of name.
 
         Args:
-            question: which.
-            payloads: of each client that is asked; one without a valid answer counts as failed in this round.
-            check: what each answer is given to, which refuses it by what it raises.
+            question: name of the question.
+            payloads: by client; a client without a valid answer counts as failed in this round.
+            check: called with each answer; an exception that it raises refuses the answer.
         """
         return self.exchange(self.messages(MessageType.QUERY, payloads, question=question), check)
 
     def refuse(self, client: str, reason: str) -> None:
-        """Leave a valid reply out of this round after all: it is a failure of that client, with the reason."""
+        """Leave a valid reply out of this round, and record the reason as a failure of the client."""
         self.run.round.fail(client, reason)
 
     # ---- a round
 
     def choose(self, clients: Iterable[str]) -> list[str]:
-        """Return those of some clients that are there, in order of name; the others have failed."""
+        """Return the clients that are present, in order of name; the others count as failed."""
         wanted = list(clients)
         for client in wanted:
             if client not in self.roster.nodes:
@@ -89,13 +89,14 @@ class Federation:
         return [client for client in self.roster.nodes if client in wanted]
 
     def payloads(self, clients: Sequence[str], make: Make) -> dict[str, Payload]:
-        """Return what a hook makes for clients, but for those for whom alone it raises an unexpected exception.
+        """Return the payloads of a hook, without the clients for which alone it raises an unexpected exception.
 
-        A FedhetError if the hook raises that, or raises for each of several or for none alone, which is none's fault.
+        Raises a FedhetError if the hook does, or if it fails for each of several clients, or for no client alone: then
+        no client is at fault.
         """
         before = self.run.state.aside()
         try:
-            made = make(clients)
+            payloads = make(clients)
         except FedhetError:
             raise
         except Exception as error:
@@ -106,12 +107,12 @@ class Federation:
                     raise error
                 for client, reason in spoilt.items():
                     self.refuse(client, reason)
-                made = make([client for client in clients if client not in spoilt])
-        # A client may turn out to be lost when it is asked something on the way.
-        return {client: payload for client, payload in made.items() if client in self.roster.nodes}
+                payloads = make([client for client in clients if client not in spoilt])
+        # A hook may ask clients questions, and find that one is lost.
+        return {client: payload for client, payload in payloads.items() if client in self.roster.nodes}
 
     def _spoilt(self, clients: Sequence[str], make: Make, before: State) -> dict[str, str]:
-        """The clients for whom a hook raises when it is tried for each alone, and why."""
+        """Return the clients for which a hook raises when it is called for each alone, with the reasons."""
         faults, spoilt = Faults(), dict[str, str]()
         for client in clients:
             self.run.state = before.aside()
@@ -123,7 +124,7 @@ class Federation:
 
     @contextmanager
     def guarded(self, doing: str) -> Iterator[None]:
-        """Within it, what hooks raise of valid replies is no client's fault; a FedhetError says how the run goes on."""
+        """Context in which exceptions of hooks become a FedhetError that blames no client and says how to resume."""
         try:
             yield
         except FedhetError:
@@ -139,27 +140,27 @@ class Federation:
     # ---- messages
 
     def messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
-        """Return a message of Flower's type `kind` to each client, which asks for further fields of the `Request`.
+        """Return a message of Flower's type `kind` to each client; `asked` are further fields of its `Request`.
 
-        An array that goes to several clients is encoded once.
+        An array for several clients is encoded once.
         """
         request = self.request(**asked)
-        encoder, made = Encoder(flower=request.flower), []
+        encoder, messages = Encoder(flower=request.flower), []
         for client, payload in payloads.items():
             expecting = replace(request, expected=self.run.state.clients[client].trained)
-            made.append(self.message(kind, self.roster.nodes[client], encoder(payload), expecting))
+            messages.append(self.message(kind, self.roster.nodes[client], encoder(payload), expecting))
             self.run.round.down[client] += payload.nbytes
-        return made
+        return messages
 
     def message(self, kind: str, node: int, content: RecordDict, request: Request) -> Message:
-        """Return a message to a node, noted in the round."""
+        """Return a message to a node, and note it in the round."""
         round = self.run.round
         write_request(content, request, self.run.config.text(), self.run.further)
         round.sent[node] = Message(content, dst_node_id=node, message_type=kind, group_id=str(round.number))
         return round.sent[node]
 
     def request(self, **asked: Any) -> Request:
-        """Return a request of the round under way."""
+        """Return a request of the current round."""
         run, round = self.run, self.run.round
         return Request(
             round.number,
@@ -173,18 +174,18 @@ class Federation:
         )
 
     def send(self, messages: Iterable[Message]) -> Iterable[Message]:
-        """Send messages; returns the replies as they come.
+        """Send messages; return the replies as they arrive.
 
-        Of those that are fetched one by one, in the order of the messages and only as they are asked for, the messages
-        are empty once they are sent: the grid has copies, which may be what a client in this process gets.
+        With `one_by_one`, replies are fetched lazily and in the order of the messages. The messages are then emptied,
+        since the grid holds copies, which a client in this process may use.
         """
         grid, timeout = self.grid, self.run.config.timeout
         assert grid is not None, "a strategy talks to its clients only after start or configure_train"
         if not self.one_by_one:
             return grid.send_and_receive(messages, timeout=timeout)
-        made = list(messages)
-        keys = list(grid.push_messages([copy.copy(each) for each in made]))
-        for each in made:
+        sent = list(messages)
+        keys = list(grid.push_messages([copy.copy(each) for each in sent]))
+        for each in sent:
             each.content = RecordDict()
         # A grid that answers for each message by itself has deadlines of its own.
         forever = getattr(grid, "answers", False) is True
@@ -195,9 +196,9 @@ class Federation:
         return self.receive(self.send(messages), check)
 
     def receive(self, replies: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
-        """Return the valid replies, in order of client name; whatever is wrong with the others is noted.
+        """Return the valid replies, in order of client name; note the errors of the others in the round.
 
-        Each is given to `check` after the checks that are the same for all methods.
+        `check` is called with each reply after the checks common to all methods.
         """
         run, round, roster = self.run, self.run.round, self.roster
         names = {node: client for client, node in roster.nodes.items()}
@@ -215,27 +216,27 @@ class Federation:
                 del roster.nodes[client]
                 round.fail(client, f"{error}; its handshake is repeated")
                 continue
-            except Exception as error:  # whatever one client's reply raises is that client's refusal
+            except Exception as error:  # any exception while reading a reply refuses this client
                 round.fail(client, faults.reason(client, error))
                 continue
             if reply.report.lost_state >= 0:
                 log.warning("client %s lost its state of round %s and started afresh", client, reply.report.lost_state)
                 round.lost.append(client)
             valid[client] = reply
-            del message  # what was taken in of it is free before the next one comes
+            del message  # frees what `check` removed before the next reply arrives
         if not valid:
             faults.blame_nobody()
         round.failures.sort(key=lambda failure: client_order(failure["client"]))
         return {client: valid[client] for client in in_order(valid)}
 
     def _check(self, client: str, reply: Reply) -> None:
-        """Check what is the same for all methods: who answers, counts and metrics, names and shapes of arrays."""
+        """Check what is common to all methods: the sender, counts and metrics, names and shapes of arrays."""
         round = self.run.round
         if reply.client != client:
             raise WireError(f"answers as client {reply.client}")
         self.roster.check_counts(reply)
         if client not in round.training | round.joining and (reply.train_loss is not None or reply.work.steps):
-            raise WireError("it tells of training, and was not asked to train")
+            raise WireError("it reports training, and was not asked to train")
         for name, group in reply.arrays.items():
             if name == "model":
                 check(group, narrowed(self.roster.specs[client], self.run.config.wire_dtype), "its model")
@@ -253,17 +254,17 @@ def _fetched(grid: Grid, waiting: list[str], deadline: float) -> Iterator[Messag
     for key in filter(None, waiting):
         while not (replies := list(grid.pull_messages([key]))) and time.monotonic() < deadline:
             time.sleep(POLL)
-        while replies:  # nothing is held here while it is looked at elsewhere
+        while replies:  # no reference is held while the caller uses a reply
             yield replies.pop()
 
 
 def by_node(replies: Iterable[Message], round: Round, roster: Roster, timeout: float) -> Iterator[tuple[int, Message]]:
-    """Replies with the nodes that were asked, in the order in which they were asked; without a reply a node fails.
+    """Yield nodes and replies in the order of the messages; a node without a reply fails.
 
-    A reply that comes before its turn waits.
+    A reply that arrives early waits for its turn.
     """
     sent, round.sent = round.sent, {}
-    # The SuperLink itself answers for a node that is gone, so only the message replied to tells which.
+    # For a node that is gone the SuperLink answers, so only the id of the message says which node it was.
     asked = {each.metadata.message_id: node for node, each in sent.items()}
     waiting: dict[int, Message] = {}
     turns = deque(sent)
@@ -286,14 +287,14 @@ def by_node(replies: Iterable[Message], round: Round, roster: Roster, timeout: f
 
 
 class Faults:
-    """Unexpected exceptions while reading replies of single clients: they are damaged, or the code is wrong."""
+    """Unexpected exceptions while reading replies: a reply is damaged, or the code is wrong."""
 
     def __init__(self) -> None:
         self._raised: dict[str, Exception] = {}
         self._refused = False
 
     def reason(self, client: str, error: Exception, of: str = "its reply") -> str:
-        """Why this client is left out; `of` names what was read."""
+        """Return why this client is left out; `of` names what was read."""
         if isinstance(error, FedhetError):
             self._refused = True
             return str(error)
@@ -302,7 +303,7 @@ class Faults:
         return f"{of} cannot be used: {_shown(error)}"
 
     def blame_nobody(self) -> None:
-        """Raise a FedhetError if several replies all raised the same, where none could be used: no client's fault."""
+        """Raise a FedhetError if all replies failed with the same exception, so that no client is at fault."""
         causes = {(type(error), *traceback.extract_tb(error.__traceback__)[-1][:2]) for error in self._raised.values()}
         if len(self._raised) > 1 and len(causes) == 1 and not self._refused:
             error = next(iter(self._raised.values()))

@@ -1,4 +1,4 @@
-"""The handshake: which clients are admitted, and what all of them must know before a round."""
+"""The handshake: admits clients, and settles what all of them must know before a round."""
 
 import logging
 from collections.abc import Hashable, Sequence
@@ -19,16 +19,16 @@ log = logging.getLogger("flwr").getChild("fedhet")
 
 
 class Handshake:
-    """Asks nodes that are new for their names and what they have, and admits those that fit by the method's hooks."""
+    """Asks new nodes for their names and what they have, and admits those that the method's hooks accept."""
 
     def __init__(self, strategy: Hooks[Any, Any]) -> None:
         self.strategy, self.run, self.federation = strategy, strategy.run, strategy.federation
         self._notes: set[str] = set()
 
     def admit(self, *, unseen: bool = False) -> None:
-        """Admit the nodes that are new; after the last round those of unseen clients, who wait until then.
+        """Admit new nodes; with `unseen`, after the last round, also those of unseen clients.
 
-        A FedhetError, with all reasons, if nobody can serve, or one client alone where there are others.
+        Raises a FedhetError with all reasons if no client can serve, or if refusals leave a single client.
         """
         roster, round, shares = self.federation.roster, self.run.round, self.run.traits.shares
         assert self.federation.grid is not None
@@ -48,7 +48,7 @@ class Handshake:
     # ---- who is there
 
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
-        """Ask nodes who they are, and admit those that can serve, of several that do not fit together the most."""
+        """Ask nodes for a report, and admit those that can serve; if they do not fit together, the majority."""
         run, federation, roster, round = self.run, self.federation, self.federation.roster, self.run.round
         public, encoder = self.strategy.public_dataset(), Encoder()
         payload = Payload() if public is None else with_public_dataset(public)
@@ -71,8 +71,8 @@ class Handshake:
                 kind = self.strategy.compatibility(reply)
                 hash(kind)
                 opened[node] = kind, reply
-            except Exception as error:  # whatever one client's reply raises is that client's refusal
-                refuse(node, name_in(message), error, again=message.has_error())  # one that only failed is asked again
+            except Exception as error:  # any exception while reading a reply refuses this client
+                refuse(node, name_in(message), error, again=message.has_error())  # a client that failed is asked again
         for node, others in roster.rivals({node: reply.client for node, (_, reply) in opened.items()}).items():
             roster.refused[node] = opened.pop(node)[1].client
             round.fail(f"at node {node}", roster.contest(roster.refused[node], others))
@@ -100,7 +100,7 @@ class Handshake:
         before = run.state.aside()
         try:
             self._agree(reply, joining=joining)
-        except Exception:  # one that is refused settles nothing for the others
+        except Exception:  # a refused client changes nothing for the others
             run.state = before
             raise
         known = run.state.clients.setdefault(
@@ -123,7 +123,7 @@ class Handshake:
             log.warning("client %s: %s", report.client, report.note)
 
     def _agree(self, reply: Reply, *, joining: bool) -> None:
-        """Have the method take a client in, and make what is shared first where the server does."""
+        """Let the method admit a client, and draw first values of shared arrays if the server does that."""
         state, traits, spec = self.run.state, self.run.traits, reply.report.spec
         if reply.client not in state.clients:
             if traits.public != "none":
@@ -132,11 +132,11 @@ class Handshake:
             self.strategy.admit(reply)
         if traits.shares.averaged and not joining:
             missing = {key: each for key, each in spec.items() if key not in state.model | self.run.initial}
-            if missing and (made := self.strategy.first_arrays(missing)) is not None:
-                state.model = state.model | made
+            if missing and (first := self.strategy.first_arrays(missing)) is not None:
+                state.model = state.model | first
 
     def _test_on_own_parts(self) -> None:
-        """Evaluate clients on their own test parts alone, as one has no other, unless the user chose `test-on`."""
+        """Evaluate on own test parts only, since a client has no common one; raise if the user chose `test-on`."""
         run = self.run
         if "test-on" in run.config.chosen:
             raise FedhetError(
@@ -149,13 +149,13 @@ class Handshake:
     # ---- what is shared before the first round
 
     def settle(self) -> None:
-        """Settle what depends on the clients that are there: what is shared before the first round; how many rounds."""
+        """Settle the first values of shared arrays and the number of rounds, which depend on the present clients."""
         run, state = self.run, self.run.state
         if run.traits.shares.averaged:
             shared = {key for client in self.federation.present for key in self.federation.specs[client]}
             unknown = sorted(run.initial.keys() - shared)
             if unknown and not state.round:
-                log.warning("arrays were given that no client shares, and are left out: %s", ", ".join(unknown[:3]))
+                log.warning("initial arrays that no client shares are left out: %s", ", ".join(unknown[:3]))
             if run.initial:
                 state.model = state.model | {key: array for key, array in run.initial.items() if key in shared}
                 run.initial = {}
@@ -165,16 +165,16 @@ class Handshake:
             run.override({"rounds": rounds})
 
     def _fetch_first_arrays(self) -> None:
-        """Start what is shared as the initial weights of the first client that has it.
+        """Initialise shared arrays with the initial weights of the first client that has them.
 
-        Where Byzantine clients are reckoned with (`aggregation`, `clip-norm`) all are asked, and Krum chooses.
+        With a robust rule or clipping (`aggregation`, `clip-norm`) all clients are asked, and Krum chooses.
         """
         state, specs = self.run.state, self.federation.specs
         if not self.strategy.aggregator.plain:
             sent = self._first([c for c in self.federation.present if specs[c].keys() - state.model.keys()])
             equal, wholes = dict.fromkeys(sent, 1.0), {c: self.federation.sizes.whole(specs[c]) for c in sent}
             state.model = average_shared(sent, equal, wholes, "krum", self.run.config.byzantine) | state.model
-        for client in self.federation.present:  # all would give the same: drawn from the seed, not from the client
+        for client in self.federation.present:  # all would send the same, drawn from the seed
             if specs[client].keys() <= state.model.keys():
                 continue
             model = self._first([client]).get(client, {})
@@ -183,7 +183,7 @@ class Handshake:
             raise FedhetError(f"no client gave the first weights:\n{self.run.round.reasons()}")
 
     def _first(self, clients: Sequence[str]) -> dict[str, Arrays]:
-        """The initial weights of some clients."""
+        """Return the initial weights of some clients."""
         answers = self.federation.ask(FIRST, dict.fromkeys(clients, Payload()))
         groups = {client: answer.arrays for client, answer in answers.items()}
         return {client: arrays.get(WHOLE, arrays.get("model", {})) for client, arrays in groups.items()}
@@ -191,7 +191,7 @@ class Handshake:
     # ---- after the last round
 
     def join(self) -> dict[str, Reply]:
-        """Admit the clients that come after the last round; returns what they measured with what they receive."""
+        """Admit the unseen clients after the last round; return their evaluations of what they receive."""
         known = set(self.federation.present)
         self.admit(unseen=True)
         new = [client for client in self.federation.present if client not in known]
@@ -207,12 +207,12 @@ class Handshake:
 
 
 def _comes_last(report: Report, count: int) -> bool:
-    """Whether a client is one of the last partitions, which train in no round; a FedhetError if it tells none."""
+    """Whether a client is one of the last `count` partitions; raises a FedhetError if it reports no partition."""
     if not count:
         return False
     if report.partition is None:
         raise FedhetError(
-            f"unseen-clients = {count} are the last partitions, and its node tells no partition-id and num-partitions"
+            f"unseen-clients = {count} are the last partitions, and its node reports no partition-id and num-partitions"
         )
     partition, partitions = report.partition
     return partition >= partitions - count

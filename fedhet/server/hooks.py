@@ -1,4 +1,4 @@
-"""The hooks of a method at the server, in one place, with their defaults: they average what is shared."""
+"""All hooks of a method at the server, with their defaults, which average the shared arrays."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -23,16 +23,16 @@ S = TypeVar("S", bound=State)
 
 
 class Hooks(Generic[P, S]):
-    """Sixteen hooks, of which a method overrides those that it needs.
+    """Sixteen hooks; a method overrides those that it needs.
 
     Attributes:
-        method: the method as a value; a subclass names it, and so can be made by keyword.
-        state_class: the method's own state, a `State` with fields of its own.
-        takes_in: whether replies are large and taken in one by one (`take_in`), so that they are never all held.
-        run: values of the run, such as the round under way.
-        federation: the clients: who is there, what they share, and questions to them.
+        method: the method as a value, set by the subclass.
+        state_class: the class of the method's state, a subclass of `State`.
+        takes_in: whether replies are large and taken in one by one (`take_in`), so that they are never all in memory.
+        run: values of the run, such as the current round.
+        federation: the clients: which are present, what they share, and questions to them.
         aggregator: averages by the sharing map, with the configured rule.
-        networks: networks like the clients', where a method needs them at the server.
+        networks: builds networks like the clients' at the server.
     """
 
     role: ClassVar[str] = "server"
@@ -56,12 +56,12 @@ class Hooks(Generic[P, S]):
 
     @property
     def traits(self) -> Traits:
-        """The answers to the six questions, for these parameters."""
+        """The method's traits, for these parameters."""
         return self.run.traits
 
     @property
     def state(self) -> S:
-        """All that outlives a round."""
+        """The state, which is kept between rounds."""
         return cast(S, self.run.state)
 
     @state.setter
@@ -71,14 +71,14 @@ class Hooks(Generic[P, S]):
     # ---- the handshake
 
     def public_dataset(self) -> PublicDataset | None:
-        """Return the public dataset that clients are sent in the handshake; None where they bring it, or need none."""
+        """Return the public dataset to send in the handshake; None if clients have it, or need none."""
         return self.run.public
 
     def compatibility(self, reply: Reply) -> Hashable:
-        """Return what all clients must have in common, of the answer to a handshake.
+        """Return the part of a client's report that all clients must have in common.
 
-        Of clients that come together those are admitted first whose value is the most frequent one. By default it is
-        their task, the arrays of networks that must be equal, and the public dataset where each brings it along.
+        Among new clients, those with the most frequent value are admitted first. By default the value is the task, the
+        arrays of networks that must be equal, and the public dataset if clients have it.
         """
         report, networks = reply.report, self.traits.alike
         spec = {} if networks == "any" else without_widths(report.spec) if networks == "widths" else report.spec
@@ -87,25 +87,25 @@ class Hooks(Generic[P, S]):
         return report.metric, report.labels, tuple(spec.items()), report.groups, public
 
     def admit(self, reply: Reply) -> None:
-        """Take in a client's answer to its first handshake, whose arrays are finite, or refuse it by what is raised."""
+        """Admit a client by its reply to the first handshake (finite arrays), or raise an exception to refuse it."""
 
     def first_arrays(self, missing: Spec) -> Arrays | None:
-        """Return first values of these shared keys, which nobody gave yet, where the server makes them.
+        """Return first values of shared keys that have none yet, if the server draws them.
 
-        None, the default, is for clients that give their own initial weights.
+        By default None: clients send their initial weights.
         """
         return None
 
     def number_of_rounds(self) -> int:
-        """Return how many rounds the run needs; asked once the clients are there, also in a resumed run."""
+        """Return the number of rounds; called once the clients are present, also in a resumed run."""
         return self.config.rounds
 
     # ---- a round
 
     def participants(self, round: int) -> Sequence[str]:
-        """Return who takes part in a round, by default drawn from the seed among all clients that were ever here.
+        """Return the clients that take part in a round; by default drawn from the seed among all clients ever admitted.
 
-        Who is missing is not replaced.
+        Absent clients are not replaced.
         """
         known = in_order(self.state.clients)
         count = max(1, math.floor(self.config.fraction_train * len(known) + 0.5))
@@ -113,14 +113,14 @@ class Hooks(Generic[P, S]):
         return [known[index] for index in sorted(drawn)]
 
     def payload_for(self, client: str) -> Payload:
-        """Return what a client receives, to train on or to be evaluated with; by default its part of what is shared."""
+        """Return the payload of a client for training or evaluation; by default its part of the shared arrays."""
         model = self.aggregator.part_of(client)
         return Payload({"model": model} if model else {})
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return what each chosen client receives in this round; by default `payload_for` it.
+        """Return the payloads of the chosen clients in this round; by default those of `payload_for`.
 
-        Not the method of this name in Flower's older API: it maps client names to payloads.
+        Not the method of this name in Flower's older API: it returns payloads by client name.
 
         Args:
             round: from 1.
@@ -129,33 +129,32 @@ class Hooks(Generic[P, S]):
         return {client: self.payload_for(client) for client in clients}
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
-        """Return what each of these clients receives only to be evaluated, beside a round in which others train or not.
+        """Return the payloads of clients that are only evaluated; by default those of `payload_for`.
 
-        By default `payload_for` it.
+        `amid_training` says whether other clients train in the same round.
         """
         return {client: self.payload_for(client) for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Check a method's own groups of arrays after training; by default the model must be there, if it travels.
+        """Check a reply after training, and raise a WireError if it is wrong; by default a shared model must be in it.
 
-        That all arrays are finite, and the names and shapes of the model's, are checked already. A WireError says what
-        is wrong.
+        Arrays are already known to be finite, and those of the model to have the right names and shapes.
         """
         if self.federation.specs[reply.client] and "model" not in reply.arrays:
             raise WireError("its model is missing")
 
     def take_in(self, round: int, reply: Reply) -> None:
-        """Take what is large out of a valid reply, which `aggregate_fit` sees without it.
+        """Remove large arrays from a valid reply before `aggregate_fit` receives it.
 
-        Called with `takes_in`, in order of client name. The round may not count in the end; another `configure_fit`
-        follows then.
+        Called if `takes_in` is set, in order of client name. If the round does not count in the end, `configure_fit` is
+        called again.
         """
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Learn from the valid replies of a round, and return metrics for the history.
+        """Update `state` from the valid replies of a round, and return metrics for the history.
 
-        Not the method of this name in Flower's older API: it maps client names to replies, in order of name, and
-        changes `state`. By default what is shared is averaged by numbers of examples.
+        By default, average the shared arrays, weighted by numbers of examples. Not the method of this name in Flower's
+        older API: `replies` maps client names to replies, in order of name.
         """
         models = {client: reply.arrays["model"] for client, reply in replies.items() if "model" in reply.arrays}
         if models and self.traits.shares.averaged:
@@ -166,15 +165,15 @@ class Hooks(Generic[P, S]):
     # ---- the end
 
     def take_last(self, reply: Reply) -> None:
-        """Check what a client sent back at the evaluation at the end, or raise a WireError, and take it in."""
+        """Check and keep a reply to the evaluation at the end of the run; raises a WireError if it is wrong."""
 
     @property
     def has_global_model(self) -> bool:
-        """Whether there is a `global_model` by now; by default if what is shared is one whole network for all."""
+        """Whether there is a `global_model` yet; by default only if all clients share one whole network."""
         return self.traits.whole and bool(self.state.model)
 
     def global_model(self) -> nn.Module | None:
-        """Return the global model, where the server knows the architecture and statistics do not stay with clients."""
+        """Return the global model; None if there is none, or if BatchNorm's statistics stay with clients."""
         if not self.has_global_model:
             return None
         model = self.networks.like(in_order(self.state.clients)[0])
@@ -184,5 +183,5 @@ class Hooks(Generic[P, S]):
         return model
 
     def matrices(self) -> dict[str, Any]:
-        """Return named matrices for the report, as JSON values, which the method's `drawings` draw."""
+        """Return matrices by name, as JSON values, for the method's `drawings` in the report."""
         return {}

@@ -1,6 +1,6 @@
-"""Averages of arrays of which clients have parts: each entry over those who have it.
+"""Averages of arrays of which clients have parts: each entry is averaged over the clients that have it.
 
-A part of an array is an index set for each of its axes: which of the entries along it the client has, in its own order.
+A part of an array is an index set for each axis: the entries along it that the client has, in the client's order.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,15 +21,15 @@ Indices = NDArray[np.intp]
 Part = tuple[Indices | None, ...]
 """The entries along each axis; None for an axis that the client has whole."""
 Parts = Mapping[str, Part]
-"""The arrays of which a client has a part only, by shared key."""
+"""By shared key, the arrays of which a client has only a part."""
 
 
 class Sizes:
-    """The sizes in which clients have one network, by the permutation groups that they tell of the whole."""
+    """The widths in which clients have one network, by the permutation groups of the whole that they report."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._first: tuple[str, str] | None = None  # the groups as text, and the client that told them first
+        self._first: tuple[str, str] | None = None  # the groups as text, and the first client that sent them
         self._parts: dict[tuple[tuple[int, ...], int], dict[str, Part]] = {}
 
     @property
@@ -37,10 +37,10 @@ class Sizes:
         return self._run.traits.shares.units
 
     def check(self, report: Report) -> None:
-        """Check by an answer to the handshake that a client has a part of the same network as the others, or it all.
+        """Check in the handshake that a client has the same network as the others, or a part of it.
 
         Raises:
-            WireError: its arrays are no part of the network that it tells of.
+            WireError: its arrays are no part of the network that it describes.
             FedhetError: it has a part of another network.
         """
         if self._units is None:
@@ -52,84 +52,86 @@ class Sizes:
             )
         try:
             groups = understand(report.groups) if self._first is None else self._groups
-            own = widths_of({name: shape for name, (shape, _) in report.spec.items()}, groups)
-            if any(few > most for few, most in zip(own, groups.widths, strict=True)):
+            widths = widths_of({name: shape for name, (shape, _) in report.spec.items()}, groups)
+            if any(few > most for few, most in zip(widths, groups.widths, strict=True)):
                 raise ValueError("it is wider than the whole")
-            shapes = groups.shapes(own)
+            shapes = groups.shapes(widths)
             if any(shapes[name] != shape for name, (shape, _) in report.spec.items()):
-                raise ValueError("its arrays have other shapes than it tells of")
+                raise ValueError("its arrays have other shapes than it describes")
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise WireError(f"its arrays are no part of the network that it tells of: {error}") from error
+            raise WireError(f"its arrays are no part of the network that it describes: {error}") from error
 
     def admit(self, report: Report) -> None:
-        """Take in a client that was checked: the first one's network is that of all."""
+        """Admit a checked client; the first one's network is the network of all."""
         if self._units is not None and self._first is None:
             self._first, self._groups = (report.groups, report.client), understand(report.groups)
 
     def whole(self, spec: Spec) -> Spec:
-        """Shapes and dtypes of the whole arrays of which a client has these."""
+        """Return shapes and dtypes of the whole arrays of which a client has these parts."""
         if self._units is None:
             return spec
         shapes = self._groups.shapes(self._groups.widths)
         return {name: (shapes[name], dtype) for name, (_, dtype) in spec.items()}
 
     def parts(self, spec: Spec, round: int) -> Parts:
-        """The parts that a client of these arrays has in a round, from 1; the same object for all of one width."""
+        """Return the parts of a client with these arrays in a round (from 1); clients of one width share the object."""
         if (chosen := self._units) is None:
             return {}
         groups: PermutationGroups = self._groups
-        own = widths_of({name: shape for name, (shape, _) in spec.items()}, groups)
-        if (own, round) not in self._parts:
+        widths = widths_of({name: shape for name, (shape, _) in spec.items()}, groups)
+        if (widths, round) not in self._parts:
             self._parts = {key: parts for key, parts in self._parts.items() if key[1] == round}
-            sizes = enumerate(zip(own, groups.widths, strict=True))
+            sizes = enumerate(zip(widths, groups.widths, strict=True))
             units = {
                 index: np.array(chosen(few, most, max(round - 1, 0)), np.intp)
                 for index, (few, most) in sizes
                 if few < most
             }
-            self._parts[own, round] = entries_of(groups, units)
-        return self._parts[own, round]
+            self._parts[widths, round] = entries_of(groups, units)
+        return self._parts[widths, round]
 
 
 def cut(arrays: Arrays, parts: Parts) -> Arrays:
-    """Parts of arrays; those that are whole are handed on, not copied."""
+    """Return parts of arrays; whole arrays are not copied."""
     return {key: array[_index(array.shape, parts[key])] if key in parts else array for key, array in arrays.items()}
 
 
 def split(
     models: Mapping[str, Arrays], specs: Mapping[str, Spec], parts: Mapping[str, Parts], wholes: Arrays
 ) -> tuple[dict[str, Arrays], dict[str, Spec], dict[str, tuple[str, Sequence[Indices] | None]]]:
-    """Split what clients sent into pieces, all entries of which the same clients have.
+    """Split what clients sent into pieces such that all entries of a piece belong to the same clients.
 
     Args:
         models: what each client sent, by key.
         specs: shapes and dtypes of each client's keys.
-        parts: of each client.
-        wholes: whole arrays, of which a part is had by anybody.
+        parts: the parts that each client has.
+        wholes: the whole arrays, by key.
 
     Returns:
-        Pieces by client and name, their shapes and dtypes by client, and for each the key that it belongs to and the
-        entries along each axis; None for an array that all have whole.
+        Pieces by client and name, their shapes and dtypes by client, and by name the key of each piece and its entries
+        along each axis, None for an array that all clients have whole.
     """
     pieces: dict[str, Arrays] = {client: {} for client in models}
     kinds: dict[str, Spec] = {client: {} for client in models}
     places: dict[str, tuple[str, Sequence[Indices] | None]] = {}
     for key in dict.fromkeys(key for model in models.values() for key in model):
-        own = {client: parts.get(client, {}).get(key) for client, model in models.items() if key in model}
-        for owners, place in [(list(own), None)] if not any(own.values()) else _pieces(own, wholes[key].shape):
+        by_client = {client: parts.get(client, {}).get(key) for client, model in models.items() if key in model}
+        for owners, place in (
+            [(list(by_client), None)] if not any(by_client.values()) else _pieces(by_client, wholes[key].shape)
+        ):
             name = str(len(places))
             places[name] = key, place
             for client in owners:
                 array = models[client][key]
                 if place is not None:
-                    array = array[np.ix_(*_local(place, own[client] or (None,) * len(place), wholes[key].shape))]
+                    array = array[np.ix_(*_local(place, by_client[client] or (None,) * len(place), wholes[key].shape))]
                 pieces[client][name] = np.ascontiguousarray(array)
                 kinds[client][name] = array.shape, specs[client][key][1]
     return pieces, kinds, places
 
 
 def joined(pieces: Arrays, places: Mapping[str, tuple[str, Sequence[Indices] | None]], before: Arrays) -> Arrays:
-    """Put pieces together again; entries of which there is none are as they were before."""
+    """Join pieces into whole arrays; entries without a piece keep their value of before."""
     whole: Arrays = {}
     for name, array in pieces.items():
         key, place = places[name]
@@ -143,7 +145,7 @@ def joined(pieces: Arrays, places: Mapping[str, tuple[str, Sequence[Indices] | N
 def _pieces(
     parts: Mapping[str, Part | None], shape: tuple[int, ...]
 ) -> Iterator[tuple[list[str], tuple[Indices, ...]]]:
-    """Blocks of an array that the same clients have whole, with these clients."""
+    """Yield blocks of an array that the same clients have whole, with these clients."""
     axes = []
     for axis, size in enumerate(shape):
         having = np.ones((len(parts), size), bool)
@@ -159,13 +161,13 @@ def _pieces(
 
 
 def _local(place: Sequence[Indices], part: Part, shape: tuple[int, ...]) -> list[Indices]:
-    """The entries of a block in a client's own order."""
+    """Return the entries of a block in the client's order."""
     local = []
     for at, indices, size in zip(place, part, shape, strict=True):
         if indices is not None:
-            own = np.zeros(size, np.intp)
-            own[indices] = np.arange(len(indices))
-            at = own[at]
+            position = np.zeros(size, np.intp)
+            position[indices] = np.arange(len(indices))
+            at = position[at]
         local.append(at)
     return local
 

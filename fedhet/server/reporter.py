@@ -21,12 +21,12 @@ log = logging.getLogger("flwr").getChild("fedhet")
 
 
 class Reporter:
-    """Tells observers of a run.
+    """Reports a run to its observers.
 
     Attributes:
-        observers: who is told.
-        on_common_test: the server's accuracy and loss of the global model on the common test set, which stand in the
-            next record as those of what clients received.
+        observers: the observers of the run.
+        on_common_test: the server's accuracy and loss of the global model on the common test set; the next record
+            holds them as those of the received model.
     """
 
     def __init__(self, run: Run, observers: Sequence[Observer]) -> None:
@@ -42,7 +42,7 @@ class Reporter:
 
     @contextmanager
     def watching(self, matrices: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-        """Within it a run goes on, and observers are told how it ends, with the matrices of the report."""
+        """Context of a run, at whose end observers are told the outcome and the matrices of the report."""
         try:
             yield
         except BaseException as error:
@@ -54,7 +54,7 @@ class Reporter:
         drawn: Mapping[str, Any] = {}
         try:
             drawn = matrices()
-        except Exception as error:  # pictures are no part of the result
+        except Exception as error:  # a failed picture does not fail the run
             log.warning("the report lacks the method's matrices: %s: %s", type(error).__name__, error, exc_info=error)
         for observer in self.observers:
             observer.finished(self.info(drawn))
@@ -67,7 +67,7 @@ class Reporter:
     def record(
         self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
     ) -> MetricRecord:
-        """Tell observers of the round, by its valid replies and the method's metrics, and return its numbers."""
+        """Report a round to observers, from its valid replies and the method's metrics, and return its numbers."""
         run, round = self.run, self.run.round
         for line in round.lines():
             log.warning("round %d, %s", round.number, line)
@@ -81,7 +81,7 @@ class Reporter:
         return metric_record(row)
 
     def _row(self, replies: Mapping[str, Reply], metrics: Mapping[str, float]) -> dict[str, Any]:
-        """The line of `history.jsonl`."""
+        """Return the line of `history.jsonl`."""
         round = self.run.round
         losses = [(r.train_loss, r.examples) for r in replies.values() if r.train_loss is not None]
         weight = sum(examples for _, examples in losses)
@@ -103,7 +103,7 @@ class Reporter:
         }
 
     def _client_rows(self, replies: Mapping[str, Reply]) -> list[ClientRow]:
-        """The lines of `clients.csv`."""
+        """Return the lines of `clients.csv`."""
         round, scored, rows = self.run.round, self.run.traits.scored, []
         for client in in_order({*replies, *round.up, *round.down}):
             known = self.run.state.clients[client]
@@ -126,27 +126,27 @@ def _further(replies: Mapping[str, Reply]) -> dict[str, float]:
 
 
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Evaluations over clients, on their own test parts, on the common one, and on validation parts if there are any.
+    """Return statistics over clients on their own test parts, the common test set and validation parts, if evaluated.
 
-    The server's evaluation of the global model on the common test set stands in for what clients received.
+    The server's evaluation of the global model on the common test set replaces that of the received model.
     """
-    own, common, validation = (
+    local, common, validation = (
         {which: over_clients(replies, f"{test}{which}") for which in ("received", "trained")}
         for test in ("", "common-", "validation-")
     )
     if on_common_test:
         common["received"] = dict(on_common_test)
     return {
-        **own,
+        **local,
         "common": common if any(common.values()) else None,
         **({"validation": validation} if any(validation.values()) else {}),
     }
 
 
 def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | None:
-    """Statistics over the clients that measured it (see `fedhet.rows.summarise`); None if nobody did.
+    """Return statistics over the clients that measured `which` (see `fedhet.rows.summarise`); None if none did.
 
-    On the common test set, where a metric weighs the same for all, clients count by their own test examples.
+    On the common test set, clients are weighted by the number of their own test examples.
     """
     values = {}
     for client, reply in replies.items():
@@ -161,32 +161,32 @@ def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | N
 
 
 def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int) -> dict[str, Any]:
-    """Return the part of the history on clients that come after the last round and train alone for some epochs.
+    """Return the history's entry on unseen clients, which join after the last round and train alone.
 
     Returns:
-        By test set (`own`, `common`, where it was evaluated) and start (`received`, `scratch`) the statistics over
-        unseen clients before the first epoch and after each (see `fedhet.rows.summarise`), and under `clients` each
-        one's `architecture` and metric by epoch, of the first of the test sets that there is.
+        By test set (`own`, `common`, if evaluated) and start (`received`, `scratch`), statistics over unseen clients
+        before the first epoch and after each (see `fedhet.rows.summarise`); under `clients`, each one's `architecture`
+        and metric by epoch, on the first available test set.
     """
     prefixes = {"own": "", "common": "common-"}
     names = {start: [f"{start}-{epoch}" for epoch in range(epochs + 1)] for start in STARTS}
     measured = {name for reply in replies.values() for name in reply.measured}
     tests = [test for test, prefix in prefixes.items() if f"{prefix}{STARTS[0]}-0" in measured]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for test in tests:
         prefix = prefixes[test]
-        found[test] = {start: [over_clients(replies, f"{prefix}{name}") for name in names[start]] for start in STARTS}
+        results[test] = {start: [over_clients(replies, f"{prefix}{name}") for name in names[start]] for start in STARTS}
     first = prefixes[tests[0]] if tests else ""
-    found["clients"] = {}
+    results["clients"] = {}
     for client, reply in replies.items():
         metrics = {name: each.metric.value for name, each in reply.measured.items()}
         by_start = {start: [metrics.get(f"{first}{name}") for name in names[start]] for start in STARTS}
-        found["clients"][client] = {"architecture": clients[client].architecture, **by_start}
-    return found
+        results["clients"][client] = {"architecture": clients[client].architecture, **by_start}
+    return results
 
 
 def metric_record(row: Mapping[str, Any]) -> MetricRecord:
-    """The numbers of a row that Flower's result can hold."""
+    """Return the numbers of a row that Flower's result can hold."""
     numbers = {"train-loss": row.get("train_loss")}
     for which in ("received", "trained"):
         for kind, values in (row.get(which) or {}).items():
@@ -197,9 +197,9 @@ def metric_record(row: Mapping[str, Any]) -> MetricRecord:
 
 
 def watch_validation(state: State, row: Mapping[str, Any], scored: str, patience: int) -> None:
-    """Early stopping: note the validation accuracy of a round, of what clients `received` or `trained`.
+    """Early stopping: note a round's validation accuracy before (`received`) or after (`trained`) local training.
 
-    After `patience` evaluations without a better one it is the last round (`state.stopped`); 0 never stops.
+    The run stops (`state.stopped`) after `patience` evaluations without a better one; 0 never stops.
     """
     accuracy = ((row.get("validation") or {}).get(scored) or {}).get("accuracy", {}).get("weighted")
     if not patience or accuracy is None:
@@ -211,7 +211,7 @@ def watch_validation(state: State, row: Mapping[str, Any], scored: str, patience
 
 
 def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Return warnings on a run that completed, a sentence each, from the history since it was started or resumed."""
+    """Yield warnings about a completed run, a sentence each, from the history since its start or resumption."""
     rounds = run.last_round
     trained = {client: record.trained for client, record in run.state.clients.items()}
     absent = {client: why for client, why in never_took_part(rows).items() if trained.get(client, -1) < 0}
@@ -233,9 +233,9 @@ def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _no_better_than_constant(run: Run, evaluated: Mapping[str, Any], train_loss: float | None) -> str:
-    """That what was learnt at the end is no better than the same prediction for all examples; empty if it is."""
+    """Return a warning if the final models are no better than a constant prediction; empty otherwise."""
     value, loss = (_weighted(evaluated.get(kind)) for kind in ("accuracy", "loss"))
-    if run.metric == "r2":  # 0 is that of the mean
+    if run.metric == "r2":  # 0 is the R2 of the mean
         if value is None or value > 0:
             return ""
         return f"at the end predictions are no better than the mean of the targets (R2 {value:.3g})"

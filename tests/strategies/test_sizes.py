@@ -391,10 +391,10 @@ def test_a_part_of_another_network_is_refused():
     wide = {name: (tuple(2 * size for size in shape), dtype) for name, (shape, dtype) in whole.spec.items()}
     odd = whole.spec | {"three.bias": ((3,), "float32")}
     for spec in (wide, odd, {"body": ((2,), "float32")}):
-        with pytest.raises(WireError, match="no part of the network that it tells of"):
+        with pytest.raises(WireError, match="no part of the network that it describes"):
             sizes.check(told("4", Small(), spec=spec))
     for groups in ("", "{}", '{"groups": [], "axes": {}, "fixed": [], "tied": {}}'):
-        with pytest.raises(WireError, match="no part of the network that it tells of"):
+        with pytest.raises(WireError, match="no part of the network that it describes"):
             Sizes(run).check(told("5", Small(), groups=groups))
     found = sizes.parts(told("6", Small(), 0.5).spec, 1)
     for name, (rows, *columns) in entries(first, 0.5).items():

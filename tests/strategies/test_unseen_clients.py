@@ -160,7 +160,7 @@ def test_who_are_the_last_must_be_known(tiny: Any, home: Any) -> None:
     for context in grid._contexts.values():
         del context.node_config["num-partitions"]
     with pytest.raises(
-        fedhet.errors.FedhetError, match="unseen-clients = 1 are the last partitions, and its node tells no"
+        fedhet.errors.FedhetError, match="unseen-clients = 1 are the last partitions, and its node reports no"
     ):
         strategy.start(grid)
 
