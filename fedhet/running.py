@@ -33,30 +33,30 @@ def run(
     """Run a federation from beginning to end.
 
     Args:
-        config: single settings (kebab-case keys, or with `_`) on top of the preset on digits of their `method`, or of
-            the one that they name as `preset`; a TOML file, a preset or a method; or a complete configuration.
-        model: the clients' networks: a function of a client, a class, or a network whose weights all begin with
-            (`fedhet.make_client_app`); the configured architectures if left out.
-        data: the clients' data: a function of a client (`fedhet.make_client_app`); the configured data set if left out.
-        task: of data of one's own: a `fedhet.Task` or the name of one; what labels and outputs look like if left out.
+        config: single settings (kebab-case keys, or with `_`), added to the preset that they name as `preset`, or else
+            to the digits preset of their `method`; a TOML file, a preset or a method; or a complete configuration.
+        model: the clients' networks: a function of a client, a class, or a network with whose weights all start
+            (`fedhet.make_client_app`); by default the configured architectures.
+        data: the clients' data: a function of a client (`fedhet.make_client_app`); by default the configured data set.
+        task: the task of the user's data: a `fedhet.Task` or a name; by default inferred from labels and outputs.
         out: the run directory; a new one under `runs/` if left out.
         engine: `local`, `ray`, or a SuperLink connection of Flower's config; `local` unless `config` says otherwise.
-        resume: go on with the run in this directory; its own configuration counts, `config` may change single keys.
-            The directory is data: a method that no package installs is imported only if `config` names it too.
-        observers: told of every round, if its history can be read here.
-        progress: whether a line a round is printed; None: on a terminal and in a notebook.
+        resume: directory of a run to resume with its configuration, of which `config` may change single keys. A method
+            that no package installs is imported only if `config` names it too.
+        observers: notified of every round, if its history can be read here.
+        progress: whether to print a line for each round; None: on a terminal and in a notebook.
 
     Raises:
         FedhetError: the configuration is wrong, the directory holds another run, or the run failed.
     """
-    own = Supplied(model, data, task)
-    complete = config if isinstance(config, Config) else _resolved(config, resume, own)
+    supplied = Supplied(model, data, task)
+    complete = config if isinstance(config, Config) else _resolved(config, resume, supplied)
     if resume is not None:
         out = Path(resume)
     if engine is not None:
         complete = complete.but(engine=engine)
-    complete = own.tested(complete)
-    if own and complete.engine != "local":
+    complete = supplied.tested(complete)
+    if supplied and complete.engine != "local":
         raise ConfigError(
             f"a model or data given in Python run on the local engine, not on {complete.engine!r}: there, write an app "
             "of your own with fedhet.make_client_app(model=..., data=...)"
@@ -70,7 +70,7 @@ def run(
     if complete.engine == "local":
         from fedhet.engines.local import run_locally
 
-        run_locally(complete, folder, resume=resume is not None, own=own, observers=watching)
+        run_locally(complete, folder, resume=resume is not None, supplied=supplied, observers=watching)
     else:
         from fedhet.engines.flower import run_on_flower
 
@@ -91,16 +91,14 @@ def progress_lines(wanted: bool | None) -> list[Observer]:
     return [ProgressLine(console)] if wanted else []
 
 
-def _resolved(config: Mapping[str, Any] | str | Path | None, resume: str | Path | None, own: Supplied) -> Config:
-    """The configuration of a run, or of the one that goes on, with changes."""
-    supplied = own.words.keys()
+def _resolved(config: Mapping[str, Any] | str | Path | None, resume: str | Path | None, supplied: Supplied) -> Config:
+    """Return the configuration of a run, or of a resumed run with changes."""
+    names = supplied.words.keys()
     if resume is not None:
-        changes = (
-            configuration.from_file(Path(config), supplied) if isinstance(config, str | Path) else dict(config or {})
-        )
-        return configuration.resolve(_resumed(Path(resume), changes, supplied), strict=False, trusted=False)
+        changes = configuration.from_file(Path(config), names) if isinstance(config, str | Path) else dict(config or {})
+        return configuration.resolve(_resumed(Path(resume), changes, names), strict=False, trusted=False)
     by_hand = config.keys() if isinstance(config, Mapping) else True
-    return configuration.resolve(configuration.completed(config, supplied), strict=by_hand)
+    return configuration.resolve(configuration.completed(config, names), strict=by_hand)
 
 
 def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]) -> dict[str, Any]:

@@ -31,11 +31,11 @@ def serve(
     resume: bool = False,
     public: PublicDataset | None = None,
     model: Any = None,
-    own: Supplied = Supplied(),  # noqa: B008 - it is frozen
+    supplied: Supplied = Supplied(),  # noqa: B008 - it is frozen
     evaluate_fn: EvaluateFunction | None = None,
     observers: Sequence[Observer] = (),
 ) -> None:
-    """The server's part of a run, on any grid, recorded in a run directory; raises what the strategy's `start` does.
+    """Run the server side on any grid, recorded in a run directory; raises like the strategy's `start`.
 
     Args:
         config: the complete configuration.
@@ -44,15 +44,15 @@ def serve(
         engine: its name, for the summary.
         resume: go on with the run in the folder.
         public: the public dataset.
-        model: the clients' models, where they are not the configured ones and the server needs them.
-        own: what a user gave in Python, for the run's files and, in place of `model`, for the server.
-        evaluate_fn: evaluates the global model; by default on the common test set, where `test-on` asks for it.
-        observers: told of every round, after it is recorded.
+        model: the clients' models, if they are not the configured ones and the server needs them.
+        supplied: the user's model and data, for the run's files and, if there is no `model`, for the server.
+        evaluate_fn: evaluates the global model; by default on the common test set, if `test-on` says so.
+        observers: notified of every round, after it is recorded.
     """
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
     here = engine == "local" or simulated(grid)
-    with recorded(folder, config, engine, resume=resume, own=own.words, simulated=here) as recording:
-        strategy = make(config, public=public, model=model or own.model, observers=[*recording, *observers])
+    with recorded(folder, config, engine, resume=resume, own=supplied.words, simulated=here) as recording:
+        strategy = make(config, public=public, model=model or supplied.model, observers=[*recording, *observers])
         strategy.state = recording[0].state(strategy.state_class) or strategy.state
         if evaluate_fn is None and config.test_on != "local":
             evaluate_fn = _on_common_test(strategy, folder)

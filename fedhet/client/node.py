@@ -112,9 +112,9 @@ def _pin(context: Context, now: dict[str, Any]) -> None:
 
 
 @lru_cache(maxsize=256)
-def _settings(text: str, here: bool, settings: tuple[tuple[str, Any], ...]) -> Config:
+def _settings(text: str, here: bool, node: tuple[tuple[str, Any], ...]) -> Config:
     config = configuration.parse(text)
     elsewhere = {} if here else dict.fromkeys(keys_that("path"), "")
-    if not settings and all(config.flat()[key] == "" for key in elsewhere):
+    if not node and all(config.flat()[key] == "" for key in elsewhere):
         return config
-    return configuration.resolve({**config.flat(), **elsewhere, **dict(settings)}, strict=False, trusted=False)
+    return configuration.resolve({**config.flat(), **elsewhere, **dict(node)}, strict=False, trusted=False)

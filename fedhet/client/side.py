@@ -307,7 +307,7 @@ class ClientSide(Generic[P]):
         return ()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return the function from a batch to outputs for an evaluation (of `received`, `trained` or a phase), or None."""
+        """Return a function from batch to outputs for an evaluation (of `received`, `trained` or a phase), or None."""
         return self.client.model
 
     def finish(self, payload: Payload) -> Payload:

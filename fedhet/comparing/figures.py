@@ -27,21 +27,21 @@ def comparison_figure(results: Sequence[VariantResult]) -> Figure:
 
 
 def gains_figure(results: Sequence[VariantResult]) -> Figure | None:
-    """Each client's gain over training alone, from the least to the greatest, a line a method; None without gains.
+    """Plot the sorted gains of clients over training alone, one line for each method; None without gains.
 
-    Clients of all seeds are in one line; those that are worse off by more than noise have a filled dot.
+    A line has the clients of all seeds; dots mark those that are worse off by more than noise.
     """
     figure, (axes,) = new_figure(2.9)
     for position, result in enumerate(results):
-        found = sorted((gain for each in result.outcomes for gain in each.gains.values()), key=lambda gain: gain.value)
-        if not found:
+        gains = sorted((gain for each in result.outcomes for gain in each.gains.values()), key=lambda gain: gain.value)
+        if not gains:
             continue
-        line, share = look(position), sum(gain.worse_off for gain in found) / len(found)
-        places = [100 * (place + 0.5) / len(found) for place in range(len(found))]
-        values = [gain.value for gain in found]
+        line, share = look(position), sum(gain.worse_off for gain in gains) / len(gains)
+        places = [100 * (place + 0.5) / len(gains) for place in range(len(gains))]
+        values = [gain.value for gain in gains]
         label = f"{result.variant}, {share:.0%} worse off"
         axes.plot(places, values, **line, label=label, drawstyle="steps-mid", linewidth=1.4)
-        worse = [gain.worse_off for gain in found]
+        worse = [gain.worse_off for gain in gains]
         axes.plot(np.array(places)[worse], np.array(values)[worse], "o", color=line["color"], markersize=4)
     axes.axhline(0, color=INK, linewidth=0.9)
     axes.set_xlim(0, 100)

@@ -1,4 +1,4 @@
-"""Each client's gain by a method over training alone: the same client under `local`, with the same seed."""
+"""Each client's gain of a method over training alone, which is the same client and seed under `local`."""
 
 import math
 from collections.abc import Mapping
@@ -9,18 +9,18 @@ import numpy as np
 from fedhet.predictions import GLOBAL, Predictions
 
 NOISE = 2.0
-"""Standard errors by which a client must be below `local` to count as worse off; by chance 2 % are."""
+"""Standard errors below `local` from which a client counts as worse off; by chance 2 % of clients do."""
 
 WORST = 0.1
-"""Share of the clients that are the worst tenth."""
+"""The worst tenth, as a share of the clients."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """A client's gain in accuracy over training alone, and its standard error if nothing is gained or lost.
+    """A client's gain in accuracy over training alone, and its standard error under no gain.
 
-    The error is that of the difference of two proportions on the same test examples (McNemar, Psychometrika 12, 1947):
-    of n examples those count that one of both predicts right and the other does not.
+    The error is that of the difference of two proportions on the same test examples (McNemar, Psychometrika 12, 1947),
+    from the examples that only one of both predicts right.
     """
 
     value: float
@@ -33,23 +33,23 @@ class Gain:
 
 
 def gains(method: Mapping[str, Predictions], local: Mapping[str, Predictions]) -> dict[str, Gain]:
-    """Return the gain of every client that both runs have tested on the same examples."""
-    found = {}
+    """Return the gains of the clients that both runs tested on the same examples."""
+    by_client = {}
     for client, alone in local.items():
-        mine = method.get(client) or method.get(GLOBAL)
-        if mine is not None and len(alone.right) and np.array_equal(mine.examples, alone.examples):
-            difference = mine.right.astype(float) - alone.right
+        predictions = method.get(client) or method.get(GLOBAL)
+        if predictions is not None and len(alone.right) and np.array_equal(predictions.examples, alone.examples):
+            difference = predictions.right.astype(float) - alone.right
             error = math.sqrt(np.square(difference).sum()) / len(difference)
-            found[client] = Gain(float(difference.mean()), error)
-    return found
+            by_client[client] = Gain(float(difference.mean()), error)
+    return by_client
 
 
-def worse_off(found: Mapping[str, Gain]) -> float | None:
-    """The share of clients that are worse off than alone; None without any client."""
-    return sum(gain.worse_off for gain in found.values()) / len(found) if found else None
+def worse_off(gains: Mapping[str, Gain]) -> float | None:
+    """Return the share of clients that are worse off than alone; None without clients."""
+    return sum(gain.worse_off for gain in gains.values()) / len(gains) if gains else None
 
 
-def worst_tenth(found: Mapping[str, Gain]) -> float | None:
-    """The mean gain of the tenth of the clients that gain least, of one at least; None without any client."""
-    values = sorted(gain.value for gain in found.values())[: math.ceil(WORST * len(found))]
+def worst_tenth(gains: Mapping[str, Gain]) -> float | None:
+    """Return the mean gain of the tenth of the clients that gain least (at least one); None without clients."""
+    values = sorted(gain.value for gain in gains.values())[: math.ceil(WORST * len(gains))]
     return sum(values) / len(values) if values else None

@@ -1,6 +1,6 @@
 """The outcomes of a comparison's runs, and means and spreads over seeds.
 
-Every number is that of the last round, never of the best one. Spread is the sample standard deviation over seeds;
+Every number is from the last round, never from the best one. Spread is the sample standard deviation over seeds;
 differences between methods are paired, seed by seed.
 """
 
@@ -33,11 +33,11 @@ class RunOutcome:
     """A completed run.
 
     Attributes:
-        run: as it was planned.
+        run: the planned run.
         files: its files.
-        values: the `MEASURES` by name, None where there is none.
-        predictions: which test examples are predicted right, by client.
-        gains: over training alone, by client; empty where no run of `local` has this seed.
+        values: the `MEASURES` by name; None if there is no value.
+        predictions: by client, which test examples are predicted right.
+        gains: by client, the gain over training alone; empty if no run of `local` has this seed.
     """
 
     run: PlannedRun
@@ -48,7 +48,7 @@ class RunOutcome:
 
     @cached_property
     def scores(self) -> Scores | None:
-        """By test example how far it is right; None where that is not known."""
+        """The share of right predictions by test example; None if it is not known."""
         return scores_of(self.predictions, common=self.run.settings.test_on == "global")
 
     @property
@@ -79,7 +79,7 @@ class VariantResult:
 
     @property
     def label(self) -> str:
-        """Its name, with a star if all its clients got one model because it needs equal architectures."""
+        """The name, with a star if all clients have one model because the method needs equal architectures."""
         return self.variant + (" *" if self.equalised else "")
 
     @property
@@ -88,19 +88,19 @@ class VariantResult:
         return self.outcomes[0].models if self.outcomes else "-"
 
     def mean(self, measure: str) -> float | None:
-        """The mean over seeds; None where no run has the measure."""
+        """Return the mean over seeds; None if no run has the measure."""
         values = self._by_seed(measure).values()
         return statistics.fmean(values) if values else None
 
     def spread(self, measure: str) -> float | None:
-        """The sample standard deviation over seeds; None for fewer than two."""
+        """Return the sample standard deviation over seeds; None for fewer than two."""
         values = self._by_seed(measure).values()
         return statistics.stdev(values) if len(values) > 1 else None
 
     def difference(self, other: "VariantResult", measure: str) -> Difference | None:
-        """This variant minus another, see `paired_difference`; of personal accuracy over test examples, too.
+        """Return this variant minus another (`paired_difference`); for personal accuracy also over test examples.
 
-        Fewer than `FEWEST` seeds have no interval.
+        With fewer than `FEWEST` seeds there is no interval.
         """
         theirs = {each.run.seed: each for each in other.outcomes}
         scores = {}
@@ -114,28 +114,28 @@ class VariantResult:
 
 
 def corrected_p_values(results: Iterable[VariantResult], baseline: VariantResult) -> dict[str, float]:
-    """The p-values of personal accuracy's differences to the baseline, corrected for their number, by variant."""
+    """Return by variant the p-value of its difference to the baseline in personal accuracy, corrected (Holm)."""
     others = [result for result in results if result is not baseline]
-    found = {each.variant: each.difference(baseline, "personal_accuracy") for each in others}
-    known = {variant: p for variant, each in found.items() if each is not None and (p := each.p) is not None}
+    differences = {each.variant: each.difference(baseline, "personal_accuracy") for each in others}
+    known = {variant: p for variant, each in differences.items() if each is not None and (p := each.p) is not None}
     return dict(zip(known, holm(list(known.values())), strict=True))
 
 
 def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantResult]:
-    """Read the runs' outcomes, by variant in order of the runs; runs whose names are in `failed` do not count."""
+    """Read the runs' outcomes, by variant in order of the runs, without runs whose names are in `failed`."""
     by_variant: dict[str, list[PlannedRun]] = {}
     for run in runs:
         by_variant.setdefault(run.variant, []).append(run)
     results = []
-    for variant, own in by_variant.items():
-        outcomes = [_outcome(run, read_run(run.folder)) for run in own if run.name not in failed]
-        results.append(VariantResult(variant, len(own), outcomes, own[0].equalised))
+    for variant, planned in by_variant.items():
+        outcomes = [_outcome(run, read_run(run.folder)) for run in planned if run.name not in failed]
+        results.append(VariantResult(variant, len(planned), outcomes, planned[0].equalised))
     alone = next((result for result in results if is_local(result)), None)
     return [_with_gains(result, alone) for result in results] if alone else results
 
 
 def is_local(result: VariantResult) -> bool:
-    """Whether a variant is training alone, without a public dataset: what clients' gains are over."""
+    """Whether a variant is training alone without a public dataset, to which gains are measured."""
     return any(
         each.run.settings.method_name == "local" and each.run.settings.parameters.public == "unused"
         for each in result.outcomes
@@ -146,9 +146,9 @@ def _with_gains(result: VariantResult, alone: VariantResult) -> VariantResult:
     predictions = {each.run.seed: each.predictions for each in alone.outcomes}
     outcomes = []
     for each in result.outcomes:
-        found = gains(each.predictions, predictions.get(each.run.seed, {})) if result is not alone else {}
-        values = {**each.values, "worse_off": worse_off(found), "worst_tenth": worst_tenth(found)}
-        outcomes.append(replace(each, values=values, gains=found))
+        over_local = gains(each.predictions, predictions.get(each.run.seed, {})) if result is not alone else {}
+        values = {**each.values, "worse_off": worse_off(over_local), "worst_tenth": worst_tenth(over_local)}
+        outcomes.append(replace(each, values=values, gains=over_local))
     return replace(result, outcomes=outcomes)
 
 
@@ -156,7 +156,7 @@ def _outcome(run: PlannedRun, files: RunFiles) -> RunOutcome:
     summary = files.summary or {}
     examples, work, common = (summary.get(name) or {} for name in ("examples", "work", "common"))
     values = {name: files.accuracy(name.removesuffix("_accuracy")) for name in ACCURACIES[:3]}
-    # On the common test set that of the global model where there is one, else of the clients' own models.
+    # The accuracy on the common test set is the global model's, or without one that of the clients' own models.
     accuracy = (common.get("received") or common.get("trained") or {}).get("accuracy")
     values["common_accuracy"] = accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
     values |= {name: (summary.get(name) or {}).get("weighted") for name in BY_CLASS}

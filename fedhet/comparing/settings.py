@@ -1,4 +1,4 @@
-"""The settings of a comparison: which ones all variants share, and which are a variant's own."""
+"""The settings of a comparison: those that all variants share, and those of single variants."""
 
 import re
 import tempfile
@@ -19,13 +19,13 @@ from fedhet.options import Config, Value, keys_about
 from fedhet.supplied import Supplied
 
 PLACES = frozenset(keys_about("place"))
-"""Where and how a run is carried out, which the comparison decides and which changes nothing of what is computed."""
+"""Keys of where and how a run is carried out, which the comparison sets and which do not change results."""
 
 SAME_FOR_ALL = PLACES | {"method", "seed", "preset", *keys_about("data", "output")}
 """Keys that no variant can set."""
 
 EQUAL_MODEL = "cnn"
-"""The model of all clients under a method that needs equal architectures, where the settings mix them."""
+"""The model of all clients for methods that need equal architectures, if the settings mix architectures."""
 
 _NAMED = re.compile(r"(?P<name>[\w.@+-]+)=(?P<method>[^,=]+)(?:,(?P<settings>.*))?")
 _COMMA = re.compile(r",(?=[\w.-]+=)")  # between settings, and not within a value
@@ -43,7 +43,7 @@ class Variant:
 def variants_of(texts: Sequence[str]) -> list[Variant]:
     """Parse variants, in order: `METHOD`, or `NAME=METHOD,KEY=VALUE,...`.
 
-    A `ConfigError` says that a method is unknown, a name is there twice, or a key of `SAME_FOR_ALL` is set.
+    Raises a `ConfigError` if a method is unknown, a name is used twice, or a key of `SAME_FOR_ALL` is set.
     """
     variants = [_variant(text) for text in distinct(texts)]
     names = [variant.name for variant in variants]
@@ -70,7 +70,7 @@ def _variant(text: str) -> Variant:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a comparison; `equalised` if its method needs equal architectures and so got one model for all."""
+    """One run of a comparison; `equalised` if all clients have one model because the method needs that."""
 
     variant: str
     seed: int
@@ -86,13 +86,15 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class SharedSettings:
-    """The settings that the variants of a comparison share, and those of their `own`, such as the method.
+    """The settings that the variants of a comparison share, and those of single variants.
 
     Attributes:
+        for_all: the shared settings.
+        own: by variant, its own settings, such as the method.
         fixed: keys that each variant sets itself, which cannot be tuned.
-        equalised: variants that need equal architectures where the settings mix them, and so get one model for all.
-        notes: what a reader must know of the settings.
-        supplied: models and data of the user's own.
+        equalised: variants whose clients all have one model, since they need equal architectures.
+        notes: remarks on the settings for readers of the results.
+        supplied: the user's models and data.
     """
 
     for_all: Mapping[str, Value]
@@ -103,12 +105,12 @@ class SharedSettings:
     supplied: Supplied
 
     def settings(self, variant: str, seed: int, choice: Mapping[str, Value] | None = None) -> Config:
-        """Return a variant's settings, some of them chosen for it; a `ConfigError` if they cannot be run."""
+        """Return a variant's settings with those of `choice`; raises a `ConfigError` if they cannot be run."""
         settings = {**self.for_all, **self.own[variant], **(choice or {}), "seed": seed}
         return configuration.resolve(settings, strict=False)
 
     def plan(self, variant: str, seed: int, folder: Path, choice: Mapping[str, Value] | None = None) -> PlannedRun:
-        """Return the run with these settings; raises as `settings`."""
+        """Return the run with these settings; raises like `settings`."""
         return PlannedRun(variant, seed, self.settings(variant, seed, choice), folder, variant in self.equalised)
 
 
@@ -119,7 +121,7 @@ def shared_settings(
     config: Mapping[str, object],
     supplied: Supplied = Supplied(),  # noqa: B008 - it is frozen
 ) -> SharedSettings:
-    """Work out which settings the variants share, as `compare` says; a `FedhetError` has every problem of them."""
+    """Determine the settings that the variants share (see `compare`); raises a `FedhetError` with all problems."""
     base = {key: value for key, value in config.items() if key not in PLACES | {"method", "seed"}}
     base["seed"] = seeds[0]
     base = _method_keys_of_presets(variants, base) | base
@@ -135,7 +137,7 @@ def shared_settings(
     for key in ("public-samples", "closing-epochs"):
         for_all[key] = max(each.flat()[key] for each in completed.values())
 
-    own: dict[str, dict[str, Value]] = {}
+    by_variant: dict[str, dict[str, Value]] = {}
     equalised, notes = set(), []
     for variant in variants:
         name, config_of = variant.name, completed[variant.name]
@@ -145,7 +147,7 @@ def shared_settings(
         if supplied.model is None and any(map(population.must_be_equal, configs)):
             equalised.add(name)
             settings |= {"architectures": EQUAL_MODEL, "assign": "round-robin"}
-        own[name] = settings
+        by_variant[name] = settings
         if 0 in rounds.values() and rounds[name] and "rounds" not in variant.settings:
             settling = next(other for other, each in completed.items() if not each.rounds)
             one_shot = registry.method(variant.method).one_shot
@@ -153,7 +155,7 @@ def shared_settings(
             notes.append(f"{name}: rounds = {rounds[name]}, {why}")
     notes += [why for key, why in first.idle if key == "test-on"]
     fixed = {variant.name: frozenset(variant.settings) for variant in variants}
-    return SharedSettings(for_all, own, fixed, frozenset(equalised), notes, supplied)
+    return SharedSettings(for_all, by_variant, fixed, frozenset(equalised), notes, supplied)
 
 
 def _preset(base: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,36 +163,40 @@ def _preset(base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _method_keys_of_presets(variants: Sequence[Variant], base: Mapping[str, Any]) -> dict[str, Any]:
-    """The methods' own keys from their presets of the same name as the one for all, as in a run of each."""
-    for_all, own = _preset(base), dict[str, Any]()
+    """Return the method keys of each method's preset that has the name of the preset for all."""
+    for_all, method_keys = _preset(base), dict[str, Any]()
     name = str(base.get("preset", "")).rpartition("/")[2]
     for prefix in {registry.method(variant.method).family for variant in variants}:
         if name and f"{prefix}/{name}" in configuration.presets():
             settings = _preset({"preset": f"{prefix}/{name}"})
-            own |= {key: settings[key] for key in settings.keys() - for_all.keys() if key.startswith(f"{prefix}.")}
-    return own
+            method_keys |= {
+                key: settings[key] for key in settings.keys() - for_all.keys() if key.startswith(f"{prefix}.")
+            }
+    return method_keys
 
 
 def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], supplied: Supplied) -> dict[str, int]:
-    """The key `rounds` for each variant."""
+    """Return the key `rounds` of each variant."""
     methods = {variant.name: registry.method(variant.method) for variant in variants}
-    own = {variant.name: int(variant.settings["rounds"]) for variant in variants if "rounds" in variant.settings}
+    fixed = {variant.name: int(variant.settings["rounds"]) for variant in variants if "rounds" in variant.settings}
     for_all = {"rounds": Config.rounds, **methods[variants[0].name].common, **_preset(base), **base}["rounds"]
     if for_all != 0:
-        return dict.fromkeys(methods, for_all) | own
+        return dict.fromkeys(methods, for_all) | fixed
     settling = next((variant for variant in variants if methods[variant.name].settles_rounds), None)
     if settling is None:
         names = ", ".join(methods)
         raise ConfigError(f"rounds = 0: none of {names} settles by itself how many it needs: set rounds")
-    rounds = {name: 0 if method.settles_rounds else 1 for name, method in methods.items()} | own
-    if others := [name for name, method in methods.items() if rounds[name] and not method.one_shot and name not in own]:
+    rounds = {name: 0 if method.settles_rounds else 1 for name, method in methods.items()} | fixed
+    if others := [
+        name for name, method in methods.items() if rounds[name] and not method.one_shot and name not in fixed
+    ]:
         chosen = {**base, **settling.settings, "method": settling.method, "rounds": 0}
         rounds |= dict.fromkeys(others, settled_rounds(configuration.resolve(chosen, strict=False), supplied))
     return rounds
 
 
 def settled_rounds(config: Config, supplied: Supplied = Supplied()) -> int:  # noqa: B008 - it is frozen
-    """Ask a method for the rounds it needs: clients shake hands, untrained; a `FedhetError` if none can serve."""
+    """Return the rounds that a method needs, after a handshake only; raises a `FedhetError` if no client can serve."""
     public = population.public_dataset(config) if supplied.data is None else None
     rounds: int = shake_hands(config, supplied, public).config.rounds
     return rounds
@@ -202,9 +208,9 @@ def shake_hands(
     public: PublicDataset | None,
     node_config: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
-    """Have the clients, each started with `node_config`, shake hands with the method's strategy, and return it.
+    """Return the method's strategy after a handshake with clients, whose nodes have the config `node_config`.
 
-    A `FedhetError` says that none can serve.
+    Raises a `FedhetError` if no client can serve.
     """
     with tempfile.TemporaryDirectory() as folder, process_restored():
         config = config.but(state_dir=folder, out="")
@@ -215,5 +221,5 @@ def shake_hands(
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
-    """The values without repetitions, in their order."""
+    """Return the values without repetitions, in their order."""
     return list(dict.fromkeys(values))

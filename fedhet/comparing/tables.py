@@ -185,12 +185,12 @@ def notes_below(
 
 
 def _differences(results: Sequence[VariantResult], baseline: VariantResult, metric: str) -> Iterator[str]:
-    """How differences to the baseline are measured, and which of them are significant."""
+    """Yield sentences on how differences to the baseline are measured, and which are significant."""
     others = [result for result in results if result is not baseline]
     if not others:
         return
-    found = {each.variant: each.difference(baseline, "personal_accuracy") for each in others}
-    wider = {name: each.widening for name, each in found.items() if each and each.widening is not None}
+    differences = {each.variant: each.difference(baseline, "personal_accuracy") for each in others}
+    wider = {name: each.widening for name, each in differences.items() if each and each.widening is not None}
     covers = f"with its {CONFIDENCE:.0%} interval of seeds alone (Student's t)"
     if wider:
         most = max(wider, key=lambda name: wider[name])
@@ -198,7 +198,7 @@ def _differences(results: Sequence[VariantResult], baseline: VariantResult, metr
             f"with its {CONFIDENCE:.0%} interval of seeds and test examples; these widen it by up to "
             f"{wider[most]:.0%} ({most})"
         )
-    if few := {each.seeds for each in found.values() if each and each.low is None}:
+    if few := {each.seeds for each in differences.values() if each and each.low is None}:
         covers = f"of which there are {max(few)}: too few seeds for an interval"
     paired = "paired over the seeds that both completed"
     yield f"Minus {baseline.variant}: difference of personal {metric}, {paired}, {covers}."

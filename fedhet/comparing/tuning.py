@@ -226,11 +226,11 @@ def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]
 
 
 def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> list[Choice]:
-    """A variant's configurations of keys that it does not set itself, each once."""
+    """Return a variant's grid of configurations, each once, for keys that it does not set itself."""
     prefixes = ("", shared.settings(variant, tuning.seeds[0]).family)
     grid = {name: values for name, values in tuning.grid.items() if ":" not in name}
-    own = f"{variant}:"
-    grid |= {name.removeprefix(own): values for name, values in tuning.grid.items() if name.startswith(own)}
+    prefix = f"{variant}:"
+    grid |= {name.removeprefix(prefix): values for name, values in tuning.grid.items() if name.startswith(prefix)}
     keys = [key for key in grid if key.rpartition(".")[0] in prefixes and key not in shared.fixed[variant]]
     choices = []
     for values in itertools.product(*(grid[key] for key in keys)):
@@ -241,14 +241,14 @@ def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> list[Choice]:
 
 
 def different(choices: Iterable[Choice], number: float = math.inf) -> list[Choice]:
-    """The first choices without repetitions, in their order, until they are `number`."""
-    found: list[Choice] = []
+    """Return the first `number` different choices, in their order."""
+    kept: list[Choice] = []
     for choice in choices:
-        if len(found) >= number:
+        if len(kept) >= number:
             break
-        if choice not in found:
-            found.append(choice)
-    return found
+        if choice not in kept:
+            kept.append(choice)
+    return kept
 
 
 def _filled(choices: list[Choice], number: int) -> list[Choice]:

@@ -133,9 +133,9 @@ def paired_difference(
     *,
     fewest: int = 2,
 ) -> Difference | None:
-    """`mine` minus `theirs`, by seed, over common seeds; None without any.
+    """Return `mine` minus `theirs`, paired over their common seeds; None without any.
 
-    With `scores`, the differences by test example of each seed, intervals are of test examples, too. Of fewer than
+    With `scores`, the differences by test example for each seed, intervals cover test examples, too. With fewer than
     `fewest` seeds there is no interval.
     """
     differences = {seed: value - theirs[seed] for seed, value in mine.items() if seed in theirs}
@@ -144,7 +144,7 @@ def paired_difference(
     seeds, mean = len(differences), statistics.fmean(differences.values())
     if seeds < fewest:
         return Difference(mean, seeds)
-    known = [found for seed in differences if (found := (scores or {}).get(seed)) is not None]
+    known = [by_example for seed in differences if (by_example := (scores or {}).get(seed)) is not None]
     shared = shared_variance(known) if len(known) == seeds else None
     return Difference(mean, seeds, statistics.variance(differences.values()) / seeds, shared)
 

@@ -213,8 +213,8 @@ def connections() -> list[str]:
 def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> dict[str, Any]:
     settings = config.flat() | {"preset": "", "out": str(folder), "resume": resume}
     if config.method_name not in registry.own_methods():  # whose keys Flower's table cannot declare
-        own = {key: settings.pop(key) for key in list(settings) if key.startswith(f"{config.family}.")}
-        settings[configuration.EXTRA] = to_toml(own)
+        method_keys = {key: settings.pop(key) for key in list(settings) if key.startswith(f"{config.family}.")}
+        settings[configuration.EXTRA] = to_toml(method_keys)
     if simulated:
         settings["state-dir"] = str(Path(config.state_dir).resolve()) if config.state_dir else str(folder / "state")
         settings["data"] = str(Path(config.data).expanduser().resolve()) if config.data else ""

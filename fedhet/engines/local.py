@@ -25,27 +25,27 @@ def run_locally(
     resume: bool = False,
     observers: Sequence[Observer] = (),
     app: ClientApp | None = None,
-    own: Supplied = Supplied(),  # noqa: B008 - it is frozen
+    supplied: Supplied = Supplied(),  # noqa: B008 - it is frozen
 ) -> None:
-    """Run a complete configuration on this machine; raises as the strategy's `start`.
+    """Run a complete configuration on this machine; raises like the strategy's `start`.
 
     Args:
         config: the configuration.
         folder: the run directory.
         resume: go on with the run in the folder.
-        observers: told of every round.
-        app: the ClientApp; by default fedhet's, with the user's own model and data.
-        own: the user's own model and data.
+        observers: notified of every round.
+        app: the ClientApp; by default fedhet's, with the user's model and data.
+        supplied: the user's model and data.
     """
     if not config.state_dir:
         config = config.but(state_dir=str(folder / "state"))
-    app = app or make_client_app(own.model, own.data, task=own.task)
+    app = app or make_client_app(supplied.model, supplied.data, task=supplied.task)
     device = device_of(config.device)
     workers = config.workers or (1 if device.type == "mps" else cores())
     batching = ClientBatching.of(config.client_batching, device)
     with ExitStack() as stack:
         stack.enter_context(process_restored())
-        if workers > 1 and not multiprocessing.current_process().daemon:  # one of several runs has its core already
+        if workers > 1 and not multiprocessing.current_process().daemon:  # one of several runs has one core
             from fedhet.engines.workers import WorkerGrid
 
             workers_grid = WorkerGrid(
@@ -55,7 +55,7 @@ def run_locally(
                 timeout=config.timeout,
                 at_once=config.timeout < Config().timeout,
                 batching=batching,
-                datasets=(config.dataset, config.public_dataset) if own.data is None else (),
+                datasets=(config.dataset, config.public_dataset) if supplied.data is None else (),
                 room=partial(room_on, device) if device.type == "cuda" and not config.workers else None,
             )
             grid: LocalGrid = stack.enter_context(workers_grid)
@@ -67,7 +67,7 @@ def run_locally(
             folder,
             engine="local",
             resume=resume,
-            public=population.public_dataset(config) if own.data is None else None,
-            own=own,
+            public=population.public_dataset(config) if supplied.data is None else None,
+            supplied=supplied,
             observers=observers,
         )

@@ -1,7 +1,7 @@
 """A Grid that calls the ClientApp itself: Flower has no plug-in point for backends, but a strategy only needs a `Grid`.
 
-It does what Flower's runtime does around a ClientApp: identity, message ids, one context a node, and an error reply for
-a client that raises.
+Like Flower's runtime, it sets identities and message ids, keeps a context for each node, and replies with an error if a
+client raises.
 """
 
 import itertools
@@ -28,10 +28,10 @@ class LocalGrid(Grid):
     """A Grid whose nodes are calls of a ClientApp.
 
     Args:
-        client_app: handles every message, one after the other.
+        client_app: the ClientApp, called for one message after the other.
         clients: number of nodes; node i has partition id i.
-        batching: handles several messages side by side.
-        node_config: what each node is started with, beside its partition.
+        batching: runs several calls at the same time.
+        node_config: the config of each node, apart from its partition.
     """
 
     def __init__(
@@ -60,40 +60,40 @@ class LocalGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """Information on the run: only its number."""
+        """Information on the run: its number only."""
         return only_run()
 
     def set_run(self, run: Run) -> None:
-        """There is one run."""
+        """Do nothing: there is one run."""
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """A message to a node."""
+        """Return a message to a node."""
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """All nodes; none ever leaves."""
+        """Return all nodes; none ever leaves."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Take in messages; each is handled when its reply is asked for."""
+        """Store messages; each is handled when its reply is pulled."""
         ids = []
         for message in messages:
             ids.append(identify(message, self._ids))
-            message.content = _own(message.content)
+            message.content = _records_for_one(message.content)
             self._waiting[ids[-1]] = message
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies, each once, their messages handled now: one after the other, or a batch of clients at a time."""
+        """Handle messages, one by one or in batches of clients, and return the replies, each once."""
         messages = [self._waiting.pop(key) for key in message_ids if key in self._waiting]
         size = self._side_by_side
         parts = [messages[start : start + size] for start in range(0, len(messages), size)]
         return [reply for part in parts for reply in self._handle_all(part)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Have the messages handled; a call cannot be timed out."""
+        """Handle messages; a call cannot be timed out."""
         return self.pull_messages(self.push_messages(messages))
 
     def _handle_all(self, messages: Sequence[Message]) -> list[Message]:
@@ -107,7 +107,7 @@ class LocalGrid(Grid):
 def handled(
     app: ClientApp, calls: Sequence[tuple[Message, Context]], logged: set[str], batching: ClientBatching | None = None
 ) -> list[Message]:
-    """Return clients' replies; one that raises fails alone, and an error is logged once: it often hits many clients."""
+    """Return clients' replies; a client that raises fails alone. Equal errors of many clients are logged once."""
     clients = [partial(app, *call) for call in calls]
     results = batching.run(clients) if batching else [outcome(client) for client in clients]
     return [
@@ -124,9 +124,9 @@ def _failed(message: Message, context: Context, error: Exception, logged: set[st
     return failure(message, reason)
 
 
-def _own(content: RecordDict) -> RecordDict:
-    """Return a message's records for one client alone; the bytes of arrays are shared: they cannot be written."""
-    own = RecordDict()
+def _records_for_one(content: RecordDict) -> RecordDict:
+    """Copy a message's records for one client; the bytes of arrays are shared, since they are read-only."""
+    records = RecordDict()
     for name, record in content.items():
-        own[name] = record_of(record) if isinstance(record, ArrayRecord) else record
-    return own
+        records[name] = record_of(record) if isinstance(record, ArrayRecord) else record
+    return records

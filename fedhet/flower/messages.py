@@ -13,7 +13,7 @@ from fedhet.flower.records import Encoder, decode, decode_arrays
 from fedhet.wire import Arrays, Fields, LostReply, Payload, Refusal, Reply, Report, Request, WireError
 
 LONGEST_REASON = 2000
-"""Characters of a refusal that are shown."""
+"""Number of characters of a refusal that are shown."""
 
 OURS = ("settings", "request")
 """What fedhet's server says in the record of a request."""
@@ -26,29 +26,29 @@ def write_request(
 ) -> None:
     """Put a request and a run's settings (`Config.text`) into the records of a message.
 
-    Values that are `further`, and not fedhet's, are for Flower's mods around the clients.
+    `further` values are for Flower's mods around the clients.
     """
     record["request"] = ConfigRecord({**(further or {}), "settings": settings, "request": request.to_json()})
 
 
 def read_request(record: RecordDict) -> tuple[Request, str]:
-    """Return the request in the records of a message, and the settings.
+    """Return the request and the settings in the records of a message.
 
-    A WireError if the message is not one of fedhet's server, or what would become a path is no plain name.
+    Raises a WireError if the message is not from a fedhet server, or if a name in it could not be a file's.
     """
-    found = record.get("request")
-    if not isinstance(found, ConfigRecord):
+    request = record.get("request")
+    if not isinstance(request, ConfigRecord):
         raise WireError(
             "this ClientApp is fedhet's, and the strategy that asks it is not: start one of fedhet's in the "
             "ServerApp, such as fedhet.FedAvg, or fedhet.make_server_app()"
         )
-    said = Fields(found, "the request")
+    said = Fields(request, "the request")
     settings = said.text("settings", longest=2**20)
     return Request.from_json(said.text("request", longest=2**16)), settings
 
 
 def write_reply(reply: Reply | Refusal, *, flower: bool = False) -> RecordDict:
-    """Return the records of a reply; arrays as raw bytes, or in Flower's format."""
+    """Return the records of a reply, with arrays as raw bytes or in Flower's format."""
     if isinstance(reply, Refusal):
         said: dict[str, Any] = {"client": reply.client, "refusal": reply.reason, "lost": reply.lost}
         return RecordDict({"report": ConfigRecord(said)})
@@ -58,7 +58,7 @@ def write_reply(reply: Reply | Refusal, *, flower: bool = False) -> RecordDict:
 
 
 def read_reply(message: Message) -> Reply:
-    """The reply in a message; a FedhetError if it has an error or a refusal, or is none of fedhet's client app."""
+    """Return the reply in a message; raises a FedhetError for an error, a refusal, or another client app's reply."""
     if message.has_error():
         reason = message.error.reason or f"error code {message.error.code}"
         raise WireError(NOT_OURS) if no_handler(reason) else FedhetError(f"failed: {reason}")
@@ -113,7 +113,7 @@ def ask_app(
 
 
 def name_in(message: Message) -> str:
-    """Return the name that a client gave in its reply, refusing or not; empty where there is none to be shown."""
+    """Return the client's name in a reply or refusal; empty if there is none that can be shown."""
     report = message.content.get("report") if message.has_content() else None
     name = report.get("client") if isinstance(report, ConfigRecord) else None
     return name if isinstance(name, str) and plain_name(name) else ""

@@ -28,14 +28,14 @@ with warnings.catch_warnings():
 
 
 class Encoder:
-    """Turns payloads into records, raw or in `flower`'s format; what goes to several clients is encoded once."""
+    """Turns payloads into records, raw or in Flower's format; a group of arrays for several clients is encoded once."""
 
     def __init__(self, *, flower: bool = False) -> None:
         self._flower = flower
         self._done: dict[int, tuple[Arrays, ArrayRecord]] = {}
 
     def __call__(self, payload: Payload) -> RecordDict:
-        """Return the record of a payload; raises `ValueError` where a group goes by a reserved name."""
+        """Return the record of a payload; raises `ValueError` if a group has a reserved name."""
         if taken := RESERVED & payload.arrays.keys():
             raise ValueError(f"groups of arrays cannot be called {', '.join(sorted(taken))}: choose other names")
         record = RecordDict()
@@ -53,9 +53,9 @@ class Encoder:
 
 
 def decode(record: RecordDict) -> Payload:
-    """The payload of a record; arrays are read-only views of the message's bytes.
+    """Return the payload of a record; arrays are read-only views of the message's bytes.
 
-    A WireError if an array's bytes do not fit its dtype and shape, or are of a kind that cannot be read.
+    Raises a WireError if an array's bytes do not fit its dtype and shape, or have a format that cannot be read.
     """
     arrays = {name: decode_arrays(group) for name, group in record.items() if isinstance(group, ArrayRecord)}
     values = record["values"] if "values" in record else ConfigRecord()
@@ -65,7 +65,7 @@ def decode(record: RecordDict) -> Payload:
 
 
 def decode_arrays(record: ArrayRecord) -> Arrays:
-    """The arrays of one record, fedhet's or Flower's own; raises as `decode`."""
+    """Return the arrays of a record, in either format; raises like `decode`."""
     try:
         return {name: _decode(array) for name, array in record.items()}
     except (ValueError, TypeError, EOFError, OverflowError, SyntaxError) as error:
@@ -73,7 +73,7 @@ def decode_arrays(record: ArrayRecord) -> Arrays:
 
 
 def encode_arrays(arrays: Arrays, *, flower: bool = False) -> ArrayRecord:
-    """One record of arrays: raw bytes, or in Flower's format."""
+    """Return a record of arrays, as raw bytes or in Flower's format."""
     if flower:
         return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
     return record_of({name: _encode(array) for name, array in arrays.items()})
@@ -88,21 +88,21 @@ def _decode(array: Array) -> np.ndarray[Any, Any]:
     if dtype is None:
         raise ValueError(f"there are none of dtype {array.dtype[:50]!r}, only of {', '.join(DTYPES)}")
     if array.stype != STYPE:
-        return _flowers_own(array, dtype)
+        return _from_flower(array, dtype)
     _check_size(array.shape, dtype, len(array.data))
     if not array.data:  # frombuffer refuses an empty buffer
         return np.empty(array.shape, dtype)
     return np.frombuffer(array.data, dtype).reshape(array.shape)
 
 
-def _flowers_own(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An array as Flower itself sends it; what its header promises is compared with what is there before it is read."""
+def _from_flower(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Decode an array in Flower's format, after its header was compared with the declared dtype and shape."""
     source = io.BytesIO(array.data)
     version = np.lib.format.read_magic(source)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, found = read(source)
-    if (shape, found) != (array.shape, dtype):
-        raise ValueError(f"one is {found}{list(shape)}, and was said to be {dtype}{list(array.shape)}")
+    shape, _, actual = read(source)
+    if (shape, actual) != (array.shape, dtype):
+        raise ValueError(f"one is {actual}{list(shape)}, and was said to be {dtype}{list(array.shape)}")
     _check_size(shape, dtype, len(array.data) - source.tell())
     return array.numpy()
 

@@ -1,4 +1,4 @@
-"""Flower's names for settings, as its users know them, and the keys of fedhet that they stand for."""
+"""Flower's names for settings, and the keys of fedhet for which they stand."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -22,7 +22,7 @@ OURS = {
     "min-available-nodes": "min-clients",
     "proximal-mu": "fedprox.mu",
 }
-"""Flower's names, and fedhet's for the same; of several for one the greatest counts."""
+"""Fedhet's keys by Flower's names; if several are set for one key, the greatest value counts."""
 
 INSTEAD = {
     "weighted-by-key": "clients are weighed by their numbers of training examples ('num-examples')",
@@ -31,12 +31,12 @@ INSTEAD = {
     "train-metrics-aggr-fn": "observers are told every client's metrics: give observers=[...]",
     "evaluate-metrics-aggr-fn": "observers are told every client's metrics: give observers=[...]",
 }
-"""Settings of Flower's that have no counterpart, and what there is."""
+"""Flower's settings that have no counterpart, and what to use instead."""
 
 
 def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under fedhet's names, Flower's understood; a ConfigError says what there is for one that has none."""
-    found: dict[str, Any] = {}
+    """Translate Flower's names to fedhet's keys; raises a ConfigError, with a way out, if there is no counterpart."""
+    keys: dict[str, Any] = {}
     for name, value in settings.items():
         key = kebab(name)
         if key == "fraction-evaluate":
@@ -47,36 +47,36 @@ def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
         elif key in INSTEAD:
             raise ConfigError(f"{name} is not a key of fedhet: {INSTEAD[key]}; leave it out")
         elif (ours := OURS.get(key)) is not None:
-            found[ours] = max(found[ours], value) if ours in found else value
+            keys[ours] = max(keys[ours], value) if ours in keys else value
         else:
-            found[key] = value
-    return found
+            keys[key] = value
+    return keys
 
 
 def settings_of(strategy: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a strategy class's keywords, as `translated`, the method's keys under its name.
+    """Return the `translated` keywords of a strategy class, with the method's keys under its name.
 
-    A ConfigError if the class names no method.
+    Raises a ConfigError if the class names no method.
     """
     method: Method | None = getattr(strategy, "method", None)
     if method is None:
         raise ConfigError(f"{strategy.__name__} names no method: set its class attribute `method` to the Method")
-    own = {kebab(field.name) for field in fields(method.Parameters)}
+    method_keys = {kebab(field.name) for field in fields(method.Parameters)}
     return {"method": method.name} | {
-        f"{method.family}.{key}" if key in own else key: value for key, value in translated(settings).items()
+        f"{method.family}.{key}" if key in method_keys else key: value for key, value in translated(settings).items()
     }
 
 
 def split(settings: Mapping[str, Any], known: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A configuration of Flower's as fedhet's keys, which are `known`, and what is none of them but may be a mod's.
+    """Split a configuration of Flower's into fedhet's keys, which are `known`, and others, which may be for mods.
 
-    A key that is nearly one of fedhet's, or has no counterpart, is a ConfigError.
+    Raises a ConfigError for a key that resembles one of fedhet's, or that has no counterpart.
     """
-    given = dict(settings)
-    given.pop("server-round", None)  # of Flower's own loop
-    further = {key: given.pop(key) for key in ("clipping_norm",) if key in given}  # of its wrappers, for its mods
+    rest = dict(settings)
+    rest.pop("server-round", None)  # of Flower's own loop
+    further = {key: rest.pop(key) for key in ("clipping_norm",) if key in rest}  # of its wrappers, for its mods
     ours: dict[str, Any] = {}
-    for key, value in translated(given).items():
+    for key, value in translated(rest).items():
         if key in known:
             ours[key] = value
         elif close := get_close_matches(key, known, n=1, cutoff=0.75):

@@ -87,22 +87,22 @@ def recommend(
 ) -> Recommendation:
     """Find out which method serves these clients best, and whether any beats training alone.
 
-    Every method is asked whether it can serve the clients. Those that can race on validation parts
-    (`fedhet.recommending.race`); the best are compared on test parts with those without exchange, which stay to the
-    end. Started again with the same settings, it keeps its completed runs and has the budget anew.
+    Methods that can serve the clients race on validation parts (`fedhet.recommending.race`). The best are compared on
+    test parts with the methods without exchange, which never leave the race. Started again with the same settings, it
+    keeps its completed runs and has the whole budget again.
 
     Args:
-        config: settings for all, as for `fedhet.compare`.
+        config: settings for all methods, as for `fedhet.compare`.
         model: the clients' networks, as for `fedhet.run`.
         data: the clients' data, as for `fedhet.run`.
-        task: of data of one's own.
-        methods: those that take part beside those without exchange; all that are known if left out.
-        allow: kinds of what may leave the clients (`fedhet.client.policy.KINDS`), with commas; None: all.
+        task: the task of the user's data.
+        methods: methods to try in addition to those without exchange; by default all.
+        allow: kinds of arrays that may leave the clients (`fedhet.client.policy.KINDS`), with commas; None: all.
         max_bytes: the most that a client may send and receive in a round, such as `"500 KB"`; None: no limit.
-        budget: time for all of it, such as `"30m"` or seconds.
-        public_labels: whether the labels of a configured public dataset are known; data of one's own say so themselves.
-        seeds: of the last comparison, as far as there is time.
-        out: folder for everything; `runs/recommend` if left out.
+        budget: the total time, such as `"30m"` or seconds.
+        public_labels: whether labels of a configured public dataset are known; the user's data show whether they are.
+        seeds: seeds of the final comparison, as many as there is time for.
+        out: folder for all files; by default `runs/recommend`.
         jobs: runs at a time, as for `fedhet.compare`.
         console: where progress and tables go; None: standard output.
 
@@ -126,21 +126,21 @@ def recommend(
         base = {"test-split": "drawn"} | base
     base["public-samples"] = configuration.resolve({**base, "method": CONTROL}, strict=False).public_samples
     wanted = [CONTROL, *(name for name in registry.methods() if _alone(name)), *(methods or registry.methods())]
-    found = ask(distinct(wanted), base, supplied, seed=SEEDS[0], allow=allow, labels=public_labels)
-    _introduce(found, execute, allow, most, seconds)
-    if CONTROL not in found.settings:
-        raise FedhetError(f"these clients cannot even train alone: {found.refused[CONTROL]}")
-    order = sorted(found.settings, key=lambda name: (name != CONTROL, name not in found.alone))
+    candidates = ask(distinct(wanted), base, supplied, seed=SEEDS[0], allow=allow, labels=public_labels)
+    _introduce(candidates, execute, allow, most, seconds)
+    if CONTROL not in candidates.settings:
+        raise FedhetError(f"these clients cannot even train alone: {candidates.refused[CONTROL]}")
+    order = sorted(candidates.settings, key=lambda name: (name != CONTROL, name not in candidates.alone))
     shared = shared_settings(variants_of(order), seeds=[*SEEDS, *seeds], config=base, supplied=supplied)
-    race = _race(shared, found, seeds, most, out, replace(execute, deadline=began + RACE * seconds))
+    race = _race(shared, candidates, seeds, most, out, replace(execute, deadline=began + RACE * seconds))
     runs, failed = _compare(
         race,
         seeds,
         replace(race.tuner, folder=out / "compared", execute=replace(race.execute, deadline=execute.deadline)),
     )
     results = measure(runs, failed)
-    verdict = judge(results, found.alone, rivals=len(found.settings) - len(found.alone))
-    return _conclude(race, found, verdict, Comparison(out, results, verdict.alone, failed), execute)
+    verdict = judge(results, candidates.alone, rivals=len(candidates.settings) - len(candidates.alone))
+    return _conclude(race, candidates, verdict, Comparison(out, results, verdict.alone, failed), execute)
 
 
 def parsed(name: str, supplied: str | float, units: Mapping[str, int], example: str) -> float:
@@ -162,23 +162,25 @@ def _alone(name: str) -> bool:
         return False
 
 
-def _introduce(found: Candidates, execute: Execution, allow: str | None, most: float, seconds: float) -> None:
-    """Say which methods can serve, and under which conditions."""
+def _introduce(candidates: Candidates, execute: Execution, allow: str | None, most: float, seconds: float) -> None:
+    """Print the conditions, and the methods that can and cannot serve."""
     may = "anything may leave the clients (--allow)" if allow is None else f"only {allow} may leave the clients"
     cost = "a round may cost anything (--max-bytes)" if most == math.inf else f"a round {format_bytes(most)} a client"
     execute.tell(f"{may}; {cost}; {format_seconds(seconds)} for all (--budget)")
-    execute.console.print(terminal_table([["method", "sends"], *([n, found.sends[n]] for n in found.settings)]))
-    for name, reason in found.refused.items():
+    execute.console.print(
+        terminal_table([["method", "sends"], *([n, candidates.sends[n]] for n in candidates.settings)])
+    )
+    for name, reason in candidates.refused.items():
         execute.tell(f"{name} cannot serve: {reason}")
 
 
 def _race(
-    shared: SharedSettings, found: Candidates, seeds: Sequence[int], most: float, out: Path, execute: Execution
+    shared: SharedSettings, candidates: Candidates, seeds: Sequence[int], most: float, out: Path, execute: Execution
 ) -> Race:
     check_tuning(Tuning({}, SEEDS), shared, seeds)
-    choices = {name: _choices(shared, name, found.settings[name]) for name in shared.own}
+    choices = {name: _choices(shared, name, candidates.settings[name]) for name in shared.own}
     tuner = Tuner(Tuning({}, SEEDS), shared, held_out(shared), out / "race", execute)
-    race = Race(tuner, choices, found.alone, most)
+    race = Race(tuner, choices, candidates.alone, most)
     race.run()
     execute.console.print(terminal_table(list(race.standing())))
     for name, why in race.left.items():
@@ -186,10 +188,10 @@ def _race(
     return race
 
 
-def _choices(shared: SharedSettings, name: str, own: Sequence[Choice]) -> list[Choice]:
-    """A method's configurations, each once, of keys that have an effect."""
+def _choices(shared: SharedSettings, name: str, choices: Sequence[Choice]) -> list[Choice]:
+    """Return a method's configurations, each once, with keys that have an effect."""
     settings = shared.settings(name, SEEDS[0])
-    wanted = configurations(own, settings.optimizer, settings.learning_rate)
+    wanted = configurations(choices, settings.optimizer, settings.learning_rate)
     resolved = [shared.settings(name, SEEDS[0], each).flat() for each in wanted]
     pairs = list(zip(wanted, resolved, strict=True))
     effective = [key for key in wanted[0] if all(each[key] == flat[key] for each, flat in pairs)]
@@ -219,8 +221,10 @@ def _compare(race: Race, seeds: Sequence[int], tuner: Tuner) -> tuple[list[Plann
     return sorted(runs, key=lambda run: race.finalists.index(run.variant)), failed
 
 
-def _conclude(race: Race, found: Candidates, verdict: Verdict, done: Comparison, execute: Execution) -> Recommendation:
-    """Write and print everything."""
+def _conclude(
+    race: Race, candidates: Candidates, verdict: Verdict, done: Comparison, execute: Execution
+) -> Recommendation:
+    """Write and print the results."""
     shared, name = race.tuner.shared, verdict.winner.variant
     choice = race.searches[name].best.choice
     complete = shared.settings(name, 0, {**choice, **WHOLE})
@@ -228,10 +232,10 @@ def _conclude(race: Race, found: Candidates, verdict: Verdict, done: Comparison,
     flat = {key: value for key, value in complete.flat().items() if key not in PLACES | {"seed"}}
     settings: dict[str, Value] = {"method": complete.method}
     settings |= {key: value for key, value in flat.items() if value != plain.get(key)}
-    refused = found.refused | {each: why for each, why in race.left.items() if "max-bytes" in why}
+    refused = candidates.refused | {each: why for each, why in race.left.items() if "max-bytes" in why}
     said = list(verdict.lines())
     notes = [*said, *race.notes, *notes_below(done.results, done.baseline, shared.notes)]
-    refusals = [["left the race, or cannot serve", "why"], *map(list, (race.left | found.refused).items())]
+    refusals = [["left the race, or cannot serve", "why"], *map(list, (race.left | candidates.refused).items())]
     publish(done, notes, "Which method for these clients", more=[list(race.standing()), refusals])
     write_text(done.folder / "recommended.toml", to_toml(settings))
     outcome = {

@@ -31,16 +31,16 @@ OVERHEAD = 3.0
 _RATES = {"sgd": (0.1, 0.3, 0.03), "adam": (0.003, 0.01, 0.001)}
 
 
-def configurations(own: Sequence[Choice], optimizer: str, rate: float) -> list[Choice]:
-    """Combine a method's own settings, in turn, with the given optimiser and rate and with further ones.
+def configurations(choices: Sequence[Choice], optimizer: str, rate: float) -> list[Choice]:
+    """Combine a method's choices, in turn, with the given optimiser and rate and with further ones.
 
-    Adam beside SGD, and SGD beside others; each with three rates.
+    The other optimiser is Adam for SGD, and SGD for others; each has three rates.
     """
     other = "adam" if optimizer == "sgd" else "sgd"
     here: list[Choice] = [{"optimizer": optimizer, RATE: float(f"{factor * rate:.3g}")} for factor in (1, 3, 1 / 3)]
     there: list[Choice] = [{"optimizer": other, RATE: each} for each in _RATES[other]]
     training = [here[0], *there[:2], here[1], here[2], there[2]]
-    return [{**each, **own[number % len(own)]} for number, each in enumerate(training[:TRIES])]
+    return [{**each, **choices[number % len(choices)]} for number, each in enumerate(training[:TRIES])]
 
 
 @dataclass

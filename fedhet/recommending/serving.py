@@ -40,21 +40,21 @@ class Candidates:
 def ask(
     methods: Iterable[str], base: Mapping[str, Any], supplied: Supplied, *, seed: int, allow: str | None, labels: bool
 ) -> Candidates:
-    """Have every method shake hands with the clients, untrained, as they are.
+    """Find the methods that can serve the clients, by a handshake of each with untrained clients.
 
     Args:
         methods: names or references.
-        base: the settings for all.
-        supplied: models and data of the user's own.
-        seed: of the clients' data and models.
+        base: the settings for all methods.
+        supplied: the user's models and data.
+        seed: seed of the clients' data and models.
         allow: kinds of what may leave the clients, as in a node's config; None for all.
         labels: whether the labels of a configured public dataset are known.
 
     Raises:
-        ConfigError: `allow` names a kind that there is not, or the settings cannot be run by any method.
+        ConfigError: `allow` names an unknown kind, or no method can run the settings.
     """
     policy = Policy.of({} if allow is None else {"allow": allow}, deployed=False)
-    found = Candidates()
+    candidates = Candidates()
     shared_settings(variants_of([CONTROL]), seeds=[seed], config=base, supplied=supplied)
     with _silently():
         for name in methods:
@@ -65,20 +65,20 @@ def ask(
                 for _, config in tried:
                     if (traits := registry.traits(config)) not in reasons:
                         reasons[traits] = _refusal(config, supplied, policy, allow, labels)
-            except Exception as error:  # whatever a method raises, it cannot serve
-                found.refused[name] = _line(error)
+            except Exception as error:  # a method that raises cannot serve
+                candidates.refused[name] = _line(error)
                 continue
             first = registry.traits(tried[0][1])
             serving = [choice for choice, config in tried if not reasons[registry.traits(config)]]
             if not serving:
-                found.refused[name] = reasons[first]
+                candidates.refused[name] = reasons[first]
                 continue
-            found.settings[name] = serving
+            candidates.settings[name] = serving
             kinds = frozenset[str]().union(*(traits.kinds for traits, reason in reasons.items() if not reason))
-            found.sends[name] = ", ".join(sorted(kinds - {METRICS, STRUCTURE})) or "nothing"
+            candidates.sends[name] = ", ".join(sorted(kinds - {METRICS, STRUCTURE})) or "nothing"
             if not first.communicates:
-                found.alone.add(name)
-    return found
+                candidates.alone.add(name)
+    return candidates
 
 
 def _configurations(shared: SharedSettings, name: str, seed: int) -> Iterator[tuple[Choice, Config]]:

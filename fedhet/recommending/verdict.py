@@ -91,17 +91,21 @@ def judge(results: Sequence[VariantResult], alone: Collection[str], rivals: int)
 def _losers(mine: VariantResult, theirs: VariantResult) -> list[tuple[str, float]]:
     ours, others = _by_client(mine), _by_client(theirs)
     common = sorted(ours.keys() & others.keys(), key=client_order)
-    lost = [(client, found.mean) for client in common if (found := paired_difference(ours[client], others[client]))]
+    lost = [
+        (client, difference.mean)
+        for client in common
+        if (difference := paired_difference(ours[client], others[client]))
+    ]
     return sorted((each for each in lost if each[1] < 0), key=lambda each: each[1])
 
 
 def _by_client(result: VariantResult) -> dict[str, dict[int, float]]:
-    """Each client's last accuracy, by seed."""
-    found: dict[str, dict[int, float]] = {}
+    """Return each client's last accuracy, by seed."""
+    accuracies: dict[str, dict[int, float]] = {}
     for outcome in result.outcomes:
         for row in final_clients(outcome.files.clients):
-            found.setdefault(row.client, {})[outcome.run.seed] = row.accuracy or 0.0
-    return found
+            accuracies.setdefault(row.client, {})[outcome.run.seed] = row.accuracy or 0.0
+    return accuracies
 
 
 def _interval(difference: Difference | None) -> str:

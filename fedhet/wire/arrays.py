@@ -1,6 +1,6 @@
-"""Payloads: named groups of arrays and plain values; names, shapes and dtypes of arrays, and their checks.
+"""Payloads (named groups of arrays, and plain values), and checks of names, shapes and dtypes of arrays.
 
-How they become records of a Flower message and are read from one is `fedhet.flower.records`.
+`fedhet.flower.records` converts payloads to records of Flower messages and back.
 """
 
 import math
@@ -24,7 +24,7 @@ Spec = dict[str, tuple[tuple[int, ...], str]]
 
 
 class WireError(FedhetError):
-    """A received message is not as it must be."""
+    """A received message is invalid."""
 
 
 @dataclass
@@ -36,12 +36,12 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays: what is counted as traffic."""
+        """Bytes of the arrays, which are counted as traffic."""
         return sum(array.nbytes for group in self.arrays.values() for array in group.values())
 
 
 def to_arrays(tensors: Mapping[str, torch.Tensor], dtype: str = "") -> Arrays:
-    """Tensors as arrays, on the CPU and without a copy where that can be; floating ones cast to `dtype` if given."""
+    """Convert tensors to arrays, without a copy if possible; floats are cast to `dtype` if that is given."""
     there = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     # NumPy has no bfloat16.
     arrays = {name: (each.float() if each.dtype == torch.bfloat16 else each).numpy() for name, each in there.items()}
@@ -49,7 +49,7 @@ def to_arrays(tensors: Mapping[str, torch.Tensor], dtype: str = "") -> Arrays:
 
 
 def cast(arrays: Arrays, dtype: str) -> Arrays:
-    """The same arrays, floating ones as `dtype` if that is given; without a copy where they are so already."""
+    """Cast floating arrays to `dtype`, if that is given; arrays that have it already are not copied."""
     return {
         name: array.astype(dtype, copy=False) if dtype and array.dtype.kind == "f" else array
         for name, array in arrays.items()
@@ -57,43 +57,45 @@ def cast(arrays: Arrays, dtype: str) -> Arrays:
 
 
 def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """An array as a tensor with memory of its own."""
+    """Copy an array to a tensor."""
     return torch.from_numpy(np.array(array))
 
 
-def check(arrays: Arrays, expected: Spec, what: str) -> None:
+def check(arrays: Arrays, expected: Spec, subject: str) -> None:
     """Check received arrays against expected names, shapes and dtypes, and that they are finite.
 
     Raises:
-        WireError: naming the arrays ("its model"), the first one that is wrong, and what would be right.
+        WireError: names the `subject` ("its model"), the first wrong array, and the expected shape and dtype.
     """
     missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
     if missing or extra:
-        raise WireError(f"{what}: missing {sorted(missing)[:3]}, unexpected {sorted(extra)[:3]}")
+        raise WireError(f"{subject}: missing {sorted(missing)[:3]}, unexpected {sorted(extra)[:3]}")
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
         if array.shape != tuple(shape) or array.dtype != dtype:
-            raise WireError(f"{what}: {name} is {array.dtype.name}{list(array.shape)}, expected {dtype}{list(shape)}")
-    check_finite(arrays, what)
+            raise WireError(
+                f"{subject}: {name} is {array.dtype.name}{list(array.shape)}, expected {dtype}{list(shape)}"
+            )
+    check_finite(arrays, subject)
 
 
-def check_finite(arrays: Arrays, what: str) -> None:
-    """Raise a WireError if an array holds NaN, infinity, or a number that is as good as infinite (`LARGEST`)."""
+def check_finite(arrays: Arrays, subject: str) -> None:
+    """Raise a WireError if an array holds NaN, infinity, or a number beyond `LARGEST`."""
     with np.errstate(over="ignore", invalid="ignore"):
         for name, array in arrays.items():
-            # A small sum of squares says that all are small; only if it is not, or overflows, each is looked at.
+            # A small sum of squares means that all values are small; otherwise each value is checked.
             if array.dtype.kind == "f" and array.size and not float(np.vdot(array, array)) <= LARGEST:
                 largest = float(np.abs(array).max())
                 if not math.isfinite(largest):
-                    raise WireError(f"{what}: {name} has values that are not finite")
+                    raise WireError(f"{subject}: {name} has values that are not finite")
                 if largest > LARGEST:
                     raise WireError(
-                        f"{what}: {name} has values up to {largest:.1e}, beyond {LARGEST:.0e}: has training diverged?"
+                        f"{subject}: {name} has values up to {largest:.1e}, beyond {LARGEST:.0e}: has training diverged?"
                     )
 
 
 def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
-    """Shape and dtype of every tensor, as it travels: bfloat16, which NumPy has not, as float32; no complex numbers."""
+    """Return the shapes and dtypes in which tensors travel (bfloat16 as float32); a ModelError for complex ones."""
     spec = {}
     for name, tensor in tensors.items():
         dtype = "float32" if tensor.dtype == torch.bfloat16 else str(tensor.dtype).removeprefix("torch.")
@@ -104,17 +106,17 @@ def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
 
 
 def narrowed(spec: Spec, dtype: str) -> Spec:
-    """The same with floating arrays in the dtype in which they travel."""
-    return {name: (shape, dtype if np.dtype(own).kind == "f" else own) for name, (shape, own) in spec.items()}
+    """Replace floating dtypes by the dtype in which arrays travel."""
+    return {name: (shape, dtype if np.dtype(stored).kind == "f" else stored) for name, (shape, stored) in spec.items()}
 
 
 def without_widths(spec: Spec) -> Spec:
-    """The same with all sizes of axes 0: equal for models that differ in their widths only."""
+    """Replace all sizes by 0, so that models that differ only in width are equal."""
     return {name: ((0,) * len(shape), dtype) for name, (shape, dtype) in spec.items()}
 
 
 def difference(spec: Spec, other: Spec) -> str:
-    """The first thing in which two models differ, in words; of models without widths the number of axes."""
+    """Describe the first difference of two models; for models without widths, compare the number of axes."""
     name = next((name for name in [*spec, *other] if spec.get(name) != other.get(name)), None)
     if name is None:
         return "order of arrays is"
@@ -125,11 +127,11 @@ def difference(spec: Spec, other: Spec) -> str:
 
 
 def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
-    """Copy arrays into a model's state dict, which shares its memory; a ModelError for an unlike name or shape."""
+    """Copy arrays into a model's state dict in place; raises a ModelError for another name or shape."""
     for name, array in arrays.items():
         if name not in tensors or tuple(tensors[name].shape) != array.shape:
-            own = list(tensors[name].shape) if name in tensors else "no such tensor"
-            raise ModelError(f"{name} arrived with shape {list(array.shape)}; the model has {own}")
+            expected = list(tensors[name].shape) if name in tensors else "no such tensor"
+            raise ModelError(f"{name} arrived with shape {list(array.shape)}; the model has {expected}")
     with torch.no_grad():
         for name, array in arrays.items():
             tensors[name].copy_(torch.from_numpy(array))

@@ -1,4 +1,4 @@
-"""Checked access to the fields of a received record: the one place that checks types, ranges and lengths."""
+"""Checked access to the fields of a received record: types, ranges and lengths are checked here only."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
@@ -10,7 +10,7 @@ from fedhet.task import LARGEST
 from fedhet.wire.arrays import WireError
 
 Name = Annotated[str, "can be the name of a file"]
-"""The type of a dataclass's field that `Fields.name` reads."""
+"""The type of a dataclass field that `Fields.name` reads."""
 
 LONGEST = 200
 """Characters of a received name."""
@@ -20,40 +20,40 @@ MOST_IN_A_LIST = 2**16
 
 
 class Fields:
-    """The fields of a received record, or of a method's own values; each is checked as it is read.
+    """The fields of a received record, or of a method's values; each is checked when it is read.
 
-    Every method raises a WireError, which names the field and `where` it stands, for one that is not what it must be.
+    Every method raises a WireError for an invalid field, which names the field and its place (`where`).
     """
 
     def __init__(self, fields: Mapping[str, Any], where: str = "its reply") -> None:
         self._fields, self._where = fields, where
 
     def __contains__(self, key: str) -> bool:
-        """Whether there is such a field."""
+        """Whether the field exists."""
         return key in self._fields
 
     def plain(self, dataclass: Any) -> dict[str, Any]:
-        """The fields of a dataclass that are lines, names, counts and flags; their metadata hold limits of counts."""
+        """Read the fields of a dataclass that are lines, names, counts or flags; their metadata limit counts."""
         readers: dict[Any, Any] = {str: self.line, Name: self.name, int: self.count, bool: self.flag}
-        found = {}
+        values = {}
         for each in fields(dataclass):
             if each.type in readers:
                 default = None if each.default is MISSING else each.default
-                found[each.name] = readers[each.type](kebab(each.name), default, **each.metadata)
-        return found
+                values[each.name] = readers[each.type](kebab(each.name), default, **each.metadata)
+        return values
 
     def text(self, key: str, default: str | None = None, *, longest: int = LONGEST) -> str:
-        """Text of a bounded length; must be there unless there is a default."""
+        """Read text of a bounded length; without a default it must exist."""
         right = f"text of at most {longest} characters"
         return str(self._read(key, default, lambda value: isinstance(value, str) and len(value) <= longest, right))
 
     def line(self, key: str, default: str | None = None) -> str:
-        """Printable text of one line."""
+        """Read printable text of one line."""
         self.text(key, default)
         return str(self._read(key, default, str.isprintable, "printable text of one line"))
 
     def name(self, key: str, default: str | None = None) -> str:
-        """Text that can be a file's name, or the default."""
+        """Read text that can be a file's name, or is the default."""
         self.text(key, default)
         right = (
             f"a name that can be that of a file: printable, of at most {LONGEST_NAME} bytes, without slashes, not "
@@ -62,17 +62,17 @@ class Fields:
         return str(self._read(key, default, lambda value: value == default or plain_name(value), right))
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """True or false."""
+        """Read true or false."""
         return bool(self._read(key, default, lambda value: isinstance(value, bool), "true or false"))
 
     def count(self, key: str, default: int | None = None, *, at_least: int = 0, at_most: int = 2**53) -> int:
-        """A whole number in a range, or the default."""
+        """Read a whole number in a range, or the default."""
         least = at_least if default is None else min(at_least, default)
         right = f"a whole number from {at_least} to {at_most}"
         return int(self._read(key, default, lambda value: _is_count(value, least, at_most), right))
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number of a size that training which has not diverged comes to."""
+        """Read a number up to `LARGEST`; larger ones come from diverged training."""
 
         def good(value: Any) -> bool:
             return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
@@ -80,7 +80,7 @@ class Fields:
         return float(self._read(key, default, good, f"a number up to {LARGEST:.0e}: has training diverged?"))
 
     def counts(self, key: str, *, at_most: int = 2**53) -> list[int]:
-        """A list of whole numbers from 0."""
+        """Read a list of whole numbers from 0."""
 
         def good(value: Any) -> bool:
             short = isinstance(value, list) and len(value) <= MOST_IN_A_LIST
@@ -99,7 +99,7 @@ class Fields:
 
 
 def shortened(value: object) -> str:
-    """The first hundred characters of a received value for an error, found without writing all of it."""
+    """Return the first hundred characters of a received value, for an error, without formatting all of it."""
     shown = repr(value[:100] if isinstance(value, str | bytes | list) else value)
     return shown if len(shown) <= 100 else shown[:100] + "..."
 

@@ -1,7 +1,7 @@
-"""The protocol between fedhet's server and its clients: what a request and a reply hold, as plain values.
+"""The protocol between fedhet's server and its clients: the contents of requests and replies, as plain values.
 
-A request is the method's payload, the run's settings and a `Request`. A reply is the method's payload, what the client
-measured, and its `Report`; or a refusal with a reason. `fedhet.flower.messages` writes and reads the messages.
+A request is the method's payload, the run's settings and a `Request`. A reply is the method's payload, the client's
+measurements and its `Report`, or a refusal with a reason. `fedhet.flower.messages` writes and reads the messages.
 """
 
 import json
@@ -21,38 +21,38 @@ from fedhet.wire.arrays import DTYPES, Arrays, Payload, Spec, WireError, to_arra
 from fedhet.wire.fields import LONGEST, Fields, Name, shortened
 
 HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
-"""Questions that every client is asked: who it is, the weights from which all start, and, of one that comes after the
-last round, what it achieves with what it receives."""
+"""Questions to clients: for its report, for the weights from which all start, and, to an unseen client after the last
+round, for its evaluations with the received weights."""
 
 STARTS = ("received", "scratch")
-"""Weights that such a client goes on from, the latter of its own; its metric after epoch 3 is `received-3`."""
+"""Starts of an unseen client: received weights, or its own new ones; a metric after epoch 3 is `received-3`."""
 
 PUBLIC = "public"
-"""The group of arrays that is the public dataset, in a handshake."""
+"""Name of the group of arrays with the public dataset, in a handshake."""
 
 WHOLE = "whole"
-"""The group of arrays that is a whole network's first weights, from a client that may have a part of it only."""
+"""Name of the group of arrays with a whole network's first weights, from a client that has only a part of it."""
 
 ROOM = 4
-"""A handshake of more than this part of the machine's memory is refused before anything is made of that size."""
+"""A client may share at most 1 / `ROOM` of the server's memory; more is refused in the handshake."""
 MOST_PARTITIONS = 100_000
-"""As many as `clients` can be."""
+"""The largest value of `clients`."""
 MOST_ARRAYS = 2**15
-"""Arrays that a client shares at most; a network of a thousand layers has some thousands."""
+"""Largest number of arrays that a client shares; a network of a thousand layers has some thousands."""
 
 
 FURTHER, MOST_FURTHER = "own.", 64
 """Before the names of metrics that a user's own functions return, and how many of them a reply has at most."""
 
 LONGEST_GROUPS = 2**20
-"""Characters of a network's permutation groups as text; ResNet-152's are 200,000."""
+"""Largest number of characters of permutation groups as text; ResNet-152's have 200,000."""
 
 Groups = Annotated[str, "permutation groups as text"]
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request of the server to a client, beside the method's payload.
+    """A request of the server to a client, in addition to the method's payload.
 
     Attributes:
         round: the round, from 1; 0 for the handshake.
@@ -61,11 +61,11 @@ class Request:
         closing: whether this is the closing round, after the last of the configured ones.
         evaluate: whether to evaluate before and after.
         final: whether this is the evaluation at the end, when personal models are saved.
-        question: what is asked, in a query.
-        run: the run's own name, where the client's state folder serves several runs.
+        question: name of the question, in a query.
+        run: the run's name, if the client's state folder is used by several runs.
         public: digest of the public dataset, if the method needs one.
-        flower: whether arrays travel in Flower's format, since a wrapper of Flower's may look into them.
-        here: what only a server on the client's own machine can know (`fedhet.machine.proof` of the settings).
+        flower: whether arrays travel in Flower's format, for Flower's wrappers.
+        here: proof that the server is on the client's machine (`fedhet.machine.proof` of the settings).
     """
 
     round: int = 0
@@ -81,12 +81,12 @@ class Request:
     here: str = ""
 
     def to_json(self) -> str:
-        """The request as one line of text."""
+        """Return the request as one line of text."""
         return json.dumps(vars(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Request":
-        """The request that a text holds, or a WireError for a field that is not what it must be."""
+        """Read a request; raises a WireError for an invalid field."""
         return cls(**Fields(from_json(text, "the request"), "the request").plain(cls))
 
 
@@ -96,20 +96,20 @@ class Report:
 
     Attributes:
         client: its name.
-        lost_state: the round whose state was expected of it and is lost; -1 if none is.
+        lost_state: the round whose state was expected and is lost; -1 for none.
         metric: name of its task's metric.
-        labels: how many numbers its metric has: one, or one for each of several labels.
-        architecture: the architecture's name, empty where it is not disclosed.
-        partition: its partition id and the number of partitions, None where the node has none.
-        own_data: whether its data are not the configured data set's.
+        labels: number of values of its metric: one, or one for each of several labels.
+        architecture: the architecture's name; empty if it is not disclosed.
+        partition: its partition id and the number of partitions; None if the node has none.
+        own_data: whether its data come from a user's function, not from the configured data set.
         common_test: whether it has the common test set.
-        spec: names, shapes and dtypes of what is shared of its network.
-        public: digest of the public dataset that it has itself, empty without one.
-        public_size: examples in that public dataset.
+        spec: names, shapes and dtypes of its network's shared arrays.
+        public: digest of the client's own public dataset; empty without one.
+        public_size: number of examples in that public dataset.
         device: where it computes, in words.
-        note: what is to be told of it once, shortened on the way.
-        outputs: how many outputs a prediction of its network has; 0 where it does not say.
-        groups: where clients have parts of one network, the permutation groups of the whole (`fedhet.matching`).
+        note: a remark for the server's log, shortened on the way.
+        outputs: number of outputs of a prediction; 0 if it is not disclosed.
+        groups: if clients have parts of one network, the permutation groups of the whole (`fedhet.matching`).
     """
 
     client: Name
@@ -129,15 +129,15 @@ class Report:
     groups: Groups = ""
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields as they travel; those that are as by default are left out."""
-        own = vars(self) | {"partition": list(self.partition or ()), "note": self.note[:LONGEST]}
+        """Return the fields as they travel, without those that have their default."""
+        values = vars(self) | {"partition": list(self.partition or ()), "note": self.note[:LONGEST]}
         specified = {f"spec.{name}": ",".join([dtype, *map(str, shape)]) for name, (shape, dtype) in self.spec.items()}
-        plain = [each for each in fields(self) if each.name != "spec" and own[each.name] not in (each.default, [])]
-        return {kebab(each.name): own[each.name] for each in plain} | specified
+        plain = [each for each in fields(self) if each.name != "spec" and values[each.name] not in (each.default, [])]
+        return {kebab(each.name): values[each.name] for each in plain} | specified
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Report":
-        """Return the report that a record holds, or raise a WireError for a field that is not what it must be."""
+        """Read a report from a record; raises a WireError for an invalid field."""
         report = Fields(record)
         pair = None
         if "partition" in report:
@@ -153,7 +153,7 @@ class Report:
 
 
 def _spec(record: Mapping[str, Any]) -> Spec:
-    """The shared arrays, each written as `"float32,2,3"`; a WireError for empty ones, or more than have room here."""
+    """Read shared arrays, each as `"float32,2,3"`; raises a WireError if one is empty, or if they are too large."""
     keys = [key for key in record if key.startswith("spec.")]
     if len(keys) > MOST_ARRAYS:
         raise WireError(f"it shares {len(keys)} arrays, and the server takes up to {MOST_ARRAYS} of a client")
@@ -191,10 +191,10 @@ class Reply:
         client: its name.
         examples: number of its training examples.
         payload: the method's arrays and values.
-        report: what it says of itself.
+        report: its description of itself.
         test_examples: number of its own test examples.
         train_loss: mean of the loss over the round's steps; None without a step.
-        measured: its evaluations by what was evaluated: `received`, `trained`, `common-trained`,
+        measured: its evaluations by name: `received`, `trained`, `common-trained`,
             `validation-trained`.
         validation_examples: number of its validation examples.
         work: what its training took.
@@ -240,7 +240,7 @@ class Reply:
 
     @classmethod
     def of(cls, payload: Payload, metrics: Mapping[str, Any], report: Report) -> "Reply":
-        """The reply of these parts, or a WireError for a metric that is not what it must be."""
+        """Assemble a reply; raises a WireError for an invalid metric."""
         numbers = Fields(metrics)
         return cls(
             client=report.client,
@@ -272,7 +272,7 @@ def _further(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
-    """An evaluation, or a WireError: a metric is at most 1 where it weighs anything, and a loss finite."""
+    """Read an evaluation; raises a WireError unless metrics with a weight are at most 1 and the loss is finite."""
     numbers = Fields(metrics)
     name, values = key.removesuffix("-metric"), metrics[key]
     weights: Any = metrics.get(f"{name}-weight")
@@ -295,12 +295,12 @@ def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
 
 
 class LostReply(FedhetError):
-    """A client says that it lost what the server sent it."""
+    """A client lost what the server sent it."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A client's answer that it cannot do what it was asked; `lost`: for want of what the server sent it before."""
+    """A client's refusal of a request; `lost` if it lost what the server sent before."""
 
     client: str
     reason: str
@@ -308,13 +308,13 @@ class Refusal:
 
 
 def with_public_dataset(public: PublicDataset) -> Payload:
-    """A handshake with the public dataset in it."""
+    """Return a handshake's payload with the public dataset."""
     labels = {} if public.labels is None else {"labels": public.labels}
     return Payload({PUBLIC: to_arrays({"inputs": public.inputs, **labels})})
 
 
 def public_dataset_in(payload: Payload) -> PublicDataset | None:
-    """The public dataset in a handshake, if there is one; a WireError if it lacks inputs, or as many labels."""
+    """Return the public dataset in a handshake, if any; raises a WireError for missing inputs or unequal lengths."""
     sent = payload.arrays.get(PUBLIC)
     if sent is None:
         return None

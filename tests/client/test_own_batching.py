@@ -60,7 +60,7 @@ def joint(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("model", [of_client, Net, Net()], ids=["function", "class", "network"])
 def test_own_networks_are_one_batch(model: Any, joint: list[int], tmp_path: Path) -> None:
-    run_locally(configuration.resolve(SETTINGS), tmp_path / "run", own=Supplied(model=model))
+    run_locally(configuration.resolve(SETTINGS), tmp_path / "run", supplied=Supplied(model=model))
     assert max(joint) == 3
 
 
@@ -68,7 +68,7 @@ def test_what_cannot_be_one_batch_is_told_once_with_the_reason(
     joint: list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "flwr.fedhet")
-    run_locally(configuration.resolve(SETTINGS), tmp_path / "run", own=Supplied(model=of_scale))
+    run_locally(configuration.resolve(SETTINGS), tmp_path / "run", supplied=Supplied(model=of_scale))
     assert joint == []
     (line,) = [line for line in caplog.messages if "one by one" in line]
     assert "networks of class Net" in line
@@ -78,7 +78,7 @@ def test_what_cannot_be_one_batch_is_told_once_with_the_reason(
 def test_the_default_is_one_after_the_other(joint: list[int], tmp_path: Path) -> None:
     config = configuration.resolve({key: value for key, value in SETTINGS.items() if key != "client-batching"})
     assert config.client_batching == "off"
-    run_locally(config, tmp_path / "run", own=Supplied(model=Net))
+    run_locally(config, tmp_path / "run", supplied=Supplied(model=Net))
     assert joint == []
 
 

@@ -52,7 +52,7 @@ def ran(folder: Path, case: str, **keys: Any) -> Run:
     common = {"architectures": "mlp-30", "samples-per-client": 300, "momentum": 0.9, "learning-rate": 0.05}
     common |= {"local-epochs": 2, "rounds": 2}
     settings = Case.of(method, {**common, **CASES[case]}).settings(**keys)
-    run_locally(configuration.resolve(settings), folder, own=Supplied(model=double))
+    run_locally(configuration.resolve(settings), folder, supplied=Supplied(model=double))
     return Run(folder)
 
 
