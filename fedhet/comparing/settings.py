@@ -187,9 +187,7 @@ def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], supplied: Supp
         names = ", ".join(methods)
         raise ConfigError(f"rounds = 0: none of {names} settles by itself how many it needs: set rounds")
     rounds = {name: 0 if method.settles_rounds else 1 for name, method in methods.items()} | fixed
-    if others := [
-        name for name, method in methods.items() if rounds[name] and not method.one_shot and name not in fixed
-    ]:
+    if others := [name for name, each in methods.items() if rounds[name] and not each.one_shot and name not in fixed]:
         chosen = {**base, **settling.settings, "method": settling.method, "rounds": 0}
         rounds |= dict.fromkeys(others, settled_rounds(configuration.resolve(chosen, strict=False), supplied))
     return rounds

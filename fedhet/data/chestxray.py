@@ -79,19 +79,19 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
 
 
 def _rows(table: Path, images: Container[str]) -> list[Row]:
-    """The rows of images that are there, in the order of the table."""
+    """Return the rows of the table whose images exist, in order."""
     try:
         rows = list(csv.DictReader(io.StringIO(read(table).decode("utf-8-sig"))))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{table} is no table of labels: {error}") from error
     if missing := COLUMNS - set(rows[0] if rows else ()):
         raise DataError(f"{table}: has no column {', '.join(sorted(missing))}")
-    found = [row for row in rows if row["Image Index"] in images]
-    if not found:
+    present = [row for row in rows if row["Image Index"] in images]
+    if not present:
         raise DataError(
             f"{table.parent} holds none of the {len(rows)} images of {table.name}, as PNG under their names"
         )
-    return found
+    return present
 
 
 def _tested(listed: Path, rows: Sequence[Row], owners: Indices) -> NDArray[np.bool_]:

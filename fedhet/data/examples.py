@@ -34,10 +34,10 @@ class Examples:
         return len(self.labels)
 
     def subset(self, indices: Indices | Tensor) -> "Examples":
-        """The examples at these indices, in this order: a copy, where they are in memory."""
+        """Return the examples at these indices, in this order; examples in memory are copied."""
         chosen = torch.as_tensor(indices)
-        own = self.inputs.subset(chosen) if isinstance(self.inputs, LazyInputs) else self.inputs[chosen]
-        return Examples(own, self.labels[chosen])
+        inputs = self.inputs.subset(chosen) if isinstance(self.inputs, LazyInputs) else self.inputs[chosen]
+        return Examples(inputs, self.labels[chosen])
 
     def to(self, device: torch.device) -> "Examples":
         """The same on a device."""
@@ -94,14 +94,14 @@ def relabelled(part: P, change: Callable[[Tensor], Tensor]) -> P:
 
 @lru_cache(maxsize=1)  # all clients have the common test set
 def digests(examples: Examples) -> Indices:
-    """A number (n,) for each example by its input and its label, the same in every run."""
-    found = []
+    """Return a number (n,) for each example, from its input and label, which is the same in every run."""
+    numbers = []
     for start in range(0, len(examples), 1024):
         rows = examples.inputs[start : start + 1024], examples.labels[start : start + 1024]
         columns = [each.cpu().contiguous().flatten().view(torch.uint8).view(len(each), -1).numpy() for each in rows]
         contents = (hashlib.blake2b(x.tobytes() + y.tobytes(), digest_size=8) for x, y in zip(*columns, strict=True))
-        found += [int.from_bytes(content.digest(), "big", signed=True) for content in contents]
-    return np.array(found, np.int64)
+        numbers += [int.from_bytes(content.digest(), "big", signed=True) for content in contents]
+    return np.array(numbers, np.int64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,8 +61,8 @@ def _client_data(value: Any) -> ClientData:
             "the data function must return (train, test), or a mapping of 'train', 'test' and, where there are any, "
             f"'public', 'common', 'validation' and 'augment'; it returned {got}"
         )
-    given = [name for name in PARTS if name in ("train", "test") or value.get(name) is not None]
-    parts = {name: _part(name, value[name], public=name == "public") for name in given}
+    present = [name for name in PARTS if name in ("train", "test") or value.get(name) is not None]
+    parts = {name: _part(name, value[name], public=name == "public") for name in present}
     batch_size = value["train"].batch_size if isinstance(value["train"], DataLoader) else None
     return ClientData(**parts, augment=_as_augment(value.get("augment")), batch_size=batch_size)
 

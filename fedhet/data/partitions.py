@@ -50,12 +50,12 @@ class Job:
         return [np.bincount(labels, minlength=self.dataset.classes) for labels in self.labels()]
 
     def by_owner(self, owners: Owners) -> list[dict[int, Indices]]:
-        """The training and the test examples of each owner."""
+        """Return the training and the test examples of each owner."""
         parts = []
         for indices, owner in zip(self.examples, (owners.train, owners.test), strict=True):
-            own, starts = np.unique(np.sort(owner[indices]), return_index=True)
+            numbers, starts = np.unique(np.sort(owner[indices]), return_index=True)
             examples = np.split(indices[np.argsort(owner[indices], kind="stable")], starts[1:])
-            parts.append(dict(zip(own.tolist(), examples, strict=True)))
+            parts.append(dict(zip(numbers.tolist(), examples, strict=True)))
         return parts
 
 

@@ -48,29 +48,29 @@ def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
     return np.argsort(rng.permutation(owners.max() + 1)[owners], kind="stable")
 
 
-def public_dataset_of(other: DataSet, own: DataSet, size: int, seed: int) -> PublicDataset:
-    """Training images of another data set as if they were raw images of the clients' own.
+def public_dataset_of(other: DataSet, dataset: DataSet, size: int, seed: int) -> PublicDataset:
+    """Return training images of another data set in the form of the clients' raw images.
 
-    They are drawn by the seed, each class in its share, resized (bilinear, against aliasing), grey where the numbers of
-    channels differ, and scaled so that white is white. There are labels where both data sets have as many classes of
-    one kind of task. A `DataError` says that one of them is not of images.
+    They are drawn from the seed, stratified by class, resized (bilinear with antialiasing), grey if the numbers of
+    channels differ, and scaled to the same white. They have labels if both data sets have the same number of classes
+    and kind of task. Raises a `DataError` if one of the data sets has no images.
     """
-    for dataset in (own, other):
-        if len(dataset.input_shape) != 3:
+    for each in (dataset, other):
+        if len(each.input_shape) != 3:
             raise DataError(
-                f"a public dataset of {other.name} for {own.name} needs images in both: {dataset.name} has none"
+                f"a public dataset of {other.name} for {dataset.name} needs images in both: {each.name} has none"
             )
     held = other.train.subset(hold_out(other, size, seed)[0])
-    like = own.train.inputs[:1]
+    like = dataset.train.inputs[:1]
     _, channels, height, width = like.shape
-    images = held.inputs[:].to(torch.float32) * (own.white / other.white)
+    images = held.inputs[:].to(torch.float32) * (dataset.white / other.white)
     if images.shape[1] != channels:
         images = images.mean(1, keepdim=True).expand(-1, channels, -1, -1)
     if images.shape[2:] != (height, width):
         images = F.interpolate(images, size=(height, width), mode="bilinear", antialias=True)
     if not like.is_floating_point():
-        images = images.round().clamp(0, own.white)
-    alike = (other.classes, other.task.name) == (own.classes, own.task.name)
+        images = images.round().clamp(0, dataset.white)
+    alike = (other.classes, other.task.name) == (dataset.classes, dataset.task.name)
     return PublicDataset(images.to(like.dtype), held.labels if alike else None)
 
 

@@ -33,31 +33,31 @@ _POOLING = (pooling._MaxPoolNd, pooling._AvgPoolNd, pooling._AdaptiveMaxPoolNd, 
 
 
 def blocks(model: nn.Module, example: Tensor, *, chosen: str = "last-four", count: int = 4) -> tuple[str, ...]:
-    """Names of the modules whose outputs are a network's blocks, from shallow to deep.
+    """Return the names of the modules whose outputs end a network's blocks, from shallow to deep.
 
     Args:
         model: any `nn.Module`.
         example: a batch (n, channels, height, width) of its inputs.
-        chosen: `last-four` or `stride`, the maps for torchvision's networks (of others their stages); `stages` of any;
-            or names of modules separated by commas. Of several such lists, separated by semicolons, the network takes
-            the first whose modules it has all.
-        count: how many blocks.
+        chosen: `last-four` or `stride`, which use maps for torchvision's networks and the stages of others; `stages`
+            for the stages of any network; or names of modules separated by commas. Of several lists, separated by
+            semicolons, the first one counts whose modules the network has all.
+        count: number of blocks.
 
     Raises:
-        UnsupportedArchitecture: it has fewer stages, or not the modules that were named.
+        UnsupportedArchitecture: the network has fewer stages, or not the named modules.
     """
     if chosen not in (*_GIVEN, "stages"):
         return _named(model, chosen, count)
-    if count == 4 and chosen != "stages" and (given := _given(model, chosen)):
-        return given
-    found = stages(model, example)
-    if len(found) < count:
+    if count == 4 and chosen != "stages" and (known := _known(model, chosen)):
+        return known
+    names = stages(model, example)
+    if len(names) < count:
         raise UnsupportedArchitecture(
-            f"{type(model).__name__} has {len(found)} stages of one spatial size each on an input of "
-            f"{tuple(example.shape[1:])} ({', '.join(found) or 'none'}), and {count} blocks are needed: name the "
+            f"{type(model).__name__} has {len(names)} stages of one spatial size each on an input of "
+            f"{tuple(example.shape[1:])} ({', '.join(names) or 'none'}), and {count} blocks are needed: name the "
             f"modules that end them, {count} names separated by commas, or set a larger input-size"
         )
-    return tuple(found[-count:])
+    return tuple(names[-count:])
 
 
 def stages(model: nn.Module, example: Tensor) -> list[str]:
@@ -90,7 +90,7 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
     return [name for _, name in ends.values()]
 
 
-def _given(model: nn.Module, chosen: str) -> tuple[str, ...]:
+def _known(model: nn.Module, chosen: str) -> tuple[str, ...]:
     """The map of one of torchvision's networks; empty for any other."""
     if not type(model).__module__.startswith("torchvision."):
         return ()

@@ -88,7 +88,7 @@ class _Layers:
         return LayerGraph(tuple(nodes), tuple(sorted(self.edges)))
 
     def _place(self, node: Node, before: tuple[int, ...]) -> int | None:
-        """The layer that an operator is or belongs to; None: what comes in only passes through."""
+        """Return the layer of an operator; None if the operator only passes its input on."""
         flowing = [name for name in node.inputs if self.architecture[name].operator != "constant"]
         if not node.parameters and (node.operator not in JOINTS or len(flowing) < 2):
             return None
@@ -103,22 +103,22 @@ class _Layers:
             place = len(self.first)
             self.first.append(node)
             self.parameters.append({})
-        own = self.parameters[place]
+        parameters = self.parameters[place]
         for role, name in node.parameters.items():
             if name not in self.owners:
                 self.owners[name] = place
                 role = prefix + role
-                own[role if role not in own else f"{role}_{len(own)}"] = name
+                parameters[role if role not in parameters else f"{role}_{len(parameters)}"] = name
         return place
 
     def _takes(self, place: int, norm: Node) -> bool:
-        """Whether an operator is a BatchNorm of a layer's units, and its first."""
-        layer, own = self.first[place], self.parameters[place]
-        if norm.operator != "batch_norm" or not own or layer.operator == "batch_norm":
+        """Whether an operator is the first BatchNorm of a layer's units."""
+        layer, parameters = self.first[place], self.parameters[place]
+        if norm.operator != "batch_norm" or not parameters or layer.operator == "batch_norm":
             return False
         units = layer.shape[1 if layer.operator.startswith("conv") else -1]
         shapes = {self.architecture.shapes[name] for name in norm.parameters.values()}
-        return shapes == {(units,)} and not any(role.startswith(NORM) for role in own)
+        return shapes == {(units,)} and not any(role.startswith(NORM) for role in parameters)
 
 
 def _type(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -129,8 +129,10 @@ def _type(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> str:
         return f"l{weight[1]}_{weight[0]}"
     if node.operator.startswith("conv") and len(weight) > 2:
         return _convolution(node, weight)
-    own = {role: shape for role, shape in shapes.items() if not role.startswith(NORM) and "running_" not in role}
-    return "_".join([node.operator.replace(".", "_"), *("x".join(map(str, shape)) or "1" for shape in own.values())])
+    weights = {role: shape for role, shape in shapes.items() if not role.startswith(NORM) and "running_" not in role}
+    return "_".join(
+        [node.operator.replace(".", "_"), *("x".join(map(str, shape)) or "1" for shape in weights.values())]
+    )
 
 
 def _convolution(node: Node, weight: tuple[int, ...]) -> str:
@@ -140,9 +142,9 @@ def _convolution(node: Node, weight: tuple[int, ...]) -> str:
     kind = "ct" if transposed else "c"
     if len(weight) != 4:
         kind = f"{kind}{len(weight) - 2}d"
-    stride, dilation = (_sizes(node.options.get(name, 1)) for name in ("stride", "dilation"))
-    found = f"{kind}{channels[0]}_{channels[1]}_k{_sizes(weight[2:])}_s{stride}"
-    return found + f"_g{groups}" * (groups != 1) + f"_d{dilation}" * (dilation != "1")
+    stride, dilation = (_sizes(node.options.get(key, 1)) for key in ("stride", "dilation"))
+    name = f"{kind}{channels[0]}_{channels[1]}_k{_sizes(weight[2:])}_s{stride}"
+    return name + f"_g{groups}" * (groups != 1) + f"_d{dilation}" * (dilation != "1")
 
 
 def _sizes(value: object) -> str:

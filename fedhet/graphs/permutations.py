@@ -83,13 +83,15 @@ class PermutationGroups:
         return tuple(group.width for group in self.groups)
 
     def with_widths(self, widths: Sequence[int]) -> "PermutationGroups":
-        """The groups of a model of the same architecture whose groups have these widths."""
+        """Return the groups of a model of the same architecture with these widths."""
 
         def axis_of(segments: Axis) -> Axis:
             return tuple(s if s.group is None else replace(s, width=widths[s.group]) for s in segments)
 
         groups = tuple(replace(group, width=widths[group.index]) for group in self.groups)
-        return replace(self, groups=groups, axes={name: tuple(map(axis_of, own)) for name, own in self.axes.items()})
+        return replace(
+            self, groups=groups, axes={name: tuple(map(axis_of, parameter)) for name, parameter in self.axes.items()}
+        )
 
     def shapes(self, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
         """``state_dict`` name -> shape, in a model of the same architecture whose groups have these widths."""
@@ -216,14 +218,14 @@ def _solved(variables: Variables, *, partly: bool) -> PermutationGroups:
 def _groups(
     names: Sequence[str], axes: Mapping[str, tuple[Axis, ...]], slots: Sequence[Slot]
 ) -> tuple[PermutationGroup, ...]:
-    """Each slot belongs to the rows of the groups that it describes a unit of, or completes the last one it has."""
-    widths = {segment.group: segment.width for own in axes.values() for axis in own for segment in axis}
+    """Sort slots into groups: a slot is in the rows of the groups whose units it describes, or completes the last."""
+    widths = {segment.group: segment.width for each in axes.values() for axis in each for segment in axis}
     rows: list[list[Slot]] = [[] for _ in names]
     completes: list[list[Slot]] = [[] for _ in names]
     for slot in slots:
-        own = axes[slot.parameter]
-        along = moving(own[slot.axis])
-        others = moving(*(segments for axis, segments in enumerate(own) if axis != slot.axis))
+        parameter_axes = axes[slot.parameter]
+        along = moving(parameter_axes[slot.axis])
+        others = moving(*(segments for axis, segments in enumerate(parameter_axes) if axis != slot.axis))
         # Statistics describe no unit, and b_hh adds to b_ih (as in FedMA's code).
         describes = not is_statistic(slot.role) and not slot.role.startswith("bias_hh")
         matched = [group for group in along if describes and all(other < group for other in others)]

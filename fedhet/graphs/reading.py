@@ -199,14 +199,14 @@ def _viewed(node: fx.Node) -> fx.Node | None:
 
 
 def _arguments(node: fx.Node) -> list[tuple[str, Any]]:
-    """An operator's arguments by name, defaults included; a recurrent layer's list of weights one by one."""
+    """Return an operator's arguments by name, with defaults; a recurrent layer's weights are listed one by one."""
     if node.target is operator.getitem:
         return [("self", node.args[0]), ("index", node.args[1])]
     schema = _schema(node)
     if schema is None:
         return [*((str(place), value) for place, value in enumerate(node.args)), *node.kwargs.items()]
-    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
-    arguments = {argument.name: given.get(argument.name, argument.default_value) for argument in schema.arguments}
+    passed = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
+    arguments = {argument.name: passed.get(argument.name, argument.default_value) for argument in schema.arguments}
     weights = arguments.pop("params", ())
     return [*arguments.items(), *zip(_recurrent_roles(arguments, len(weights)), weights, strict=True)]
 
@@ -228,10 +228,10 @@ def _recurrent_roles(arguments: Mapping[str, Any], count: int) -> list[str]:
 
 
 def _nodes(value: Any) -> list[fx.Node]:
-    """The nodes in an argument, which may be a list of them."""
-    found: list[fx.Node] = []
-    fx.node.map_arg(value, found.append)
-    return found
+    """Return the nodes in an argument, which may be a list."""
+    nodes: list[fx.Node] = []
+    fx.node.map_arg(value, nodes.append)
+    return nodes
 
 
 def _module(node: fx.Node) -> str:

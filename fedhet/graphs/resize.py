@@ -14,20 +14,20 @@ from .states import State
 
 
 def resize(model: nn.Module, state: State) -> nn.Module:
-    """A copy of a model that holds these parameters and buffers, whatever widths they have.
+    """Copy a model with these parameters and buffers, which may have other widths.
 
-    An ``nn.LSTM`` whose layers have become unequally wide becomes a ``StackedLSTM`` with the same parameter names. Tied
+    An ``nn.LSTM`` whose layers get different widths becomes a ``StackedLSTM`` with the same parameter names. Tied
     parameters stay tied; dtypes, devices, modes and ``requires_grad`` are the model's.
 
     Raises:
         KeyError: The state lacks a ``state_dict`` name, or has one that is not the model's.
         UnsupportedArchitecture: A layer whose sizes fedhet does not know would change its shape.
     """
-    own = model.state_dict()
-    if state.keys() != own.keys():
+    expected = model.state_dict()
+    if state.keys() != expected.keys():
         raise KeyError(
-            f"a state of {type(model).__name__} lacks {sorted(own.keys() - state.keys())}, "
-            f"and {sorted(state.keys() - own.keys())} is not in the model"
+            f"a state of {type(model).__name__} lacks {sorted(expected.keys() - state.keys())}, "
+            f"and {sorted(state.keys() - expected.keys())} is not in the model"
         )
     result = copy.deepcopy(model)
     # By the tensor replaced, so that what was tied stays tied; it is kept, or its place might be given away.

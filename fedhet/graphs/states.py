@@ -29,11 +29,11 @@ def widths(state: State, groups: PermutationGroups) -> tuple[int, ...]:
 
 
 def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) -> tuple[int, ...]:
-    """Units that each group has where parameters have these shapes; groups of which nothing is there as exported.
+    """Return the number of units of each group in parameters of these shapes; absent groups keep their exported width.
 
-    Raises a ValueError where two parameters disagree about a group, or a name or rank is not the architecture's.
+    Raises a ValueError if two parameters disagree about a group, or if a name or rank is not the architecture's.
     """
-    found: dict[int, tuple[int, str]] = {}
+    units_of: dict[int, tuple[int, str]] = {}
     for name, shape in shapes.items():
         axes = groups.axes.get(name)
         if axes is None or len(axes) != len(shape):
@@ -42,56 +42,56 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
             if {segment.group for segment in axis} != {axis[0].group} or axis[0].group is None:
                 continue
             units, rest = divmod(size, sum(segment.block for segment in axis))
-            known, where = found.setdefault(axis[0].group, (units, name))
+            known, where = units_of.setdefault(axis[0].group, (units, name))
             if rest or known != units:
                 raise ValueError(
                     f"{name} has shape {shape}, but group {groups[axis[0].group].name!r} has {known} units in {where}"
                 )
-    return tuple(found[group.index][0] if group.index in found else group.width for group in groups)
+    return tuple(units_of[group.index][0] if group.index in units_of else group.width for group in groups)
 
 
 def expand(
     state: State, groups: PermutationGroups, assignments: Assignments, sizes: Mapping[int, int]
 ) -> dict[str, Array]:
-    """Embed a model in a wider one: its units at their assigned places, zeros elsewhere, on every axis of the groups.
+    """Embed a model in a wider one: its units take their assigned places, and all other entries are zero.
 
-    With ReLU, BatchNorm or LSTM the wider model computes the same function, since the rest is never read. Raises a
-    ValueError where an assignment is not one of all local units to different global ones.
+    With ReLU, BatchNorm or LSTM the wider model computes the same function, since other entries are never read. Raises
+    a ValueError unless an assignment maps all local units to different global ones.
     """
-    own = widths(state, groups)
+    local = widths(state, groups)
     changes = {
-        index: partial(_scattered, _checked(groups, index, places, own[index], sizes[index]), sizes[index])
+        index: partial(_scattered, _checked(groups, index, places, local[index], sizes[index]), sizes[index])
         for index, places in assignments.items()
     }
-    return _changed(state, groups, own, changes)
+    return _changed(state, groups, local, changes)
 
 
 def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -> dict[str, Array]:
-    """A client's model out of a wider one: its units, in its own order (undoes ``expand``).
+    """Cut a client's model out of a wider one, with its units in the client's order (undoes ``expand``).
 
-    Raises a ValueError where an assignment names a unit twice, or one that the state does not have.
+    Raises a ValueError if an assignment names a unit twice, or one that the state does not have.
     """
-    own = widths(state, groups)
+    local = widths(state, groups)
     changes = {
-        index: partial(np.take, indices=_checked(groups, index, places, None, own[index]), axis=0)
+        index: partial(np.take, indices=_checked(groups, index, places, None, local[index]), axis=0)
         for index, places in assignments.items()
     }
-    return _changed(state, groups, own, changes)
+    return _changed(state, groups, local, changes)
 
 
 def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple[NDArray[np.intp] | None, ...]]:
-    """For each array along which some of these groups lie, the entries of these units along each axis; None: all."""
-    found = {
+    """Return, for each array with axes of these groups, the entries of the units along each axis; None for all."""
+    entries = {
         name: tuple(_entries(axis, units) if any(segment.group in units for segment in axis) else None for axis in axes)
         for name, axes in groups.axes.items()
     }
-    return {name: axes for name, axes in found.items() if any(axis is not None for axis in axes)}
+    return {name: axes for name, axes in entries.items() if any(axis is not None for axis in axes)}
 
 
 def permute(state: State, groups: PermutationGroups, permutations: Assignments) -> dict[str, Array]:
-    """The same function with its hidden units in another order: unit l goes to place ``permutations[group][l]``."""
-    own = widths(state, groups)
-    return expand(state, groups, permutations, {index: own[index] for index in permutations})
+    """Reorder hidden units, which keeps the function: unit l moves to place ``permutations[group][l]``."""
+    local = widths(state, groups)
+    return expand(state, groups, permutations, {index: local[index] for index in permutations})
 
 
 def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
@@ -109,12 +109,12 @@ def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
 
 
 def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
-    """Write a matrix (L', D) back to the parameters that ``rows`` took it from, which get L' rows.
+    """Write a matrix (L', D) back to the parameters from which ``rows`` took it, which then have L' rows.
 
-    The group's other slots keep theirs: bring them to the new order and width first with ``expand``. Raises a
-    ValueError unless the matrix has as many columns as ``rows`` gives.
+    The group's other slots do not change: use ``expand`` first to give them the new order and width. Raises a
+    ValueError unless the matrix has as many columns as that of ``rows``.
     """
-    own = widths(state, groups)
+    local = widths(state, groups)
     ends = np.cumsum([prod(piece.shape[1:]) for _, piece in _row_pieces(state, groups, index)])
     if matrix.ndim != 2 or matrix.shape[1] != ends[-1]:
         raise ValueError(f"group {groups[index].name!r} has {ends[-1]} columns, not a matrix of shape {matrix.shape}")
@@ -123,7 +123,7 @@ def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArra
     result = _arrays(state)
     for slot in groups[index].rows:
         name = slot.parameter
-        result[name] = _along(result[name], slot.axis, groups.axes[name][slot.axis], own, change)
+        result[name] = _along(result[name], slot.axis, groups.axes[name][slot.axis], local, change)
     return tie(result, groups)
 
 
@@ -160,53 +160,53 @@ def _scattered(places: NDArray[np.intp], size: int, units: Array) -> Array:
     return result
 
 
-def _changed(state: State, groups: PermutationGroups, own: Sequence[int], changes: Changes) -> dict[str, Array]:
+def _changed(state: State, groups: PermutationGroups, local: Sequence[int], changes: Changes) -> dict[str, Array]:
     result = _arrays(state)
     for name in result:
         for axis, segments in enumerate(groups.axes[name]):
-            result[name] = _along(result[name], axis, segments, own, changes)
+            result[name] = _along(result[name], axis, segments, local, changes)
     return result
 
 
 def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp]:
-    start, found = 0, []
+    start, parts = 0, []
     for segment in axis:
         known = segment.group is not None and segment.group in units
         chosen = np.asarray(units[segment.group]) if known else np.arange(segment.width)  # type: ignore[index]
-        found.append(start + (chosen[:, None] * segment.block + np.arange(segment.block)).ravel())
+        parts.append(start + (chosen[:, None] * segment.block + np.arange(segment.block)).ravel())
         start += segment.size
-    return np.concatenate(found).astype(np.intp)
+    return np.concatenate(parts).astype(np.intp)
 
 
-def _pieces(array: Array, axis: int, segments: Axis, own: Sequence[int]) -> Iterator[Array]:
-    """The segments of an axis, that axis first: (units, block, *others); views."""
+def _pieces(array: Array, axis: int, segments: Axis, local: Sequence[int]) -> Iterator[Array]:
+    """Yield views of the segments of an axis, with that axis first: (units, block, *others)."""
     front, start = np.moveaxis(array, axis, 0), 0
     for segment in segments:
-        units = segment.width if segment.group is None else own[segment.group]
+        units = segment.width if segment.group is None else local[segment.group]
         stop = start + units * segment.block
         yield front[start:stop].reshape(units, segment.block, *front.shape[1:])
         start = stop
 
 
 def _along(
-    array: Array, axis: int, segments: Axis, own: Sequence[int], changes: Mapping[int, Callable[[Array], Array]]
+    array: Array, axis: int, segments: Axis, local: Sequence[int], changes: Mapping[int, Callable[[Array], Array]]
 ) -> Array:
     """Change the units of some groups along one axis."""
     if not any(segment.group in changes for segment in segments):
         return array
     changed = [
         changes[segment.group](piece) if segment.group in changes else piece  # type: ignore[index]
-        for segment, piece in zip(segments, _pieces(array, axis, segments, own), strict=True)
+        for segment, piece in zip(segments, _pieces(array, axis, segments, local), strict=True)
     ]
     flat = np.concatenate([piece.reshape(-1, *piece.shape[2:]) for piece in changed])
     return np.ascontiguousarray(np.moveaxis(flat, 0, axis))
 
 
 def _row_pieces(state: State, groups: PermutationGroups, index: int) -> Iterator[tuple[Slot, Array]]:
-    own = widths(state, groups)
+    local = widths(state, groups)
     for slot in groups[index].rows:
         array = _arrays({slot.parameter: state[slot.parameter]})[slot.parameter]
         segments = groups.axes[slot.parameter][slot.axis]
-        for segment, piece in zip(segments, _pieces(array, slot.axis, segments, own), strict=True):
+        for segment, piece in zip(segments, _pieces(array, slot.axis, segments, local), strict=True):
             if segment.group == index:
                 yield slot, piece

@@ -75,18 +75,18 @@ def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
 
 
 def slots_of(node: LayerNode) -> dict[str, Slot]:
-    """The parameters of a layer that are written, by role; BatchNorm's statistics are not."""
-    found = {}
+    """Return the parameters of a layer to generate, by role, without BatchNorm's statistics."""
+    slots = {}
     for role, shape in node.shapes.items():
         if "running_" in role:
             continue
         # A class token is a vector, whatever axes it has; a linear layer with one output is none.
         if len(shape) > 1 and (role != "value" or sum(size > 1 for size in shape) > 1):
-            found[role] = Slot(shape, std=std_of(node.type, shape))
+            slots[role] = Slot(shape, std=std_of(node.type, shape))
         else:  # normalisations begin as the identity, PReLU as PyTorch's, all else at 0
             factor = 0.25 if node.type.startswith("prelu") else 1.0
-            found[role] = Slot(shape, factor if role.endswith("weight") else 0.0)
-    return found
+            slots[role] = Slot(shape, factor if role.endswith("weight") else 0.0)
+    return slots
 
 
 def std_of(type: str, shape: Shape) -> float:

@@ -56,9 +56,9 @@ class Embedding(nn.Module):
 
 
 def shape_features(node: LayerNode) -> list[float]:
-    """Features that any layer has: sizes (in, out, kernel, stride, groups) on a scale of doublings, and its type.
+    """Return features of any layer: its type, and sizes (in, out, kernel, stride, groups) as base-2 logarithms.
 
-    Sizes also go by sine and cosine, so that those that are near each other differ by more than a little.
+    Sizes are also encoded by sine and cosine, so that similar sizes differ clearly.
     """
     weight = next((shape for shape in node.shapes.values() if len(shape) > 1), ())
     units = weight or next(iter(node.shapes.values()), ())
@@ -67,8 +67,8 @@ def shape_features(node: LayerNode) -> list[float]:
     sizes = (prod(weight[1:2]), prod(units[:1]), prod(weight[2:3]), stride, groups)
     doublings = [log2(max(size, 1)) for size in sizes]
     waves = [wave(each * pi / 4) for each in doublings for wave in (sin, cos)]
-    found = re.match(r"(?:ct|c|l)(?=\d)|[a-z_]+(?=_|$)", node.type)
-    kind = found[0] if found and found[0] in KINDS else ""
+    match = re.match(r"(?:ct|c|l)(?=\d)|[a-z_]+(?=_|$)", node.type)
+    kind = match[0] if match and match[0] in KINDS else ""
     return [*(each / 8 for each in doublings), *waves, *(float(kind == each) for each in ("", *KINDS))]
 
 
@@ -160,18 +160,18 @@ class GraphHypernetwork(nn.Module):
         return h
 
     def write(self, reading: Reading) -> dict[str, Tensor]:
-        """The arrays of the network by their names in its state dict, part of autograd's graph; others are its own."""
+        """Return the generated arrays by their names in the network's state dict, as part of autograd's graph."""
         written: dict[str, Tensor] = {}
         h, tensors = self.embeddings(reading), reading.tensors
         if reading.heads:
             z, scale = self.latents(h[tensors["order"]], list(reading.heads), tensors["row"])
             sizes = [len(next(iter(roles.values()))) for roles in reading.heads.values()]
-            for (type, roles), own, factor in zip(
+            for (type, roles), latents, factor in zip(
                 reading.heads.items(), z.split(sizes), scale.split(sizes), strict=True
             ):
                 heads: nn.ModuleDict = self.heads[type]  # type: ignore[assignment]
                 for role, names in roles.items():
-                    arrays = zip(names, heads[role](own, factor).unbind(0), strict=True)
+                    arrays = zip(names, heads[role](latents, factor).unbind(0), strict=True)
                     written |= {name: array for name, array in arrays if name is not None}
         if self.tiles is not None and len(tensors["tiled"]):
             written |= self.tiles(h[tensors["tiled"]], reading.rows, tensors)

@@ -48,14 +48,14 @@ def evaluate(
 def by_class(predicted: Tensor, labels: Tensor, least: int = 1) -> dict[str, float]:
     """Return the balanced accuracy and the macro F1 score of predicted classes (n,) for examples of classes (n,).
 
-    They are means over the classes of the examples, of recall and of F1 = 2 TP / (2 TP + FP + FN). Where one of these
-    classes has fewer than `least` examples, there are none: with the accuracy they would tell of these examples alone.
+    They are the means of recall and of F1 = 2 TP / (2 TP + FP + FN) over the classes of the examples. The result is
+    empty if a class has fewer than `least` examples, about which the numbers and the accuracy would tell too much.
     """
-    found, right = (each.cpu().numpy() for each in (predicted, labels))
+    guessed, right = (each.cpu().numpy() for each in (predicted, labels))
     classes, having = np.unique(right, return_counts=True)
     if not len(classes) or having.min() < least:
         return {}
-    hits, guesses = (np.array([(each == c).sum() for c in classes]) for each in (right[found == right], found))
+    hits, guesses = (np.array([(each == c).sum() for c in classes]) for each in (right[guessed == right], guessed))
     return {
         "balanced_accuracy": float((hits / having).mean()),
         "macro_f1": float((2 * hits / (having + guesses)).mean()),

@@ -140,22 +140,22 @@ def train(
     """Train a model in place.
 
     Args:
-        model: what is trained, unless the phase has a module.
-        phase: what to do.
+        model: the model, unless the phase has a module.
+        phase: the phase of training.
         examples: the client's training part, on the model's device, unless the phase has its own.
         task: gives the loss.
-        prepare: makes a float batch of raw inputs (normalisation, augmentation); draws from the generator given.
+        prepare: turns raw inputs into a float batch (normalisation, augmentation), with the given generator.
         generator: draws the order of examples and the augmentation. Dropout draws from torch's global generator.
-        before: the result of the phases before this one.
+        before: the result of earlier phases.
 
     Returns:
-        The result of this phase and those before.
+        The result of this phase and the earlier ones.
 
     Raises:
         ModelError: the phase trains none of the model's parameters, or continues one that trained others; training
             diverged, or its first loss is not finite.
     """
-    own, before = phase.examples is None, before or Trained()
+    private, before = phase.examples is None, before or Trained()
     model, examples = phase.module or model, phase.examples or examples
     ends = _ends(len(examples), phase.optimisation.batch_size, whole=_normalises(model))
     total, schedule = phase.steps or phase.epochs * len(ends), phase.optimisation.schedule
@@ -181,7 +181,7 @@ def train(
     _check_losses(values, sizes, len(examples), parameters, phase, first=not before.work.steps)
     mean = math.fsum(map(operator.mul, values, sizes)) / sum(sizes)
     epochs = phase.epochs if not phase.steps else sum(sizes) / len(examples)
-    work = before.work + Work(len(losses) if own else 0, len(losses), sum(sizes) + further)
+    work = before.work + Work(len(losses) if private else 0, len(losses), sum(sizes) + further)
     return Trained(before.loss + mean * epochs, before.epochs + epochs, recorded, optimizer, work)
 
 

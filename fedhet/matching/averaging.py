@@ -34,24 +34,26 @@ def average_carried(
     *,
     average: str,
 ) -> dict[str, Array]:
-    """Average the parameters that a group completes, in the global order: by `map` or `mean`, as its rows are.
+    """Average the parameters that a group completes, in the global order, by `map` or `mean` like its rows.
 
     Each unit's weights are averaged over the clients that have it; an LSTM's recurrent weights over all, as in the
-    authors' code. States have earlier groups in the global order; assignments and sizes are of all groups up to this.
+    authors' code. States have earlier groups in the global order; assignments and sizes cover all groups up to `index`.
     """
     averaged: dict[str, Array] = {}
     for slot in groups[index].completes:
         if is_statistic(name := slot.parameter):
             continue
         moved = (
-            expand({name: state[name]}, groups, {index: own[index]}, {index: sizes[index]})[name].astype(np.float64)
-            for state, own in zip(states, assignments, strict=True)
+            expand({name: state[name]}, groups, {index: assignment[index]}, {index: sizes[index]})[name].astype(
+                np.float64
+            )
+            for state, assignment in zip(states, assignments, strict=True)
         )
         total: Array = sum(moved, start=np.zeros(()))
         if slot.role.startswith(("weight_hh", "bias_hh")):
             averaged[name] = total / len(states)
             continue
-        counts = sum(_present(groups, name, slot.axis, own, sizes) for own in assignments)
+        counts = sum(_present(groups, name, slot.axis, assignment, sizes) for assignment in assignments)
         counts = np.reshape(counts, [-1 if axis == slot.axis else 1 for axis in range(total.ndim)])
         if average == "map":
             averaged[name] = total / match.sigma2 / (counts / match.sigma2 + 1 / match.sigma0_2)
@@ -70,18 +72,18 @@ def average_rest(
     sizes: Sequence[int],
     statistics: bool = True,
 ) -> dict[str, Array]:
-    """Average what no group settles, all groups in the global order.
+    """Average the arrays that no group settles, with all groups in the global order.
 
-    Output layers are averaged class by class, by how many of its examples every client holds; plainly without counts.
-    BatchNorm's statistics are those of all clients' examples together.
+    Rows of output layers are weighted by the clients' examples of their class; without counts all clients count the
+    same. BatchNorm's statistics are those of all clients' examples together.
 
     Args:
-        states: A client each, as are `examples`, their numbers.
-        groups: The structure.
-        examples: Numbers of examples.
+        states: A state for each client.
+        groups: The permutation groups.
+        examples: Each client's number of examples.
         class_counts: (J, C), examples of each class, for outputs that are classes.
-        assignments: Of the groups of which a client has not all units: those that it lacks do not count in statistics.
-        sizes: Of all groups.
+        assignments: Each client's units of groups that it does not have whole; others do not count in statistics.
+        sizes: Global widths of all groups.
         statistics: Whether to average BatchNorm's statistics.
     """
     result: dict[str, Array] = {}
@@ -93,7 +95,7 @@ def average_rest(
         elif stacked.dtype.kind != "f":
             result[name] = np.rint(stacked.mean(0))
         elif name.endswith("running_mean"):
-            there = np.stack([_present(groups, name, 0, own, sizes) for own in assignments])
+            there = np.stack([_present(groups, name, 0, assignment, sizes) for assignment in assignments])
             shares = _shares(there * weights[:, None])
             variance = name.removesuffix("mean") + "var"
             squares = np.stack([state[variance] for state in states]) + stacked.astype(np.float64) ** 2
@@ -112,14 +114,14 @@ def _shares(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _present(
-    groups: PermutationGroups, name: str, axis: int, own: Assignments, sizes: Sequence[int]
+    groups: PermutationGroups, name: str, axis: int, assignment: Assignments, sizes: Sequence[int]
 ) -> npt.NDArray[np.float64]:
-    """Along an axis in the global order: 1 where a client has the unit, else 0; it has all of groups not named."""
+    """Return 1 for units that a client has, else 0, along an axis in global order; it has all of unassigned groups."""
     parts = []
     for segment in groups.axes[name][axis]:
         units = np.ones(segment.width if segment.group is None else sizes[segment.group])
-        if segment.group is not None and segment.group in own:
+        if segment.group is not None and segment.group in assignment:
             units[:] = 0
-            units[own[segment.group]] = 1
+            units[assignment[segment.group]] = 1
         parts.append(np.repeat(units, segment.block))
     return np.concatenate(parts)

@@ -98,15 +98,15 @@ class GlobalRows:
         self.slots[j] = new
 
     def refresh(self, j: int) -> None:
-        """Brings client j's products with the global rows, without itself, up to date."""
+        """Update client j's products with the global rows, which exclude client j."""
         slots = self.order[self.stale[j, self.order]]
         row = np.full(len(self.g), -1)
         row[self.slots[j]] = np.arange(len(self.slots[j]))
         shared = row[slots] >= 0
         slots = np.concatenate([slots[shared], slots[~shared]])
         others = self.g[slots]
-        own = slots[: np.count_nonzero(shared)]
-        others[: len(own)] -= self.weights[j][row[own]]
+        local = slots[: np.count_nonzero(shared)]
+        others[: len(local)] -= self.weights[j][row[local]]
         self.cross[j][:, slots] = self.weights[j] @ others.T
         self.squares[j, slots] = squares_of(others)
         self.stale[j, slots] = False

@@ -99,11 +99,11 @@ def match_group(
     how: Matching,
     random: np.random.RandomState,
 ) -> GroupMatch:
-    """Match one group among clients and average what it settles."""
+    """Match one group among clients, and average the parameters that it settles."""
     matrices = [rows(state, groups, index) for state in states]
     prior = how.prior_mean(states, matrices, groups, index)
     match = how.match(matrices, groups[index], prior, random)
-    placed = [{**own, index: mine} for own, mine in zip(assignments, match.assignments, strict=True)]
+    placed = [{**assignment, index: units} for assignment, units in zip(assignments, match.assignments, strict=True)]
     carried = average_carried(states, groups, index, placed, [*sizes, len(match.counts)], match, average=how.average)
     return GroupMatch(match, prior, carried)
 

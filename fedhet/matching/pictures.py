@@ -14,15 +14,15 @@ from .structure import Array
 
 
 def membership(groups: PermutationGroups, assignments: Mapping[str, Mapping[str, Array]]) -> dict[str, Any]:
-    """Show which clients share which global units; assignments are by client and by group, its index as text.
+    """Return a picture of the global units that clients share; assignments are by client and group (index as text).
 
-    `units` of a layer are clients by global units, 1 where a client has the unit.
+    `units` of a layer is a matrix of clients by global units, 1 where a client has the unit.
     """
     layers = []
     for group in groups:
-        own = [mine[str(group.index)] for mine in assignments.values()]
-        units = np.zeros((len(own), 1 + max(int(each.max()) for each in own)), dtype=int)
-        for row, each in zip(units, own, strict=True):
+        members = [by_group[str(group.index)] for by_group in assignments.values()]
+        units = np.zeros((len(members), 1 + max(int(each.max()) for each in members)), dtype=int)
+        for row, each in zip(units, members, strict=True):
             row[each] = 1
         layers.append({"name": group.name, "units": units.tolist()})
     return {"clients": list(assignments), "layers": layers}

@@ -43,18 +43,20 @@ def describe(groups: PermutationGroups) -> str:
 
 
 def understand(text: str) -> PermutationGroups:
-    """Permutation groups from JSON text (undoes `describe`); raises a ValueError for any other text."""
+    """Parse permutation groups from JSON text (undoes `describe`); raises a ValueError for any other text."""
     try:
-        found = json.loads(text)
+        description = json.loads(text)
         axes = {
             name: tuple(tuple(Segment(**segment) for segment in axis) for axis in axes)
-            for name, axes in found["axes"].items()
+            for name, axes in description["axes"].items()
         }
-        return PermutationGroups(tuple(map(_group, found["groups"])), axes, tuple(found["fixed"]), found["tied"])
+        return PermutationGroups(
+            tuple(map(_group, description["groups"])), axes, tuple(description["fixed"]), description["tied"]
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no description of permutation groups: {error!r}") from error
 
 
-def _group(found: dict[str, Any]) -> PermutationGroup:
-    slots = {key: tuple(Slot(**slot) for slot in found[key]) for key in ("rows", "completes")}
-    return PermutationGroup(**{**found, **slots})
+def _group(description: dict[str, Any]) -> PermutationGroup:
+    slots = {key: tuple(Slot(**slot) for slot in description[key]) for key in ("rows", "completes")}
+    return PermutationGroup(**{**description, **slots})

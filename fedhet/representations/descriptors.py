@@ -21,10 +21,10 @@ BATCH = 64
 
 
 def log_odds(logits: Tensor, classes: Tensor) -> Tensor:
-    """The logarithm of p_c / (1 - p_c), (n,), of logits (n, C) and each image's class c, (n,) int64."""
-    own = logits.gather(1, classes[:, None])
+    """Return log(p_c / (1 - p_c)), (n,), for logits (n, C) and each image's class c, (n,) int64."""
+    chosen = logits.gather(1, classes[:, None])
     others = logits.scatter(1, classes[:, None], -torch.inf)
-    return own[:, 0] - others.logsumexp(1)
+    return chosen[:, 0] - others.logsumexp(1)
 
 
 def strongest(scores: Tensor, k: int) -> Tensor:
@@ -78,33 +78,33 @@ def describe(
 def _differentiated(
     model: nn.Module, blocks: Sequence[str], inputs: Tensor, labels: Tensor | None, rows: slice
 ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """Outputs of blocks for a batch, and the gradients of its log-odds with respect to them."""
+    """Return the outputs of blocks for a batch, and the gradients of its log-odds with respect to them."""
     constants = {name: parameter.detach() for name, parameter in model.named_parameters()}
     model.eval()
-    with _leaves(model, blocks) as found, torch.enable_grad():
+    with _leaves(model, blocks) as leaves, torch.enable_grad():
         logits = torch.func.functional_call(model, constants, (inputs,))
         if logits.ndim != 2 or logits.shape[1] < 2:
             raise ModelError(f"descriptors need logits of shape ({len(inputs)}, classes), got {tuple(logits.shape)}")
         score = log_odds(logits, logits.argmax(1) if labels is None else labels[rows]).sum()
-        outputs = [found[name] for name in blocks]
+        outputs = [leaves[name] for name in blocks]
         gradients = torch.autograd.grad(score, outputs)
     return [output.detach() for output in outputs], gradients
 
 
 @contextmanager
 def _leaves(model: nn.Module, blocks: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Capture what blocks return in a forward pass inside; where nothing has a graph yet, one begins there."""
-    found: dict[str, Tensor] = {}
+    """Context that captures the outputs of blocks; outputs without a graph become leaves of one."""
+    leaves: dict[str, Tensor] = {}
 
     def keep(name: str, _module: nn.Module, _args: object, value: Tensor) -> Tensor:
         leaf = value if value.requires_grad else value.detach().requires_grad_()
-        found[name] = leaf
-        return leaf if leaf is value else leaf.clone()  # the next module may work in place, which a leaf does not bear
+        leaves[name] = leaf
+        return leaf if leaf is value else leaf.clone()  # the next module may work in place, which leaves do not allow
 
     with ExitStack() as stack:
         for name in blocks:
             stack.enter_context(model.get_submodule(name).register_forward_hook(partial(keep, name)))
-        yield found
+        yield leaves
 
 
 def gathered(features: Tensor, places: Tensor) -> Tensor:
@@ -120,16 +120,16 @@ def summarised(
     transform: Callable[[Tensor], Tensor],
     summary: Callable[[int, Tensor], Tensor],
 ) -> list[Tensor]:
-    """Each block's (n, width) in evaluation mode, which `summary` makes of its number and outputs; see `describe`."""
+    """Return each block's `summary` (n, width) of its number and outputs, in evaluation mode (see `describe`)."""
     model.eval()
     outputs = [Output(model, name) for name in blocks]
-    found: list[list[Tensor]] = []
+    batches: list[list[Tensor]] = []
     for batch in inputs.split(BATCH):
         with ExitStack() as stack:
             captured = [stack.enter_context(output.capture()) for output in outputs]
             model(transform(batch))
-        found.append([summary(block, each.features) for block, each in enumerate(captured)])
-    return [torch.cat(parts) for parts in zip(*found, strict=True)]
+        batches.append([summary(block, each.features) for block, each in enumerate(captured)])
+    return [torch.cat(parts) for parts in zip(*batches, strict=True)]
 
 
 def channel_means(features: Tensor) -> Tensor:
@@ -137,39 +137,39 @@ def channel_means(features: Tensor) -> Tensor:
     return features.flatten(2).mean(2) if features.ndim > 2 else features
 
 
-def cosine(own: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """Cosine (n,) between descriptors, for each block (n, k_b) and (n, k'_b), over the slots that both have."""
-    blocks = zip(own, others, strict=True)
+def cosine(descriptors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """Return the cosine (n,) between descriptors, (n, k_b) and (n, k'_b) for each block, over their common slots."""
+    blocks = zip(descriptors, others, strict=True)
     pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in blocks]
     return F.cosine_similarity(torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs], 1))
 
 
 def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """For each block (n, K_b), the mean of clients' (n, k_b) over those that have a slot; K_b is the largest k_b."""
-    found = []
+    """Return for each block the mean (n, K_b) over the clients that have a slot; K_b is the largest of their k_b."""
+    means = []
     for block in zip(*clients, strict=True):
         sums, counts = _sums(block)
-        found.append((sums / counts).to(block[0].dtype))
-    return found
+        means.append((sums / counts).to(block[0].dtype))
+    return means
 
 
 def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[float]]:
-    """How alike a client's descriptors and the mean of the others' are: for the same image, and for different ones.
+    """Return mean cosines between each client's descriptors and the others' mean, for the same and different images.
 
-    Mean cosines, block by block, then of the whole vectors, of two clients and two images or more, descriptors being
-    (n, k_b) a block. Slots that one client alone has are left out.
+    Each list has a cosine for each block, then that of the whole vectors. There must be at least two clients and two
+    images; descriptors are (n, k_b) for each block. Slots of a single client are left out.
     """
     totals = [_sums(block) for block in zip(*clients, strict=True)]
-    found: list[list[tuple[float, float]]] = []
-    for own in clients:
+    cosines: list[list[tuple[float, float]]] = []
+    for blocks in clients:
         pairs = []
-        for block, (sums, counts) in zip(own, totals, strict=True):
-            shared = int((counts[: block.shape[1]] > 1).sum())  # the first ones: who has a slot has those before it
-            mine = block[:, :shared]
-            pairs.append((mine, (sums[:, :shared] - mine) / (counts[:shared] - 1)))
+        for block, (sums, counts) in zip(blocks, totals, strict=True):
+            shared = int((counts[: block.shape[1]] > 1).sum())  # the first ones, since slots are filled in order
+            values = block[:, :shared]
+            pairs.append((values, (sums[:, :shared] - values) / (counts[:shared] - 1)))
         whole = torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs], 1)
-        found.append([_cosines(one, other) for one, other in (*pairs, whole)])
-    same, other = (torch.tensor(found, dtype=torch.float64).mean(0)[:, which].tolist() for which in (0, 1))
+        cosines.append([_cosines(one, other) for one, other in (*pairs, whole)])
+    same, other = (torch.tensor(cosines, dtype=torch.float64).mean(0)[:, which].tolist() for which in (0, 1))
     return same, other
 
 

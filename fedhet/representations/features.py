@@ -16,18 +16,18 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def head_name(model: nn.Module, head: str = "") -> str:
-    """A model's head: `head`, or else its last `nn.Linear`, or without one its last convolution.
+    """Return the name of a model's head: `head`, or else its last `nn.Linear`, or else its last convolution.
 
-    The order is that of registration; raises ModelError where there is none of these.
+    The order is that of registration. Raises a ModelError if the model has none of these.
     """
     if head:
         _submodule(model, head, " to take for its head")
         return head
     modules: dict[str, nn.Module] = dict(model.named_modules())
     for kinds in (nn.Linear, _CONVOLUTIONS):
-        found = [name for name, module in modules.items() if isinstance(module, kinds)]
-        if found:
-            return found[-1]
+        names = [name for name, module in modules.items() if isinstance(module, kinds)]
+        if names:
+            return names[-1]
     present = sorted({type(module).__name__ for name, module in modules.items() if name})
     raise ModelError(
         f"{type(model).__name__} has no nn.Linear or convolution to take for its head, only "
@@ -137,14 +137,14 @@ class Representation:
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
-        """Keep what the head is given in complete forward passes inside (see `Output.capture`)."""
-        seen: list[object] = []  # what the model was given, then its head
+        """Context that captures the head's input in complete forward passes (see `Output.capture`)."""
+        seen: list[object] = []  # the model's input, then the head's
 
-        def start(_module: nn.Module, *given: Any) -> None:
-            seen[:] = [_first(*given)]
+        def start(_module: nn.Module, *args: Any) -> None:
+            seen[:] = [_first(*args)]
 
-        def add(_module: nn.Module, *given: Any) -> None:
-            seen.append(_first(*given))
+        def add(_module: nn.Module, *args: Any) -> None:
+            seen.append(_first(*args))
 
         with (
             self.model.register_forward_pre_hook(start, with_kwargs=True),

@@ -159,13 +159,13 @@ def _unscaled(values: Array, exponent: Array) -> npt.NDArray[np.float32]:
 
 
 def _arrays(packed: Packed, **dtypes: str) -> list[Array]:
-    """The arrays of these names and no others, each of its dtype."""
+    """Return the arrays of these names, after a check of names and dtypes."""
     if wrong := sorted(packed.keys() - dtypes.keys()):
         raise ValueError(f"a packed target has the arrays {', '.join(dtypes)}, and not {wrong[0][:50]!r}")
-    for key, own in dtypes.items():
+    for key, dtype in dtypes.items():
         value = packed.get(key)
         if not isinstance(value, np.ndarray):
             raise ValueError(f"a packed target needs an array {key!r}, got {type(value).__name__}")
-        if value.dtype != own:
-            raise ValueError(f"a packed target's {key!r} cannot be of dtype {value.dtype}, only of {own}")
+        if value.dtype != dtype:
+            raise ValueError(f"a packed target's {key!r} cannot be of dtype {value.dtype}, only of {dtype}")
     return [packed[key] for key in dtypes]

@@ -46,14 +46,14 @@ def target_of(
 
 
 def distance_of(kind: Kind) -> Distance:
-    """1 - cosine, a mean over images; or 1 - CKA, a mean over parts."""
+    """Return the distance: 1 - cosine, averaged over images, or 1 - CKA, averaged over parts."""
     if kind == "cosine":
-        return lambda own, target: 1 - cosine(own, target).mean()
+        return lambda parts, target: 1 - cosine(parts, target).mean()
 
-    def distance(own: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
-        if len(own[0]) < LEAST_ROWS:
-            return own[0].new_zeros(())
-        return torch.stack([1 - debiased_linear_cka(*pair) for pair in zip(own, target, strict=True)]).mean()
+    def distance(parts: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
+        if len(parts[0]) < LEAST_ROWS:
+            return parts[0].new_zeros(())
+        return torch.stack([1 - debiased_linear_cka(*pair) for pair in zip(parts, target, strict=True)]).mean()
 
     return distance
 

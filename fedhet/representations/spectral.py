@@ -30,13 +30,13 @@ def check_posteriors(values: Tensor) -> None:
 
 
 def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tensor:
-    """Z: the examples in the k leading left singular vectors of all posteriors, each row of length one.
+    """Return Z: the examples in the k leading left singular vectors of all posteriors, with rows of length one.
 
-    Posteriors are `(L, C_i)` on the same L examples, else a ValueError; the result is `(L, k)`, with a row of zeros for
-    an example that is the mean of all; one column of zeros where nobody tells examples apart.
+    Posteriors are `(L, C_i)` on the same L examples, else a ValueError is raised. The result is `(L, k)`; an example
+    equal to the mean has a row of zeros, and if all posteriors are constant, Z is one column of zeros.
     """
     check_peers(sent)
-    parts = [centred(own.double()) * (1 / len(sent)) ** 0.5 for own in sent]
+    parts = [centred(posteriors.double()) * (1 / len(sent)) ** 0.5 for posteriors in sent]
     eigenvalues, vectors = spectrum(torch.cat(parts, 1))
     if not len(eigenvalues):
         return torch.zeros_like(sent[0][:, :1])
@@ -46,20 +46,20 @@ def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tenso
 
 
 def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torch.Generator) -> int:
-    """k: as many directions as clients agree on more than chance, but no fewer than a client has classes.
+    """Return k: the number of directions on which clients agree more than by chance, at least their classes.
 
-    The number is that of parallel analysis (Horn, 1965): singular values above the largest one of the same posteriors
-    with each client's rows shuffled. It is small as long as clients know little, so the median of C_i is the least. At
-    most half of the singular values count: with all of them an example would be alike to itself only. Of a client
-    alone all count. `parts` are the centred posteriors, each `(L, C_i)`, whose kernel has these eigenvalues.
+    Parallel analysis (Horn, 1965) counts the singular values above the largest one of the same posteriors with each
+    client's rows shuffled. This number is small early in training, so k is at least the median of C_i. It is at most
+    half of the number of singular values: with all of them an example would resemble only itself. For a single client
+    all count. `parts` are the centred posteriors, each `(L, C_i)`, whose kernel has these eigenvalues.
     """
-    found = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())
+    rank = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())
     if len(parts) == 1:
-        return max(found, 1)
-    # Whoever comes first draws first: an order that is not that of the clients.
+        return max(rank, 1)
+    # An order for drawing that does not depend on the order of the clients.
     ordered = sorted(parts, key=lambda part: float(torch.linalg.vector_norm(part)))
     shuffled = [part[torch.randperm(len(part), generator=generator)] for part in ordered]
     by_chance, _ = spectrum(torch.cat(shuffled, 1))
     agreed = int((eigenvalues > by_chance[:1]).sum())
     classes = int(statistics.median(part.shape[1] for part in parts))
-    return max(min(max(agreed, classes), found // 2), 1)
+    return max(min(max(agreed, classes), rank // 2), 1)

@@ -61,25 +61,23 @@ def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(np.array(array))
 
 
-def check(arrays: Arrays, expected: Spec, subject: str) -> None:
+def check(arrays: Arrays, expected: Spec, group: str) -> None:
     """Check received arrays against expected names, shapes and dtypes, and that they are finite.
 
     Raises:
-        WireError: names the `subject` ("its model"), the first wrong array, and the expected shape and dtype.
+        WireError: names the `group` ("its model"), the first wrong array, and the expected shape and dtype.
     """
     missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
     if missing or extra:
-        raise WireError(f"{subject}: missing {sorted(missing)[:3]}, unexpected {sorted(extra)[:3]}")
+        raise WireError(f"{group}: missing {sorted(missing)[:3]}, unexpected {sorted(extra)[:3]}")
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
         if array.shape != tuple(shape) or array.dtype != dtype:
-            raise WireError(
-                f"{subject}: {name} is {array.dtype.name}{list(array.shape)}, expected {dtype}{list(shape)}"
-            )
-    check_finite(arrays, subject)
+            raise WireError(f"{group}: {name} is {array.dtype.name}{list(array.shape)}, expected {dtype}{list(shape)}")
+    check_finite(arrays, group)
 
 
-def check_finite(arrays: Arrays, subject: str) -> None:
+def check_finite(arrays: Arrays, group: str) -> None:
     """Raise a WireError if an array holds NaN, infinity, or a number beyond `LARGEST`."""
     with np.errstate(over="ignore", invalid="ignore"):
         for name, array in arrays.items():
@@ -87,15 +85,15 @@ def check_finite(arrays: Arrays, subject: str) -> None:
             if array.dtype.kind == "f" and array.size and not float(np.vdot(array, array)) <= LARGEST:
                 largest = float(np.abs(array).max())
                 if not math.isfinite(largest):
-                    raise WireError(f"{subject}: {name} has values that are not finite")
+                    raise WireError(f"{group}: {name} has values that are not finite")
                 if largest > LARGEST:
                     raise WireError(
-                        f"{subject}: {name} has values up to {largest:.1e}, beyond {LARGEST:.0e}: has training diverged?"
+                        f"{group}: {name} has values up to {largest:.1e}, beyond {LARGEST:.0e}: has training diverged?"
                     )
 
 
 def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
-    """Return the shapes and dtypes in which tensors travel (bfloat16 as float32); a ModelError for complex ones."""
+    """Return the shapes and dtypes in which tensors travel (bfloat16 as float32); complex ones are a ModelError."""
     spec = {}
     for name, tensor in tensors.items():
         dtype = "float32" if tensor.dtype == torch.bfloat16 else str(tensor.dtype).removeprefix("torch.")

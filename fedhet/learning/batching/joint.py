@@ -19,11 +19,11 @@ from fedhet.representations import RandomStream
 
 
 def together(passes: Sequence[Forward], streams: Sequence[RandomStream]) -> list[Passed]:
-    """Return the results of passes of one kind, run as one; smaller batches are filled up with zeros.
+    """Run passes of one kind as one, and return their results; smaller batches are padded with zeros.
 
     Args:
-        passes: of one kind.
-        streams: what dropout draws from in each.
+        passes: passes of one kind.
+        streams: the random stream for dropout in each pass.
 
     Raises:
         Unfit: an operator other than `nn.Dropout` draws random numbers, or has no form for a batch of networks.
@@ -33,15 +33,15 @@ def together(passes: Sequence[Forward], streams: Sequence[RandomStream]) -> list
     call = _Call(passes[0], [*zip(streams, sizes, strict=True)])
     with torch.set_grad_enabled(passes[0].learns and torch.is_grad_enabled()):
         parameters = _stacked([layout(each.model).parameters for each in passes])
-        own = [layout(each.model).buffers for each in passes]
+        stored = [layout(each.model).buffers for each in passes]
         try:
-            outputs, captured, buffers = vmap(call.of, randomness="error")(parameters, _stacked(own), inputs)
-        except Exception as error:  # whatever a module does that a batch of networks cannot
+            outputs, captured, buffers = vmap(call.of, randomness="error")(parameters, _stacked(stored), inputs)
+        except Exception as error:  # any operation that a batch of networks cannot do
             raise Unfit(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
     if passes[0].stream is None:
         with torch.no_grad():
             for name, now in buffers.items():
-                for each, value in zip(own, now.unbind(), strict=True):
+                for each, value in zip(stored, now.unbind(), strict=True):
                     each[name].copy_(value)
     parts = {name: value.unbind() for name, value in captured.items()}
     return [
@@ -51,21 +51,21 @@ def together(passes: Sequence[Forward], streams: Sequence[RandomStream]) -> list
 
 
 def fits(passes: Sequence[Forward]) -> bool:
-    """Whether batches of passes, of one kind and size, may be filled up: whether no row depends on the others.
+    """Whether batches of passes, of one kind and size, may be padded, since no row depends on the others.
 
-    `Unfit` as of `together`, or if that computes something else than the passes one by one.
+    Raises Unfit like `together`, or if its results differ from those of single passes.
     """
     # Rounding to bfloat16 would hide what differs.
     passes = [replace(each, bf16=False, learns=False, stream=RandomStream(0)) for each in passes]
     joint, seen = together(passes, [RandomStream(0) for _ in passes])[-1]
-    own, captured = passes[-1].run()
-    if not _alike([joint, *seen.values()], [own, *captured.values()]):
+    alone, captured = passes[-1].run()
+    if not _alike([joint, *seen.values()], [alone, *captured.values()]):
         raise Unfit("as a batch of networks it computes something else")
     rows = passes[-1].inputs
     if len(rows) < 3:
         return False
     fewer, others = replace(passes[-1], inputs=rows[:-1], stream=RandomStream(0)).run()
-    return _alike([fewer, *others.values()], [each[:-1] for each in (own, *captured.values())])
+    return _alike([fewer, *others.values()], [each[:-1] for each in (alone, *captured.values())])
 
 
 def _alike(ones: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
@@ -137,7 +137,7 @@ class _Dropout(torch.autograd.Function):
         assert in_dims[0] is not None
         inputs = inputs.movedim(in_dims[0], 0)
         factors = []
-        for own, (stream, rows) in zip(inputs, drawing, strict=True):
+        for batch, (stream, rows) in zip(inputs, drawing, strict=True):
             with stream.active({inputs.device} - {torch.device("cpu")}):
-                factors.append(_filled(F.dropout(torch.ones_like(own[:rows]), p), len(own)))
+                factors.append(_filled(F.dropout(torch.ones_like(batch[:rows]), p), len(batch)))
         return inputs * torch.stack(factors), 0

@@ -121,12 +121,12 @@ class _ByValue(pickle.Pickler):
 
 
 def kind(asked: Forward) -> tuple[object, ...]:
-    """Passes of equal kinds may be one, if momenta are equal, whatever the sizes of batches; an empty one fits none."""
-    found = layout(asked.model)
-    if not found.built:
+    """Return the kind of a pass: passes of equal kinds and momenta can run as one; an empty kind fits no other."""
+    model_layout = layout(asked.model)
+    if not model_layout.built:
         return ()
     sites = tuple((name, site.site) for name, site in asked.captures.items())
     until = asked.until.site if asked.until else None
     inputs = asked.inputs
     batch = (tuple(inputs.shape[1:]), inputs.dtype, inputs.device)
-    return (found.built, found.modes, sites, until, asked.learns, asked.stream is None, asked.bf16, batch)
+    return (model_layout.built, model_layout.modes, sites, until, asked.learns, asked.stream is None, asked.bf16, batch)
