@@ -130,9 +130,7 @@ def _type(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> str:
     if node.operator.startswith("conv") and len(weight) > 2:
         return _convolution(node, weight)
     weights = {role: shape for role, shape in shapes.items() if not role.startswith(NORM) and "running_" not in role}
-    return "_".join(
-        [node.operator.replace(".", "_"), *("x".join(map(str, shape)) or "1" for shape in weights.values())]
-    )
+    return "_".join([node.operator.replace(".", "_"), *("x".join(map(str, size)) or "1" for size in weights.values())])
 
 
 def _convolution(node: Node, weight: tuple[int, ...]) -> str:

@@ -89,9 +89,7 @@ class PermutationGroups:
             return tuple(s if s.group is None else replace(s, width=widths[s.group]) for s in segments)
 
         groups = tuple(replace(group, width=widths[group.index]) for group in self.groups)
-        return replace(
-            self, groups=groups, axes={name: tuple(map(axis_of, parameter)) for name, parameter in self.axes.items()}
-        )
+        return replace(self, groups=groups, axes={name: tuple(map(axis_of, axes)) for name, axes in self.axes.items()})
 
     def shapes(self, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
         """``state_dict`` name -> shape, in a model of the same architecture whose groups have these widths."""
