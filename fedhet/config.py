@@ -36,19 +36,19 @@ KeyRow = tuple[str, Value, str, str]
 
 
 def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True, trusted: bool = True) -> Config:
-    """Complete and check what a user set.
+    """Complete and check the settings of a user.
 
-    A key that has no effect beside another one is put back to its default, and listed in `Config.idle`.
+    A key that has no effect because of another one gets its default, and is listed in `Config.idle`.
 
     Args:
         chosen: kebab-case keys and values; nested tables count as dotted keys, `""` as not chosen. `preset` names a
-            file of `run_configs/` without its suffix, `extra-keys` is TOML with the keys of a method from outside.
-        strict: refuse a key without effect that the user chose by hand, unless a preset or a file chose the key that is
-            the reason: any (`True`), none, or only these keys.
-        trusted: whether a method may be imported by `package.module:name`; not where the name came over the wire.
+            file of `run_configs/` without its suffix, `extra-keys` is TOML with the keys of an outside method.
+        strict: which keys without effect are refused if they were set by hand: all (`True`), none, or these. A key is
+            not refused if a preset or a file set the key that is the reason.
+        trusted: whether a method may be imported by `package.module:name`; False for names received from the wire.
 
     Raises:
-        ConfigError: with every problem found, each naming its key and what would be right.
+        ConfigError: lists every problem, each with its key and what would be right.
     """
     wanted = {_key(key): value for key, value in toml.chosen(chosen).items()}
     for key in ("preset", EXTRA, "method"):
@@ -65,7 +65,7 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
         method = registry.method(str(layers.get("method", Config.method)), trusted=trusted)
     except ConfigError as error:
         problems.append(str(error))
-    common, own = _values_of(method, layers, problems)
+    common, method_values = _values_of(method, layers, problems)
     if method and common.get("rounds") == 0 and not method.settles_rounds:
         problems.append(f"rounds = 0: {method.name} does not settle by itself how many it needs: set at least 1")
     problems += conflicts(common, numbers=not problems)
@@ -73,7 +73,7 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
         raise ConfigError("\n".join(problems))
     config = Config(
         **common,
-        parameters=method.Parameters(**own),
+        parameters=method.Parameters(**method_values),
         method_name=method.name,
         family=method.family,
         preset=wanted.get("preset", ""),
@@ -93,9 +93,9 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
 def _values_of(
     method: Method | None, layers: Mapping[str, Any], problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values of the common fields, and of the method's own; what is wrong with one is added to `problems`."""
+    """Return the values of common fields and of the method's fields; errors are added to `problems`."""
     common: dict[str, Any] = {}
-    own: dict[str, Any] = {}
+    method_values: dict[str, Any] = {}
     for key, value in {**(method.common if method else {}), **layers}.items():
         prefix, _, name = key.rpartition(".")
         try:
@@ -107,75 +107,75 @@ def _values_of(
         if not prefix:
             common[spec.name] = value
         elif method and prefix == method.family:
-            own[spec.name] = value
-    return common, own
+            method_values[spec.name] = value
+    return common, method_values
 
 
-def named(config: str | Path | None, method: object = None, given: Collection[str] = ()) -> dict[str, Any]:
-    """The settings that a name stands for, on top of which single keys are set.
+def named(config: str | Path | None, method: object = None, supplied: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings for a name, to which single keys are added.
 
     Args:
-        config: a TOML file, a preset, or a method, which stands for its preset on digits or for that of its family;
-            None for the preset on digits of `method`, or else the default.
+        config: a TOML file, a preset, or a method, which stands for its digits preset or for that of its family; None
+            for the digits preset of `method`, or else the default.
         method: the method that is set by hand.
-        given: as `read`.
+        supplied: as in `read`.
 
     Raises:
-        ConfigError: there is no such name, or as `from_file`.
+        ConfigError: there is no such name, or as in `from_file`.
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
-        return from_file(Path(config), given, method)
+        return from_file(Path(config), supplied, method)
     known, wanted = presets(), str(config or method)
     family = registry.method(wanted).family if ":" in wanted else wanted
-    own = {"method": wanted} if config is not None and ":" in wanted else {}
-    for name in (f"{family}/digits", DEFAULT_PRESET if config is None or own else wanted):
+    by_reference = {"method": wanted} if config is not None and ":" in wanted else {}
+    for name in (f"{family}/digits", DEFAULT_PRESET if config is None or by_reference else wanted):
         if name in known:
-            return {"preset": name} | own
+            return {"preset": name} | by_reference
     raise ConfigError(nearest("method or preset", str(config), [*known, *registry.methods()]))
 
 
-def completed(config: Mapping[str, Any] | str | Path | None, given: Collection[str] = ()) -> dict[str, Any]:
-    """Settings from Python: single ones, on top of the preset that they name or their method's, or as `named`."""
+def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collection[str] = ()) -> dict[str, Any]:
+    """Complete settings from Python: single ones by the preset that they name or their method's, names by `named`."""
     if not isinstance(config, Mapping):
-        return named(config, given=given)
+        return named(config, supplied=supplied)
     base = {} if "preset" in config else named(None, config.get("method"))
     return {**base, **config}
 
 
-def read(path: Path, given: Collection[str] = ()) -> dict[str, Any]:
-    """A configuration file's keys, flat, without those that are not chosen and without what a run notes beside them.
+def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
+    """Return the chosen keys of a configuration file, flat, without the notes that a run adds.
 
     Args:
         path: the file.
-        given: of a run with a user's own `model` or `data`, those that are given again.
+        supplied: which of `model` and `data` the user supplies again, for the file of a run that had them.
 
     Raises:
-        ConfigError: the file is missing or is not TOML, or that of a run with something that is not given again.
+        ConfigError: the file is missing or is not TOML, or its run had a model or data that are not supplied again.
     """
     table = toml.load(path)
-    own = [table.pop(noted, {}) for noted in toml.NOTED][-1]
-    if missing := {name: what for name, what in own.items() if name in ("model", "data") and name not in given}:
-        words = " and ".join(f"{'a ' * (name == 'model')}{name} of its own ({what})" for name, what in missing.items())
+    notes = [table.pop(noted, {}) for noted in toml.NOTED][-1]
+    if missing := {name: text for name, text in notes.items() if name in ("model", "data") and name not in supplied}:
+        words = " and ".join(f"{'a ' * (name == 'model')}{name} of its own ({text})" for name, text in missing.items())
         again = ", ".join(f"{name}=..." for name in missing)
         raise ConfigError(f"{path} was run with {words}: give it again in Python, fedhet.run({str(path)!r}, {again})")
     return toml.chosen(table)
 
 
 def from_file(
-    path: Path, given: Collection[str] = (), method: object = None, *, of_run: bool = False
+    path: Path, supplied: Collection[str] = (), method: object = None, *, of_run: bool = False
 ) -> dict[str, Any]:
-    """The settings of a file that a user names.
+    """Return the settings of a file that a user names.
 
     Args:
         path: the file.
-        given: as `read`.
-        method: the method that is set by hand, in place of the file's.
-        of_run: whether it is data and may be anybody's, as any in the folder of a run: it makes no method be imported.
+        supplied: as in `read`.
+        method: the method that is set by hand, which replaces the file's.
+        of_run: whether to treat the file as untrusted, like a file in the folder of a run: no method is imported.
 
     Raises:
-        ConfigError: as `read`, or a file of a run names a method that is neither known here nor set by hand.
+        ConfigError: as in `read`, or a file of a run names a method that is neither known here nor set by hand.
     """
-    settings = read(path, given)
+    settings = read(path, supplied)
     if not of_run and not (path.parent / "history.jsonl").exists() and "ran" not in toml.load(path):
         return settings
     if EXTRA in settings:
@@ -242,7 +242,7 @@ def parse_setting(text: str) -> tuple[str, Value]:
 
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:
-    """Every key, the methods' own last; those of methods from `outside` too, or those of one `method` alone."""
+    """Yield every key, methods' keys last, with those of `outside` methods, or only those of one `method`."""
     if method is not None:
         names = [registry.method(method).family]
     else:
@@ -250,11 +250,11 @@ def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]
         yield from (_row("", f) for f in common_fields())
     for name in names:
         try:
-            own = fields(registry.method(name).Parameters)
+            specs = fields(registry.method(name).Parameters)
         except ConfigError as error:  # a package that is installed and broken
             log.warning("%s", error)
             continue
-        yield from (_row(f"{name}.", f) for f in own)
+        yield from (_row(f"{name}.", f) for f in specs)
 
 
 def _row(prefix: str, field: dataclasses.Field[Any]) -> KeyRow:
@@ -291,18 +291,18 @@ def _extra(text: str) -> dict[str, Any]:
 
 
 def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
-    """The field behind a key; a ConfigError, with the nearest key, if there is none."""
+    """Return the field of a key; raises a ConfigError with the nearest key if there is none."""
     try:
         known = common_fields() if not prefix else fields(registry.method(prefix, trusted=False).Parameters)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
-    found = next((f for f in known if kebab(f.name) == name), None)
+    spec = next((f for f in known if kebab(f.name) == name), None)
     if key in ARGUMENTS:
         raise ConfigError(
             f"{key} is no key of the configuration but an argument: give it to fedhet.run(..., {key}=...), "
             "fedhet.compare or fedhet.make_client_app"
         )
-    if found is None:
+    if spec is None:
         names = [kebab(f.name) for f in known]
         raise ConfigError(nearest("key", key, [f"{prefix}.{each}" if prefix else each for each in names]))
-    return found
+    return spec

@@ -49,14 +49,14 @@ class Parameters:
         return {}
 
 
-def width(value: object, what: str) -> float:
-    """The share of units that a value says, above 0 and at most 1; else a ConfigError that names `what` has it."""
+def width(value: object, name: str) -> float:
+    """Read a share of units, above 0 and at most 1; raises a ConfigError that names the setting."""
     try:
         share = float(str(value))
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise ConfigError(f"{what}: {value} is no share of a layer's units: a width is above 0 and at most 1")
+        raise ConfigError(f"{name}: {value} is no share of a layer's units: a width is above 0 and at most 1")
     return share
 
 
@@ -221,9 +221,9 @@ class Config:
     idle: tuple[tuple[str, str], ...] = ()  # keys put back to their defaults since they have no effect, and why
 
     def specs(self) -> dict[str, dataclasses.Field[Any]]:
-        """The field behind every key, the method's own under its name."""
-        own = {f"{self.family}.{kebab(f.name)}": f for f in fields(self.parameters)}
-        return {kebab(f.name): f for f in common_fields()} | own
+        """Return the field of every key, the method's fields under its name."""
+        of_method = {f"{self.family}.{kebab(f.name)}": f for f in fields(self.parameters)}
+        return {kebab(f.name): f for f in common_fields()} | of_method
 
     def flat(self) -> dict[str, Value]:
         """Every key and value, the method's own under its name: what `fedhet.config.resolve` takes."""

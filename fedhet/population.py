@@ -56,21 +56,21 @@ _with_drawn_test_set = lru_cache(maxsize=2)(data.with_drawn_test_set)  # each is
 
 
 def architecture_of(client: ClientInfo) -> str:
-    """The configured architecture of one client; a node may name its own (`architecture` in its node config)."""
-    if own := client.node_config.get("architecture"):
-        return models.expand(str(own))[0]
+    """Return the configured architecture of a client; a node can set its own (`architecture` in its node config)."""
+    if chosen := client.node_config.get("architecture"):
+        return models.expand(str(chosen))[0]
     number, clients = _place(client)
     return architectures(client.config, clients)[number]
 
 
 def width_of(client: ClientInfo) -> float:
-    """The share of each hidden layer's units that a client has, of methods whose clients have parts of one network.
+    """Return the share of each hidden layer's units that a client has, for methods with parts of one network.
 
-    A node may say its own (`width` in its node config); else `widths`, a key of the method, is dealt as architectures
+    A node can set its own (`width` in its node config); else `widths`, a key of the method, is dealt as architectures
     are, round-robin where these are dealt one by one. A ConfigError for a width that is not above 0 and at most 1.
     """
-    if (own := client.node_config.get("width")) is not None:
-        return options.width(own, "the node's width")
+    if (chosen := client.node_config.get("width")) is not None:
+        return options.width(chosen, "the node's width")
     number, clients = _place(client)
     widths = client.config.parameters.all_widths
     return models.spread(widths, client.config.assign, clients, client.config.seed)[number]
@@ -101,13 +101,13 @@ def public_dataset(config: Config) -> PublicDataset | None:
     return _elsewhere(keys) if config.public_dataset else _split(keys, config.clients, config.seed).public
 
 
-def public_dataset_for(method: str, need: str, given: PublicDataset | None) -> PublicDataset | None:
-    """The public dataset as a method needs it (`Traits.public`), or None; a ConfigError where its labels lack."""
-    if given is None or need == "none":
+def public_dataset_for(method: str, need: str, public: PublicDataset | None) -> PublicDataset | None:
+    """Return the public dataset that a method needs (`Traits.public`), or None; raises a ConfigError without labels."""
+    if public is None or need == "none":
         return None
-    if need == "labelled" and given.labels is None:
+    if need == "labelled" and public.labels is None:
         raise ConfigError(f"{method} needs a labelled public dataset, and the public dataset has no labels: give both")
-    return given if need == "labelled" else given.unlabelled
+    return public if need == "labelled" else public.unlabelled
 
 
 def training_union(config: Config) -> PublicDataset:
@@ -271,7 +271,7 @@ def _client(keys: Config, clients: int, number: int, seed: int) -> ClientData:
     split = _split(keys, clients, seed)
     part = split.parts[number]
     train, test = split.dataset.train.subset(part.train), split.dataset.test.subset(part.test)
-    own = ClientData(train, test, validation=split.validation)
+    client_data = ClientData(train, test, validation=split.validation)
     together = split.dataset.together
     owners = together.train[part.train] if together else None
-    return data.with_validation(own, keys.validation, seed, str(number), owners=owners)
+    return data.with_validation(client_data, keys.validation, seed, str(number), owners=owners)

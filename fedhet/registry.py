@@ -86,23 +86,23 @@ def given() -> list[Method]:
 
 
 def method(reference: str, *, trusted: bool = True) -> Method:
-    """The method that goes by a name.
+    """Return the method of a name.
 
     Args:
-        reference: a name; or `package.module:name` or `FILE.py:NAME`, which is imported (from the working folder too)
-            and is known by its own name from then on.
+        reference: a name, `package.module:name` or `FILE.py:NAME`. The latter two are imported (also from the working
+            folder) and known by the method's own name afterwards.
         trusted: whether the reference may be imported.
 
     Raises:
-        ConfigError: there is no such method, or it is none.
+        ConfigError: there is no such method, or the object is no method.
     """
     if reference in _given:
         return _given[reference]
     if reference in _installed():
         return _loaded(reference)
-    if ":" in reference and (found := _imported(reference) if trusted else _imported_before(reference)):
-        give(found)
-        return found
+    if ":" in reference and (imported := _imported(reference) if trusted else _imported_before(reference)):
+        give(imported)
+        return imported
     raise ConfigError(
         f"{nearest('method', reference, methods())}; a method of yours is package.module:name or FILE.py:NAME, an "
         f"entry point of the group {GROUP}, or given to make_client_app and make_server_app"
@@ -148,25 +148,25 @@ def drawings(name: str) -> Mapping[str, Drawing]:
 
 @cache
 def _installed() -> dict[str, EntryPoint]:
-    """Where the methods of fedhet and of other installed packages are, by name."""
-    own = {name: f"fedhet.methods.{name.replace('-', '_')}:method" for name in own_methods()}
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    for name in found.keys() & own.keys():
-        _log.warning("method %r, installed as %s, goes by the name of one of fedhet's", name, found[name].value)
-    return found | {name: EntryPoint(name, value, GROUP) for name, value in own.items()}
+    """Return entry points of the methods of fedhet and of other installed packages, by name."""
+    included = {name: f"fedhet.methods.{name.replace('-', '_')}:method" for name in own_methods()}
+    installed = {point.name: point for point in entry_points(group=GROUP)}
+    for name in installed.keys() & included.keys():
+        _log.warning("method %r, installed as %s, goes by the name of one of fedhet's", name, installed[name].value)
+    return installed | {name: EntryPoint(name, value, GROUP) for name, value in included.items()}
 
 
 @cache
 def _loaded(name: str) -> Method:
     point = _installed()[name]
-    found = _method_at(f"{point.module}:{point.attr}", f"method {name!r} of an installed package ({point.value})")
-    if found.name != name:
-        raise ConfigError(f"method {name!r} calls itself {found.name!r}: the names must be the same")
-    return found
+    method = _method_at(f"{point.module}:{point.attr}", f"method {name!r} of an installed package ({point.value})")
+    if method.name != name:
+        raise ConfigError(f"method {name!r} calls itself {method.name!r}: the names must be the same")
+    return method
 
 
 def _imported(reference: str) -> Method:
-    """A method by where it is written; the working folder counts, as it does for a script that lies there."""
+    """Import a method; the working folder is searched too, as for a script."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     if not all(_place(reference)):
@@ -175,36 +175,36 @@ def _imported(reference: str) -> Method:
 
 
 def _imported_before(reference: str) -> Method | None:
-    """The method of `package.module:name` or `FILE.py:NAME`, where it is imported and given already."""
+    """Return the method of `package.module:name` or `FILE.py:NAME` if it is imported and registered already."""
     module, name = _place(reference)
-    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
-    return found if isinstance(found, Method) and _given.get(found.name) is found else None
+    method = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    return method if isinstance(method, Method) and _given.get(method.name) is method else None
 
 
-def _method_at(reference: str, what: str) -> Method:
-    found = _object(reference, what)
-    if not isinstance(found, Method):
-        raise ConfigError(f"{what} is a {type(found).__name__}, no fedhet.method.Method")
-    return found
+def _method_at(reference: str, subject: str) -> Method:
+    method = _object(reference, subject)
+    if not isinstance(method, Method):
+        raise ConfigError(f"{subject} is a {type(method).__name__}, no fedhet.method.Method")
+    return method
 
 
-def _object(reference: str, what: str) -> Any:
-    """The object that `package.module:name` or `FILE.py:NAME` names; `what` it is says the error."""
+def _object(reference: str, subject: str) -> Any:
+    """Import the object `package.module:name` or `FILE.py:NAME`; an error calls it `subject`."""
     module, name = _place(reference)
     try:
         return getattr(module_of(module), name)
     except (ImportError, AttributeError, ValueError, OSError, SyntaxError) as error:
-        raise ConfigError(f"{what} cannot be imported: {error}") from error
+        raise ConfigError(f"{subject} cannot be imported: {error}") from error
 
 
 def _place(reference: str) -> tuple[str, str]:
-    """The module and the name in it; a file is a module by its whole path, so that all processes know it by one."""
+    """Return module and name; the module of a file is its absolute path, the same in all processes."""
     module, _, name = reference.rpartition(":")
     return str(Path(module).resolve()) if module.endswith(".py") else module, name
 
 
 def module_of(name: str) -> ModuleType:
-    """The module of a name or of the whole path of a file, imported if it is not yet; raises as Python's import."""
+    """Import a module by its name or the absolute path of a file; raises like Python's import."""
     if not name.endswith(".py") or name in sys.modules:
         return importlib.import_module(name)
     spec = spec_from_file_location(name, name)
@@ -221,9 +221,9 @@ def module_of(name: str) -> ModuleType:
 
 def _side(method: Method, which: str) -> type[Any]:
     reference = getattr(method, which)
-    what = f"the {which} side of method {method.name!r}, {reference!r},"
-    side: type[Any] = _object(reference, what)
+    subject = f"the {which} side of method {method.name!r}, {reference!r},"
+    side: type[Any] = _object(reference, subject)
     if getattr(side, "role", None) != which:
         kinds = {"server": "fedhet.server.FederatedStrategy", "client": "fedhet.client.ClientSide"}
-        raise ConfigError(f"{what} is no {kinds[which]}")
+        raise ConfigError(f"{subject} is no {kinds[which]}")
     return side

@@ -43,8 +43,8 @@ class Work:
     forwards: int = 0
 
     def __add__(self, other: "Work") -> "Work":
-        """Both together."""
-        return Work(*(own + its for own, its in zip(vars(self).values(), vars(other).values(), strict=True)))
+        """Return the sum."""
+        return Work(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:

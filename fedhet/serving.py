@@ -51,7 +51,7 @@ def serve(
     """
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
     here = engine == "local" or simulated(grid)
-    with recorded(folder, config, engine, resume=resume, own=supplied.words, simulated=here) as recording:
+    with recorded(folder, config, engine, resume=resume, supplied=supplied.words, simulated=here) as recording:
         strategy = make(config, public=public, model=model or supplied.model, observers=[*recording, *observers])
         strategy.state = recording[0].state(strategy.state_class) or strategy.state
         if evaluate_fn is None and config.test_on != "local":

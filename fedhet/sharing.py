@@ -57,17 +57,17 @@ class Sharing:
     units: Units | None = None
 
     def __post_init__(self) -> None:
-        """Check what goes together."""
+        """Check that the fields fit together."""
         if self.units and not (self.averaged and self.keys == "everything"):
             raise ValueError('clients have parts of one network where its sharing is averaged and of "everything"')
 
     def names(
         self, network: NetworkDescription, tensors: "Mapping[str, Tensor]", *, statistics: bool
     ) -> dict[str, str]:
-        """The shared key of each array of a state dict that is shared, by name, in the same order.
+        """Return the shared key of each shared array of a state dict, by name, in its order.
 
         Args:
-            network: the client's.
+            network: the client's network.
             tensors: its state dict.
             statistics: whether BatchNorm's statistics are aggregated in this run.
         """
@@ -96,18 +96,18 @@ def _architecture(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Tensor]]]":
-    """Each layer's kind (its class, its options and the shapes of its arrays) and arrays by name, as in the model."""
+    """Yield each layer's kind (class, options and shapes of arrays) and arrays by name, in the model's order."""
     for name, module in network.model.named_modules():
-        own = {key: tensor for key, tensor in module.state_dict().items() if "." not in key}
-        if own:
-            shapes = ",".join("x".join(map(str, tensor.shape)) for tensor in own.values())
+        arrays = {key: tensor for key, tensor in module.state_dict().items() if "." not in key}
+        if arrays:
+            shapes = ",".join("x".join(map(str, tensor.shape)) for tensor in arrays.values())
             options = [getattr(module, key) for key in ("stride", "groups", "dilation") if hasattr(module, key)]
             kind = f"{type(module).__name__}({shapes};{options})".replace(" ", "")
-            yield kind, {f"{name}.{key}".removeprefix("."): tensor for key, tensor in own.items()}
+            yield kind, {f"{name}.{key}".removeprefix("."): tensor for key, tensor in arrays.items()}
 
 
 def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
-    """The k-th layer of each kind; one of vectors alone (a normalisation) goes with the layer before it."""
+    """Key arrays by the layer's kind and its number in it; normalisations belong to the layer before them."""
     counts: Counter[str] = Counter()
     keys: dict[str, str] = {}
     before = ""
@@ -122,7 +122,7 @@ def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def _first_layers(network: NetworkDescription) -> Callable[[str], str | None]:
-    """A layer goes by its kind and those of all before it, so that only networks that begin alike have its key."""
+    """Key arrays by the kinds of their layer and all earlier ones, so that networks share only equal first layers."""
     keys: dict[str, str] = {}
     kinds = ""
     for number, (kind, arrays) in enumerate(layers(network), 1):
@@ -132,12 +132,12 @@ def _first_layers(network: NetworkDescription) -> Callable[[str], str | None]:
     return keys.get
 
 
-def _first_units(own: int, whole: int, round: int) -> Sequence[int]:
-    return range(own)
+def _first_units(few: int, whole: int, round: int) -> Sequence[int]:
+    return range(few)
 
 
-def _window(own: int, whole: int, round: int) -> Sequence[int]:
-    return [(round + place) % whole for place in range(own)]
+def _window(few: int, whole: int, round: int) -> Sequence[int]:
+    return [(round + place) % whole for place in range(few)]
 
 
 EVERYTHING = Sharing("everything")

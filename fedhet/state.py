@@ -104,12 +104,12 @@ class State:
             raise FedhetError(f"{path} is no checkpoint that can be read: {why}") from error
 
     def _place(self, group: str) -> Arrays:
-        """The group of arrays that goes by this name in a file."""
+        """Return the group of arrays with this name in a file."""
         # The longest name first: `peer-more-3` is not member `more-3` of `peer` where there is a field `peer_more`.
         for name, kind in sorted(_kinds(type(self)).items(), key=lambda field: -len(field[0])):
             if kind == Arrays and group == _saved(name):
-                found: Arrays = getattr(self, name)
-                return found
+                arrays: Arrays = getattr(self, name)
+                return arrays
             if kind == ArraysBy and group.startswith(f"{_saved(name)}-"):
                 groups: ArraysBy = getattr(self, name)
                 return groups.setdefault(group.removeprefix(f"{_saved(name)}-"), {})

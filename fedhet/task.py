@@ -117,8 +117,8 @@ class Task:
         weights = [f"class weights {', '.join(f'{weight:g}' for weight in self.class_weights)}"] * bool(
             self.class_weights
         )
-        own = [f"loss {_name(self.own_loss)}"] if self.own_loss is not None else []
-        return ", ".join([self.name or "inferred", *weights, *own])
+        loss = [f"loss {_name(self.own_loss)}"] if self.own_loss is not None else []
+        return ", ".join([self.name or "inferred", *weights, *loss])
 
     @property
     def outputs(self) -> Outputs:
@@ -166,7 +166,7 @@ class Task:
         return problem
 
     def check_loss(self, outputs: Tensor, labels: Tensor) -> None:
-        """Check what a loss of one's own gives for a few examples; raises `ConfigError`."""
+        """Check a user's loss on a few examples; raises a `ConfigError`."""
         if self.own_loss is None:
             return
         name = _name(self.own_loss)
@@ -174,9 +174,9 @@ class Task:
             try:
                 value: object = self.loss(outputs.detach().requires_grad_(), labels)
             except Exception as error:  # whatever a user's loss raises, it cannot take these
-                given = [f"{str(t.dtype)[6:]} of shape {tuple(t.shape)}" for t in self.outputs.pair(outputs, labels)]
+                shapes = [f"{str(t.dtype)[6:]} of shape {tuple(t.shape)}" for t in self.outputs.pair(outputs, labels)]
                 raise ConfigError(
-                    f"the task's loss {name} cannot take outputs, {given[0]}, and labels, {given[1]}: "
+                    f"the task's loss {name} cannot take outputs, {shapes[0]}, and labels, {shapes[1]}: "
                     f"{type(error).__name__}: {error}"
                 ) from error
         if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:

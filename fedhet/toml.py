@@ -32,14 +32,14 @@ def load(path: Path) -> dict[str, Any]:
     return table
 
 
-def from_json(text: str, what: str) -> dict[str, Any]:
-    """The flat table of settings that a text of JSON is; else a ConfigError, in which `what` names it."""
+def from_json(text: str, subject: str) -> dict[str, Any]:
+    """Parse a flat table of settings from JSON; raises a ConfigError, which names it by `subject`."""
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{what} cannot be read as JSON: {type(error).__name__}") from error
+        raise ConfigError(f"{subject} cannot be read as JSON: {type(error).__name__}") from error
     if not isinstance(table, dict) or not all(isinstance(each, bool | int | float | str) for each in table.values()):
-        raise ConfigError(f"{what} must be a table of texts, numbers, true and false")
+        raise ConfigError(f"{subject} must be a table of texts, numbers, true and false")
     return table
 
 

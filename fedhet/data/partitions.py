@@ -111,7 +111,7 @@ def partition(
     if samples_per_client:
         rng, labels = numpy_generator(seed, "samples-per-client"), dataset.train.labels
         train = [part[proportional_sample(labels[part], samples_per_client, rng)] for part in train]
-    return [Part(np.sort(own), np.sort(tested)) for own, tested in zip(train, test, strict=True)]
+    return [Part(np.sort(mine), np.sort(tested)) for mine, tested in zip(train, test, strict=True)]
 
 
 def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> Indices:

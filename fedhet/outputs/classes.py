@@ -158,9 +158,9 @@ class Segmentation(TokenClassification):
         def by_class(chosen: Tensor, of: Tensor) -> Tensor:  # (n, classes)
             return (example + of)[chosen].bincount(minlength=len(labels) * classes).reshape(-1, classes)
 
-        found = scores.argmax(-1)
-        both = by_class(counts & (found == labels), labels)
-        union = by_class(counts, found) + by_class(counts, labels) - both
+        predicted = scores.argmax(-1)
+        both = by_class(counts & (predicted == labels), labels)
+        union = by_class(counts, predicted) + by_class(counts, labels) - both
         return loss, count, (both.sum(0), union.sum(0), (union > 0).sum(0))
 
     def measure(self, count: int, *columns: Columns) -> Metric:

@@ -78,13 +78,13 @@ LOGGERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 
 
 def loggers(names: Sequence[str], folder: Path, settings: Mapping[str, Value]) -> list[Observer]:
-    """The observers of these names; a `ConfigError` if one is not installed, or cannot start."""
-    found: list[Observer] = []
+    """Return the observers of these names; raises a `ConfigError` if one is not installed or cannot start."""
+    observers: list[Observer] = []
     for name in names:
         try:
-            found.append(LOGGERS[name](folder, settings))
+            observers.append(LOGGERS[name](folder, settings))
         except ImportError as error:
             raise ConfigError(f"log = {name!r} needs {name}, which is not installed: pip install {name}") from error
         except Exception as error:  # whatever others' packages raise
             raise ConfigError(f"log = {name!r} cannot start: {type(error).__name__}: {error}") from error
-    return found
+    return observers

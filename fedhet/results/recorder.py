@@ -46,8 +46,8 @@ PACKAGES = ("flwr", "torch", "numpy", "scipy")
 class RunDirectory(Observer):
     """Observer that writes `config.toml`, `history.jsonl`, `clients.csv`, `checkpoint/`, `models/`, `summary.json`.
 
-    `resume` goes on with the run that is in the folder; `own` has the user's own model and data in words; `simulated`
-    says whether clients are simulated on this machine. Raises as `check_folder`.
+    `resume` continues the run in the folder; `supplied` describes the user's model and data; `simulated` says whether
+    clients are simulated on this machine. Raises like `check_folder`.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class RunDirectory(Observer):
         engine: str,
         *,
         resume: bool = False,
-        own: Mapping[str, str] = {},
+        supplied: Mapping[str, str] = {},
         simulated: bool = True,
     ) -> None:
         self.folder, self.config, self.engine, self.simulated = folder, config, engine, simulated
         self.started_at = time.perf_counter()
         self.earlier_seconds = 0.0
         check_folder(folder, resume=resume)
-        self._own = own
+        self._supplied = supplied
         self._files = Appended(folder)
         if resume:
             with showing(folder):
@@ -83,12 +83,12 @@ class RunDirectory(Observer):
             del flat["clients"]  # the federation says how many there are, when the run is resumed too
         versions = {f"versions.{package}": version(package) for package in PACKAGES}
         versions |= {"versions.fedhet": __version__, "versions.python": platform.python_version()}
-        noted = {f"own.{name}": words for name, words in self._own.items()}
+        noted = {f"own.{name}": words for name, words in self._supplied.items()}
         noted |= {"ran.host": host(), "ran.command": shlex.join(sys.argv) if sys.argv[0] else "Python"}
         write_text(self.folder / "config.toml", to_toml({**flat, **noted, **versions}))
 
     def state(self, state_class: type[S]) -> S | None:
-        """The state after the last complete round, of the method's class; None before the first checkpoint."""
+        """Return the state after the last complete round; None before the first checkpoint."""
         last = self._last_checkpoint()
         if last is None:
             return None
@@ -98,7 +98,7 @@ class RunDirectory(Observer):
         return state
 
     def started(self, run: RunInfo, first: int, last: int) -> None:
-        """Write who has which classes, where the clients and the configured data set are on this machine."""
+        """Write the clients' classes, if clients and the configured data set are on this machine."""
         if run.test_on not in ("", self.config.test_on):
             self.config = self.config.but(test_on=run.test_on)
             self._write_config()

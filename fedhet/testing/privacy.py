@@ -51,10 +51,12 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 
 def same_data(client: ClientInfo) -> ClientData:
-    """The configured data, as data of a client's own."""
-    own, common = population.data_of(client), population.dataset_of(client.config).test
-    train, test, common = (Examples(part.inputs[:].float() / 16, part.labels) for part in (own.train, own.test, common))
-    return ClientData(train, test, own.public, common)
+    """Return the configured data as a user's data function would."""
+    client_data, common = population.data_of(client), population.dataset_of(client.config).test
+    train, test, common = (
+        Examples(part.inputs[:].float() / 16, part.labels) for part in (client_data.train, client_data.test, common)
+    )
+    return ClientData(train, test, client_data.public, common)
 
 
 def other_data(client: ClientInfo) -> ClientData:
@@ -102,8 +104,8 @@ def from_elsewhere(
 
 
 def leaving(content: RecordDict, sends: Mapping[str, str], without: set[str]) -> dict[str, Any]:
-    """All that a reply holds but for what is of some kinds, to be compared."""
-    found: dict[str, Any] = {}
+    """Return the values of a reply except those of some kinds, to compare them."""
+    values: dict[str, Any] = {}
     for name, record in content.items():
         for key, value in record.items():
             if isinstance(record, MetricRecord):
@@ -114,8 +116,8 @@ def leaving(content: RecordDict, sends: Mapping[str, str], without: set[str]) ->
             else:
                 kind = sends.get(key, STRUCTURE) if name == "values" else STRUCTURE
             if kind not in without:
-                found[f"{name}/{key}"] = value
-    return found
+                values[f"{name}/{key}"] = value
+    return values
 
 
 def sent_kinds(case: Case) -> set[str]:
@@ -144,13 +146,13 @@ class Privacy:
         self, attack: str, case: Case, kept: Kept, tmp_path: Path
     ) -> None:
         """Of two nodes with other private data, replies differ in the kinds that are allowed, and in nothing else."""
-        sends, own = case.traits.sends, sent_kinds(case)
+        sends, kinds = case.traits.sends, sent_kinds(case)
         scale = 1.0 if attack == "as it was" else -30.0
         request = {} if attack == "as it was" else {"evaluate": True, "expected": -1}
         messages = self.messages(kept, request, settings=HOSTILE[attack], scale=scale)
         assert {type for type, _ in messages} == {"query", "train", "evaluate"}
-        another = next(kind for kind in KINDS if kind not in own)
-        allowed = [",".join(own), ",".join({*own, METRICS}), *own, METRICS, another, ""]
+        another = next(kind for kind in KINDS if kind not in kinds)
+        allowed = [",".join(kinds), ",".join({*kinds, METRICS}), *kinds, METRICS, another, ""]
         for number, allow in enumerate(allowed[1:] if attack == "as it was" else allowed[:2]):
             nodes = [Node(data, allow, tmp_path / f"{number}-{data.__name__}") for data in (same_data, other_data)]
             for (type, _), one, other in zip(messages, *(node.answers(messages) for node in nodes), strict=True):
@@ -164,8 +166,8 @@ class Privacy:
 
     def test_with_the_kinds_that_it_sends_a_method_completes(self, case: Case, kept: Kept, tmp_path: Path) -> None:
         """A node that allows what a method sends, metrics or not, serves every message of a run from elsewhere."""
-        own = sent_kinds(case)
-        for allow in (own, own | {METRICS}):
+        kinds = sent_kinds(case)
+        for allow in (kinds, kinds | {METRICS}):
             node = Node(same_data, ",".join(allow), tmp_path / str(len(allow)))
             for reply in node.answers(self.messages(kept, {}, settings={})):
                 assert "refusal" not in reply["report"], reply["report"]

@@ -92,9 +92,9 @@ class Case:
 
     @cached_property
     def traits(self) -> Traits:
-        """Its answers to the six questions."""
-        own = {"method": self.reference, **COMMON, **dict(self.own)}
-        return self.method.traits_of(configuration.resolve(own, strict=False).parameters)
+        """The method's traits."""
+        settings = {"method": self.reference, **COMMON, **dict(self.own)}
+        return self.method.traits_of(configuration.resolve(settings, strict=False).parameters)
 
     @property
     def draws_every_round(self) -> bool:
@@ -162,8 +162,8 @@ class Run:
     def files(self) -> dict[str, Any]:
         """The content of all files that must repeat."""
         table = (self.folder / "clients.csv").read_bytes()
-        own = {"clients.csv": table, "rows": self.rows, "summary": self.summary}
-        return own | {"models": self.models, "checkpoint": self.checkpoint}
+        contents = {"clients.csv": table, "rows": self.rows, "summary": self.summary}
+        return contents | {"models": self.models, "checkpoint": self.checkpoint}
 
     @property
     def failures(self) -> list[tuple[int, str]]:
@@ -217,13 +217,13 @@ class Kept:
     folders: pytest.TempPathFactory
     runs: ClassVar[dict[tuple[str, Case], Run]] = {}
 
-    def __call__(self, what: str, case: Case | None = None) -> Run:
-        """The run that is `ordinary`, or of a `crash`."""
+    def __call__(self, name: str, case: Case | None = None) -> Run:
+        """Return the run called `ordinary` or `crash`."""
         case = case or self.case
-        if (what, case) not in self.runs:
+        if (name, case) not in self.runs:
             folder = self.folders.mktemp("kept") / "run"
-            self.runs[what, case] = (self._ordinary if what == "ordinary" else self._crash)(case, folder)
-        return self.runs[what, case]
+            self.runs[name, case] = (self._ordinary if name == "ordinary" else self._crash)(case, folder)
+        return self.runs[name, case]
 
     def _ordinary(self, case: Case, folder: Path) -> Run:
         exchanges: list[tuple[RecordDict, Message]] = []

@@ -73,12 +73,12 @@ class Trouble:
     ) -> None:
         """It starts afresh, loudly."""
         logging.getLogger("flwr").addHandler(caplog.handler)
-        folder, gone = tmp_path / "run", []
+        folder, removed = tmp_path / "run", []
 
         def forget(message: Message, client: str) -> None:
             if at([2], "1")(message, client):
                 for path in (folder / "state" / "clients" / "1").glob("*"):
-                    gone.append(path)
+                    removed.append(path)
                     path.unlink()
 
         try:
@@ -87,8 +87,8 @@ class Trouble:
             logging.getLogger("flwr").removeHandler(caplog.handler)
         assert done.summary["status"] == "completed"
         assert done.row(3)["participants"] == ["0", "1", "2"]
-        assert ("client 1 lost its state" in caplog.text) == bool(gone)
-        assert [row["round"] for row in done.rows if row.get("lost_state") == ["1"]] == [2] * bool(gone)
+        assert ("client 1 lost its state" in caplog.text) == bool(removed)
+        assert [row["round"] for row in done.rows if row.get("lost_state") == ["1"]] == [2] * bool(removed)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("rate", [20.0, 1e4, 1e6])
