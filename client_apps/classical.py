@@ -27,7 +27,7 @@ LEAST = 1e-6
 
 
 class Classical(ClientSide[P]):
-    """Trains no network; predictions are those of a classifier of inputs."""
+    """Trains no network; a classifier of inputs predicts."""
 
     def handshake(self, payload: Payload) -> Payload:
         """Return nothing; raises DataError where examples have no single class."""
@@ -46,7 +46,7 @@ class Classical(ClientSide[P]):
         return Payload()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
-        """Log probabilities (n, classes) by the classifier; even odds where it gives none."""
+        """Return the classifier's log probabilities (n, classes); uniform ones if it gives none."""
         outputs = self.client.model(self.client.transform(self.client.data.train.inputs[:1]))
         outputs = self.client.task.outputs.scores(outputs)
         columns = torch.as_tensor(self._classifier.classes_, device=outputs.device)

@@ -54,7 +54,7 @@ class ByClass(ClientSide[P], ABC):
             self.prototypes = to_tensor(sent["means"]).to(self.client.device)
 
     def rows(self) -> Tensor:
-        """For each class its row among the global vectors, (classes,) int64; -1 where it has none."""
+        """Return the row of each class among the global vectors, (classes,) int64; -1 if it has none."""
         count = 1 + int(torch.cat([self.classes, self.client.data.train.labels]).max())
         row_of = torch.full((count,), -1, device=self.client.device)
         row_of[self.classes] = torch.arange(len(self.classes), device=self.client.device)
@@ -145,7 +145,7 @@ class FedProto(ByClass[FedProtoParameters]):
         return (distance,)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Minus the squared distance to each candidate's global prototype; the head's outputs before there are any."""
+        """Return minus squared distances to the candidates' global prototypes; without any, the head's outputs."""
         rows = self.candidates()
         if self.parameters.predict == "head" or not len(rows):
             return super().evaluate(when)

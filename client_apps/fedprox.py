@@ -10,7 +10,7 @@ from fedhet.wire import Payload
 
 
 class FedProx(ClientSide[FedProxParameters]):
-    """Adds mu/2 ||W - W(t-1)||^2 to the task's loss, W(t-1) being what the server sent."""
+    """Adds mu/2 ||W - W(t-1)||^2 to the task's loss, where W(t-1) are the received weights."""
 
     takes_any_loop = True
 

@@ -46,7 +46,7 @@ class HeteroFL(ClientSide[P]):
         return absent if bool(absent.any()) else None
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """One phase, by the masked loss where the client lacks a class."""
+        """Return one phase, with the masked loss if the client lacks a class."""
         phases = super().phases(payload)
         if self.absent is None:
             return phases
@@ -57,7 +57,7 @@ class HeteroFL(ClientSide[P]):
         return self.client.task.loss(step.outputs.masked_fill(self.absent, 0), step.labels)
 
     def end(self, payload: Payload) -> Payload:
-        """Return what is shared; with the masked loss, which rows of the head are of the client's classes."""
+        """Return the shared arrays and, with the masked loss, the head's rows for the client's classes."""
         reply = super().end(payload)
         if self.absent is not None:
             head, rows = f"{self.client.head}.", torch.nonzero(~self.absent).flatten().cpu().numpy()
@@ -67,7 +67,7 @@ class HeteroFL(ClientSide[P]):
 
 
 def _scale(model: nn.Module, size: Size) -> None:
-    """Divide what the layers that write hidden units give by the width."""
+    """Divide the outputs of layers with hidden units by the width."""
     slots = [slot for group in size.groups for slot in group.rows + group.completes]
     for name in {slot.parameter.rpartition(".")[0]: None for slot in slots}:
         module = model.get_submodule(name)

@@ -6,7 +6,7 @@ from fedhet.wire import Payload, to_arrays
 
 
 class PFedHN(ClientSide[PFedHNParameters]):
-    """One phase; what was received is the client's network, and its change goes up."""
+    """One phase; the received weights are the client's network, and their change is sent."""
 
     def begin(self, payload: Payload) -> None:
         """Load the weights, and keep a copy."""

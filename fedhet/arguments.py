@@ -74,7 +74,7 @@ def numbers(option: str, text: str) -> list[int]:
 
 
 def tuning_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
-    """The values that `--tune` names, by key; a ConfigError if there are none, or a key is named twice."""
+    """Parse the values of `--tune`, by key; raises a ConfigError for a key without values or named twice."""
     grid: dict[str, list[Any]] = {}
     for text in settings:
         name, equals, values = text.partition("=")

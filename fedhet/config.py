@@ -206,7 +206,7 @@ def presets() -> list[str]:
 
 
 def preset_path(name: str) -> Path:
-    """The file of a preset; a ConfigError, with the nearest name, if there is no such preset."""
+    """Return the file of a preset; raises a ConfigError with the nearest name if there is none."""
     if name not in (known := presets()):  # which may come over the wire, and must lead nowhere else
         raise ConfigError(nearest("preset", name, known))
     return run_configs() / f"{name}.toml"
@@ -262,7 +262,7 @@ def _row(prefix: str, field: dataclasses.Field[Any]) -> KeyRow:
 
 
 def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:
-    """`keys` by their subject or method; those of a method, or with a word in their name or meaning, alone.
+    """Group `keys` by subject or method; optionally only those of a method, or with a word in name or meaning.
 
     A word that is in none is a ConfigError, with the nearest names.
     """
@@ -278,7 +278,7 @@ def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:
 
 
 def _key(key: str) -> str:
-    """A key as it is written in files; Python's underscores are understood."""
+    """Return a key as it is written in files; Python's underscores become hyphens."""
     prefix, dot, name = key.rpartition(".")
     return f"{prefix}{dot}{kebab(name)}"
 

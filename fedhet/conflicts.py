@@ -1,4 +1,4 @@
-"""Keys that do not go together, and keys that have no effect beside others.
+"""Keys that exclude each other, and keys that have no effect because of others.
 
 Those without effect are refused where a user chose them, and else put back to their defaults.
 """
@@ -57,7 +57,7 @@ def _problem(check: Callable[[], object]) -> list[str]:
 
 
 def without_idle(config: Config, by_hand: frozenset[str], reported: Collection[str], traits: Traits) -> Config:
-    """The configuration with its keys that have no effect put back; those that somebody set are reported.
+    """Reset keys without effect to their defaults; those that were set are reported.
 
     Raises:
         ConfigError: such a key was chosen by hand, and so was the one that is the reason; or nobody chose that one.
@@ -85,7 +85,7 @@ def without_idle(config: Config, by_hand: frozenset[str], reported: Collection[s
 
 
 def _reasons(config: Config, traits: Traits) -> dict[str, str]:
-    """Keys without effect, each with the key that is the reason; what is idle counts as its default for others."""
+    """Return keys without effect, each with the key that is the reason; for other keys they have their defaults."""
     from fedhet import data  # which needs torch
 
     flat, idle = config.flat(), dict[str, str]()

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 
 class FedhetError(Exception):
-    """Something that the user can put right; the message says what was wrong, where, and what would be right."""
+    """An error that the user can correct; the message says what was wrong, where, and what would be right."""
 
 
 class ConfigError(FedhetError):
@@ -25,7 +25,7 @@ MOST, NEIGHBOURS = 20, 5
 
 
 def nearest(kind: str, name: str, known: Iterable[str]) -> str:
-    """Say that a name is unknown, which known name comes closest, and what there is (of many, the neighbours).
+    """Return a message about an unknown name, with the nearest known name and the known names (or neighbours).
 
     Returns:
         Such as `unknown model 'cnn33'; did you mean 'cnn-3-3'? known: cnn, cnn-3-3, mlp`, `model` being the kind.

@@ -57,7 +57,7 @@ def check_place(folder: Path) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Have a file written beside its place, and put it there when it is complete; the folder is made if missing."""
+    """Write a file atomically: to a temporary name, then renamed; a missing folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     write(temporary)
@@ -105,7 +105,7 @@ def csv_lines(rows: Iterable[Iterable[object]]) -> str:
 def write_arrays(
     path: Path, arrays: "Mapping[str, np.ndarray[Any, Any]]", *, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write arrays, and text beside them, to a safetensors file, whole or not at all, with their digest."""
+    """Write arrays and text atomically to a safetensors file, with their digest."""
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -115,7 +115,7 @@ def write_arrays(
 
 
 def read_arrays(path: Path) -> "tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]":
-    """The arrays of a safetensors file, and the text beside them; a FedhetError if it is missing or damaged."""
+    """Read the arrays and the text of a safetensors file; raises a FedhetError if it is missing or damaged."""
     return _read(path, "numpy")
 
 
@@ -130,7 +130,7 @@ def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> "dict[st
 
 
 def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":
-    """The tensors of a safetensors file, or None where there is no such file; a FedhetError if it is damaged."""
+    """Read the tensors of a safetensors file; None if it does not exist; raises a FedhetError if it is damaged."""
     return _read(path, "pt")[0] if path.is_file() else None
 
 
@@ -157,7 +157,7 @@ def _sealed(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: M
 
 
 def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Mapping[str, str]) -> str:
-    """The digest of names, dtypes, shapes and values, and of the text beside them; nothing is copied."""
+    """Return the digest of names, dtypes, shapes, values and text, without copies."""
     import numpy as np
 
     content = hashlib.blake2b(repr(sorted(text.items())).encode(), digest_size=16)

@@ -1,4 +1,4 @@
-"""A key of a configuration: a dataclass field with a default, a meaning, what it is about and the values it takes."""
+"""A key of a configuration: a dataclass field with default, meaning, subject and permitted values."""
 
 import math
 import operator

@@ -90,7 +90,7 @@ def device_of(name: str) -> "torch.device":
 
 
 def brought(tensor: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
-    """Something small on a device, such as what is drawn for a step, without waiting for what the device still does."""
+    """Copy a small tensor to a device, without waiting for the device."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 

@@ -79,12 +79,12 @@ class Traits:
 
     @property
     def alike(self) -> Literal["equal", "widths", "any"]:
-        """How what clients share may differ, as `networks`: in widths, too, where they have parts of one network."""
+        """How shared arrays may differ, with the values of `networks`: in widths, too, if clients have parts."""
         return "widths" if self.shares.units else self.networks
 
     @property
     def bounded(self) -> bool:
-        """Whether what a client sends can be cut, so that `clip-norm` has a meaning."""
+        """Whether the arrays that a client sends can be clipped (`clip-norm`)."""
         return self.averages or self.other_arrays == "whole"
 
     @property
@@ -94,12 +94,12 @@ class Traits:
 
     @property
     def whole(self) -> bool:
-        """Whether what is shared is a whole network, one for all: the global model."""
+        """Whether all clients share one whole network, the global model."""
         return self.networks != "any" and self.shares.averaged and self.shares.keys == "everything"
 
     @property
     def starts_unseen_clients(self) -> bool:
-        """Whether a client that comes after the last round receives weights, or all are alone as it is."""
+        """Whether an unseen client receives weights, or all clients train alone anyway."""
         return (
             not self.communicates
             or self.scored == "received"

@@ -26,7 +26,7 @@ class Metric:
 
     @staticmethod
     def total(metrics: Iterable["Metric"]) -> "Metric":
-        """For each label the weighted mean over those who can say something of it, and all their weight.
+        """Return for each label the mean weighted over those with a weight, and the total weight.
 
         For AUC a pair is of one client: outputs are only ranked among its own. Raises `ValueError` for other labels.
         """

@@ -33,7 +33,7 @@ class Parameters:
 
     @property
     def all_widths(self) -> tuple[float, ...]:
-        """The widths that clients are dealt, where they have parts of one network; a ConfigError for a wrong one."""
+        """The widths to assign to clients that have parts of one network; raises a ConfigError for a wrong one."""
         return tuple(width(each, "widths") for each in listed(self.widths)) or (1.0,)
 
     @property
@@ -42,7 +42,7 @@ class Parameters:
         return False
 
     def check(self, config: "Config") -> None:
-        """Check the method's keys against those that all methods share: a ConfigError for what does not fit."""
+        """Check the method's keys against the common ones; raises a ConfigError if they do not fit."""
 
     def idle(self, config: "Config") -> dict[str, str]:
         """Keys that have no effect whatever their values, each with the key that is the reason (`method`, if none)."""
@@ -234,7 +234,7 @@ class Config:
         return json.dumps(self.flat() | {"method": self.method_name})
 
     def on_own_test_parts(self) -> "Config":
-        """The configuration for data that bring no common test set, where the user did not choose `test-on`."""
+        """Return the configuration for data without a common test set, if the user did not set `test-on`."""
         why = f"test-on = {self.test_on} of the preset or method became local: the data bring no common test set"
         return self.but(test_on="local", idle=(*self.idle, ("test-on", why)))
 

@@ -47,7 +47,7 @@ ModelFunction = Callable[[ClientInfo], nn.Module]
 
 
 def dataset_of(config: Config) -> DataSet:
-    """The configured data set, loaded once a process, with the test set of the run's seed where it is to be drawn."""
+    """Return the configured data set, loaded once in a process, with a test set drawn by the seed if configured."""
     dataset = data.load(config.dataset, config.data or None, input_size=config.input_size)
     return _with_drawn_test_set(dataset, config.seed) if config.test_split == "drawn" else dataset
 

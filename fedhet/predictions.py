@@ -1,4 +1,4 @@
-"""Which test examples a run's models predict right: files of simulations, of which nothing leaves a deployed node."""
+"""Files of simulations on the test examples that models predict right; deployed nodes have none."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,5 +39,5 @@ class Predictions:
 
 
 def read_predictions(folder: Path) -> dict[str, Predictions]:
-    """Read those of a run's directory, by client; empty where it has none."""
+    """Read the predictions of a run's directory, by client; empty if it has none."""
     return {path.stem: Predictions.read(path) for path in sorted((folder / FOLDER).glob("*.safetensors"))}

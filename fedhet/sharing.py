@@ -36,7 +36,7 @@ order."""
 
 @dataclass(frozen=True)
 class Sharing:
-    """A map, and what is done with it.
+    """A sharing map, and how the server uses it.
 
     Attributes:
         keys: the map; `"everything"`, each array under its own name, and `"nothing"` are said, not computed, so that

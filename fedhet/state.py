@@ -1,4 +1,4 @@
-"""A strategy's state as a value: what is saved after every round, and all that a resumed run needs.
+"""A strategy's state as a value, which is saved after every round and suffices to resume a run.
 
 A method adds fields of its own: a plain JSON value, `Arrays` (a group of named arrays), or `ArraysBy` (such groups by
 the name of a client, or of whatever else there are several).
@@ -83,7 +83,7 @@ class State:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote; a FedhetError if there is no such file, or it is damaged or another method's."""
+        """Read a file of `save`; raises a FedhetError if it is missing, damaged or another method's."""
         try:
             arrays, text = read_arrays(path)
             saved = json.loads(text["state"])

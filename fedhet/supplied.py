@@ -31,7 +31,7 @@ _FACTS: dict[str, Callable[[ClientInfo], Any]] = {
 
 @dataclass(frozen=True)
 class Supplied:
-    """The models and data that a user supplies to a run in Python; raises what the functions below raise.
+    """The models and data that a user supplies to a run in Python; raises like the functions below.
 
     Attributes:
         model: what `model_function` takes; None for the configured architectures.
@@ -63,7 +63,7 @@ class Supplied:
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
     def tested(self, config: Config) -> Config:
-        """The configuration; where it asks for a common test set by default, and the first client brings none, `local`.
+        """Return the configuration, with `test-on = local` if the first client has no common test set and none was set.
 
         A user who chose `test-on` is refused in the handshake.
         """
@@ -125,7 +125,7 @@ def model_function(model: Any) -> ModelFunction | None:
 
 
 def data_function(data: Any) -> DataFunction | None:
-    """A user's data as a function of a client; None is none, and what is no function raises `DataError`.
+    """Return a user's data as a function of a client; None stays None; raises `DataError` for other objects.
 
     It may take any of `partition_id`, `num_partitions` and `batch_size` instead, as in Flower's examples.
     """

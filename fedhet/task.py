@@ -38,17 +38,17 @@ class Score:
 
     @property
     def loss(self) -> float:
-        """Mean loss; nan where there are no examples."""
+        """Mean loss; nan without examples."""
         return self.loss_sum.item() / self.count if self.count else math.nan
 
     @property
     def metric(self) -> Metric:
-        """The task's metric over all the examples, and what it weighs beside other clients'."""
+        """The task's metric over all examples, and its weight among clients."""
         return self.task.outputs.measure(self.count, *zip(*self.batches, strict=True))
 
     @property
     def value(self) -> float:
-        """The metric as one number; nan where it is undefined."""
+        """The metric as one number; nan if it is undefined."""
         return self.metric.value
 
     @property
@@ -136,7 +136,7 @@ class Task:
         return self.own_loss is None and not self.class_weights
 
     def of(self, outputs: Tensor, labels: Tensor) -> "Task":
-        """The same with its name; where it has none, that of outputs of a few examples and labels of all."""
+        """Return the task with its name, inferred from outputs of a few examples and all labels if it has none."""
         if self.name:
             return self
         return Task(infer(outputs, labels), class_weights=self.class_weights, loss=self.own_loss)
@@ -153,7 +153,7 @@ class Task:
         return self.outputs.loss(outputs, labels, weights)
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> Score:
-        """Score of a batch; add scores up over batches. With weights or a loss of one's own, the loss is their mean."""
+        """Return the score of a batch; scores add up. With class weights or a user's loss, the loss is their mean."""
         loss, count, columns = self.outputs.evaluate(outputs, labels)
         return Score(self, loss if self.plain else self.loss(outputs, labels) * count, count, (columns,))
 
@@ -194,7 +194,7 @@ TASKS: dict[str, Task] = {name: Task(name) for name in OUTPUTS}
 
 
 def get_task(name: str) -> Task:
-    """The task of that name; raises `ConfigError`, with those that there are, if there is none."""
+    """Return the task of a name; raises a `ConfigError` with the known names if there is none."""
     return TASKS[name] if name in TASKS else Task(name)
 
 

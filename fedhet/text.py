@@ -1,4 +1,4 @@
-"""Text from outside, made safe for where it is shown: a terminal, a log, a table that a spreadsheet opens."""
+"""Makes untrusted text safe for terminals, logs and tables that a spreadsheet opens."""
 
 import contextlib
 import logging

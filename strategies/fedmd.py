@@ -45,7 +45,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
         return super().compatibility(reply), *(str(reply.payload.values.get(name)) for name in ("classes", "tokens"))
 
     def admit(self, reply: Reply) -> None:
-        """Check that all clients score the same classes, and as many tokens, or there is no mean."""
+        """Check that all clients score the same classes, and the same number of tokens."""
         self.state.tokens = agreed_tokens(self.state.tokens, reply)
         classes = reply.values.count("classes", at_least=1, at_most=2**20)
         self.state.classes = self.state.classes or classes
@@ -55,7 +55,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
             )
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the last mean, if there is one, and its rows; the rows on which the next one will be."""
+        """Return the last mean (if any) and its rows, and the rows of the next mean."""
         state, common = self.state, Payload()
         if state.mean_round:
             common.arrays["rows"] = {"rows": self.rows(state.mean_round)}
@@ -94,7 +94,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
         return public_rows(generator, self.state.public_size, self.state.tokens, self.parameters.subset)
 
     def _sent_in(self, round: int) -> bool:
-        """Whether clients send scores in a round; in the last one nobody would learn them."""
+        """Whether clients send scores in a round; in the last round they would not be used."""
         return round != self.run.last_round
 
     def _mean(self, sent: Mapping[str, Tensor]) -> Tensor:

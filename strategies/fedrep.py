@@ -8,7 +8,7 @@ from fedhet.wire import Reply
 
 
 class FedRep(FederatedStrategy[fedrep.FedRepParameters, State]):
-    """Averages as FedAvg does, but only what is shared: everything except the head."""
+    """Averages like FedAvg, but only the shared arrays: all except the head."""
 
     method = fedrep.method
 
@@ -18,5 +18,5 @@ class FedRep(FederatedStrategy[fedrep.FedRepParameters, State]):
             super().check_reply(reply)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """The mean of the bodies; the closing round leaves it as it is."""
+        """Average the bodies; the closing round does not change them."""
         return {} if self.run.round.closing else super().aggregate_fit(round, replies)

@@ -10,6 +10,6 @@ from fedhet.server import FederatedStrategy, State
 
 
 class FjORD(FederatedStrategy[fjord.FjORDParameters, State]):
-    """Averages as FedAvg does, each entry over those who have it."""
+    """Averages like FedAvg, each entry over the clients that have it."""
 
     method = fjord.method

@@ -29,7 +29,7 @@ class HeteroFL(FederatedStrategy[heterofl.HeteroFLParameters, State]):
                 raise WireError(f"its rows of {key[:100]} are not those of its classes, in order")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average each entry over those who have it; with the masked loss a row of the head is had by its class."""
+        """Average each entry over the clients that have it; with the masked loss, head rows over those of the class."""
         models, parts = {}, {}
         for client, reply in replies.items():
             models[client], parts[client] = dict(reply.arrays["model"]), dict(self.federation.parts(client))

@@ -8,12 +8,12 @@ from fedhet.wire import Payload, Reply, check, narrowed
 
 
 class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State]):
-    """Averages as FedAvg does, each shared key over those who have it."""
+    """Averages like FedAvg, each shared key over the clients that have it."""
 
     method = layer_average.method
 
     def payload_for(self, client: str) -> Payload:
-        """Return the client's shared layers; by prefix, only those that all clients have that were ever here."""
+        """Return the client's shared layers; by prefix, only those that all clients ever admitted have."""
         payload = super().payload_for(client)
         if self.parameters.by != "prefix":
             return payload

@@ -9,6 +9,6 @@ from fedhet.server import FederatedStrategy, State
 
 
 class LGFedAvg(FederatedStrategy[Parameters, State]):
-    """Averages as FedAvg does, but only what is shared: the heads, whatever they are called."""
+    """Averages like FedAvg, but only the heads, whatever their names."""
 
     method = lg_fedavg.method

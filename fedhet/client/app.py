@@ -37,7 +37,7 @@ def make_client_app(
     methods: Sequence[Method] = (),
     mods: list[Any] | None = None,
 ) -> ClientApp:
-    """A Flower ClientApp that serves every method of fedhet; the server tells it which.
+    """Return a Flower ClientApp that serves every method of fedhet; a message names the method.
 
     Args:
         model: from a `ClientInfo` to any `nn.Module`, or what else `fedhet.supplied.model_function` takes; by default
@@ -131,7 +131,7 @@ class Answers:
         return side.handshake(job.payload)
 
     def _reply(self, job: Job, payload: Payload, info: ClientInfo) -> Reply:
-        """The method's payload, with what every client tells beside it."""
+        """Return the reply: the method's payload, metrics and the client's report."""
         client, policy = job.client, job.policy
         report = Report(client.name, lost_state=client.request.expected if job.lost else -1)
         if client.request.question == HANDSHAKE:
@@ -174,6 +174,6 @@ class Answers:
 
 
 def _own_public_dataset(job: Job) -> PublicDataset | None:
-    """The public dataset that the client's own data bring, with labels where the method needs them."""
+    """Return the public dataset of the client's own data, with labels if the method needs them."""
     public = job.client.data.public
     return public if public is None or job.side.traits.public == "labelled" else public.unlabelled

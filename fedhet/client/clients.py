@@ -109,7 +109,7 @@ class Clients:
         dataset: DataSet | None,
         config: Config,
     ) -> Tried:
-        """Find out what a client's network makes of its data; known where neither is a user's own."""
+        """Try a client's network on its data; nothing is tried if both are configured."""
         if dataset and not self._model:
             return Tried(dataset.task, dataset.classes)
         task = dataset.task if dataset else self._task

@@ -1,4 +1,4 @@
-"""A node: its own config, and how far what the server sends counts there.
+"""A node: its config, and the settings for which the server's values are used there.
 
 Paths count only from a server on the same machine (a simulation); elsewhere the node says where data and state lie.
 """
@@ -100,7 +100,7 @@ def opened(message: Message, context: Context) -> tuple[ClientInfo, Request, Pol
 
 
 def _pin(context: Context, now: dict[str, Any]) -> None:
-    """Keep how a run splits the node's data, or refuse another way: two splits would tell single examples."""
+    """Store a run's split of the node's data, and refuse another one: two splits would disclose single examples."""
     if PINNED not in context.state:
         context.state[PINNED] = ConfigRecord(now)
     kept = context.state.config_records[PINNED]

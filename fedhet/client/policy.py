@@ -1,4 +1,4 @@
-"""The policy of a node: which messages it serves, and how much of its data the numbers that leave it may tell."""
+"""The policy of a node: the messages that it serves, and how much the numbers that leave it may disclose."""
 
 import logging
 import math
@@ -77,7 +77,7 @@ class Policy:
             self._check(method, traits.kinds)
 
     def check_shared(self, side: AnySide) -> None:
-        """Check, before anything is computed, the kinds of what is shared of a network; raises `Refused`."""
+        """Check the kinds of a network's shared arrays before anything is computed; raises `Refused`."""
         if self.allowed is not None:
             self._check(side.client.config.method_name, {_kind_of("model", name, side) for name in side.shared()})
 
@@ -134,7 +134,7 @@ class Policy:
         return float(f"{value:.{DIGITS}g}") if self.deployed else value
 
     def reason(self, client: str, error: Exception) -> str:
-        """Why a client failed, for the server: at a deployed node nothing that could tell of its data."""
+        """Return the reason of a failure for the server; at a deployed node nothing that could disclose data."""
         if not self.deployed or isinstance(error, Refused | LostState | WireError):
             return str(error)
         _log.error("client %s failed", client, exc_info=error)

@@ -1,4 +1,4 @@
-"""The size in which a client has a network of which clients may have parts."""
+"""The size of a client's part of a common network."""
 
 import math
 from collections.abc import Mapping

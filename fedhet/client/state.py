@@ -24,7 +24,7 @@ _log = logging.getLogger("flwr").getChild("fedhet")
 
 
 class LostState(FedhetError):
-    """A client lacks what the server believes it to have; the server repeats its handshake."""
+    """A client lacks a state that the server expects; the server repeats its handshake."""
 
 
 class ClientStore:
@@ -39,13 +39,13 @@ class ClientStore:
         self._states = self._base / run / "clients" / client
 
     def make_room(self) -> None:
-        """Remove what is old, where several runs keep their state in one folder."""
+        """Remove old files, if several runs keep their state in one folder."""
         if self._run:
             for path in remove_old(self._base, KEPT_DAYS):
                 _log.info("%s was not used for %d days and is removed", path, KEPT_DAYS)
 
     def save(self, round: int, tensors: dict[str, torch.Tensor], *, after: int) -> None:
-        """Write the state after `round`, and keep beside it only that of the round `after` which it came.
+        """Write the state after `round`, and keep of the earlier ones only that of the round `after`.
 
         That is what the server goes back to if this answer is lost.
         """
@@ -55,7 +55,7 @@ class ClientStore:
                 path.unlink(missing_ok=True)
 
     def load(self, round: int) -> dict[str, torch.Tensor] | None:
-        """The state after `round`; None where it is lost: missing, or damaged."""
+        """Return the state after `round`; None if it is missing or damaged."""
         try:
             return read_tensors(self._states / f"{round}.safetensors")
         except FedhetError as error:

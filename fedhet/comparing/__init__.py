@@ -72,7 +72,7 @@ class Comparison:
         return data_frame(dict(zip(map(str, heading), row, strict=True)) for row in rows)
 
     def tables(self) -> list[list[list[str]]]:
-        """The tables of accuracies, of clients' metrics and gains where they are known, and of costs."""
+        """Return the tables of accuracies, of clients' metrics and gains (if known), and of costs."""
         tables = [accuracies(self.results, self.baseline), clients(self.results), costs(self.results)]
         return [table for table in tables if len(table[0]) > 1]
 

@@ -81,7 +81,7 @@ class Execution:
     brief: bool = False
 
     def __call__(self, runs: Sequence[PlannedRun]) -> dict[str, str]:
-        """Complete the runs, as far as the deadline lets them; returns the names of those that failed, and why."""
+        """Complete the runs before the deadline; return the names of failed runs, with the reasons."""
         ended = {run.name for run in runs if why_incomplete(run) is None}
         if ended:
             self.tell(f"{len(ended)} of {len(runs)} runs were completed before and are kept")
@@ -106,7 +106,7 @@ class Execution:
         return time.monotonic() + self.expected(run) <= self.deadline
 
     def tell(self, line: str) -> None:
-        """Print a line as it is."""
+        """Print a line without markup."""
         self.console.print(printable(line), markup=False)
 
     def _job(self, run: PlannedRun) -> "Job":
@@ -121,7 +121,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Job:
-    """A call with a name, and a file for what it prints."""
+    """A call with a name, and a file for its output."""
 
     name: str
     call: Callable[[], object]

@@ -16,7 +16,7 @@ Choice = dict[str, Value]
 
 @dataclass
 class Tried:
-    """A configuration that was tried: its validation accuracies, or why there is none, by seed, and what it cost.
+    """A configuration that was tried: by seed its validation accuracy or the reason for none, and its costs.
 
     Attributes:
         steps: gradient steps of all its runs.
@@ -33,7 +33,7 @@ class Tried:
     round_bytes: int = 0
 
     def note(self, seed: int, run: RunFiles | None, reason: str | None) -> None:
-        """Note the outcome of a run, or why there is none."""
+        """Note the outcome of a run, or the reason for none."""
         accuracy = run.accuracy("validation") if run else None
         if run is None or accuracy is None:
             self.failed[seed] = reason or "there is no validation accuracy"
@@ -83,7 +83,7 @@ class Search:
 
     @property
     def best(self) -> Tried:
-        """The one with the highest mean, of those with the most seeds; the first tried of several that are equal."""
+        """The configuration with the highest mean among those with the most seeds; the first one of equals."""
         return self.completed[0]
 
     @property

@@ -103,7 +103,7 @@ def accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> lis
 
 
 def _shown(results: Sequence[VariantResult]) -> list[str]:
-    """The accuracies that have a column: that after local training where it is not the personal one."""
+    """Return the accuracies with a column; that after local training only if it is not the personal one."""
     without = {
         "trained_accuracy": all(each.mean("trained_accuracy") in (None, each.mean(ACCURACIES[0])) for each in results),
         "common_accuracy": all(each.mean("common_accuracy") is None for each in results),
@@ -219,7 +219,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _clients(results: Sequence[VariantResult]) -> Iterator[str]:
-    """The meaning of the columns of `clients` that there are."""
+    """Yield the meanings of the existing columns of `clients`."""
     if any(result.mean(BY_CLASS[0]) is not None for result in results):
         yield "Balanced accuracy and macro F1: means over the classes of a client's test examples, of recall and of F1."
     if any(result.mean("worse_off") is not None for result in results):
@@ -244,7 +244,7 @@ def _absent(results: Sequence[VariantResult]) -> Iterator[str]:
 
 
 def _validation(results: Sequence[VariantResult]) -> Iterator[str]:
-    """How many examples were set apart for validation in the reported runs, and where it ended them."""
+    """Describe validation in the reported runs: its share of examples, and the rounds after which it ended runs."""
     settings = [each.run.settings for result in results for each in result.outcomes]
     if shares := sorted({each.validation for each in settings if each.validation}):
         yield f"{', '.join(f'{share:.0%}' for share in shares)} of training examples were for validation only."

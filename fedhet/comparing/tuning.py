@@ -1,4 +1,4 @@
-"""Tuning: every variant's settings are chosen on validation parts, with seeds of which nothing is reported.
+"""Tuning: chooses every variant's settings on validation parts, with seeds that are not reported.
 
 All configurations run with the tuning seeds. A best value at the edge of its list widens the list, at most `WIDENED`
 times. Then those that are not clearly worse than the best go on with further seeds, half of them each time (successive

@@ -21,7 +21,7 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Raw inputs (n, ...) of any dtype, in memory or read as they are asked for (`[:]` reads them all), and labels.
+    """Raw inputs (n, ...) of any dtype, in memory or read on demand (`[:]` reads all), and labels.
 
     Labels are (n,) int64 classes, (n, labels) of 0 and 1, or (n, targets) float32; with a class for each token or pixel
     (n, tokens) int64 or (n, h, w) whole numbers.
@@ -87,7 +87,7 @@ def resident(part: P, device: torch.device) -> P:
 
 
 def relabelled(part: P, change: Callable[[Tensor], Tensor]) -> P:
-    """The same with its labels changed; the same object if they are not, or there are none."""
+    """Return the object with converted labels; the object itself if nothing changes or there are none."""
     labels = part.labels if part.labels is None else change(part.labels)
     return part if labels is part.labels else replace(part, labels=labels)
 
@@ -121,7 +121,7 @@ class ClientData:
     batch_size: int | None = None
 
     def to(self, device: torch.device) -> "ClientData":
-        """The same with its examples on a device; the public dataset stays where it is."""
+        """Move the examples to a device, except the public dataset."""
         parts: dict[str, Any] = {name: part for name, part in vars(self).items() if isinstance(part, Examples)}
         return replace(self, **{name: part.to(device) for name, part in parts.items()})
 
@@ -143,7 +143,7 @@ class Owners(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """All examples, and what is to be done with a batch of them.
+    """A data set: its examples, and the transform of a batch.
 
     Attributes:
         name: Name in the registry.

@@ -39,7 +39,7 @@ class Job:
     rng: np.random.Generator
 
     def labels(self) -> list[Indices]:
-        """Classes of the training and of the test examples; a `DataError` where they have several labels each."""
+        """Return classes of training and of test examples; raises a `DataError` for examples with several labels."""
         if self.dataset.train.labels.ndim != 1:
             raise DataError(f"{self.dataset.name} has no one class an example; partition it by iid or natural")
         parts = zip((self.dataset.train, self.dataset.test), self.examples, strict=True)
@@ -128,14 +128,14 @@ def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> 
 
 
 def iid(job: Job) -> Dealt:
-    """Shuffle and deal evenly; where examples belong together (those of a patient), as evenly as that goes."""
+    """Shuffle examples and split them evenly; those of one owner (a patient) stay together."""
     if job.dataset.together is not None:
         return [_evenly(job, list(owned.values())) for owned in job.by_owner(job.dataset.together)]
     return [np.array_split(job.rng.permutation(indices), job.clients) for indices in job.examples]
 
 
 def _evenly(job: Job, units: list[Indices]) -> list[Indices]:
-    """Whole units of examples for each client: the largest first, each to whoever has least."""
+    """Assign whole units of examples to clients: the largest first, each to the client with the fewest examples."""
     shares: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in range(job.clients)]
     sizes = np.zeros(job.clients, dtype=np.int64)
     for unit in sorted((units[place] for place in job.rng.permutation(len(units))), key=len, reverse=True):
@@ -146,7 +146,7 @@ def _evenly(job: Job, units: list[Indices]) -> list[Indices]:
 
 
 def by_classes(job: Job) -> Dealt:
-    """Every client has examples of k classes, the same k in training and test; a `DataError` if there are fewer than k.
+    """Give every client examples of k classes, the same in training and test; a `DataError` if there are fewer.
 
     Clients choose in turn among the classes that the fewest have chosen, ties at random; a class is dealt evenly.
     """
@@ -160,7 +160,7 @@ def by_classes(job: Job) -> Dealt:
 
 
 def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Generator) -> Indices:
-    """The examples of each class for each client, (clients, classes): remainders go to who has got least so far."""
+    """Return numbers of examples, (clients, classes); remainders go to the clients with the fewest so far."""
     counts = np.zeros(holds.shape, dtype=np.int64)
     for label, size in enumerate(sizes):
         holders = np.flatnonzero(holds[:, label])
@@ -197,7 +197,7 @@ def dirichlet(job: Job) -> Dealt:
 
 
 def natural(job: Job) -> Dealt:
-    """Every client is one of the data set's own, such as a speaking role, chosen at random if there are more.
+    """Make clients of the data set's own ones, such as speaking roles, drawn at random if there are more.
 
     A `DataError` says that there are none, or too few.
     """

@@ -26,7 +26,7 @@ Collate = Callable[[Sequence[Any]], Any]
 
 @dataclass(eq=False)
 class LazyInputs:
-    """The inputs of some rows (n,) of a dataset, where a tensor (n, ...) could stand: read as they are asked for.
+    """The inputs of some rows (n,) of a dataset, used like a tensor (n, ...) and read on demand.
 
     Without `collate` inputs are stacked; batches go to `device`; `part` names the client's part in errors.
     """
@@ -41,7 +41,7 @@ class LazyInputs:
         return len(self.rows)
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
-        """The inputs of some rows, in their order, read now; a `DataError` where they are not finite."""
+        """Read the inputs of some rows, in order; raises a `DataError` if they are not finite."""
         rows = self.rows[index.cpu() if isinstance(index, Tensor) else index]
         inputs = _read(self.dataset, rows.tolist(), self.collate)[0]
         if (odd := not_finite(inputs)) is not None:
@@ -62,7 +62,7 @@ class LazyInputs:
 
 
 def labels_of(dataset: Any, collate: Collate | None) -> Tensor:
-    """All labels: those that the dataset has as a whole, or else of its rows, each of which is read once."""
+    """Return all labels: from the dataset's attribute or column, or else from its rows, each read once."""
     if collate is None and (known := _known_labels(dataset)) is not None and len(known) == len(dataset):
         return as_labels(known)
     rows = range(len(dataset))
@@ -70,7 +70,7 @@ def labels_of(dataset: Any, collate: Collate | None) -> Tensor:
 
 
 def _known_labels(dataset: Any) -> Any:
-    """The labels of a whole dataset without reading its rows; None where it does not tell them, or transforms them."""
+    """Return the labels of a dataset without reading its rows; None if it has no such list, or transforms labels."""
     if isinstance(dataset, Subset):
         known = _known_labels(dataset.dataset)
         return None if known is None else torch.as_tensor(known)[torch.as_tensor(dataset.indices, dtype=torch.int64)]
@@ -94,7 +94,7 @@ def _read(dataset: Any, rows: Sequence[int], collate: Collate | None) -> tuple[T
 
 
 def not_finite(tensor: Tensor) -> tuple[int, float] | None:
-    """The first row of a tensor that holds NaN or infinity, and that number; None if there is none."""
+    """Return the first row of a tensor with NaN or infinity, and that number; None if there is none."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or bool(tensor.isfinite().all()):
         return None
     row = next(row for row, each in enumerate(tensor) if not each.isfinite().all())

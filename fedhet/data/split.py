@@ -44,7 +44,7 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
 
 
 def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
-    """All examples, those of one owner after another's, owners in random order."""
+    """Return all examples, sorted by owner, with owners in random order."""
     return np.argsort(rng.permutation(owners.max() + 1)[owners], kind="stable")
 
 

@@ -159,7 +159,7 @@ class _Watch:
         self._earlier = history.stat() if history.is_file() else None
 
     def look(self) -> None:
-        """Read what is new."""
+        """Read new lines."""
         history = self._folder / "history.jsonl"
         if not self._observers or not history.is_file():
             return
@@ -183,7 +183,7 @@ class _Watch:
         self._seen = len(rows)
 
     def summary(self) -> dict[str, Any]:
-        """The run's own summary; empty where there is none."""
+        """Return the run's summary; empty if there is none."""
         path = self._folder / "summary.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 

@@ -138,7 +138,7 @@ class WorkerGrid(LocalGrid):
     # ---- workers
 
     def _takes_over(self) -> bool:
-        """Whether there are workers; they are started here once it is worth it."""
+        """Whether there are workers, which are started here once training has taken long enough."""
         due = not self._team and self._number > 1 and math.isfinite(self.patience)
         if due and not self._seconds:  # with the first message
             children.prepare()
@@ -166,7 +166,7 @@ class WorkerGrid(LocalGrid):
         _log.warning("clients go on one after the other: %s", reason)
 
     def _hand_out(self, wanted: Sequence[str]) -> None:
-        """Messages to workers that are free, and one more that waits there: those that are asked for go first."""
+        """Send messages to free workers, and one more that waits at each; those whose replies are awaited go first."""
         under_way = sum(len(group) for worker in self._team for group in worker.groups)
         room = AHEAD * self._number - len(self._done) - under_way
         for waiting in range(1 if self._batching else 2):
@@ -218,7 +218,7 @@ class WorkerGrid(LocalGrid):
                 self._replace(worker, f"no reply within {self._timeout:g} s")
 
     def _replace(self, worker: "Worker", reason: str) -> None:
-        """Start a worker anew; what it worked on has failed, and what waited there waits here again."""
+        """Restart a worker; its message has failed, and the one that waited there is queued again."""
         messages, *others = worker.groups
         if len(messages) > 1:
             self._suspects.update(messages)

@@ -98,7 +98,7 @@ def _await_health(port: int, process: subprocess.Popen[bytes], output: Path) -> 
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started: Flower's simulation goes on training when it is only asked to stop."""
+    """End a process and its children, since Flower's simulation continues to train when it is only asked to stop."""
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(process.pid)
         family = [root, *root.children(recursive=True)]

@@ -40,7 +40,7 @@ def identify(message: Message, ids: Iterator[int]) -> str:
 
 
 def be_server() -> None:
-    """Tell Flower that the messages which this process makes are those of the server of a run."""
+    """Make Flower treat messages of this process as those of a run's server."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER_ID
 
 

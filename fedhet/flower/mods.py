@@ -20,12 +20,12 @@ log = logging.getLogger("flwr").getChild("fedhet")
 
 @lru_cache(maxsize=8)
 def tell(app: object, reason: str) -> None:
-    """Log what is wrong with who asks, once for an app."""
+    """Log what is wrong with the sender of a message, once for each app."""
     log.error("%s", reason)
 
 
 def clips(mod: object) -> bool:
-    """Whether it is one of Flower's mods that clip what a client trained, and so go around training alone."""
+    """Whether a mod is one of Flower's clipping mods, which wrap training only."""
     return isinstance(mod, LocalDpMod) or mod in (fixedclipping_mod, adaptiveclipping_mod)
 
 
@@ -68,7 +68,7 @@ def check_hooks(
     wire_dtype: str,
     payloads: Mapping[str, Payload],
 ) -> None:
-    """Check before anything is trained that a wrapper around a strategy, if there is one, can work on what is sent.
+    """Check before training that a wrapper around the strategy, if any, can work on the arrays that are sent.
 
     To be called by a hook of the strategy's. A wrapper compares what a client sends with the arrays that it was given
     itself, one by one: so there must be one shared model and nothing beside it, or a ConfigError says what would do.

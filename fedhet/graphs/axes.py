@@ -40,7 +40,7 @@ def moving(*axes: Axis) -> set[int]:
 
 
 def scaled(axis: Axis, block: int) -> Axis:
-    """The axis of which each entry has become so many neighbours."""
+    """Return the axis in which each entry is replaced by so many adjacent ones."""
     return tuple(replace(segment, block=segment.block * block) for segment in axis)
 
 

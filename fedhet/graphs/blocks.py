@@ -61,7 +61,7 @@ def blocks(model: nn.Module, example: Tensor, *, chosen: str = "last-four", coun
 
 
 def stages(model: nn.Module, example: Tensor) -> list[str]:
-    """The module that ends each stage: what the network computes at one spatial size, from large to small.
+    """Return the last module of each stage (the layers of one spatial size), from large to small.
 
     Of the modules that return feature maps of a size it is the last to run among those that are nested the least,
     lists of modules not counted. What only pools ends no stage, nor does a branch whose maps are smaller than those
@@ -102,7 +102,7 @@ def _known(model: nn.Module, chosen: str) -> tuple[str, ...]:
 
 
 def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
-    """The first list of which the network has all modules."""
+    """Return the first list whose modules the network has all."""
     lists = [tuple(filter(None, map(str.strip, part.split(",")))) for part in chosen.split(";")]
     have = dict(model.named_modules())
     for names in lists:

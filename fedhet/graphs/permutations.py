@@ -33,7 +33,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class PermutationGroup:
-    """Units whose order may be changed at will, everywhere at once, without changing what the model computes.
+    """Units that can be permuted, in all arrays at once, without changing the model's function.
 
     Attributes:
         index: Its place in data-flow order.
@@ -161,7 +161,7 @@ def _visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) 
 
 
 def _check(graph: ArchitectureGraph, node: Node) -> None:
-    """Refuse what there is no rule for."""
+    """Refuse operators without a rule."""
     if node.operator not in RULES:
         name = node.operator if "." in node.operator else f"aten.{node.operator}"
         raise UnsupportedArchitecture(

@@ -110,7 +110,7 @@ def _linear(z: Tensor, maps: Tensor) -> Tensor:
 
 
 class Vector(nn.Module):
-    """A bias, or what a normalisation multiplies and adds: where it starts plus a linear map of z, at first 0."""
+    """A bias or a normalisation's parameter: its initial value plus a linear map of z, which starts at 0."""
 
     def __init__(self, slot: Slot) -> None:
         super().__init__()

@@ -100,7 +100,7 @@ def reestimate(
     transform: Callable[[Tensor], Tensor],
     chosen: Callable[[str], bool] = lambda name: True,
 ) -> None:
-    """Take BatchNorm's statistics anew, as the mean over batches of examples.
+    """Re-estimate BatchNorm's statistics, as means over batches of examples.
 
     Averaged weights give other activations than those that the statistics were taken of. A unit that does not vary here
     (one that a client never had, whose inputs are still zeros) counts as of variance 1.

@@ -193,7 +193,7 @@ def _passes(
     generator: torch.Generator,
     total: int,
 ) -> Iterator[Step]:
-    """So many mini-batches, each after its forward pass; the order of examples is drawn anew for every epoch."""
+    """Yield mini-batches, each after its forward pass; every epoch draws a new order of examples."""
     parameters, bf16 = dict(model.named_parameters()), phase.optimisation.bf16
     size, device, whole = phase.optimisation.batch_size, examples.labels.device, _normalises(model)
     epochs = (batches(len(examples), size, generator, device, whole=whole) for _ in count())
@@ -204,7 +204,7 @@ def _passes(
 
 
 def _loss(step: Step, phase: Phase, task: Task, recorded: dict[str, tuple[Tensor, int]]) -> Tensor:
-    """The task's loss and the terms; what these record is added to what is recorded already."""
+    """Return the sum of the task's loss and the terms; values that terms record are added to `recorded`."""
     loss = task.loss(step.outputs, step.labels) if phase.task_weight else 0 * step.outputs.sum()
     if phase.task_weight != 1:
         loss = phase.task_weight * loss

@@ -1,4 +1,4 @@
-"""Averages of what is not matched, in the order that was found for what is.
+"""Averages of the arrays that are not matched, in the order of those that are.
 
 `states` and `assignments` have an entry a client; `sizes` are global widths of groups.
 """

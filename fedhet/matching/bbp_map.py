@@ -130,7 +130,7 @@ class GlobalRows:
             offered = min(room, 4 * offered)
 
     def costs(self, j: int, offered: int) -> Floats:
-        """(L_j, L + offered), what the solver minimises for client j if so many new rows are offered."""
+        """Return the solver's costs (L_j, L + offered) for client j if so many new rows are offered."""
         size = len(self.order)
         cost = np.empty((len(self.weights[j]), size + offered), dtype=np.float32)
         matched, new = cost[:, :size], cost[:, size:]
@@ -142,7 +142,7 @@ class GlobalRows:
         return cost
 
     def open(self, number: int) -> Ints:
-        """Returns as many free slots, making room for them where there is none."""
+        """Return as many free slots, and allocate them if there are too few."""
         free = np.flatnonzero(self.counts == 0)
         if len(free) < number:
             more = max(number - len(free), len(self.counts) // 4)

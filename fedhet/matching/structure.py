@@ -16,7 +16,7 @@ Assignments = Mapping[int, Array]  # group -> the global unit of each of a clien
 
 
 def parameters_of(groups: PermutationGroups, index: int) -> tuple[str, ...]:
-    """The parameters that are settled with a group: of its rows, then those that it completes; no statistics."""
+    """Return the parameters that a group settles: those of its rows, then those that it completes; no statistics."""
     slots = groups[index].rows + groups[index].completes
     return tuple(dict.fromkeys(slot.parameter for slot in slots if not is_statistic(slot.parameter)))
 

@@ -74,7 +74,7 @@ class FedHARMParameters(Parameters):
 
     @property
     def parts(self) -> int:
-        """How many arrays (n, width) a client tells of the n shared images: one a block, or its posteriors."""
+        """Number of arrays (n, width) that a client sends for n shared images: one for each block, or posteriors."""
         return 1 if self.align == "spectral" else len(self.lengths)
 
     @property

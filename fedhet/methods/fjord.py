@@ -11,7 +11,7 @@ from .heterofl import SizedParameters
 
 @dataclass(frozen=True)
 class FjORDParameters(SizedParameters):
-    """FjORD's own keys, with the paper's values; `widths` are those that are drawn, too."""
+    """FjORD's own keys, with the paper's values; `widths` are also the widths that are drawn."""
 
     distil: bool = option(True, "a client's widest network learns from labels, and the one drawn from its outputs")
 

@@ -1,4 +1,4 @@
-"""Models by name, fedhet's own, those that users register, and those of other libraries; and how they are dealt."""
+"""Models by name (fedhet's, users' and other libraries'), and how they are assigned to clients."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial

@@ -35,7 +35,7 @@ class Classification(Outputs):
         return loss, labels.numel(), (scores.argmax(-1), labels)
 
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """Accuracy in [0, 1], which weighs as many as there are predictions."""
+        """Return the accuracy in [0, 1], weighted by the number of predictions."""
         right = torch.stack([(predicted == labels).sum() for predicted, labels in zip(*columns, strict=True)])
         return Metric((right.sum().item() / count if count else math.nan,), (count,))
 

@@ -50,7 +50,7 @@ class Outputs(ABC):
 
     @abstractmethod
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """The sum of the loss over a batch's predictions, their number, and what the metric needs of them."""
+        """Return the sum of a batch's losses, the number of predictions, and the metric's columns."""
 
     @abstractmethod
     def measure(self, count: int, *columns: Columns) -> Metric:

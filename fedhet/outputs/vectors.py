@@ -1,4 +1,4 @@
-"""Outputs of which an example has a vector of labels, or of targets."""
+"""Outputs for a vector of labels or targets for each example."""
 
 import math
 
@@ -101,7 +101,7 @@ class Regression(Vectors):
         return squares.mean(1).sum(), len(targets), sums
 
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """R2 of each target, at most 1, which weighs as many as there are numbers; undefined for equal targets."""
+        """Return R2 of each target, at most 1, weighted by the number of values; undefined for constant targets."""
         squares, total, total_squares = (torch.stack(column).sum(0) for column in columns)
         about_mean = total_squares - total.square() / max(count, 1)
         weights = torch.where(about_mean > 1e-12 * total_squares, float(count), 0.0)

@@ -199,7 +199,7 @@ def _choices(shared: SharedSettings, name: str, choices: Sequence[Choice]) -> li
 
 
 def _compare(race: Race, seeds: Sequence[int], tuner: Tuner) -> tuple[list[PlannedRun], dict[str, str]]:
-    """Run the best methods with seeds that were not raced on, as many as there is time for; and why runs failed."""
+    """Run the best methods with seeds not used in the race, as time permits; return the runs and their failures."""
     best = [race.searches[name].best for name in race.by_turns()]
     runs, failed, compared = list[PlannedRun](), dict[str, str](), 0
     for number, seed in enumerate(seeds):

@@ -1,4 +1,4 @@
-"""A race of methods within a time budget: everybody tries as many configurations, and the better half goes on.
+"""A race of methods within a time budget: all try as many configurations, and the better half continues.
 
 Every method tries its first configuration with one seed, then its second one, while there is time. Then the better half
 of the methods, with the better half of their configurations, goes on with another seed, and so on (successive halving;
@@ -92,7 +92,7 @@ class Race:
         return [*(name for name in best if name in self.alone), *self._others(best)[:FINALISTS]]
 
     def by_turns(self) -> list[str]:
-        """The finalists in the order in which they are compared, if there is little time: no side without the other."""
+        """The finalists in the order of comparison; methods with and without exchange alternate."""
         alone = [name for name in self.finalists if name in self.alone]
         others = [name for name in self.finalists if name not in self.alone]
         rest = sorted(alone[1:], key=lambda name: -_accuracy(self.searches[name].best))
@@ -111,7 +111,7 @@ class Race:
         return seconds + OVERHEAD if seconds else 0.0
 
     def fits(self, runs: Sequence[PlannedRun], until: float) -> bool:
-        """Whether the runs, but for those that were completed before, will end by then."""
+        """Whether the runs that are not completed yet will end by then."""
         seconds = sum(self.expected(run) for run in runs if why_incomplete(run) is not None)
         return time.monotonic() + seconds / self.execute.at_once <= until
 

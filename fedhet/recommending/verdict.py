@@ -1,4 +1,4 @@
-"""The verdict of a race: which method to go on with, whether it beats training alone, and which clients lose by it."""
+"""The verdict of a race: the best method, whether it beats training alone, and the clients that lose by it."""
 
 import statistics
 from collections.abc import Collection, Iterator, Sequence
@@ -37,7 +37,7 @@ class Verdict:
 
     @property
     def winner(self) -> VariantResult:
-        """The method to go on with."""
+        """The recommended method."""
         return self.federated if self.beats and self.federated else self.alone
 
     def lines(self) -> Iterator[str]:

@@ -45,7 +45,7 @@ def centred_unit(x: Tensor) -> Tensor:
 
 
 def _unit(deviation: Tensor, original: Tensor) -> Tensor:
-    """A deviation from the mean over its norm, or zero where it is no more than the rounding of the original."""
+    """Normalise a deviation from the mean; return zero if it is only rounding error."""
     with torch.no_grad():
         norm = torch.linalg.vector_norm(deviation)
         rounding = 8 * torch.finfo(deviation.dtype).eps * torch.linalg.vector_norm(original)

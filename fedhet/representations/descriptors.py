@@ -44,7 +44,7 @@ def describe(
     slots: Sequence[int],
     transform: Callable[[Tensor], Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Each image's descriptor, and where it was taken.
+    """Return each image's descriptor, and the places of its activations.
 
     Args:
         model: left in evaluation mode.

@@ -68,7 +68,7 @@ class Output:
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
-        """Keep what the module returns in complete forward passes inside, as `features` of what is yielded."""
+        """Context that captures the module's output in complete forward passes, as `features` of its value."""
         values: list[object] = []
 
         def read() -> Tensor:
@@ -98,7 +98,7 @@ class Representation:
 
     @cached_property
     def head(self) -> str:
-        """Name of the head; a ModelError where none is named and there is none to guess."""
+        """Name of the head; raises a ModelError if none is named and none can be guessed."""
         return head_name(self.model, self._named)
 
     @property
@@ -112,7 +112,7 @@ class Representation:
 
     @contextmanager
     def head_output(self) -> Iterator["Captured | None"]:
-        """Capture what the head returns in complete forward passes inside; None for a model without a head."""
+        """Context that captures the head's output in complete forward passes; None for a model without a head."""
         try:
             output = Output(self.model, self.head)
         except ModelError:
@@ -122,7 +122,7 @@ class Representation:
             yield captured
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Phi `(n, d)` of a batch of n inputs, with its graph; the forward pass ends where the head would start.
+        """Return Phi `(n, d)` of n inputs, with its graph; the forward pass ends before the head.
 
         Raises:
             ModelError: the pass does not reach the head, or the head's input is no `(n, d)` floating tensor.
@@ -186,7 +186,7 @@ def _stop(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 class RandomStream:
-    """A random stream that takes the place of torch's global generators where it is active, and goes on from there."""
+    """A random stream that replaces torch's global generators while it is active, and continues the next time."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -230,7 +230,7 @@ def isolated(model: nn.Module, stream: RandomStream) -> Iterator[None]:
 
 
 def scores_of(logits: Tensor, count: int, kind: Literal["logits", "probabilities"]) -> Tensor:
-    """Class scores `(n, C)`, float32, of what a model returned for `count` examples; else a ModelError."""
+    """Return class scores `(n, C)`, float32, from a model's outputs for `count` examples; else raise a ModelError."""
     if logits.ndim != 2 or len(logits) != count:
         raise ModelError(f"{kind} need outputs of shape ({count}, classes), got {tuple(logits.shape)}")
     logits = logits.float()
@@ -248,7 +248,7 @@ def in_precision(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def fitted(transform: Callable[[Tensor], Tensor], dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
-    """A transformation to float32 whose results are what a network of this precision takes."""
+    """Return a transform to float32 whose results are converted to a network's precision."""
     if dtype is None or dtype == torch.float32:
         return transform
     return lambda inputs: in_precision(transform(inputs), dtype)

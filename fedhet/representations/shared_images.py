@@ -1,4 +1,4 @@
-"""Summaries of images that all clients have, by clients whose networks differ, and the targets made of them.
+"""Clients' summaries of shared images, and the targets computed from them.
 
 Three kinds: descriptors by their cosine (`fedhet.representations.descriptors`; FedHARM, Kastellos et al., 2024); block
 outputs by CKA with the clients' mean kernel, as FedHeNN aligns Phi; and Phi by CKA with how the clients' class

@@ -1,1 +1,1 @@
-"""The files of a run, and the tables, figures and reports made of them."""
+"""The files of a run, and tables, figures and reports from them."""

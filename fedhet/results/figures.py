@@ -1,4 +1,4 @@
-"""The figures of a run, and of several runs; each is None where there is nothing to draw."""
+"""The figures of one or several runs; a figure is None if there is nothing to draw."""
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -111,7 +111,7 @@ def clients_figure(run: RunFiles) -> Figure | None:
 
 
 def unseen_figure(run: RunFiles) -> Figure | None:
-    """Accuracy of those who came after the last round, by epoch alone, with what they received and from scratch."""
+    """Plot the accuracy of unseen clients by epoch of local training, from received weights and from scratch."""
     lines = unseen_lines(run.rows)
     figure, (axes,) = new_figure(2.7)
     starts = {"received": (BLUE, "with what they received"), "scratch": (ORANGE, "from scratch")}

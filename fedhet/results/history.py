@@ -1,4 +1,4 @@
-"""A run directory as it is read again: the history by round, the clients by round, and all its files together.
+"""Reads a run directory: the history by round, the clients by round, and all files together.
 
 Accuracies and losses are means over examples (the key `accuracy` holds whatever the task's metric is, see `metric` in
 `summary.json`), bytes are payload bytes, times are seconds.
@@ -115,7 +115,7 @@ def learning_curve(
 
 
 def models_round(row: Row, which: Which) -> int:
-    """The round after which the models of a row's evaluation are; a round received those of the round before."""
+    """Return the round whose models a row evaluates; received models are those of the previous round."""
     before = which == "received" or row.get("final", False)
     return row["round"] - 1 if before else row["round"]
 
@@ -166,7 +166,7 @@ class RunFiles:
 
     @property
     def personal(self) -> Which | None:
-        """Which evaluation is that of the method's personal model; None as long as there is no summary."""
+        """The evaluation that is the personal model's score; None if there is no summary yet."""
         return self.summary.get("personal") if self.summary else None
 
     @property

@@ -1,4 +1,4 @@
-"""The run directory: written round by round, so that a run that stops at any moment can go on where it was."""
+"""The run directory: written round by round, so that a run that stops at any moment can be resumed."""
 
 import csv
 import dataclasses
@@ -139,7 +139,7 @@ class RunDirectory(Observer):
         log.info("results are in %s", self.folder)
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
-        """Write the summary of a run that ended before its end, and a report of what there is."""
+        """Write the summary of an incomplete run, and a report of its rounds."""
         reason = str(error) if isinstance(error, FedhetError) else f"{type(error).__name__}: {error}"
         self._write_summary(run, "failed", error=reason)
         self._show({})
@@ -150,7 +150,7 @@ class RunDirectory(Observer):
         self._write("summary.json", {**summary, "engine": self.engine, "seconds": seconds, "status": status, **further})
 
     def _show(self, matrices: Mapping[str, Any]) -> None:
-        """Write matrices and report; they are no part of the result, so what they raise is a warning."""
+        """Write matrices and report; errors are warnings, since these files are not part of the result."""
         try:
             if matrices:
                 self._write("matrices.json", matrices)

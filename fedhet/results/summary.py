@@ -78,7 +78,7 @@ def _last(
     statistics: Sequence[str] = STATISTICS,
     measure: str = "accuracy",
 ) -> dict[str, float] | None:
-    """The last value of each statistic; None unless there is one of each."""
+    """Return the last value of each statistic; None unless each has one."""
     curves = {name: learning_curve(rows, which, name, test, measure) for name in statistics}
     return {name: curve[-1][1] for name, curve in curves.items()} if all(curves.values()) else None
 

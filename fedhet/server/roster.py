@@ -55,7 +55,7 @@ class Roster:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def new_nodes(self, grid: Grid, *, unseen_clients: bool) -> list[int]:
-        """Return the nodes that are new, with those that wait if it is time for unseen clients; forget who left."""
+        """Return new nodes, with waiting ones if it is time for unseen clients; forget nodes that left."""
         present = set(grid.get_node_ids())
         self.nodes = {client: node for client, node in self.nodes.items() if node in present}
         self.refused = {node: name for node, name in self.refused.items() if node in present}
@@ -84,7 +84,7 @@ class Roster:
         return f"it goes by the name {name!r}, as {also}, {whose}; each needs a partition-id (or name) of its own"
 
     def check(self, method: str, reply: Reply, *, networks: str, averaged: bool) -> None:
-        """Check by its answer to the handshake that a client fits those that are known.
+        """Check in the handshake that a client fits the known ones.
 
         Args:
             method: its name, for errors.
@@ -202,7 +202,7 @@ def agree_on_public_dataset(state: State, reply: Reply, public: PublicDataset | 
 
 
 def agreed_tokens(known: int, reply: Reply) -> int:
-    """Return for how many tokens a client's examples have outputs, 1 where it says none; others than known are refused.
+    """Return the number of tokens of a client's examples, by default 1; a number unlike the known one is refused.
 
     `known` is 0 before the first client. Raises a FedhetError.
     """

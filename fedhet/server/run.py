@@ -19,7 +19,7 @@ from fedhet.wire import Arrays
 
 @dataclass
 class Round:
-    """A round under way: who trains or joins, what was asked of whom, what it cost, and who lost their state."""
+    """The current round: clients that train or join, messages, traffic, failures and lost states."""
 
     number: int = 0
     final: bool = False
@@ -35,7 +35,7 @@ class Round:
     up: Counter[str] = field(default_factory=Counter)
 
     def fail(self, client: str, reason: str) -> None:
-        """Note that a client did not do what it was asked."""
+        """Note a client's failure."""
         self.failures.append({"client": client, "reason": reason})
 
     def name_cuts(self, cuts: Iterable[Mapping[str, Any]]) -> None:
@@ -99,7 +99,7 @@ class Run:
 
     @property
     def last_round(self) -> int:
-        """The last round of all: the closing one, if there is one."""
+        """The last round: the closing round, if there is one."""
         return self.training_rounds + bool(self.config.closing_epochs)
 
     def evaluates(self, round: int) -> bool:

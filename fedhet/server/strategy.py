@@ -121,7 +121,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         return payloads
 
     def _check(self, reply: Reply) -> None:
-        """Check what a client sent that trained, and take out of it what is large."""
+        """Check the reply of a client that trained, and remove large arrays from it."""
         if reply.client in self.run.round.training:
             self.check_reply(reply)
             if self.takes_in:
@@ -209,7 +209,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         return result
 
     def handshake(self, grid: Grid) -> None:
-        """Wait for clients and admit those that can serve; a FedhetError if they are too few, or none can be scored."""
+        """Wait for clients and admit those that can serve; raises a FedhetError if too few can or none is scored."""
         exact = "clients" in self.config.chosen
         wanted = self.config.clients if exact else self.config.min_clients
         await_nodes(grid, wanted, exact=exact, patience=self.config.wait_for_clients)
@@ -243,7 +243,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         return result
 
     def _evaluate_globally(self, function: EvaluateFunction | None, result: Result) -> None:
-        """Evaluate the global model on the common test set: part of the next record, as what clients receive."""
+        """Evaluate the global model on the common test set, for the next record."""
         round, common = self.state.round, None
         if function and self.has_global_model and (round == self.run.last_round or self.run.evaluates(round + 1)):
             common = function(round, encode_arrays(self.state.model, flower=True))

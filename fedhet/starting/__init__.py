@@ -1,4 +1,4 @@
-"""`fedhet new`: the files with which a project of one's own begins, as copies of those in this folder."""
+"""`fedhet new`: copies the files in this folder, with which a user's project starts."""
 
 import shutil
 from pathlib import Path
@@ -21,8 +21,8 @@ def write(folder: Path, *, flower: bool) -> list[str]:
         ConfigError: there is something in the folder, or it is a file.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        what = "is not empty" if folder.is_dir() else "is a file"
-        raise ConfigError(f"{folder} {what}: name a new folder, and nothing of yours is overwritten")
+        problem = "is not empty" if folder.is_dir() else "is a file"
+        raise ConfigError(f"{folder} {problem}: name a new folder, and nothing of yours is overwritten")
     folder.mkdir(parents=True, exist_ok=True)
     names = [*PARTS, *(APP if flower else PROGRAM)]
     for name in names:

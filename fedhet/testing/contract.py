@@ -1,4 +1,4 @@
-"""The contract: a class of tests that pytest collects where it is subclassed."""
+"""The contract test: a class of tests, which pytest collects from a subclass."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +29,7 @@ class MethodContract(Ordinary, Trouble, Privacy):
 
     @pytest.fixture
     def case(self) -> Case:
-        """The method, and what it is run with."""
+        """The method, and the settings of its runs."""
         return Case.of(self.method, self.settings, self.architectures)
 
     @pytest.fixture

@@ -110,7 +110,7 @@ class Stop(Observer):
 
 
 class Nodes(LocalGrid, Observer):
-    """A grid of which some nodes are there only from one round on, or only up to one; to be told of the rounds.
+    """A grid with nodes that join or leave in some round; it observes the rounds.
 
     Args:
         app: handles the messages.

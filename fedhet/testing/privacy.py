@@ -71,7 +71,7 @@ def other_data(client: ClientInfo) -> ClientData:
 
 
 class Node:
-    """A deployed node with its own data function, what it may `allow` to leave (None: all) and a folder of state."""
+    """A deployed node with a data function, the kinds that it allows (None: all) and a folder of state."""
 
     def __init__(self, data: Any, allow: str | None, folder: Path) -> None:
         self.app: ClientApp = make_client_app(data=data)
@@ -121,12 +121,12 @@ def leaving(content: RecordDict, sends: Mapping[str, str], without: set[str]) ->
 
 
 def sent_kinds(case: Case) -> set[str]:
-    """The kinds of what a method sends, but for metrics."""
+    """Return the kinds that a method sends, except metrics."""
     return {*case.traits.sends.values()} - {STRUCTURE, METRICS} | {"weights", "statistics"}
 
 
 class Privacy:
-    """Data that a node keeps to itself have no part in what it answers."""
+    """Private data do not influence a node's replies."""
 
     def messages(self, kept: Kept, request: Mapping[str, Any], **changes: Any) -> list[tuple[str, RecordDict]]:
         """One message of each type and question that the node got in an ordinary run, in their order, changed."""

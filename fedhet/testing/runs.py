@@ -63,7 +63,7 @@ PARTIAL: dict[str, Value] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A method as its contract runs it: what the key `method` says, and the settings that it needs beside those of all.
+    """A method in the contract test: the value of the key `method`, and additional settings.
 
     Architectures are mixed ones, where the method's networks may differ, unless they are given.
     """
@@ -102,7 +102,7 @@ class Case:
         return self.server.participants is Hooks.participants
 
     def settings(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> dict[str, Value]:
-        """The settings of a run: the common ones, the case's own, and changes; without those that have no effect."""
+        """Return the settings of a run: common ones, the case's own and changes, without those that have no effect."""
         traits = self.traits
         shared = traits.networks == "any" and traits.shares.averaged and traits.shares.keys != "nothing"
         chosen: dict[str, Value] = {
@@ -190,7 +190,7 @@ def run_on(
     *,
     between: Mapping[int, tuple[int, int]] | None = None,
 ) -> Run:
-    """Run settings on nodes that come and go; who is there is for the nodes to say (see `Nodes`)."""
+    """Run settings on nodes that join and leave (see `Nodes`)."""
     config = configuration.resolve({key: value for key, value in settings.items() if key != "clients"})
     config = config.but(state_dir=str(folder / "state"), clients=len(set(partitions)))
     grid = Nodes(make_client_app(), partitions, between=between)

@@ -67,7 +67,7 @@ class ClientBatching:
         return cls(AUTO if measure else int(setting), measure, device)
 
     def run(self, functions: Iterable[Callable[[], T]]) -> list[T | Exception]:
-        """Call functions, each the work of one client; what each returned, or what it raised: one fails alone."""
+        """Call the functions of several clients; return the result or the exception of each."""
         gpus = {self._device} if self._device.type == "cuda" else set[torch.device]()
         if gpus:
             torch.cuda.init()  # before clients draw there
@@ -191,7 +191,7 @@ def _grouped(these: Iterable[S], key: Callable[[S], K]) -> dict[K, list[S]]:
 
 
 def _measured_ratio(which: tuple[object, ...], passes: Sequence[Forward]) -> float:
-    """Seconds of passes of a kind as one, over those of one after the other; measured when a machine first meets them.
+    """Return the time of batched passes of a kind over that of single ones, measured once on a machine.
 
     So that runs on a machine stay alike, what was measured is kept in `~/.fedhet/client-batching.json`.
     """

@@ -109,14 +109,14 @@ class _Call(nn.Module):
     def of(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Outputs, captured values, and the buffers as they are then."""
+        """Return outputs, captured values, and the updated buffers."""
         tensors = {f"model.{name}": tensor for name, tensor in {**parameters, **buffers}.items()}
         outputs, captured = functional_call(self, tensors, (inputs,))
         return outputs, dict(captured), {name: tensors[f"model.{name}"] for name in buffers}
 
 
 class _Dropout(torch.autograd.Function):
-    """Dropout of a batch of networks: each draws for its own rows, from its own stream, what it would draw alone."""
+    """Dropout of a batch of networks: each draws for its rows, from its stream, as it would alone."""
 
     @staticmethod
     def forward(inputs: Tensor, p: float, drawing: Sequence[tuple[RandomStream, int]]) -> Tensor:

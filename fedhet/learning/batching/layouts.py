@@ -1,4 +1,4 @@
-"""How a network is built, so that networks that compute the same with other weights can be told."""
+"""The structure of a network, by which networks that differ only in weights are recognised."""
 
 import inspect
 import io

@@ -111,7 +111,7 @@ class BatchedClient(greenlet):
 
 
 def outcome(function: Callable[[], T]) -> T | Exception:
-    """Return what the work of one client returned, or what it raised, which ends its work and nothing else."""
+    """Return the result of one client's work, or its exception, which ends only this work."""
     try:
         return function()
     except Exception as error:
@@ -121,7 +121,7 @@ def outcome(function: Callable[[], T]) -> T | Exception:
 
 
 def _by_the_loop(asked: Forward | Backward) -> Any:
-    """Wait for the loop that batches clients; None where the pass is to be run here.
+    """Wait for the loop that batches clients; None if the pass is to be run here.
 
     So it is without a loop, and inside a mode that torch holds for all clients of a thread (`no_grad`, `autocast`).
     """
