@@ -174,3 +174,8 @@ def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: M
 def state_home() -> Path:
     """Where clients without a `state-dir` keep their state, in a folder for each run."""
     return Path.home() / ".fedhet" / "state"
+
+
+def state_folder(state_dir: str | Path, run: str) -> Path:
+    """Where clients keep the state of a run; `run` is empty where `state_dir` is one run's alone."""
+    return Path(state_dir or state_home()) / run

@@ -17,6 +17,7 @@ from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError
 from fedhet.flower import ClientApp, Context, Message, decode, write_reply
+from fedhet.flower.cluster import cluster_machine
 from fedhet.flower.insides import failure
 from fedhet.flower.mods import check_one_model, clips, in_flowers_format, tell
 from fedhet.machine import describe as describe_device
@@ -77,13 +78,13 @@ class Answers:
 
     def __call__(self, work: Callable[[Job], Payload], message: Message, context: Context) -> Message:
         """Return the reply to a message: the payload that the client's work gives and its report, or a refusal."""
-        name, policy = node.name_of(context), Policy()
+        name, policy, machine = node.name_of(context), Policy(), cluster_machine()
         try:
             info, request, policy = node.opened(message, context)
             loop = self.loop(info.config, message, context)
             with (
                 node.memory_limited(context),
-                nothing_downloaded(policy.deployed),
+                nothing_downloaded(policy.deployed or bool(machine)),
                 self._clients.job(info, request, policy, decode(message.content)) as job,
             ):
                 job.loop = loop
@@ -101,6 +102,7 @@ class Answers:
                 return failure(message, str(error))
             reason = policy.reason(name, error)
             reason = reason.removeprefix(f"client {name}: ")  # the server knows who it is, and counts alike ones
+            reason = f"on machine {machine}: {reason}" if machine else reason
             record = write_reply(Refusal(name, reason, lost=isinstance(error, LostState)))
         return Message(record, reply_to=message)
 

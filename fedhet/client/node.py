@@ -1,6 +1,7 @@
 """A node: its config, and the settings for which the server's values are used there.
 
-Paths count only from a server on the same machine (a simulation); elsewhere the node says where data and state lie.
+Paths count only from a server on the same machine or cluster (a simulation); elsewhere the node says where data and
+state lie.
 """
 
 import hashlib
@@ -15,8 +16,9 @@ from fedhet import config as configuration
 from fedhet import registry
 from fedhet.client.policy import Policy, Refused
 from fedhet.errors import ConfigError
-from fedhet.files import plain_name
+from fedhet.files import plain_name, state_folder
 from fedhet.flower import ConfigRecord, Context, Message, read_request
+from fedhet.flower.cluster import cluster_machine
 from fedhet.machine import proof
 from fedhet.options import Config, keys_about, keys_that
 from fedhet.population import ClientInfo
@@ -73,11 +75,14 @@ def opened(message: Message, context: Context) -> tuple[ClientInfo, Request, Pol
 
     Raises:
         WireError: the message is not that of fedhet's server.
-        ConfigError: the node's name cannot be that of a file, or its own settings are none.
+        ConfigError: the node's name cannot be that of a file, or its own settings are none; this machine of a cluster
+            lacks the folder of the clients' state.
         Refused: the policy refuses the method, or the run would split the node's data in another way than before.
     """
     request, settings = read_request(message.content)
-    here = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(settings).encode())
+    proven = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(settings).encode())
+    in_cluster = bool(cluster_machine())
+    here = proven or in_cluster  # the server has started this process
     policy = Policy.of(context.node_config, deployed=not here)
     if not here and not request.run:  # a server elsewhere that relies on a folder of its own choice
         request = replace(request, run=hashlib.sha256(settings.encode()).hexdigest()[:12])
@@ -86,6 +91,11 @@ def opened(message: Message, context: Context) -> tuple[ClientInfo, Request, Pol
         raise ConfigError(f"this node's name {name!r} cannot be that of a file: give it another one")
     place, partitions = node.get("partition-id"), node.get("num-partitions")
     config = _settings(settings, here, tuple((key, node[key]) for key in keys_that("at_node") if key in node))
+    if in_cluster and not (folder := state_folder(config.state_dir, request.run)).is_dir():
+        raise ConfigError(
+            f"there is no folder {folder}, where clients keep their state: a simulation on several machines needs a "
+            "run directory (--out) that all of them share"
+        )
     policy.check_method(config.method_name, registry.traits(config))
     if policy.deployed:
         _pin(context, {key: value for key, value in config.flat().items() if key in (*keys_about("data"), "seed")})

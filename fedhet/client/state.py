@@ -14,7 +14,7 @@ import torch
 
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
-from fedhet.files import read_tensors, state_home, write_tensors
+from fedhet.files import read_tensors, state_folder, write_tensors
 from fedhet.predictions import FOLDER, Predictions
 
 KEPT_DAYS = 90
@@ -34,7 +34,7 @@ class ClientStore:
     """
 
     def __init__(self, state_dir: str | Path, run: str, client: str) -> None:
-        self._base = Path(state_dir) if state_dir else state_home()
+        self._base = state_folder(state_dir, "")
         self._run, self._client = run, client
         self._states = self._base / run / "clients" / client
 

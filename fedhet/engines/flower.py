@@ -94,6 +94,7 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
         if simulated:
             home, place = work / "flower", work / "empty"
             environment |= {"FLWR_HOME": str(home), "OMP_NUM_THREADS": str(config.threads_per_client)}
+            environment.setdefault("RAY_ADDRESS", "local")  # else Ray joins whatever cluster it finds on this machine
             stack.callback(_keep_log, work / "run.log", folder)
             stack.enter_context(superlink(home, place, environment, work / "superlink.log"))
         run = RunInfo(config.method_name, registry.traits(config), State())
@@ -217,7 +218,8 @@ def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> 
         settings[configuration.EXTRA] = to_toml(method_keys)
     if simulated:
         settings["state-dir"] = str(Path(config.state_dir).resolve()) if config.state_dir else str(folder / "state")
-        settings["data"] = str(Path(config.data).expanduser().resolve()) if config.data else ""
+        for key in ("data", "public-data"):
+            settings[key] = str(Path(settings[key]).expanduser().resolve()) if settings[key] else ""
         return settings
     del settings["state-dir"]  # a node's own
     return settings if "clients" in config.chosen else {k: v for k, v in settings.items() if k != "clients"}

@@ -6,7 +6,10 @@ from functools import partial
 from typing import Any
 
 from fedhet.errors import FedhetError
+from fedhet.files import state_folder
 from fedhet.flower import Encoder, MessageType, name_in, read_reply
+from fedhet.flower.cluster import leave_dead_actors_out
+from fedhet.flower.insides import simulated
 from fedhet.server.aggregation import average_shared
 from fedhet.server.federation import Faults, by_node
 from fedhet.server.hooks import Hooks
@@ -32,6 +35,10 @@ class Handshake:
         """
         roster, round, shares = self.federation.roster, self.run.round, self.run.traits.shares
         assert self.federation.grid is not None
+        if simulated(self.federation.grid):
+            leave_dead_actors_out()
+            # By which another machine of a Ray cluster knows that it shares the folder.
+            state_folder(self.run.config.state_dir, self.run.state.run).mkdir(parents=True, exist_ok=True)
         if new := roster.new_nodes(self.federation.grid, unseen_clients=unseen):
             self._ask(new, unseen=unseen)
         if not roster.nodes:

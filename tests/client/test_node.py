@@ -51,6 +51,21 @@ def test_paths_of_a_server_elsewhere_do_not_count(federate, tmp_path, home, monk
     assert {path.stem for path in (run / "models").iterdir()} == {"0", "1", "2"}
 
 
+def test_paths_of_a_simulations_server_count_on_every_machine_of_its_cluster_that_has_them(
+    federate, tmp_path, monkeypatch
+):
+    """Though the key by which a server proves itself is on the server's machine alone."""
+    for module in ("node", "app"):
+        monkeypatch.setattr(f"fedhet.client.{module}.cluster_machine", lambda: "node7")
+    monkeypatch.setattr("fedhet.server.federation.proof", lambda text: "guessed")
+    shared = tmp_path / "shared"
+    with pytest.raises(FedhetError, match=f"on machine node7: there is no folder {shared}, where clients keep"):
+        federate("Local", state_dir=str(shared))
+    shared.mkdir()
+    federate("Local", state_dir=str(shared))
+    assert {path.name for path in shared.iterdir()} == {"clients", "models", "predictions"}
+
+
 def test_a_nodes_own_folder_always_counts(federate, tmp_path):
     federate("Local", nodes={1: {"state-dir": str(tmp_path / "mine")}}, state_dir=str(tmp_path / "servers"))
     assert [path.stem for path in (tmp_path / "mine" / "models").iterdir()] == ["1"]

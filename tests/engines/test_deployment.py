@@ -1,7 +1,9 @@
-"""The walk of run_configs/deployment/README.md on one machine: TLS, registered keys, nodes that come and go."""
+"""The walk of run_configs/deployment/README.md on one machine, by its own commands; nodes that come and go."""
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,6 +29,7 @@ from fedhet.toml import to_toml
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("deployment")]
 
 ROOT = Path(fedhet.__file__).resolve().parent.parent
+PAGE = "run_configs/deployment/README.md"
 SETTINGS: dict[str, Any] = {
     "preset": "",
     "method": "lg-fedavg",
@@ -52,19 +55,38 @@ class Federation:
         work: where everything lies; node n's home is `node-n` in it.
         port: of the SuperLink.
         environment: of all commands.
+        printed: the page's commands that begin with a word.
         processes: those that were started and are to end, by name.
     """
 
     work: Path
     port: int
     environment: dict[str, str]
+    printed: Callable[[str, str], list[str]]
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def do(self, *words: str) -> str:
-        """Return the output of a command."""
-        done = subprocess.run(words, cwd=self.work, env=self.environment, capture_output=True, text=True, check=False)
+    def here(self, text: str) -> str:
+        """Something that the page prints, with this machine's address and folders, and a shorter key."""
+        places = {
+            "flower.example.org:9093": f"127.0.0.1:{self.port}",
+            "0.0.0.0 --port 9093": f"127.0.0.1 --port {self.port}",
+            "DNS:flower.example.org": "DNS:localhost, IP:127.0.0.1",
+            "/etc/fedhet": str(self.work),
+            "rsa:4096": "rsa:2048",
+            " run_configs/": f" {ROOT}/run_configs/",
+            "/srv/fedhet": str(self.work),
+        }
+        for printed, place in places.items():
+            text = text.replace(printed, place)
+        return text
+
+    def do(self, line: str, folder: Path | None = None) -> None:
+        """Do what a line of the page says."""
+        words = ["bash", "-c", self.here(line)]
+        done = subprocess.run(
+            words, cwd=folder or self.work, env=self.environment, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
     def start(self, name: str, *words: str, home: Path | None = None) -> subprocess.Popen[bytes]:
         """Start a process, which writes to the log of its name."""
@@ -88,11 +110,9 @@ class Federation:
 
     def superlink(self) -> None:
         """Start the SuperLink, with all that it knew before."""
-        words = [command("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port)]
-        words += ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
-        words += ["--enable-supernode-auth", "--database", "superlink.db", "--disable-runtime-dependency-installation"]
+        words = shlex.split(self.here(self.printed(PAGE, "flower-superlink")[0]))
         process, patience = self.start("superlink", *words), time.monotonic() + PATIENCE
-        asked = [command("flwr"), "list", "hospital"]
+        asked = [command("flwr"), "list", "hospitals"]
         while subprocess.run(asked, cwd=self.work, env=self.environment, capture_output=True, check=False).returncode:
             assert process.poll() is None
             assert time.monotonic() < patience
@@ -102,10 +122,20 @@ class Federation:
         """Start a SuperNode, with a state of its own."""
         home = self.work / f"node-{number}"
         home.mkdir(exist_ok=True)
-        words = [command("flower-supernode"), "--root-certificates", "ca.crt", "--port", str(_free_port())]
-        words += ["--superlink", f"127.0.0.1:{self.port}", "--auth-supernode-private-key", f"keys/client_{number}"]
-        own = f'partition-id={number} num-partitions={of} state-dir="{home / "state"}"'
-        self.start(f"node-{number}", *words, "--node-config", own, home=home)
+        line = self.here(self.printed(PAGE, "flower-supernode")[0])
+        own = {
+            "partition-id=0 num-partitions=3": f"partition-id={number} num-partitions={of}",
+            '"north"': f'"{number}"',
+            "/data/chest": str(home),
+            "/var/lib/fedhet": str(home / "state"),
+            "prototypes,metrics": "prototypes,weights,metrics",  # for methods that are not the page's, too
+            "node_key": str(home / "node_key"),
+        }
+        for printed, there in own.items():
+            assert printed in line
+            line = line.replace(printed, there)
+        # A port of its own for each node of one machine.
+        self.start(f"node-{number}", *shlex.split(line), "--port", str(_free_port()), home=home)
 
     def kill(self, name: str, part: str = "") -> None:
         """Kill a process with all that it started, or those of them that have `part` in their command line."""
@@ -137,7 +167,9 @@ def until(happened: Callable[[], object], process: subprocess.Popen[bytes] | Non
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def federation(
+    tmp_path_factory: pytest.TempPathFactory, printed: Callable[[str, str], list[str]]
+) -> Iterator[Federation]:
     work = tmp_path_factory.mktemp("deployment")
     port, home = _free_port(), work / "flower"
     environment = environment_of_commands() | {
@@ -145,36 +177,26 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
     }
-    federation = Federation(work, port, environment)
+    federation = Federation(work, port, environment, printed)
+    for line in printed(PAGE, "(openssl|echo)"):
+        federation.do(line)
     home.mkdir()
-    (work / "keys").mkdir()
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "hospital"\n\n[superlink.hospital]\naddress = "127.0.0.1:{port}"\n'
-        f'root-certificates = "{work / "ca.crt"}"\n'
-    )
-    certify(federation)
+    (connection,) = re.findall(r"```toml\n(.*?)```", (ROOT / PAGE).read_text(), re.DOTALL)
+    (home / "config.toml").write_text(federation.here(connection))
+    (generate,), (register,) = printed(PAGE, "ssh-keygen"), printed(PAGE, "flwr supernode")
     for number in range(4):
-        federation.do("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"keys/client_{number}")
+        (work / f"node-{number}").mkdir()
+        federation.do(generate, work / f"node-{number}")
     try:
         federation.superlink()
-        for number in range(3):  # client_3 is nobody's
-            federation.do(command("flwr"), "supernode", "register", f"keys/client_{number}.pub", "hospital")
+        for number in range(3):  # node 3 is not registered
+            federation.do(register.replace("node_key_north.pub", f"node-{number}/node_key.pub"))
             federation.node(number)
         federation.node(3, of=4)
         yield federation
     finally:
         for process in federation.processes.values():
             end(process)
-
-
-def certify(federation: Federation) -> None:
-    """A certificate authority, and a certificate of it for this host."""
-    (federation.work / "names.cnf").write_text("subjectAltName = DNS:localhost, IP:127.0.0.1\n")
-    request = ("openssl", "req", "-nodes", "-newkey", "rsa:2048")
-    federation.do(*request, "-x509", "-days", "30", "-subj", "/CN=fedhet-ca", "-keyout", "ca.key", "-out", "ca.crt")
-    federation.do(*request, "-subj", "/CN=localhost", "-keyout", "server.key", "-out", "server.csr")
-    signed = ("-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "30")
-    federation.do("openssl", "x509", "-req", *signed, "-extfile", "names.cnf", "-out", "server.pem")
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -199,7 +221,7 @@ def test_a_run_stands_the_death_of_a_node_of_the_server_and_of_the_superlink(
     out, settings = tmp_path / "run", tmp_path / "settings.toml"
     settings.write_text(to_toml(SETTINGS))
 
-    run = federation.run(str(settings), "--engine", "hospital", "--out", str(out))
+    run = federation.run(str(settings), "--engine", "hospitals", "--out", str(out))
     until(lambda: federation.trained(1) == 2, run)
     federation.kill("node-1")
 
@@ -231,7 +253,7 @@ def test_a_run_stands_the_death_of_a_node_of_the_server_and_of_the_superlink(
     assert federation.trained(0) > 0 == federation.trained(3), "an unregistered node is given nothing"
     models = {path.stem: path.read_bytes() for path in federation.work.glob("node-*/state/*/models/*.safetensors")}
     assert models == {path.stem: path.read_bytes() for path in (local / "models").iterdir()}
-    assert configuration.read(out / "config.toml")["engine"] == "hospital"
+    assert configuration.read(out / "config.toml")["engine"] == "hospitals"
     assert os.listdir(out / "checkpoint")
 
 
@@ -241,16 +263,29 @@ def test_flwr_run_gives_the_same_and_a_round_takes_no_longer_than_flowers_own(
     """One exchange a round, where Flower's own takes two."""
     out, settings, rounds = tmp_path / "run", tmp_path / "settings.toml", SETTINGS | {"rounds": 3}
     settings.write_text(to_toml(rounds | {"out": str(out)}))
-    run = (command("flwr"), "run")
-    federation.do(*run, str(ROOT), "hospital", "--stream", "--run-config", str(settings))
+    (line,) = federation.printed(PAGE, "flwr run")
+    line = line.replace("run_configs/fedproto/digits.toml", str(settings))
+    federation.do(line.replace(" . ", f" {ROOT} "))
     fedhet.run(rounds, out=tmp_path / "local")
     assert rows_of(out) == to_four_digits(rows_of(tmp_path / "local"))
-    federation.do(*run, str(flowers_own(tmp_path / "own", tmp_path / "times")), "hospital", "--stream")
+    federation.do(f"flwr run {flowers_own(tmp_path / 'own', tmp_path / 'times')} hospitals --stream")
     times = json.loads(f"[{(tmp_path / 'times').read_text()}0]")[:-1]
     theirs = median(after - before for before, after in pairwise(times))
     ours = median(row["timing"]["seconds"] for row in read_history(out)[1:4])
     print(f"\na round takes {ours:.1f} s, Flower's own FedAvg of the same size {theirs:.1f} s")
     assert ours < theirs
+
+
+def test_the_page_goes_from_nothing_to_a_finished_run(federation: Federation) -> None:
+    def models() -> set[Path]:
+        return set(federation.work.glob("node-*/state/*/models/*.safetensors"))
+
+    (line,), before = federation.printed(PAGE, "fedhet run"), models()
+    run = federation.start("run", *shlex.split(federation.here(line)), "--set", "rounds=2")
+    assert run.wait(PATIENCE) == 0, federation.log("run").read_text()
+    history = read_history(federation.work / "first")
+    assert [row["failures"] for row in history] == [[]] * len(history)
+    assert sorted(path.stem for path in models() - before) == ["0", "1", "2"]
 
 
 def flowers_own(folder: Path, times: Path) -> Path:
