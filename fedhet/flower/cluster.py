@@ -25,8 +25,8 @@ def leave_dead_actors_out() -> None:
     """
     from flwr.simulation.ray_transport.ray_actor import BasicActorPool
 
-    BasicActorPool.submit = _submit  # type: ignore[method-assign]
-    BasicActorPool.add_actor_back_to_pool = _put_back  # type: ignore[method-assign]
+    pools: Any = BasicActorPool
+    pools.submit, pools.add_actor_back_to_pool = _submit, _put_back
 
 
 def _submit(pool: Any, call: Any, job: tuple[Any, ...]) -> Any:
