@@ -6,7 +6,7 @@ state lie.
 
 import hashlib
 import hmac
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -86,7 +86,7 @@ def opened(message: Message, context: Context) -> tuple[ClientInfo, Request, Pol
     policy = Policy.of(context.node_config, deployed=not here)
     if not here and not request.run:  # a server elsewhere that relies on a folder of its own choice
         request = replace(request, run=hashlib.sha256(settings.encode()).hexdigest()[:12])
-    node, name = dict(context.node_config), name_of(context)
+    node, name = _with_data(context.node_config), name_of(context)
     if not plain_name(name):
         raise ConfigError(f"this node's name {name!r} cannot be that of a file: give it another one")
     place, partitions = node.get("partition-id"), node.get("num-partitions")
@@ -107,6 +107,15 @@ def opened(message: Message, context: Context) -> tuple[ClientInfo, Request, Pol
         node_config=node,
     )
     return info, request, policy
+
+
+def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
+    """A node's config in which Flower's usual `data-path` stands as `data`; a ConfigError if it has both, unlike."""
+    node = dict(node_config)
+    path = node.pop("data-path", None)
+    if path is not None and node.setdefault("data", path) != path:
+        raise ConfigError(f"the node's config has data = {node['data']!r} and data-path = {path!r}: give one of them")
+    return node
 
 
 def _pin(context: Context, now: dict[str, Any]) -> None:

@@ -36,6 +36,23 @@ def federate(tiny, new_watch):
     return federate
 
 
+# ---- where its data are
+
+
+def test_data_path_is_data(tmp_path, monkeypatch):
+    config = {"partition-id": 0, "num-partitions": 2}
+    assert node._with_data(config | {"data-path": "/data/chest"}) == config | {"data": "/data/chest"}
+    assert node._with_data(config | {"data-path": "a", "data": "a"}) == config | {"data": "a"}
+    assert node._with_data(config) == config
+
+
+def test_two_places_of_data_are_refused(federate):
+    nodes = {0: {"data": "/data/one", "data-path": "/data/other"}}
+    watch, _ = federate("FedAvg", nodes=nodes)
+    reasons = [failure["reason"] for row in watch.rows for failure in row["failures"]]
+    assert "the node's config has data = '/data/one' and data-path = '/data/other': give one of them" in reasons
+
+
 # ---- where it writes
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -84,10 +85,26 @@ class TestApp:
             "run_configs",
             "pyproject.toml",
             "README.md",
+            "CHANGELOG.md",
             "LICENSE",
             ".info",
+            "tests",  # pages of measurements
         }
-        assert len(fab) < 10e6
+        assert {Path(name).name for name in names if name.startswith("tests/")} == {"README.md"}
+
+    def test_the_bundle_keeps_the_rules_of_flowers_hub(self) -> None:
+        bundle = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT)))
+        files = [each for each in bundle.infolist() if not each.filename.startswith(".info")]
+        assert len(files) <= 1000
+        assert sum(each.file_size for each in files) <= 10e6
+        assert [each.filename for each in files if each.file_size > 1e6] == []
+        kinds = {Path(each.filename).suffix or each.filename for each in files}
+        assert kinds <= {".py", ".toml", ".md", ".yaml", ".json", "LICENSE"}
+        readme = bundle.read("README.md").decode()
+        linked = {link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", readme) if "://" not in link}
+        assert linked - {each.filename for each in files} == set()
+        assert "num-supernodes=10" in readme
+        assert "data-path" in readme
 
     @pytest.mark.parametrize("installed", [False, pytest.param(True, marks=pytest.mark.slow)])
     def test_the_app_that_is_made_for_a_run_holds_the_code_that_runs(
