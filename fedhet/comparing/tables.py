@@ -199,7 +199,7 @@ def _differences(results: Sequence[VariantResult], baseline: VariantResult, metr
             f"{wider[most]:.0%} ({most})"
         )
     if few := {each.seeds for each in differences.values() if each and each.low is None}:
-        covers = f"of which there are {max(few)}: too few seeds for an interval"
+        covers = f"{max(few)} here: too few seeds for an interval"
     paired = "paired over the seeds that both completed"
     yield f"Minus {baseline.variant}: difference of personal {metric}, {paired}, {covers}."
     if p_values := corrected_p_values(results, baseline):

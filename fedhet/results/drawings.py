@@ -17,6 +17,7 @@ from fedhet.results.plotting import (
     faded,
     name_ticks,
     new_figure,
+    rows_height,
     whole_numbers,
 )
 from fedhet.results.tables import UNDISCLOSED
@@ -64,7 +65,7 @@ def shared_filters_figure(matrices: Mapping[str, Any]) -> Figure:
     clients = [str(client) for client in matrices["clients"]]
     layers = {layer["name"]: np.asarray(layer["units"]) for layer in matrices["layers"]}
     ordered = [units[:, np.argsort(-units.sum(0), kind="stable")] for units in layers.values()]
-    figure, (axes,) = new_figure(max(1.8, 1.2 + 0.17 * len(clients)))
+    figure, (axes,) = new_figure(max(1.8, 1.2 + rows_height(clients[:MOST_LABELLED], 0.17)))
     draw_image(axes, np.concatenate(ordered, axis=1), vmin=0, vmax=1.4, cmap=faded(BLUE), aspect="auto")
     ends = list(accumulate((units.shape[1] for units in ordered), initial=0))
     for edge in ends[1:-1]:
@@ -102,7 +103,7 @@ def cosines_figure(matrices: Mapping[str, Any]) -> Figure:
         axes.set_ylim(min(0.0, cosines.min()) - 0.02, cosines.max() + 0.02)
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(whole_numbers())
-    panels[0].set_ylabel("cosine to the others' mean")
+    figure.supylabel("cosine to the others' mean", fontsize=10, color=INK)
     legend: dict[str, Any] = {"loc": "outside upper left", "ncols": 2, "fontsize": 8, "frameon": False}
     figure.legend(*panels[0].get_legend_handles_labels(), labelcolor=INK, **legend)
     return figure

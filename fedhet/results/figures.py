@@ -33,6 +33,7 @@ from fedhet.results.plotting import (
     look,
     name_ticks,
     new_figure,
+    rows_height,
     whole_numbers,
 )
 from fedhet.results.tables import UNDISCLOSED
@@ -61,7 +62,7 @@ def run_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> dict[str, Fig
         "partition": partition_figure(run.partition) if run.partition else None,
         "losses": loss_figure(run),
         "courses": clients_by_round_figure(run),
-        "cost": runs_figure({"": run}, by_bytes=True),
+        "cost": runs_figure({"": run}, by_bytes=True) if len(run.curve) > 1 else None,
     }
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
@@ -82,7 +83,9 @@ def accuracy_figure(run: RunFiles) -> Figure | None:
             inside = [r for r, _ in curve if r in low and r in high]
             if main and curve == scored_curve(run.rows, which) and low != high and len(inside) > 1:
                 lows, highs = [low[r] for r in inside], [high[r] for r in inside]
-                axes.fill_between(inside, lows, highs, color=colour, alpha=0.15, linewidth=0, label="all clients")
+                axes.fill_between(
+                    inside, lows, highs, color=colour, alpha=0.15, linewidth=0, label="worst to best client"
+                )
     return figure if label_axes(axes, "round", run.metric) else None
 
 
@@ -94,7 +97,8 @@ def clients_figure(run: RunFiles) -> Figure | None:
             by_name.setdefault(row.architecture, []).append(row.accuracy)
     if not by_name:
         return None
-    figure, (axes,) = new_figure(0.8 + 0.4 * len(by_name))
+    labels = [f"{name or UNDISCLOSED} ({len(by_name[name])})" for name in sorted(by_name)]
+    figure, (axes,) = new_figure(0.8 + rows_height(labels, 0.4))
     for position, name in enumerate(sorted(by_name)):
         values = sorted(by_name[name])
         # Neighbours in the sorted list go to different heights, so equal accuracies stay apart.
@@ -102,7 +106,6 @@ def clients_figure(run: RunFiles) -> Figure | None:
         colour = PALETTE[position % len(PALETTE)]
         axes.plot(values, heights, "o", color=colour, markersize=5, alpha=0.75, markeredgewidth=0)
         axes.vlines(fmean(values), position - 0.3, position + 0.3, color=INK, linewidth=2)
-    labels = [f"{name or UNDISCLOSED} ({len(by_name[name])})" for name in sorted(by_name)]
     name_ticks(axes.yaxis, range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.45, -0.55)
     axes.grid(visible=False, axis="y")
@@ -154,7 +157,7 @@ def clients_by_round_figure(run: RunFiles) -> Figure | None:
 def partition_figure(partition: Mapping[str, Any]) -> Figure:
     """The number of training `examples` (clients x classes) of each of the `classes` at each of the `clients`."""
     clients, classes, counts = partition["clients"], partition["classes"], partition["examples"]
-    figure, (axes,) = new_figure(0.9 + 0.2 * min(len(clients), 60))
+    figure, (axes,) = new_figure(0.9 + (rows_height(clients, 0.2) if len(clients) <= 60 else 6.0))
     image = draw_image(axes, counts, cmap=faded(BLUE), vmin=0, aspect="auto")
     label_axes(axes, "class", "client")
     axes.yaxis.set_major_locator(whole_numbers())

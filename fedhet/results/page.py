@@ -113,7 +113,7 @@ configured data set.</p>
 </section>
 <section><h2>Failures</h2>
 {% if failures %}
-{{ table(["times", "rounds", "clients", "reason"], failures) }}
+{{ table(["reason", "times", "rounds", "clients"], failures) }}
 {% else %}
 <p class="quiet">None.</p>
 {% endif %}

@@ -33,6 +33,8 @@ DASHES = (
     *((0, (9, 2, 1, 2)), (0, (3, 1, 3, 4)), (0, (1, 1, 1, 4))),
 )
 
+LONGEST = 16
+"""So many letters of a name stand in one line along an axis."""
 WIDTH = 4.5
 """The width of a page's figures in inches: their text is legible where a figure is as wide as a phone."""
 
@@ -163,9 +165,14 @@ def whole_numbers() -> MaxNLocator:
     return MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
 
 
+def rows_height(names: Sequence[str], least: float) -> float:
+    """The height of a row for each name along the y axis, in inches: `least` a row, or more for long names."""
+    return len(names) * max(least, 0.14 * max((fill(name, LONGEST).count("\n") + 1 for name in names), default=1))
+
+
 def name_ticks(axis: Axis, places: Sequence[float], names: Iterable[str], **options: Any) -> None:
     """Write names at places of an axis, long ones in several lines, and along the x axis upright if they are many."""
-    lines = [fill(str(name), 16) for name in names]
+    lines = [fill(str(name), LONGEST) for name in names]
     if isinstance(axis, XAxis) and len("".join(lines)) > 40:
         options = {"rotation": 90, **options}
     axis.set_ticks(places, lines, fontsize=8, **options)

@@ -26,7 +26,7 @@ _CAPTIONS = {
     "losses": "Loss by round: in training, with what the method adds to it, and on test data.",
     "courses": "Each client's accuracy by round.",
     "cost": "Accuracy by payload bytes sent so far, those of all clients together, the handshake included.",
-    "accuracy": "Accuracy by round, weighted by the clients' examples; a band spans the clients.",
+    "accuracy": "Accuracy by round, weighted by the clients' examples.",
     "clients": "The clients' accuracies at their last evaluation, by architecture.",
     "unseen_clients": "Clients that came after the last round, by epoch of training alone: with what they received, "
     "and from their own initial weights, in the same batches.",
@@ -59,7 +59,7 @@ def write_report(folder: Path | str) -> Path:
         for name, figure in figures.items():
             save_png(figure, run.folder / "figures" / f"{name}.png")
         captions = _CAPTIONS | {name: drawing.caption for name, drawing in drawings.items()}
-        if after := run.personal == "received":
+        if (after := run.personal == "received") and run.accuracy("trained") is not None:
             captions["accuracy"] += _BEFORE
         chosen, defaults = _settings(run)
         page = render(
@@ -141,7 +141,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
 
 
 def _failures(run: RunFiles) -> list[tuple[str, str, str, str]]:
-    """The failures as times, rounds, clients and reason, one line a reason: one cause often hits many clients."""
+    """The failures as reason, times, rounds and clients, one line a reason: one cause often hits many clients."""
     by_reason: dict[str, list[tuple[int, str]]] = {}
     for row in run.rows:
         for failure in row["failures"]:
@@ -149,7 +149,7 @@ def _failures(run: RunFiles) -> list[tuple[str, str, str, str]]:
     lines = []
     for reason, hits in by_reason.items():
         rounds, clients = sorted({round for round, _ in hits}), sorted({client for _, client in hits}, key=client_order)
-        lines.append((str(len(hits)), _few(map(str, rounds)), _few(clients), reason))
+        lines.append((reason, str(len(hits)), _few(map(str, rounds)), _few(clients)))
     return lines
 
 

@@ -33,7 +33,7 @@ def test_one_common_seed_has_no_interval_and_none_no_difference():
 def test_two_seeds_are_too_few_for_an_interval_and_the_notes_say_so():
     local, fedavg = result("local", {0: 0.5, 1: 0.6}), result("fedavg", {0: 0.6, 1: 0.65})
     text = markdown([local, fedavg], local, notes_below([local, fedavg], local))
-    assert "2: too few seeds for an interval." in text
+    assert "2 here: too few seeds for an interval." in text
     assert "| +0.075 |" in text
     assert "| p |" not in text
     heading, *rows = number_rows([local, fedavg], local)
