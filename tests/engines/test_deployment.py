@@ -73,7 +73,6 @@ class Federation:
             "DNS:flower.example.org": "DNS:localhost, IP:127.0.0.1",
             "/etc/fedhet": str(self.work),
             "rsa:4096": "rsa:2048",
-            " run_configs/": f" {ROOT}/run_configs/",
             "/srv/fedhet": str(self.work),
         }
         for printed, place in places.items():
@@ -264,7 +263,7 @@ def test_flwr_run_gives_the_same_and_a_round_takes_no_longer_than_flowers_own(
     out, settings, rounds = tmp_path / "run", tmp_path / "settings.toml", SETTINGS | {"rounds": 3}
     settings.write_text(to_toml(rounds | {"out": str(out)}))
     (line,) = federation.printed(PAGE, "flwr run")
-    line = line.replace("run_configs/fedproto/digits.toml", str(settings))
+    line = re.sub("'[^']*'", str(settings), line)
     federation.do(line.replace(" . ", f" {ROOT} "))
     fedhet.run(rounds, out=tmp_path / "local")
     assert rows_of(out) == to_four_digits(rows_of(tmp_path / "local"))
