@@ -1,4 +1,4 @@
-"""A user's own Flower ClientApp under fedhet's strategies (`fedhet.wrap`), and Flower's strategy over fedhet's app."""
+"""A user's own Flower ClientApp under fedhet's strategies (`fedhet.wrap`)."""
 
 import logging
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import strategy as flower
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -227,15 +226,6 @@ def test_few_test_examples_give_no_metric(caplog):
     assert rows[-1]["received"] is None
     assert "eval_acc" not in rows[-1]["metrics"]
     assert "12 test examples, too few for a metric" in caplog.text
-
-
-def test_flowers_own_strategy_over_fedhets_app_is_one_sentence(tiny, caplog):
-    arrays = ArrayRecord(tiny.model().state_dict())
-    with caplog.at_level(logging.INFO):
-        result = flower.FedAvg(min_available_nodes=2).start(LocalGrid(tiny.app(), 2), arrays, num_rounds=1)
-    assert "this ClientApp is fedhet's, and the strategy that asks it is not: start one of fedhet's" in caplog.text
-    assert "Inconsistent" not in caplog.text
-    assert not result.train_metrics_clientapp
 
 
 def test_it_goes_on_after_a_pause_as_if_there_was_none():
