@@ -47,7 +47,7 @@ def test_what_was_measured_is_among_the_numbers() -> None:
 
 
 def unlike() -> list[tuple[str, str]]:
-    """The runs with other networks or data than their preset's, one of those that are alike once they are made short."""
+    """The runs with other networks or data than their presets, one of those that are alike once made short."""
     alike: dict[str, tuple[str, str]] = {}
     for run, settings in RUNS.items():
         if {"architectures", "dataset", "unseen-clients"} & settings.keys():
