@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +16,12 @@ from fedhet.client.side import P
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ModelError
 from fedhet.learning import Forward, Loss, Phase, Step
-from fedhet.methods.fedproto import FedProtoParameters
+from fedhet.methods.fedproto import FedProtoParameters, WidthParameters
 from fedhet.options import Config
 from fedhet.representations import Representation, head_name
 from fedhet.wire import Payload, to_arrays, to_tensor
 
-NO_LINEAR = "fedproto.width needs an nn.Linear as head, not a {}"
+W = TypeVar("W", bound=WidthParameters)
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -65,7 +66,7 @@ class ByClass(ClientSide[P], ABC):
         train = self.client.data.train
         vectors = self._vectors_of(train.inputs)
         classes, rows, counts = train.labels.unique(return_inverse=True, return_counts=True)
-        sums = torch.zeros(len(classes), vectors.shape[1], device=vectors.device).index_add_(0, rows, vectors)
+        sums = vectors.new_zeros(len(classes), vectors.shape[1]).index_add_(0, rows, vectors)
         enough = counts >= self.client.least
         if few := classes[~enough].tolist():
             log.warning(
@@ -73,19 +74,20 @@ class ByClass(ClientSide[P], ABC):
                 *(self.client.name, few, self.client.least),
             )
         means = {"means": sums / counts[:, None], "classes": classes, "counts": counts}
-        return Payload({"prototypes": to_arrays({name: of_all[enough] for name, of_all in means.items()})})
+        return Payload({"prototypes": to_arrays({name: of_all[enough] for name, of_all in means.items()}, "float32")})
 
     def _vectors_of(self, inputs: Tensor | LazyInputs) -> Tensor:
         vectors = self.client.read(inputs, until=self.until)
-        return (vectors if self.until else self.client.task.outputs.scores(vectors)).float()
+        vectors = vectors if self.until else self.client.task.outputs.scores(vectors)
+        return vectors if vectors.dtype == torch.float64 else vectors.float()
 
 
-class FedProto(ByClass[FedProtoParameters]):
-    """Pulls Phi towards the global prototype of the label; sends its own mean Phi of each class."""
+class OneWidth(ByClass[W]):
+    """Sends its own mean Phi of each class, which the key `width` brings to one width at all clients."""
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        """With `fedproto.width`, put two linear layers `projection` and `head` in the place of a linear head.
+        """With `width`, put `projection` or `pooling`, and a linear layer `head`, in the place of a linear head.
 
         Raises a ModelError where another module is named as head, since the width of its input is not known.
         """
@@ -95,20 +97,23 @@ class FedProto(ByClass[FedProtoParameters]):
         head = model.get_submodule(name)
         if not isinstance(head, nn.Linear):
             if config.head:
-                raise ModelError(NO_LINEAR.format(type(head).__name__))
+                raise ModelError(_no_linear(head, config))
             return model  # which the handshake refuses
-        projection = nn.Linear(head.in_features, width, dtype=head.weight.dtype)
+        if config.parameters.width_by == "pooling":
+            bringing: dict[str, nn.Module] = {"pooling": nn.AdaptiveAvgPool1d(width)}
+        else:
+            bringing = {"projection": nn.Linear(head.in_features, width, dtype=head.weight.dtype)}
         narrower = nn.Linear(width, head.out_features, bias=head.bias is not None, dtype=head.weight.dtype)
-        projected = nn.Sequential(OrderedDict(projection=projection, head=narrower))
+        placed = nn.Sequential(OrderedDict(bringing | {"head": narrower}))
         if not name:
-            return projected
+            return placed
         parent, _, own_name = name.rpartition(".")
-        setattr(model.get_submodule(parent), own_name, projected)
+        setattr(model.get_submodule(parent), own_name, placed)
         return model
 
     @classmethod
     def head_of(cls, config: Config) -> str:
-        """The layer behind the projection."""
+        """The layer behind the one that brings Phi to its width."""
         return f"{config.head}.head" if config.head and config.parameters.width else config.head
 
     def handshake(self, payload: Payload) -> Payload:
@@ -116,13 +121,21 @@ class FedProto(ByClass[FedProtoParameters]):
         self.client.check_classes()
         head = self.client.model.get_submodule(self.client.head)
         if self.parameters.width and not isinstance(head, nn.Linear):
-            raise ModelError(NO_LINEAR.format(type(head).__name__))
+            raise ModelError(_no_linear(head, self.client.config))
         return super().handshake(payload)
 
     @property
     def until(self) -> Representation:
         """Phi."""
         return self.client.representation
+
+
+def _no_linear(head: nn.Module, config: Config) -> str:
+    return f"{config.method_name}.width needs an nn.Linear as head, not a {type(head).__name__}"
+
+
+class FedProto(OneWidth[FedProtoParameters]):
+    """Pulls Phi towards the global prototype of the label; sends its own mean Phi of each class."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """One phase, with Phi of every batch."""
@@ -147,7 +160,7 @@ class FedProto(ByClass[FedProtoParameters]):
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
         """Return minus squared distances to the candidates' global prototypes; without any, the head's outputs."""
         rows = self.candidates()
-        if self.parameters.predict == "head" or not len(rows):
+        if not len(rows):
             return super().evaluate(when)
         candidates, prototypes = self.classes[rows], self.prototypes[rows]
         data = self.client.data
@@ -167,8 +180,8 @@ class FedProto(ByClass[FedProtoParameters]):
         return nearest
 
     def candidates(self) -> Tensor:
-        """The rows of the global prototypes among which is predicted, (candidates,) int64."""
+        """The rows of the global prototypes among which is predicted, (candidates,) int64; none: by the head."""
         known = torch.arange(len(self.classes), device=self.client.device)
-        if self.parameters.predict == "all-prototypes":
-            return known
-        return known[torch.isin(self.classes, self.client.data.train.labels)]
+        if self.parameters.predict == "prototype":
+            return known[torch.isin(self.classes, self.client.data.train.labels)]
+        return known if self.parameters.predict == "all-prototypes" else known[:0]

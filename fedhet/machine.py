@@ -167,3 +167,16 @@ def process_restored() -> Iterator[None]:
         if keep_freed_memory.cache_info().currsize > kept_before:
             keep_freed_memory.cache_clear()
             _set_malloc(_LARGEST_MMAP_THRESHOLD, 2 * _LARGEST_MMAP_THRESHOLD)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Products of matrices that round the same however many threads a process has."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedhet.hypernets.personal import PersonalHypernetwork, one_thread
+from fedhet.hypernets.personal import PersonalHypernetwork
 from fedhet.learning import eager
+from fedhet.machine import one_thread
 from fedhet.methods import pfedhn
 from fedhet.server import FederatedStrategy, State
 from fedhet.wire import Arrays, Payload, Reply, check, narrowed, to_arrays, to_tensor

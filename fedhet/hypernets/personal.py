@@ -10,8 +10,7 @@ normalisation's weight and else 0. Embeddings start close together: far apart, c
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -83,14 +82,3 @@ class PersonalHypernetwork:
 def scale_of(shape: tuple[int, ...]) -> float:
     """The fixed scale s of an array of weights: sqrt(2 / fan-in) of (out, in, ...)."""
     return math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else VECTORS
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Products of matrices that round the same however many threads a process has."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -7,16 +7,28 @@ from fedhet.options import Parameters, option
 
 
 @dataclass(frozen=True)
-class FedProtoParameters(Parameters):
-    """FedProto's own keys."""
+class WidthParameters(Parameters):
+    """The keys of methods for which all clients' representations are equally wide."""
 
-    weight: float = option(1.0, "lambda: weight of the distance to the global prototypes", at_least=0, tries=(0.1,))
     width: int = option(
         0,
-        "width to which a linear layer between body and head projects; Phi is behind it; 0: no such layer",
+        "width to which a layer between body and head brings all clients' Phi, which is behind it; 0: no such layer",
         at_least=0,
         at_most=2**16,
     )
+    width_by: str = option(
+        "projection",
+        "that layer: a linear one, or adaptive average pooling, which has no weights",
+        choices=("projection", "pooling"),
+        needs={"width": ()},
+    )
+
+
+@dataclass(frozen=True)
+class FedProtoParameters(WidthParameters):
+    """FedProto's own keys."""
+
+    weight: float = option(1.0, "lambda: weight of the distance to the global prototypes", at_least=0, tries=(0.1,))
     predict: str = option(
         "prototype",
         "prediction by the nearest global prototype (the paper) of the client's own classes (the authors' code) or of "

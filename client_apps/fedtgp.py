@@ -1,0 +1,14 @@
+"""FedTGP, client side: FedProto, with prediction by the prototypes of all classes (Zhang et al., AAAI 2024)."""
+
+import torch
+from torch import Tensor
+
+from .fedproto import FedProto  # noqa: TID251 - this folder is fedhet.client_apps
+
+
+class FedTGP(FedProto):
+    """Pulls Phi towards the server's prototype of the label; sends its own mean Phi of each class."""
+
+    def candidates(self) -> Tensor:
+        """The rows of all global prototypes, (classes,) int64."""
+        return torch.arange(len(self.classes), device=self.client.device)

@@ -1,0 +1,41 @@
+"""FedGH (Yi et al., "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM Multimedia 2023)."""
+
+from dataclasses import dataclass
+
+from fedhet.method import STRUCTURE, Method, Traits
+from fedhet.methods.fedproto import WidthParameters
+from fedhet.options import option
+
+
+@dataclass(frozen=True)
+class LearnerParameters(WidthParameters):
+    """The keys of methods whose server trains a network on clients' mean representations of classes."""
+
+    server_epochs: int = option(1, "passes over a round's mean representations, in batches of batch-size", at_least=1)
+    server_learning_rate: float = option(0.01, "learning rate of the server's SGD", above=0, tries=(0.01, 0.1))
+
+
+@dataclass(frozen=True)
+class FedGHParameters(LearnerParameters):
+    """FedGH's own keys."""
+
+    server_epochs: int = option(
+        1,
+        "passes over a round's mean representations of classes, by which the server trains the head",
+        at_least=1,
+        tries=(1, 10),
+    )
+
+
+TRAITS = Traits(
+    keeps="model", scored="trained", other_arrays="whole", sends={"prototypes": "prototypes", "width": STRUCTURE}
+)
+"""Those of methods whose server trains a network on clients' mean representations of classes."""
+
+method = Method(
+    "fedgh",
+    traits=TRAITS,
+    Parameters=FedGHParameters,
+    server="fedhet.strategies.fedgh:FedGH",
+    client="fedhet.client_apps.fedgh:FedGH",
+)

@@ -1,0 +1,123 @@
+"""FedGH, server side: one head learns from clients' mean representations of classes (Yi et al., ACM MM 2023)."""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedhet.data import Examples
+from fedhet.errors import ModelError
+from fedhet.learning import Loss, Optimisation, Phase, train
+from fedhet.machine import one_thread
+from fedhet.methods import fedgh
+from fedhet.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.task import get_task
+from fedhet.wire import Arrays, Payload, Reply, WireError, cast, load_into, to_arrays
+
+from .fedproto import MOST_CLASSES, ByClass, ClassState  # noqa: TID251 - this folder is fedhet.strategies
+
+LARGEST = 2**27
+"""Entries of a layer of the server's network."""
+
+log = logging.getLogger("flwr").getChild("fedhet")
+
+
+@dataclass
+class LearnerState(ClassState):
+    """`outputs` is the number of classes, and `learner` the server's network in float64."""
+
+    outputs: int = 0
+    learner: Arrays = field(default_factory=dict)
+
+
+L = TypeVar("L", bound=fedgh.LearnerParameters)
+
+
+class Learner(ByClass[L, LearnerState]):
+    """Trains a network by SGD on the mean representations that clients send, each an example of its class."""
+
+    state_class = LearnerState
+    vectors = "representation"
+
+    @property
+    def way_out(self) -> str:  # type: ignore[override]
+        """The key by which widths become equal."""
+        return f"set {self.method.name}.width, to which all are then brought"
+
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """Build the network, whose weights are drawn from torch's global generator."""
+
+    def terms(self, means: Tensor, classes: Tensor) -> tuple[Loss, ...]:
+        """Return the loss, where it is not the cross entropy of what the network returns.
+
+        Args:
+            means: (n, width) float64, of all clients that are in the round.
+            classes: (n,) int64.
+        """
+        return ()
+
+    def admit(self, reply: Reply) -> None:
+        """Check the width, and that all clients have as many classes; the first one's are those of the network."""
+        super().admit(reply)
+        outputs, width = reply.report.outputs, self.state.width
+        self.state.outputs = self.state.outputs or outputs
+        if outputs != self.state.outputs:
+            raise ModelError(f"its network has {outputs} outputs, the first client's {self.state.outputs}")
+        if not 0 < outputs <= MOST_CLASSES or width * max(width, outputs) > LARGEST:
+            raise ModelError(f"the server cannot train on representations of width {width} and {outputs} classes")
+        if not self.state.learner:
+            self.state.learner = to_arrays(self.learner().state_dict())
+
+    def check_reply(self, reply: Reply) -> None:
+        """Check beside the prototypes themselves that their classes are the network's."""
+        super().check_reply(reply)
+        if reply.arrays["prototypes"]["classes"].max(initial=0) >= self.state.outputs:
+            raise WireError(f"its prototypes have classes beyond {self.state.outputs - 1}")
+
+    def learner(self) -> nn.Module:
+        """Return the network as it is."""
+        with torch.random.fork_rng(devices=[]):
+            seed_everything(derive_seed(self.config.seed, "initial weights", "server"))
+            network = self.network().double()
+        load_into(network.state_dict(), self.state.learner)
+        return network
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Train the network; where that diverges it stays as it was."""
+        sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
+        means = self.aggregator.clipped({client: {"means": own["means"]} for client, own in sent.items()})
+        inputs = torch.from_numpy(np.concatenate([own["means"] for own in means.values()])).double()
+        labels = torch.from_numpy(np.concatenate([own["classes"] for own in sent.values()]))
+        network, keys, terms = self.learner(), self.parameters, self.terms(inputs, labels)
+        steps = Optimisation(learning_rate=keys.server_learning_rate, batch_size=self.config.batch_size)
+        phase = Phase(keys.server_epochs, steps, terms=terms, task_weight=0.0 if terms else 1.0)
+        generator = torch_generator(self.config.seed, "server", round)
+        try:
+            with one_thread():
+                examples, task = Examples(inputs, labels), get_task("classification")
+                trained = train(network, phase, examples, task, lambda batch, _: batch, generator=generator)
+        except ModelError as error:
+            log.warning("round %d: the server's network stays as it was: %s", round, error)
+            return {}
+        self.state.learner = to_arrays(network.state_dict())
+        return {} if trained.mean_loss is None else {"server_loss": trained.mean_loss}
+
+
+class FedGH(Learner[fedgh.FedGHParameters]):
+    """Trains the head, and sends it to the clients."""
+
+    method = fedgh.method
+
+    def network(self) -> nn.Module:
+        """A linear layer."""
+        return nn.Linear(self.state.width, self.state.outputs)
+
+    def payload_for(self, client: str) -> Payload:
+        """The head: `weight` (classes, width) and `bias` (classes,)."""
+        return Payload({"head": cast(self.state.learner, self.config.wire_dtype)})

@@ -1,0 +1,190 @@
+"""FedGH and FedTGP, against plain computations from their papers."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedhet import population
+from fedhet.randomness import derive_seed, seed_everything, torch_generator
+
+SETTINGS = {"rounds": 3, "momentum": 0.5, "partition": "classes", "classes_per_client": 4, "batch_size": 12}
+WIDTH, WEIGHT, RATE = 6, 0.7, 0.2
+
+
+def own_network(client):
+    """Tanh networks that are as wide as the client's number says, from weights of its own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(client.partition_id)
+        width = 8 + client.partition_id
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10)).double()
+
+
+def first_weights(done, client, projects):
+    """A client's first weights: those of its body, of the projection if there is one, and of a narrower head."""
+    state = dict(own_network(done.info(client)).state_dict())
+    wide, _ = state.pop("3.weight").shape[1], state.pop("3.bias")
+    with torch.random.fork_rng():
+        seed_everything(derive_seed(done.config.seed, "initial weights", client))
+        if projects:
+            layer = nn.Linear(wide, WIDTH, dtype=torch.float64)
+            state |= {f"3.projection.{name}": each for name, each in layer.state_dict().items()}
+        head = nn.Linear(WIDTH, 10, dtype=torch.float64)
+    state |= {"3.head.weight": head.weight, "3.head.bias": head.bias}
+    return live(state)
+
+
+def servers_network(done, *layers):
+    """The weights that the server starts from."""
+    with torch.random.fork_rng():
+        seed_everything(derive_seed(done.config.seed, "initial weights", "server"))
+        return [parameter for layer in layers for parameter in live(layer().double().state_dict()).values()]
+
+
+def live(state):
+    return {name: tensor.detach().clone().requires_grad_() for name, tensor in state.items()}
+
+
+def phi(state, inputs):
+    """The representation, projected or pooled to WIDTH entries: entry i is the mean of those that its share touches."""
+    hidden = torch.tanh(inputs.flatten(1) @ state["1.weight"].T + state["1.bias"])
+    if "3.projection.weight" in state:
+        return hidden @ state["3.projection.weight"].T + state["3.projection.bias"]
+    shares = [hidden.shape[1] * i / WIDTH for i in range(WIDTH + 1)]
+    bins = [hidden[:, math.floor(one) : math.ceil(other)] for one, other in pairwise(shares)]
+    return torch.stack([each.mean(1) for each in bins], 1)
+
+
+def outputs(state, features):
+    return features @ state["3.head.weight"].T + state["3.head.bias"]
+
+
+def trained(done, client, round, state, extra=lambda features, labels: 0.0):
+    """Local training, and then the client's means by class with their numbers, as float32 numbers."""
+    part, transform = population.data_of(done.info(client)).train, population.dataset_of(done.config).transform
+    inputs, labels = transform(part.inputs[:]).double(), part.labels
+    order, velocity = torch_generator(done.config.seed, "batches", client, round), {}
+    for _ in range(done.config.local_epochs):
+        for rows in torch.randperm(len(labels), generator=order).split(done.config.batch_size):
+            features = phi(state, inputs[rows])
+            loss = F.cross_entropy(outputs(state, features), labels[rows]) + extra(features, labels[rows])
+            gradients = torch.autograd.grad(loss, list(state.values()))
+            for (name, weights), gradient in zip(state.items(), gradients, strict=True):
+                velocity[name] = done.config.momentum * velocity.get(name, 0.0) + gradient
+                state[name] = (weights - done.config.learning_rate * velocity[name]).detach().requires_grad_()
+    with torch.no_grad():
+        features = phi(state, inputs)
+        return [(features[labels == c].mean(0).float().double(), c) for c in labels.unique().tolist()]
+
+
+def served(done, round, epochs, weights, means, loss):
+    """SGD at the server on the clients' means; each is one example."""
+    vectors, classes = torch.stack([mean for mean, _ in means]), torch.tensor([c for _, c in means])
+    order = torch_generator(done.config.seed, "server", round)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(means), generator=order).split(done.config.batch_size):
+            gradients = torch.autograd.grad(loss(weights, vectors[rows], classes[rows]), weights)
+            for place, gradient in enumerate(gradients):
+                weights[place] = (weights[place] - RATE * gradient).detach().requires_grad_()
+
+
+def assert_equal(found, expected):
+    for name, tensor in expected.items():
+        np.testing.assert_allclose(found[name], tensor.detach().numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("by", ["projection", "pooling"])
+def test_three_rounds_of_fedgh_are_its_papers(federate, by):
+    keys = {"fedgh.width": WIDTH, "fedgh.width-by": by, "fedgh.server-learning-rate": RATE, "fedgh.server-epochs": 2}
+    done = federate("fedgh", model=own_network, **SETTINGS, **keys)
+    assert done.failures == []
+    own = {client: first_weights(done, client, by == "projection") for client in "012"}
+    head = servers_network(done, lambda: nn.Linear(WIDTH, 10))
+
+    def loss(weights, vectors, classes):
+        return F.cross_entropy(vectors @ weights[0].T + weights[1], classes)
+
+    for round in (1, 2, 3):
+        means = []
+        for client, state in own.items():
+            sent = [each.detach().float().double() for each in head]
+            state |= live({"3.head.weight": sent[0], "3.head.bias": sent[1]})
+            means += trained(done, client, round, state)
+        served(done, round, 2, head, means, loss)
+    for client, state in own.items():
+        assert_equal(done.saved(client), state)
+    assert_equal(done.state.learner, dict(zip(("weight", "bias"), head, strict=True)))
+
+
+@pytest.mark.parametrize(("by", "threshold"), [("projection", 100.0), ("pooling", 0.3)], ids=["widest", "threshold"])
+def test_three_rounds_of_fedtgp_are_its_papers(federate, by, threshold):
+    keys = {"width": WIDTH, "width-by": by, "server-learning-rate": RATE, "server-epochs": 5, "weight": WEIGHT}
+    keys = {f"fedtgp.{key}": value for key, value in keys.items()}
+    done = federate("fedtgp", model=own_network, **SETTINGS, **keys, **{"fedtgp.threshold": threshold})
+    assert done.failures == []
+    own, known = {client: first_weights(done, client, by == "projection") for client in "012"}, []
+    layers = [lambda: nn.Embedding(10, WIDTH), lambda: nn.Linear(WIDTH, WIDTH), lambda: nn.Linear(WIDTH, WIDTH)]
+    weights, margins = servers_network(done, *layers), []
+
+    def prototypes(weights):
+        embedding, hidden, bias, last, last_bias = weights
+        return torch.relu(embedding @ hidden.T + bias) @ last.T + last_bias
+
+    def pull(features, labels):
+        if not known:
+            return 0.0
+        wanted = torch.stack([known[c] for c in labels.tolist()])
+        return WEIGHT * (features - wanted).square().sum(1).mean() / WIDTH
+
+    for round in (1, 2, 3):
+        means = [mean for client, state in own.items() for mean in trained(done, client, round, state, pull)]
+        by_class = {c: torch.stack([mean for mean, other in means if other == c]).mean(0) for _, c in means}
+        apart = [(one - other).norm().item() for one in by_class.values() for other in by_class.values()]
+        margins.append(min(max(apart), threshold))
+
+        def loss(weights, vectors, classes, margin=margins[-1]):
+            distances = (vectors[:, None] - prototypes(weights)[None]).square().sum(2).sqrt()
+            each = []
+            for row, c in zip(distances, classes.tolist(), strict=True):
+                near = (-(row[c] + margin)).exp()
+                others = sum((-row[k]).exp() for k in range(10) if k != c)
+                each.append(-(near / (near + others)).log())
+            return sum(each) / len(each)
+
+        served(done, round, 5, weights, means, loss)
+        known = list(prototypes(weights).detach().float().double())
+    assert ({*margins} == {threshold}) == (by == "pooling"), "the threshold counts in one case alone"
+    for client, state in own.items():
+        assert_equal(done.saved(client), state)
+    names = ("embedding.weight", "hidden.weight", "hidden.bias", "output.weight", "output.bias")
+    assert_equal(done.state.learner, dict(zip(names, weights, strict=True)))
+    np.testing.assert_allclose(done.state.prototypes["means"], torch.stack(known).numpy(), rtol=1e-6)
+
+
+def test_the_class_means_alone_leave_a_client_and_a_head_comes_back(federate):
+    done = federate("fedgh", **{"architectures": "cnn-2-2,mlp-30", "fedgh.width": 16})
+    for arrays in done.sent.values():
+        assert {name: {*group} for name, group in arrays.items()} == {"prototypes": {"means", "classes", "counts"}}
+    for arrays in done.received.values():
+        assert {name: array.shape for name, array in arrays["head"].items()} == {"weight": (10, 16), "bias": (10,)}
+
+
+def test_where_the_servers_training_diverges_its_network_stays_as_it_was(federate, caplog):
+    done = federate("fedgh", **{"fedgh.width": 16, "fedgh.server-learning-rate": 1e30, "rounds": 1})
+    assert done.failures == []
+    assert "the server's network stays as it was: training diverged" in caplog.text
+    assert max(abs(array).max() for array in done.state.learner.values()) < 1
+
+
+def test_networks_with_heads_that_the_servers_cannot_stand_in_for_are_refused(federate):
+    def without_bias(client):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=client.partition_id != 1))
+
+    done = federate("fedgh", model=without_bias)
+    ((_, client, reason),) = {(0, *each[1:]) for each in done.failures}
+    assert client == "1"
+    assert "fedgh needs an nn.Linear with a bias and 10 outputs as head" in reason
