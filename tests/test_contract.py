@@ -21,7 +21,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 2, "fedmd.private-epochs": 0, "fedmd.public-batch": 32},
     "fedgh": {"fedgh.width": 32, "fedgh.server-learning-rate": 0.1},
     "fedproto": {"fedproto.width": 32},
-    "fedtgp": {"fedtgp.width": 32, "fedtgp.width-by": "pooling", "fedtgp.weight": 1.0},
+    "fedtgp": {"fedtgp.width": 32, "fedtgp.weight": 1.0},
     "fedmrl": {"rounds": 12},
     "fedrep": {"local-epochs": 3},
     "fedrolex": {"fedrolex.widths": "1,0.75"},
