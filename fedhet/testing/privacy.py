@@ -27,6 +27,7 @@ from fedhet.flower import (
     RecordDict,
     decode_arrays,
     encode_arrays,
+    write_reply,
 )
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.insides import RUN_ID, be_server, identify
@@ -35,6 +36,7 @@ from fedhet.population import ClientInfo
 from fedhet.sharing import is_statistic
 from fedhet.testing.faults import where
 from fedhet.testing.runs import Case, Kept
+from fedhet.wire import Refusal
 
 COUNTS = ("num-examples", "test-examples", "validation-examples", "private-steps", "steps", "forwards")
 """Fields of a reply's metrics that are no metrics: the same for as many examples."""
@@ -80,12 +82,13 @@ class Node:
         self.context = Context(RUN_ID, FIRST_NODE + NODE, config, RecordDict(), {})
 
     def answers(self, messages: Sequence[tuple[str, RecordDict]]) -> Iterator[RecordDict]:
-        """The replies to messages from elsewhere, each with its type."""
+        """The replies to messages from elsewhere, each with its type; an error as the refusal that it is."""
         be_server()
         for type, content in messages:
             message = Message(content, self.context.node_id, type, group_id="1")
             identify(message, count(1))
-            yield self.app(message, self.context).content
+            reply = self.app(message, self.context)
+            yield reply.content if reply.has_content() else write_reply(Refusal(str(NODE), reply.error.reason))
 
 
 def from_elsewhere(

@@ -156,7 +156,7 @@ def test_a_plain_client_app_is_one_sentence(caplog):
 def test_a_plain_strategy_with_fedhets_client_app_is_told_in_a_sentence(tiny, caplog):
     tell.cache_clear()  # it is told once a process
     first = ArrayRecord(tiny.model().state_dict())
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="flwr"):
         result = flower.FedAvg().start(LocalGrid(tiny.app(), 2), first, num_rounds=1)
     assert caplog.text.count("start one of fedhet's in the ServerApp, such as fedhet.FedAvg") >= 3  # client, each reply
     assert "Traceback" not in caplog.text
