@@ -88,7 +88,7 @@ class Node:
             message = Message(content, self.context.node_id, type, group_id="1")
             identify(message, count(1))
             reply = self.app(message, self.context)
-            yield reply.content if reply.has_content() else write_reply(Refusal(str(NODE), reply.error.reason))
+            yield reply.content if reply.has_content() else write_reply(Refusal(str(NODE), str(reply.error.reason)))
 
 
 def from_elsewhere(
