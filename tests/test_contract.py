@@ -38,7 +38,9 @@ CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.metho
     "layer-average-prefix": Case.of("layer-average", {"layer-average.by": "prefix"}),
 }
 ANY = (MIXED["any"], "cnn-1-1,mlp")
-ALIKE = {"nearest-neighbour", "logistic-regression", "fedrolex", "fjord"}  # label-spreading and heterofl stand for them
+ALIKE = {"nearest-neighbour", "logistic-regression", "fedrolex", "fjord", "fedtgp", "fedmrl"}
+"""Methods for which label-spreading, heterofl, fedgh and fml stand in the quick suite."""
+
 QUICK = {*registry.own_methods()} - ALIKE
 
 
