@@ -3,6 +3,7 @@
 The controls from outside: a method for networks that does not beat them has not shown that networks, or peers, help.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ LEAST = 1e-6
 """The lowest probability of a class, so that the cross entropy of a wrong prediction is finite."""
 
 
-class Classical(ClientSide[P]):
+class Classical(ClientSide[P], ABC):
     """Trains no network; a classifier of inputs predicts."""
 
     def handshake(self, payload: Payload) -> Payload:
@@ -66,9 +67,9 @@ class Classical(ClientSide[P]):
         train = self.client.data.train
         return self.fitted(self._features(train.inputs[:]), train.labels.cpu().numpy())
 
+    @abstractmethod
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
         """Return a classifier of scikit-learn, fitted to the client's features (n, d) and labels (n,)."""
-        raise NotImplementedError
 
     def _features(self, inputs: Tensor) -> NDArray[Any]:
         return _flat(self.client.transform(inputs))

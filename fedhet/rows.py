@@ -90,20 +90,23 @@ def summarise(
         return None
     metrics = [metric for metric, _, _ in evaluated if not math.isnan(metric.value)]
     total = type(metrics[0]).total(metrics).value if metrics else math.nan
-    losses, weight = [loss for _, loss, _ in evaluated], sum(examples for _, _, examples in evaluated)
-    mean_loss = math.fsum(loss * examples for _, loss, examples in evaluated) / weight
+    losses = [(loss, examples) for _, loss, examples in evaluated]
     known_classes = {client: each for client, each in (by_class or {}).items() if values[client][2] > 0}
     further = {}
     for name in BY_CLASS:
         if pairs := [(each[name], values[client][2]) for client, each in known_classes.items() if name in each]:
-            mean = math.fsum(value * count for value, count in pairs) / sum(count for _, count in pairs)
-            further[name] = _statistics([value for value, _ in pairs], mean)
+            further[name] = _statistics([value for value, _ in pairs], weighted_mean(pairs))
     return {
         "accuracy": _statistics([metric.value for metric in metrics], total),
-        "loss": _statistics(losses, mean_loss),
+        "loss": _statistics([loss for loss, _ in losses], weighted_mean(losses)),
         **further,
         "clients": len(evaluated),
     }
+
+
+def weighted_mean(pairs: Sequence[tuple[float, int]]) -> float:
+    """Return the mean of values by numbers of examples, pairs (value, examples) of which one at least has some."""
+    return math.fsum(value * examples for value, examples in pairs) / sum(examples for _, examples in pairs)
 
 
 def _statistics(values: Sequence[float], weighted: float) -> Statistics:

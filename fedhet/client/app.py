@@ -80,7 +80,7 @@ class Answers:
         """Return the reply to a message: the payload that the client's work gives and its report, or a refusal."""
         name, policy, machine = node.name_of(context), Policy(), cluster_machine()
         try:
-            info, request, policy = node.opened(message, context)
+            info, request, policy = node.opened(message, context, in_cluster=bool(machine))
             loop = self.loop(info.config, message, context)
             with (
                 node.memory_limited(context),

@@ -18,7 +18,6 @@ from fedhet.client.policy import Policy, Refused
 from fedhet.errors import ConfigError
 from fedhet.files import plain_name, state_folder
 from fedhet.flower import ConfigRecord, Context, Message, read_request
-from fedhet.flower.cluster import cluster_machine
 from fedhet.machine import proof
 from fedhet.options import Config, keys_about, keys_that
 from fedhet.population import ClientInfo
@@ -68,10 +67,15 @@ def memory_limited(context: Context) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def opened(message: Message, context: Context) -> tuple[ClientInfo, Request, Policy]:
+def opened(message: Message, context: Context, *, in_cluster: bool = False) -> tuple[ClientInfo, Request, Policy]:
     """Who is asked, with the configuration that came and the node's own settings; what; and the node's policy.
 
     Nothing is loaded or computed for a message that the policy refuses.
+
+    Args:
+        message: the one that came.
+        context: the node's.
+        in_cluster: whether this process simulates clients on a Ray cluster of several machines.
 
     Raises:
         WireError: the message is not that of fedhet's server.
@@ -81,7 +85,6 @@ def opened(message: Message, context: Context) -> tuple[ClientInfo, Request, Pol
     """
     request, settings = read_request(message.content)
     proven = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(settings).encode())
-    in_cluster = bool(cluster_machine())
     here = proven or in_cluster  # the server has started this process
     policy = Policy.of(context.node_config, deployed=not here)
     if not here and not request.run:  # a server elsewhere that relies on a folder of its own choice

@@ -20,7 +20,7 @@ from fedhet.keys import kebab
 from fedhet.learning import Trained
 from fedhet.options import Config
 from fedhet.task import Metric, Task, as_task
-from fedhet.wire import Payload, check, load_into, spec_of
+from fedhet.wire import Payload, check, load_into, spec_of, to_arrays
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -58,8 +58,8 @@ def wrap(
         raise ConfigError(f"app must be a flwr.clientapp.ClientApp, not {type(app).__name__}")
     if (function := supplied.model_function(model)) is None:
         raise ModelError("fedhet.wrap needs the model whose arrays the app's functions receive: fedhet.wrap(app, Net)")
-    answers = _Answers(_Clients(function, supplied.counts_function(examples, _unread), as_task(None)), app)
-    answers.names = accuracy, loss, train_loss
+    clients = _Clients(function, supplied.counts_function(examples, _unread), as_task(None))
+    answers = _Answers(clients, app, (accuracy, loss, train_loss))
     wrapped = ClientApp()
     wrapped.query()(partial(answers, answers.question))
     wrapped.train()(partial(answers, jobs.train))
@@ -103,14 +103,11 @@ class _Clients(Clients):
 
 
 class _Answers(Answers):
-    """Answers messages with the functions of a user's own app."""
+    """Answers messages with a user's own app; `names` are those of its accuracy, loss and training loss."""
 
-    names: tuple[str, str, str]
-    """Of the metrics that are the accuracy, the loss and the loss of training."""
-
-    def __init__(self, clients: Clients, app: ClientApp) -> None:
+    def __init__(self, clients: Clients, app: ClientApp, names: tuple[str, str, str]) -> None:
         super().__init__(clients, flower=False, clipped=False)
-        self._app = app
+        self._app, self._names = app, names
 
     def loop(self, config: Config, message: Message, context: Context) -> Loop:
         """The app's functions for a message; a ConfigError for a method or a setting that needs fedhet's loop."""
@@ -123,7 +120,7 @@ class _Answers(Answers):
         if config.validation or config.unseen_clients:
             key = "validation" if config.validation else "unseen-clients"
             raise ConfigError(f"{key} needs fedhet's own loop, and this client's app has its own (fedhet.wrap)")
-        return _Loop(self._app, message, context, self.names)
+        return _Loop(self._app, message, context, self._names)
 
 
 class _Loop:
@@ -172,5 +169,5 @@ class _Loop:
             "local-epochs": client.request.epochs,
             "batch-size": config.batch_size,
         }
-        sent = Payload({"arrays": {name: tensor.cpu().numpy() for name, tensor in client.tensors.items()}})
+        sent = Payload({"arrays": to_arrays(client.tensors)})
         return ask_app(self._app, action, self._message, self._context, sent, settings)

@@ -16,7 +16,7 @@ LONGEST_REASON = 2000
 """Number of characters of a refusal that are shown."""
 
 OURS = ("settings", "request")
-"""What fedhet's server says in the record of a request."""
+"""Entries of a request's record that fedhet's server writes; others are for mods and a user's own app."""
 
 NOT_OURS = "its ClientApp is not fedhet's: make it with fedhet.make_client_app"
 

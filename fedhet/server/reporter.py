@@ -10,7 +10,7 @@ from typing import Any
 from fedhet.flower import MetricRecord
 from fedhet.keys import kebab
 from fedhet.observing import Observer, RoundReport, RunInfo
-from fedhet.rows import ClientRow, Work, in_order, never_took_part, summarise
+from fedhet.rows import ClientRow, Work, in_order, never_took_part, summarise, weighted_mean
 from fedhet.server.run import Run, by_reason
 from fedhet.state import ClientRecord, State
 from fedhet.task import Metric
@@ -84,8 +84,7 @@ class Reporter:
         """Return the line of `history.jsonl`."""
         round = self.run.round
         losses = [(r.train_loss, r.examples) for r in replies.values() if r.train_loss is not None]
-        weight = sum(examples for _, examples in losses)
-        finite = weight and all(math.isfinite(loss) for loss, _ in losses)
+        finite = bool(losses) and all(math.isfinite(loss) for loss, _ in losses)
         return {
             "round": round.number,
             **({"final": True} if round.final else {}),
@@ -94,7 +93,7 @@ class Reporter:
             **({"cut": round.cuts} if round.cuts else {}),
             **({"lost_state": in_order(round.lost)} if round.lost else {}),
             **statistics(replies, self.on_common_test),
-            "train_loss": math.fsum(loss * examples for loss, examples in losses) / weight if finite else None,
+            "train_loss": weighted_mean(losses) if finite else None,
             "work": vars(sum((reply.work for reply in replies.values()), Work())),
             "metrics": {**_further(replies), **metrics},
             "bytes_up": round.up.total(),
@@ -118,11 +117,8 @@ class Reporter:
 def _further(replies: Mapping[str, Reply]) -> dict[str, float]:
     """Metrics of users' own functions: their means over the clients that have them, weighted by training examples."""
     names = dict.fromkeys(name for reply in replies.values() for name in reply.further)
-    means = {}
-    for name in names:
-        pairs = [(reply.further[name], reply.examples) for reply in replies.values() if name in reply.further]
-        means[name] = math.fsum(value * count for value, count in pairs) / sum(count for _, count in pairs)
-    return means
+    senders = {name: [reply for reply in replies.values() if name in reply.further] for name in names}
+    return {name: weighted_mean([(r.further[name], r.examples) for r in those]) for name, those in senders.items()}
 
 
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:

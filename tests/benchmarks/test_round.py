@@ -5,8 +5,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -21,6 +20,7 @@ from fedhet.data import ClientData, load
 from fedhet.engines.local import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.learning import read
+from fedhet.machine import one_thread
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.representations import Alignment
 from fedhet.representations.spectral import cluster_rows
@@ -188,16 +188,6 @@ class Interleaved(Observer):
             self.ours.append(now - self.resumed)
             self.theirs.append(self.bare())
         self.resumed = time.perf_counter()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(("architecture", "limit"), [("cnn", 1.15), ("mlp", 1.3)])

@@ -72,8 +72,7 @@ def test_paths_of_a_simulations_server_count_on_every_machine_of_its_cluster_tha
     federate, tmp_path, monkeypatch
 ):
     """Though the key by which a server proves itself is on the server's machine alone."""
-    for module in ("node", "app"):
-        monkeypatch.setattr(f"fedhet.client.{module}.cluster_machine", lambda: "node7")
+    monkeypatch.setattr("fedhet.client.app.cluster_machine", lambda: "node7")
     monkeypatch.setattr("fedhet.server.federation.proof", lambda text: "guessed")
     shared = tmp_path / "shared"
     with pytest.raises(FedhetError, match=f"on machine node7: there is no folder {shared}, where clients keep"):
