@@ -235,6 +235,7 @@ class TestBadInput:
 
 
 class TestOtherCommands:
+    @pytest.mark.slow
     def test_compare_writes_its_table_and_goes_on(self) -> None:
         command = ["compare", "local", "fedavg", "--seeds", "0", "--jobs", "1", "--set", "rounds=1"]
         command += ["--set", "clients=2", "--set", "local-epochs=1"]
@@ -329,7 +330,9 @@ class TestOtherCommands:
         assert offered <= {*result.stdout.split()}
         assert all(name.startswith(typed.split()[-1]) for name in result.stdout.split())
 
-    @pytest.mark.parametrize("words", [["keys"], ["run", *QUICK, "--out", "unread"]])
+    @pytest.mark.parametrize(
+        "words", [["keys"], pytest.param(["run", *QUICK, "--out", "unread"], marks=pytest.mark.slow)]
+    )
     def test_an_output_that_nobody_reads_ends_a_command_quietly(self, words: list[str]) -> None:
         reader, writer = os.pipe()
         os.close(reader)

@@ -21,7 +21,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 2, "fedmd.private-epochs": 0, "fedmd.public-batch": 32},
     "fedgh": {"fedgh.width": 32, "fedgh.server-learning-rate": 0.1},
     "fedproto": {"fedproto.width": 32},
-    "fedtgp": {"fedtgp.width": 32, "fedtgp.weight": 1.0},
+    "fedtgp": {"fedtgp.width": 32, "fedtgp.weight": 1.0, "fedtgp.server-epochs": 10},
     "fedmrl": {"rounds": 12},
     "fedrep": {"local-epochs": 3},
     "fedrolex": {"fedrolex.widths": "1,0.75"},
@@ -49,7 +49,8 @@ class TestContract(Contract):
     def case(self, request: pytest.FixtureRequest) -> Case:
         """A method's case; in quick tests with networks that cost little, where its networks may be of any kind."""
         case = CASES[request.param]
-        if request.node.get_closest_marker("slow") or case.settings()["architectures"] not in ANY:
+        slow = {mark.name for mark in getattr(request.function, "pytestmark", [])} & {"slow", "long"}
+        if slow or case.settings()["architectures"] not in ANY:
             return case
         own = {key: value for key, value in case.own if key not in ("architectures", "rounds")}
         return Case.of(case.reference, own, "mlp-20,mlp-30")

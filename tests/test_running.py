@@ -277,6 +277,7 @@ assert kept() < 10
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed memory")
 def test_freed_memory_goes_back_to_the_system_behind_a_run() -> None:
     """In a process of its own, which has no free memory from before."""

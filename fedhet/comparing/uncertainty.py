@@ -89,9 +89,9 @@ class Difference:
         """
         if self.variance is None:
             return None
-        from scipy import stats
+        from scipy import special
 
-        quantiles = float(stats.t.isf(p / 2, self.seeds - 1)), float(stats.norm.isf(p / 2))
+        quantiles = float(special.stdtrit(self.seeds - 1, p / 2)), float(special.ndtri(p / 2))
         return math.hypot(quantiles[0] * math.sqrt(self.variance), quantiles[1] * math.sqrt(self.shared or 0.0))
 
     @property

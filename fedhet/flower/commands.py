@@ -103,12 +103,29 @@ def end(process: subprocess.Popen[bytes]) -> None:
         root = psutil.Process(process.pid)
         family = [root, *root.children(recursive=True)]
         process.terminate()
-        _, left = psutil.wait_procs(family, timeout=FAREWELL)
-        for parent in left:
+        killed = []
+        for parent in _alive_after(FAREWELL, family):
             with contextlib.suppress(psutil.NoSuchProcess):
-                for each in [*parent.children(recursive=True), parent]:
-                    each.kill()
+                killed += [*parent.children(recursive=True), parent]
+        for each in killed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        _alive_after(FAREWELL, killed)
     process.wait()
+
+
+def _alive_after(patience: float, processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Wait until processes have ended, collected or not, and return those that still run."""
+    until = time.monotonic() + patience
+    while (alive := [each for each in processes if _alive(each)]) and time.monotonic() < until:
+        time.sleep(0.05)
+    return alive
+
+
+def _alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def tail(path: Path, lines: int = 20) -> str:

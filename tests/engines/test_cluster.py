@@ -109,7 +109,7 @@ def until(happened: Callable[[], object], process: subprocess.Popen[bytes]) -> N
     while not happened():
         assert process.poll() is None, "it ended"
         assert time.monotonic() < patience, "it did not happen"
-        time.sleep(0.05)
+        time.sleep(0.3)
 
 
 @pytest.fixture(scope="module")

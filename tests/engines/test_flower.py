@@ -235,12 +235,14 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
+    run_config = context.run_config
     for run in sorted(Path(context.run_config["runs"]).glob("*.toml")):
         context.run_config = tomllib.loads(run.read_text())
         try:
             serve(grid, context)
         except Exception as error:  # its directory says so
             print(run.stem, error)
+    context.run_config = run_config  # Flower sends the context back, and takes flat ones only
 """
 
 
