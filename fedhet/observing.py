@@ -30,6 +30,7 @@ class RunInfo:
         devices: where the clients compute, in words, each once.
         test_on: which test sets count (`Config.test_on`), as the handshake settled it; empty before.
         matrices: named matrices for the report, as JSON values; empty before the run is finished.
+        privacy: epsilon and delta under a wrapper of Flower's for differential privacy; empty without one.
     """
 
     method: str
@@ -40,6 +41,7 @@ class RunInfo:
     devices: tuple[str, ...] = ()
     test_on: str = ""
     matrices: Mapping[str, Any] = field(default_factory=dict)
+    privacy: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Observer:

@@ -84,6 +84,20 @@ def test_an_app_that_trains_with_a_loop_of_its_own(app: Path, strategy: str) -> 
     assert last["metrics"]["eval_acc"] > 0.6
 
 
+@pytest.mark.usefixtures("no_report")
+def test_a_private_run(app: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("dp_accounting")
+    private = importlib.import_module("private_app")
+    with caplog.at_level("INFO", logger="flwr"):
+        private.server_app(
+            LocalGrid(private.client_app, clients=10),
+            Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={}),
+        )
+    printed = [line.partition("privacy: ")[2] for line in caplog.messages if line.startswith("privacy: ")][-1]
+    assert f"```\nprivacy: {printed}\n```" in ALL
+    assert json.loads((app / "runs" / "private" / "summary.json").read_text())["privacy"]["rounds"] == 5
+
+
 def test_a_whole_method_of_ones_own(app: Path) -> None:
     assert 20 <= len(blocks()["lg"].splitlines()) <= 40
     settings = {"preset": "local/digits", "method": "lg:method", "lg.warm-up": 1, "clients": 2, "rounds": 3}

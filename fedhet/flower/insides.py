@@ -67,6 +67,14 @@ def wrapper_of(strategy: Strategy) -> Strategy | None:
     return caller if frame is not None and getattr(caller, "strategy", None) is strategy else None
 
 
+def rounds_of_loop() -> int | None:
+    """Return the number of rounds of the loop of Flower's that calls this, such as a wrapper's; None outside of one."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not Strategy.start.__code__:
+        frame = frame.f_back
+    return None if frame is None else int(frame.f_locals["num_rounds"])
+
+
 def simulated(grid: Grid | None) -> bool:
     """Return whether Flower simulates the clients of a grid on this machine."""
     return type(grid).__name__ == "InMemoryGrid"

@@ -10,7 +10,6 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp.strategy import Strategy
 
 from fedhet.errors import ConfigError
-from fedhet.flower.insides import wrapper_of
 from fedhet.flower.records import decode_arrays, encode_arrays
 from fedhet.method import Traits
 from fedhet.wire import Payload, Spec
@@ -60,7 +59,7 @@ def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec
 
 
 def check_hooks(
-    strategy: Strategy,
+    wrapper: Strategy | None,
     method: str,
     traits: Traits,
     specs: Sequence[Spec],
@@ -70,10 +69,10 @@ def check_hooks(
 ) -> None:
     """Check before training that a wrapper around the strategy, if any, can work on the arrays that are sent.
 
-    To be called by a hook of the strategy's. A wrapper compares what a client sends with the arrays that it was given
-    itself, one by one: so there must be one shared model and nothing beside it, or a ConfigError says what would do.
+    A wrapper compares what a client sends with the arrays that it was given itself, one by one: so there must be one
+    shared model and nothing beside it, or a ConfigError says what would do.
     """
-    if (wrapper := wrapper_of(strategy)) is None:
+    if wrapper is None:
         return
     name = type(wrapper).__name__
     check_one_model(name, method, traits, specs)

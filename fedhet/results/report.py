@@ -132,6 +132,11 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
     up, down = (summary.get(f"bytes_{way}", 0) for way in ("up", "down"))
     if up or down:
         facts.append(("bytes", format_bytes(up + down), f"{format_bytes(up)} up, {format_bytes(down)} down"))
+    if privacy := summary.get("privacy"):
+        value = "no epsilon is known"
+        if privacy["epsilon"] is not None:
+            value = f"epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:g}"
+        facts.append(("privacy", value, privacy["note"]))
     failures = f"failures: {summary['failures']}" if summary.get("failures") else ""
     return [
         *facts,

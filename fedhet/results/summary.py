@@ -35,6 +35,8 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         "examples": _examples(run),
         "work": vars(sum((Work(**row["work"]) for row in rows if "work" in row), Work())),
     }
+    if run.privacy:
+        summary["privacy"] = dict(run.privacy)
     if absent := never_took_part(rows):
         summary["never_took_part"] = absent
     if config.validation:

@@ -38,7 +38,7 @@ class Reporter:
         """Return the run as observers see it."""
         run = self.run
         about = run.method.name, run.traits, run.state, run.metric, run.own_data, tuple(run.devices), run.config.test_on
-        return RunInfo(*about, matrices or {})
+        return RunInfo(*about, matrices or {}, run.privacy.spent() if run.privacy else {})
 
     @contextmanager
     def watching(self, matrices: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
@@ -71,7 +71,7 @@ class Reporter:
         run, round = self.run, self.run.round
         for line in round.lines():
             log.warning("round %d, %s", round.number, line)
-        row = self._row(replies, metrics) | more
+        row = self.row(replies, metrics) | more
         self._rows.append(row)
         report = RoundReport(row, self._client_rows(replies))
         if 0 < round.number < run.training_rounds:
@@ -80,8 +80,8 @@ class Reporter:
             observer.round(self.info(), report)
         return metric_record(row)
 
-    def _row(self, replies: Mapping[str, Reply], metrics: Mapping[str, float]) -> dict[str, Any]:
-        """Return the line of `history.jsonl`."""
+    def row(self, replies: Mapping[str, Reply], metrics: Mapping[str, float]) -> dict[str, Any]:
+        """Return the line of `history.jsonl`, so far."""
         round = self.run.round
         losses = [(r.train_loss, r.examples) for r in replies.values() if r.train_loss is not None]
         finite = bool(losses) and all(math.isfinite(loss) for loss, _ in losses)

@@ -10,6 +10,7 @@ from fedhet import config as configuration
 from fedhet.data import PublicDataset
 from fedhet.flower import Message
 from fedhet.flower import settings as flower_settings
+from fedhet.flower.privacy import PrivacyLedger
 from fedhet.method import Method, Traits
 from fedhet.options import Config
 from fedhet.population import ModelFunction
@@ -71,6 +72,7 @@ class Run:
         initial: shared values that the caller gave, until it is known what is shared.
         flower: whether the loop is Flower's, or that of one of its wrappers, and not `FederatedStrategy.start`.
         further: values that Flower's loop wants its clients to be told.
+        privacy: the privacy that rounds cost under a wrapper of Flower's; None without one.
     """
 
     method: Method
@@ -86,6 +88,7 @@ class Run:
     initial: Arrays = field(default_factory=dict)
     flower: bool = True
     further: dict[str, Any] = field(default_factory=dict)
+    privacy: PrivacyLedger | None = None
 
     @property
     def traits(self) -> Traits:

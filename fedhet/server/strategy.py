@@ -1,14 +1,10 @@
-"""The base of every strategy: the round, the loop around it, and Flower's hooks.
-
-One round is one exchange: evaluation rides in the training reply.
-"""
+"""The base of every strategy: the run, in fedhet's own loop or in Flower's, which calls Flower's hooks."""
 
 import logging
 import math
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +14,7 @@ from fedhet import config as configuration
 from fedhet import population, registry, supplied
 from fedhet.data import PublicDataset
 from fedhet.data.own import as_public_dataset
-from fedhet.errors import FedhetError
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import (
     ArrayRecord,
     ConfigRecord,
@@ -31,20 +27,22 @@ from fedhet.flower import (
     decode_arrays,
     encode_arrays,
 )
-from fedhet.flower.insides import simulated
+from fedhet.flower.insides import rounds_of_loop, simulated, wrapper_of
 from fedhet.flower.mods import check_hooks
+from fedhet.flower.privacy import ledger_of
 from fedhet.flower.settings import settings_of
 from fedhet.observing import Observer
 from fedhet.options import Config, Value
 from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation
 from fedhet.server.handshake import Handshake
-from fedhet.server.hooks import Hooks, P, S
+from fedhet.server.hooks import P, S
 from fedhet.server.networks import Networks
 from fedhet.server.reporter import Reporter, metric_record, statistics, unseen_clients
 from fedhet.server.roster import await_nodes
+from fedhet.server.rounds import Rounds
 from fedhet.server.run import Round, Run
-from fedhet.wire import Payload, Reply
+from fedhet.wire import Reply
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -54,7 +52,7 @@ LAST = 3
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class FederatedStrategy(Hooks[P, S], Strategy):
+class FederatedStrategy(Rounds[P, S], Strategy):
     """Base of all strategies of fedhet; a `flwr.serverapp.strategy.Strategy` that starts on any Grid.
 
     Args:
@@ -90,63 +88,8 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         self.networks = Networks(self.run, type(self).__name__)
         self.reporter = Reporter(self.run, observers)
         self._handshake = Handshake(self)
-
-    # ---- a round
-
-    def run_round(self, round: int) -> MetricRecord:
-        """Run one round and return its numbers; the round after the last one of training is the closing round."""
-        run, federation = self.run, self.federation
-        run.round = Round(round, closing=round > run.training_rounds)
-        self._handshake.admit()  # clients that come late
-        self._handshake.settle()
-
-        payloads = self._choose()
-        evaluate = run.round.closing or run.evaluates(round)
-        epochs = self.config.closing_epochs if run.round.closing else self.config.local_epochs
-        messages = federation.messages(MessageType.TRAIN, payloads, epochs=epochs, evaluate=evaluate)
-        if evaluate:
-            others = [client for client in federation.present if client not in payloads]
-            messages += self._evaluation(others, amid_training=not run.round.closing)
-
-        replies = federation.exchange(messages, self._check)
-        metrics = self._aggregate(replies)
-        return self.reporter.record(replies, metrics)
-
-    def _choose(self) -> dict[str, Payload]:
-        """Choose who trains in the round under way; returns what each receives."""
-        round = self.run.round
-        chosen = self.federation.choose(self.state.clients if round.closing else self.participants(round.number))
-        payloads = self.federation.payloads(chosen, partial(self.configure_fit, round.number))
-        round.training = frozenset(payloads)
-        return payloads
-
-    def _check(self, reply: Reply) -> None:
-        """Check the reply of a client that trained, and remove large arrays from it."""
-        if reply.client in self.run.round.training:
-            self.check_reply(reply)
-            if self.takes_in:
-                self.take_in(self.run.round.number, reply)
-
-    def _aggregate(self, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Aggregate what those sent who trained; a round with too few valid replies does not count."""
-        round, metrics = self.run.round, dict[str, float]()
-        trained = {client: reply for client, reply in replies.items() if client in round.training}
-        if trained and len(trained) >= min(self.config.min_clients, len(round.training)):
-            with self.federation.guarded(f"put together what clients {', '.join(trained)} sent"):
-                metrics = self.aggregate_fit(round.number, trained)
-            for client in trained:
-                self.state.clients[client].trained = round.number
-        elif round.training:
-            log.warning("round %d does not count: it has %d valid replies", round.number, len(trained))
-            if round.number == 1 and not trained:
-                raise FedhetError(f"no client did its part in the first round:\n{round.reasons()}")
-        self.state.round = round.number
-        return metrics
-
-    def _evaluation(self, clients: Sequence[str], *, amid_training: bool = False) -> list[Message]:
-        """Messages to clients that are only evaluated."""
-        payloads = self.federation.payloads(clients, partial(self.evaluation_payloads, amid_training=amid_training))
-        return self.federation.messages(MessageType.EVALUATE, payloads, evaluate=True)
+        self._flowers_loop: ExitStack | None = None  # the contexts of a run under it
+        self._trained: tuple[Mapping[str, Reply], Mapping[str, float]] | None = None  # in its round under way
 
     # ---- the run
 
@@ -186,7 +129,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         self.run.take({**(evaluate_config or {}), **(train_config or {})})
         for _, why in self.config.idle:
             log.warning("%s", why)
-        with self._recording(grid) if self.config.out and not self.reporter.observers else nullcontext():
+        with self._recording(grid):
             self.run.initial = {} if initial_arrays is None or self.state.round else decode_arrays(initial_arrays)
             try:
                 with self.reporter.watching(self.matrices):
@@ -196,6 +139,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
 
     def _all_rounds(self, grid: Grid, evaluate_fn: EvaluateFunction | None) -> Result:
         result, run = Result(), self.run
+        run.flower = False
         self.handshake(grid)
         self.reporter.started()
         self._evaluate_globally(evaluate_fn, result)
@@ -214,7 +158,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         wanted = self.config.clients if exact else self.config.min_clients
         await_nodes(grid, wanted, exact=exact, patience=self.config.wait_for_clients)
         fresh = not self.state.clients
-        self.federation.grid, self.run.flower, self.run.round = grid, False, Round()
+        self.federation.grid, self.run.round = grid, Round()
         self.federation.one_by_one = self.takes_in
         self._handshake.admit()
         present = self.federation.present
@@ -263,50 +207,102 @@ class FederatedStrategy(Hooks[P, S], Strategy):
 
     @contextmanager
     def _recording(self, grid: Grid) -> Iterator[None]:
+        """Write a run directory, with the key `out` and no observers."""
         from fedhet.results.recorder import recorded
 
+        if not self.config.out or self.reporter.observers:
+            yield
+            return
         folder = Path(self.config.out).resolve()
         with recorded(folder, self.config, "flwr", resume=self.config.resume, simulated=simulated(grid)) as observers:
             self.state = cast(S | None, observers[0].state(self.state_class)) or self.state
             self.reporter.observers = [*observers]
             yield
 
-    # ---- Flower's hooks, for its own loop and its wrappers; there are no closing rounds in it
+    # ---- Flower's hooks, for its own loop and its wrappers
+
+    def _begin(self, grid: Grid) -> None:
+        """Begin a run under Flower's loop, which always starts at round 1 and runs all rounds."""
+        if self.config.resume:
+            raise ConfigError("a run under a wrapper of Flower's cannot be resumed: leave out resume")
+        rounds, self._flowers_loop = rounds_of_loop() or self.config.rounds, ExitStack()
+        for key in ("closing-epochs", "early-stopping"):
+            if self.config.flat()[key]:
+                log.warning("%s has no effect in the loop of a wrapper of Flower's", key)
+        self.run.override({"rounds": rounds, "closing-epochs": 0, "early-stopping": 0})
+        self._flowers_loop.enter_context(self._recording(grid))
+        self._flowers_loop.enter_context(self.reporter.watching(self.matrices))
+        self.handshake(grid)
+        self.reporter.started()
+
+    @contextmanager
+    def _in_flowers_loop(self) -> Iterator[None]:
+        """Context of a hook: its exception ends the run."""
+        try:
+            yield
+        except BaseException as error:
+            if (contexts := self._flowers_loop) is not None:
+                self._flowers_loop = None
+                contexts.__exit__(type(error), error, error.__traceback__)
+            raise
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Flower's hook: the messages of a round."""
-        run, federation = self.run, self.federation
+        run, federation, wrapper, self._trained = self.run, self.federation, wrapper_of(self), None
         run.take(config)
-        federation.grid, federation.one_by_one, run.round = grid, self.takes_in, Round(server_round)
         if arrays:
             run.initial = decode_arrays(arrays)
-        self._handshake.admit()
-        self._handshake.settle()
-        payloads = self._choose()
-        specs = [federation.specs[client] for client in federation.present]
-        check_hooks(self, self.method.name, run.traits, specs, arrays, run.config.wire_dtype, payloads)
-        return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs)
+        with self._in_flowers_loop():
+            if not self._flowers_loop:
+                self._begin(grid)
+                run.privacy = ledger_of(wrapper, run.traits, mean=self.aggregator.plain)
+            run.round = Round(server_round)
+            self._handshake.admit()
+            self._handshake.settle()
+            payloads = self._choose()
+            specs = [federation.specs[client] for client in federation.present]
+            check_hooks(wrapper, self.method.name, run.traits, specs, arrays, run.config.wire_dtype, payloads)
+            evaluate = run.evaluates(server_round)
+            return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs, evaluate=evaluate)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Flower's hook: checks the replies of a round, learns from them and completes the round."""
-        valid = self.federation.receive(replies, self._check)
-        metrics = self.reporter.record(valid, self._aggregate(valid))
-        return (encode_arrays(self.state.model, flower=True) if self.state.model else None), metrics
+        """Flower's hook: checks the replies of a round and learns from them."""
+        with self._in_flowers_loop():
+            before, valid = self.state.model, self.federation.receive(replies, self._check)
+            self._trained = valid, self._aggregate(valid)
+            if self.run.privacy and self.state.model is not before:
+                self.run.privacy.spend(valid, before, self.state.model)
+            metrics = metric_record(self.reporter.row(*self._trained))
+            return (encode_arrays(self.state.model, flower=True) if self.state.model else None), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Flower's hook: an evaluation of all clients, an exchange of its own."""
+        """Flower's hook: an evaluation of all clients, an exchange of its own, with the wrapper's noise in `arrays`."""
         self.run.take(config)
-        return self._evaluation(self.federation.present) if self.run.evaluates(server_round) else []
+        with self._in_flowers_loop():
+            if arrays:
+                self.run.initial = decode_arrays(arrays)
+                self._handshake.settle()
+            return self._evaluation(self.federation.present) if self.run.evaluates(server_round) else []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Flower's hook: what all clients measured."""
-        valid = self.federation.receive(replies)
+        """Flower's hook: what all clients measured; completes the round, and after the last one the run."""
+        with self._in_flowers_loop():
+            valid, round = self.federation.receive(replies), self.run.round
+            if self._trained is None:
+                for client in round.training:
+                    self.federation.refuse(client, "its reply was left out with all others, since some client failed")
+            self.reporter.record(*(self._trained or ({}, {})))
+            if self._flowers_loop and round.number == self.run.last_round:
+                self._check_that_rounds_counted()
+                self.evaluate_last()
+                self._flowers_loop.close()
+                self._flowers_loop = None
         return metric_record(statistics(valid, None)) if valid else None
 
     def summary(self) -> None:

@@ -81,6 +81,15 @@ def test_the_wrapper_that_calls_a_strategy_is_known():
     assert found == [wrapped, None]
 
 
+def test_the_number_of_rounds_of_flowers_loop_is_known(monkeypatch):
+    strategy, rounds = fedhet.FedAvg(), []
+    monkeypatch.setattr(strategy, "summary", lambda: rounds.append(insides.rounds_of_loop()))
+    wrapped = DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 1.0, 1)
+    wrapped.start(MagicMock(), ArrayRecord(), num_rounds=0)
+    strategy.summary()
+    assert rounds == [0, None]
+
+
 def test_the_grid_of_a_simulation_goes_by_this_name():
     assert insides.simulated(object.__new__(InMemoryGrid))
     assert not insides.simulated(None)

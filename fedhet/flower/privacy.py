@@ -1,0 +1,145 @@
+"""Privacy accounting: epsilon and delta of a run under Flower's wrappers for differential privacy."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.serverapp import (
+    GaussianPrivacyEvent,
+    NeighboringRelation,
+    PrivacyAccountant,
+    PrivacyConfig,
+    RdpAccountant,
+    SamplingMethod,
+)
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    Strategy,
+)
+from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdaptiveBase
+
+from fedhet.method import METRICS, STRUCTURE, Traits
+from fedhet.wire import Arrays, Reply
+
+log = logging.getLogger("flwr").getChild("fedhet")
+
+FIXED = DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping
+"""Wrappers whose noise is the same in all rounds."""
+
+DELTA = 1e-5
+"""The delta at which epsilon is reported; it should be well below one over the number of clients."""
+
+ROUNDING = 0.01
+"""The greatest error of single precision, as a part of the clipping norm."""
+
+NO_MEAN = (
+    "the server does not take the mean of clients' models, weighted by examples (aggregation = mean, no clip-norm)"
+)
+
+
+class PrivacyLedger:
+    """Adds up what the rounds of a run cost in privacy, or says why that is not known.
+
+    In a weighted mean of updates of norm at most C, a client with the share s of all examples moves the mean by s C at
+    most, and Flower adds noise of standard deviation z C / n with n = `num_sampled_clients`. So a round is a Gaussian
+    mechanism of noise multiplier z / (n s), with the greatest share s; with equal shares it is z. (McMahan et al. 2018,
+    https://arxiv.org/abs/1710.06963.) Rounds are composed by Flower's `RdpAccountant`, without amplification by
+    sampling. Two runs are neighbours if all updates of one client are zero in one of them: who takes part, and with how
+    many examples, counts as known.
+
+    Args:
+        wrapper: a wrapper of Flower's for differential privacy, around the strategy.
+        traits: the method's.
+        mean: whether the configured rule of aggregation is the mean, without clipping.
+
+    Attributes:
+        unknown: why epsilon is not known; empty if it is.
+    """
+
+    def __init__(self, wrapper: Strategy, traits: Traits, *, mean: bool) -> None:
+        self.wrapper, self._whole = wrapper, traits.whole
+        self.unknown = _unknown(wrapper, traits, mean=mean)
+        self._accountant: PrivacyAccountant | None = None
+        if not self.unknown:
+            neighbours, sampling = NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
+            try:
+                self._accountant = RdpAccountant(PrivacyConfig(DELTA, 1, neighbours, sampling))
+            except ImportError:
+                self.unknown = "the package dp-accounting computes it, and is missing: pip install 'fedhet[dp]'"
+        if self.unknown:
+            self._log()
+
+    def spend(self, replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> None:
+        """Add a round, and log the total.
+
+        Args:
+            replies: of the clients that trained the model `before`.
+            before: the shared model that clients received, without parts of it that they do not share.
+            after: the shared model that the server aggregated, without noise.
+        """
+        accountant, wrapper = self._accountant, self.wrapper
+        if self.unknown or accountant is None or not isinstance(wrapper, FIXED):
+            return
+        models = {client: reply.arrays["model"] for client, reply in replies.items()}
+        shares = np.array([reply.examples for reply in replies.values()]) / sum(r.examples for r in replies.values())
+        norms = {client: _distance(model, before) for client, model in models.items()}
+        client = max(norms, key=norms.__getitem__)
+        mean = {key: np.tensordot(shares, [model[key] for model in models.values()], 1) for key in before}
+        if norms[client] > (1 + ROUNDING) * wrapper.clipping_norm:
+            self.unknown = (
+                f"the update of client {client} has norm {norms[client]:.3g}, above clipping_norm = "
+                f"{wrapper.clipping_norm:g}: make the ClientApp with mods=[fixedclipping_mod]"
+            )
+        elif _distance(mean, after) > ROUNDING * wrapper.clipping_norm:
+            self.unknown = NO_MEAN
+        else:
+            noise = wrapper.noise_multiplier / (wrapper.num_sampled_clients * float(shares.max()))
+            accountant.compose(GaussianPrivacyEvent(noise, 1, 1))  # without amplification, sizes do not count
+        self._log()
+
+    def spent(self) -> dict[str, Any]:
+        """Return the `wrapper`, `epsilon` (None if it is not known), `delta`, `rounds`, and a `note` in words."""
+        words = "the model" if self._whole else "the shared part of the model"
+        note = self.unknown or f"for all examples of a client; covers {words}, not metrics or numbers of examples"
+        spent = self._accountant.get_privacy_spent() if self._accountant and not self.unknown else None
+        return {
+            "wrapper": type(self.wrapper).__name__,
+            "epsilon": spent.epsilon if spent else None,
+            "delta": DELTA,
+            "rounds": spent.num_releases if spent else None,
+            "note": note,
+        }
+
+    def _log(self) -> None:
+        if self.unknown:
+            log.warning("privacy: no epsilon is known: %s", self.unknown)
+        else:
+            spent = self.spent()
+            log.info("privacy: epsilon = %.4g at delta = %g (rounds: %d)", spent["epsilon"], DELTA, spent["rounds"])
+
+
+def ledger_of(wrapper: Strategy | None, traits: Traits, *, mean: bool) -> PrivacyLedger | None:
+    """Return the ledger of a run under a wrapper of Flower's for differential privacy; None under another, or none."""
+    private = (*FIXED, DifferentialPrivacyAdaptiveBase)
+    return PrivacyLedger(wrapper, traits, mean=mean) if isinstance(wrapper, private) else None
+
+
+def _unknown(wrapper: Strategy, traits: Traits, *, mean: bool) -> str:
+    """Return why epsilon cannot be known; empty if it can."""
+    if not isinstance(wrapper, FIXED):
+        return "the noise of adaptive clipping depends on a norm that clients' updates determine; use fixed clipping"
+    if not wrapper.noise_multiplier:
+        return "noise_multiplier is 0"
+    if not mean:
+        return NO_MEAN
+    others = [name for name, kind in traits.sends.items() if name != "model" and kind not in (METRICS, STRUCTURE)]
+    if others:
+        return f"clients also send {', '.join(others)}, which gets no noise"
+    return ""
+
+
+def _distance(one: Mapping[str, Any], other: Arrays) -> float:
+    moved = (np.asarray(array, np.float64) - other[name] for name, array in one.items())
+    return float(np.sqrt(sum(float(np.vdot(each, each)) for each in moved)))

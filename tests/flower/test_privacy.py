@@ -1,0 +1,204 @@
+"""Runs under Flower's wrappers for differential privacy: what is recorded of them, and the epsilon that they report."""
+
+import json
+import re
+import sys
+
+import pytest
+from flwr.app import ArrayRecord
+from flwr.clientapp.mod import fixedclipping_mod
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping as ClientSide
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping as Adaptive
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping as ServerSide
+
+import fedhet
+from fedhet import registry
+from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower import privacy
+from fedhet.flower.grid import LocalGrid
+from fedhet.flower.records import decode_arrays
+from fedhet.method import Traits
+from fedhet.results.report import write_report
+
+pytestmark = pytest.mark.usefixtures("home", "no_report")
+NORM = 0.05
+
+
+@pytest.fixture
+def first(tiny):
+    return ArrayRecord(tiny.model().state_dict())
+
+
+@pytest.fixture
+def equal(tiny):
+    """A client app whose clients have 14 examples each."""
+    return tiny.app(data=lambda client: tuple((x[-14:], y[-14:]) for x, y in tiny.data(client)))
+
+
+def summary_of(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def history_of(folder):
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+def expected(*noise_multipliers):
+    """Epsilon of Gaussian mechanisms, by dp-accounting itself."""
+    dp_accounting = pytest.importorskip("dp_accounting")
+    from dp_accounting import rdp
+
+    accountant = rdp.RdpAccountant()
+    for each in noise_multipliers:
+        accountant.compose(dp_accounting.GaussianDpEvent(each))
+    return accountant.get_epsilon(1e-5)
+
+
+def test_equal_clients_spend_what_the_noise_multiplier_says(equal, first, tmp_path, caplog):
+    epsilon = expected(1.5, 1.5)
+    strategy = fedhet.FedAvg(out=str(tmp_path / "run"))
+    with caplog.at_level("INFO", logger="flwr"):
+        ServerSide(strategy, 1.5, NORM, 3).start(LocalGrid(equal, 3), first, num_rounds=2)
+    spent = summary_of(tmp_path / "run")["privacy"]
+    assert spent["epsilon"] == pytest.approx(epsilon)
+    assert (spent["delta"], spent["rounds"]) == (1e-5, 2)
+    assert spent["note"].startswith("for all examples of a client; covers the model, not metrics")
+    assert f"privacy: epsilon = {epsilon:.4g} at delta = 1e-05 (rounds: 2)" in caplog.text
+    assert f"epsilon {epsilon:.4g}, delta 1e-05" in write_report(tmp_path / "run").read_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "wrapper", "mods"), [("FedAvg", ServerSide, None), ("FedRep", ClientSide, [fixedclipping_mod])]
+)
+def test_a_client_with_more_examples_moves_the_mean_further(tiny, tmp_path, method, wrapper, mods):
+    epsilon = expected(2.0 / 3 * (14 + 18 + 22) / 22)
+    strategy = getattr(fedhet, method)(out=str(tmp_path / "run"))
+    shared = {k: v for k, v in tiny.model().state_dict().items() if method == "FedAvg" or k.startswith("0")}
+    wrapper(strategy, 2.0, NORM, 3).start(LocalGrid(tiny.app(mods=mods), 3), ArrayRecord(shared), num_rounds=1)
+    spent = summary_of(tmp_path / "run")["privacy"]
+    assert spent["epsilon"] == pytest.approx(epsilon)
+    assert ("the shared part of the model" in spent["note"]) == (method == "FedRep")
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "settings", "why"),
+    [
+        (lambda strategy: Adaptive(strategy, 0.25, 3), {}, "the noise of adaptive clipping depends on a norm"),
+        (lambda strategy: ServerSide(strategy, 0.0, NORM, 3), {}, "noise_multiplier is 0"),
+        (
+            lambda strategy: ServerSide(strategy, 1.0, NORM, 3),
+            {"aggregation": "median"},
+            "does not take the mean of",
+        ),
+        (lambda strategy: ServerSide(strategy, 1.0, NORM, 3), {"clip_norm": 2.0}, "does not take the mean of"),
+        (lambda strategy: ClientSide(strategy, 1.0, 1e-4, 3), {}, r"client \d has norm .* mods=\[fixedclipping_mod\]"),
+    ],
+)
+def test_why_no_epsilon_is_known(tiny, first, tmp_path, caplog, wrapper, settings, why):
+    pytest.importorskip("dp_accounting")
+    strategy = fedhet.FedAvg(out=str(tmp_path / "run"), local_epochs=3, learning_rate=0.5, **settings)
+    wrapper(strategy).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
+    spent = summary_of(tmp_path / "run")["privacy"]
+    assert spent["epsilon"] is None
+    assert re.search(why, spent["note"])
+    assert f"privacy: no epsilon is known: {spent['note']}" in caplog.text
+    assert "no epsilon is known" in write_report(tmp_path / "run").read_text()
+
+
+def test_a_server_that_does_more_than_the_mean_is_found_out(tiny, first, tmp_path):
+    pytest.importorskip("dp_accounting")
+
+    class Momentum(fedhet.FedAvg):
+        def aggregate_fit(self, round, replies):
+            before = self.state.model
+            super().aggregate_fit(round, replies)
+            self.state.model = {key: 2 * array - before[key] for key, array in self.state.model.items()}
+            return {}
+
+    strategy = Momentum(out=str(tmp_path / "run"), learning_rate=0.5)
+    ServerSide(strategy, 1.0, NORM, 3).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
+    assert summary_of(tmp_path / "run")["privacy"]["note"] == privacy.NO_MEAN
+
+
+def test_what_clients_send_beside_the_model_gets_no_noise():
+    wrapper = ServerSide(fedhet.FedAvg(), 1.0, NORM, 3)
+    ledger = privacy.ledger_of(wrapper, registry.method("class-average").traits, mean=True)
+    assert ledger.unknown == "clients also send classes, which gets no noise"
+
+
+def test_without_the_extra_the_run_says_how_to_install_it(tiny, first, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    strategy = fedhet.FedAvg(out=str(tmp_path / "run"))
+    ServerSide(strategy, 1.0, NORM, 3).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
+    summary = summary_of(tmp_path / "run")
+    assert summary["status"] == "completed"
+    assert summary["privacy"]["note"].endswith("pip install 'fedhet[dp]'")
+
+
+def test_a_wrapper_of_another_kind_says_nothing_of_privacy():
+    assert privacy.ledger_of(None, Traits(), mean=True) is None
+    assert privacy.ledger_of(flower.FedAvg(), Traits(), mean=True) is None
+
+
+# ---- what is recorded
+
+
+def test_a_run_under_a_wrapper_is_recorded_like_one_of_fedhets_loop(tiny, first, tmp_path):
+    """Without noise and clipping, the wrapper changes nothing."""
+    settings = {"local_epochs": 2, "learning_rate": 0.5, "closing_epochs": 0}
+    fedhet.FedAvg(out=str(tmp_path / "plain"), **settings).start(LocalGrid(tiny.app(), 3), first, num_rounds=3)
+    wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run"), **settings), 0.0, 1e6, 3)
+    wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=3)
+    plain, rows = history_of(tmp_path / "plain"), history_of(tmp_path / "run")
+    assert [(row["round"], row["participants"]) for row in rows] == [(r["round"], r["participants"]) for r in plain]
+    for row, other in zip(rows, plain, strict=True):
+        assert row["failures"] == []
+        for which in ("received", "trained"):
+            assert (row[which] is None) == (other[which] is None)
+            if row[which]:
+                assert row[which]["loss"]["weighted"] == pytest.approx(other[which]["loss"]["weighted"], rel=1e-4)
+    assert rows[-1]["final"]
+    assert summary_of(tmp_path / "run")["rounds"] == 3
+    assert "rounds = 3" in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_clients_are_evaluated_with_the_wrappers_noise(tiny, around, first, tmp_path):
+    seen = []
+
+    def before(where, message):
+        if where[1] == "evaluate":
+            seen.append(decode_arrays(message.content["model"]))
+
+    strategy = fedhet.FedAvg(out=str(tmp_path / "run"), learning_rate=0.01)
+    result = ServerSide(strategy, 100.0, NORM, 2).start(LocalGrid(around(before=before), 2), first, num_rounds=1)
+    noisy = decode_arrays(result.arrays)
+    assert len(seen) == 4  # Flower's evaluation of two clients, and that at the end
+    assert all((arrays[key] == noisy[key]).all() for arrays in seen for key in noisy)
+    assert all((strategy.state.model[key] == noisy[key]).all() for key in noisy)
+
+
+def test_a_round_that_the_wrapper_leaves_out_is_recorded(failing, first, tmp_path):
+    app = failing((2, "train", "1"))
+    wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run")), 1.0, NORM, 3)
+    wrapped.start(LocalGrid(app, 3), first, num_rounds=3)
+    rows = history_of(tmp_path / "run")
+    assert [len(row["participants"]) for row in rows] == [0, 3, 0, 3, 0]
+    assert "its reply was left out with all others" in rows[2]["failures"][0]["reason"]
+
+
+def test_a_refused_run_is_recorded_as_failed(tiny, first, tmp_path):
+    wrapped = ServerSide(fedhet.FedProto(out=str(tmp_path / "run")), 1.0, NORM, 3)
+    with pytest.raises(FedhetError, match="and fedproto has none"):
+        wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
+    assert summary_of(tmp_path / "run")["status"] == "failed"
+    wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run"), resume=True), 1.0, NORM, 3)
+    with pytest.raises(ConfigError, match="cannot be resumed"):
+        wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
+
+
+def test_what_a_wrappers_loop_does_not_have_is_said(tiny, first, tmp_path, caplog):
+    strategy = fedhet.FedAvg(out=str(tmp_path / "run"), closing_epochs=2)
+    ServerSide(strategy, 1.0, NORM, 3).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
+    assert "closing-epochs has no effect in the loop of a wrapper" in caplog.text
+    assert [row["round"] for row in history_of(tmp_path / "run")] == [0, 1, 2]
