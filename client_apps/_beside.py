@@ -1,5 +1,6 @@
 """A shared network beside the client's own, for methods whose clients have different networks."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import TypeVar
@@ -12,7 +13,7 @@ from fedhet.client import Client, ClientSide
 from fedhet.learning import Phase, reestimate
 from fedhet.methods.fml import BesideParameters
 from fedhet.randomness import derive_seed, seed_everything
-from fedhet.representations import Output
+from fedhet.representations import Output, Representation, head_name
 from fedhet.representations.features import in_precision, precision
 from fedhet.sharing import is_statistic
 from fedhet.wire import Payload
@@ -55,11 +56,17 @@ def state_that_travels(client: Client, network: nn.Module) -> dict[str, Tensor]:
 
 
 class Pair(nn.Module):
-    """Two networks trained at once; it returns the outputs of `own`, and those of `small` can be captured."""
+    """Two networks trained at once; it returns the outputs of `own`, and those of `small` can be captured.
 
-    def __init__(self, network: nn.Module, small: nn.Module) -> None:
+    Args:
+        network: the client's network.
+        small: the shared network.
+        projector: a layer between their representations, if the method has one.
+    """
+
+    def __init__(self, network: nn.Module, small: nn.Module, projector: nn.Linear | None = None) -> None:
         super().__init__()
-        self.own, self.small = network, small
+        self.own, self.small, self.projector = network, small, projector or nn.Identity()
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Pass a batch through both."""
@@ -75,6 +82,7 @@ class Beside(ClientSide[B]):
         super().__init__(client)
         client.check_scores("which the two networks exchange")
         self.small = network_beside(client, self.parameters.shared_model, "shared model")
+        self.pair = Pair(client.model, self.small)
 
     def shared(self) -> dict[str, Tensor]:
         """Return the shared network's tensors."""
@@ -88,6 +96,37 @@ class Beside(ClientSide[B]):
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """Return one phase for both networks."""
-        client, pair = self.client, Pair(self.client.model, self.small)
-        captures, terms = {SMALL: Output(pair, SMALL)}, self.terms(payload)
-        return [Phase(client.request.epochs, client.optimisation(), module=pair, captures=captures, terms=terms)]
+        client, captures, terms = self.client, {SMALL: Output(self.pair, SMALL)}, self.terms(payload)
+        return [Phase(client.request.epochs, client.optimisation(), module=self.pair, captures=captures, terms=terms)]
+
+
+class Projected(Beside[B]):
+    """Trains a linear layer between the two networks' representations, too, which stays at the client."""
+
+    remembers = True
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        config, self.small_head = client.config, head_name(self.small)
+        client.model.eval()
+        self.small.eval()
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            seed_everything(derive_seed(config.seed, "projector", "all" if config.shared_init else client.name))
+            inputs = client.transform(client.data.train.inputs[:1])
+            phi, shared = client.representation(inputs), Representation(self.small, self.small_head)(inputs)
+            self.pair = self.join(phi.shape[1], shared.shape[1], phi.dtype).to(client.device)
+
+    @abstractmethod
+    def join(self, width: int, small_width: int, dtype: torch.dtype) -> Pair:
+        """Return both networks with a new projector, for representations of these widths; `dtype` is the own one's."""
+
+    def begin(self, payload: Payload) -> None:
+        """Load the shared network and the projector."""
+        super().begin(payload)
+        if memory := self.client.memory:
+            self.pair.projector.load_state_dict({name: memory[name] for name in self.pair.projector.state_dict()})
+
+    def end(self, payload: Payload) -> Payload:
+        """Return the shared network, and keep the projector."""
+        self.client.memory |= self.pair.projector.state_dict()
+        return super().end(payload)

@@ -6,24 +6,20 @@ r"""FedMRL, client side: both heads read one fusion of both networks' representa
 where Phi_shared has width d1 and Phi_own d2. A step trains both networks and the projector.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.client import Client
 from fedhet.errors import ModelError
-from fedhet.learning import Loss, Phase, Step
+from fedhet.learning import Loss, Step
 from fedhet.methods.fedmrl import FedMRLParameters
-from fedhet.randomness import derive_seed, seed_everything
-from fedhet.representations import Representation, head_name
 from fedhet.wire import Payload
 
-from ._beside import SMALL, Beside, Pair  # noqa: TID251 - this folder is fedhet.client_apps
+from ._beside import SMALL, Pair, Projected  # noqa: TID251 - this folder is fedhet.client_apps
 
 
 class Fused(Pair):
@@ -42,9 +38,8 @@ class Fused(Pair):
     def __init__(
         self, network: nn.Module, small: nn.Module, heads: tuple[str, str], widths: tuple[int, int], dtype: torch.dtype
     ) -> None:
-        super().__init__(network, small)
+        super().__init__(network, small, nn.Linear(sum(widths), max(widths), dtype=dtype))
         self.heads, self.widths = heads, widths
-        self.projector = nn.Linear(sum(widths), max(widths), dtype=dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Pass a batch through both."""
@@ -79,34 +74,17 @@ def _replaced_input(head: nn.Module, change: Callable[[Tensor], Tensor]) -> Iter
         yield
 
 
-class FedMRL(Beside[FedMRLParameters]):
+class FedMRL(Projected[FedMRLParameters]):
     """Trains both networks and the projector, which stays at the client; the own head's outputs are evaluated."""
 
-    remembers = True
-
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        config, name = client.config, head_name(self.small)
-        client.model.eval()
-        self.small.eval()
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            seed_everything(derive_seed(config.seed, "projector", "all" if config.shared_init else client.name))
-            inputs = client.transform(client.data.train.inputs[:1])
-            phi, shared = client.representation(inputs), Representation(self.small, name)(inputs)
-            widths = phi.shape[1], self.parameters.width or shared.shape[1]
-            self.pair = Fused(client.model, self.small, (client.head, name), widths, phi.dtype).to(client.device)
-            if widths[1] != shared.shape[1]:
-                _resize(self.small, name, widths[1])
-
-    def begin(self, payload: Payload) -> None:
-        """Load the shared network and the projector."""
-        super().begin(payload)
-        if memory := self.client.memory:
-            self.pair.projector.load_state_dict(memory)
-
-    def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase for both networks and the projector."""
-        return [replace(phase, module=self.pair) for phase in super().phases(payload)]
+    def join(self, width: int, small_width: int, dtype: torch.dtype) -> Fused:
+        """Return both networks with their fused representation; a shared head for another width is replaced."""
+        nested = self.parameters.width or small_width
+        heads = self.client.head, self.small_head
+        pair = Fused(self.client.model, self.small, heads, (width, nested), dtype)
+        if nested != small_width:
+            _resize(self.small, self.small_head, nested)
+        return pair
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return the loss of the shared head."""
@@ -116,11 +94,6 @@ class FedMRL(Beside[FedMRLParameters]):
             return weight * task.loss(step.captured[SMALL].to(step.outputs.dtype), step.labels)
 
         return (nested,)
-
-    def end(self, payload: Payload) -> Payload:
-        """Return the shared network, and keep the projector."""
-        self.client.memory |= self.pair.projector.state_dict()
-        return super().end(payload)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
         """Return the network that gives the own head's outputs for the fused representation."""

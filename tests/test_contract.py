@@ -38,8 +38,8 @@ CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.metho
     "layer-average-prefix": Case.of("layer-average", {"layer-average.by": "prefix"}),
 }
 ANY = (MIXED["any"], "cnn-1-1,mlp")
-ALIKE = {"nearest-neighbour", "logistic-regression", "fedrolex", "fjord", "fedtgp", "fedmrl"}
-"""Methods for which label-spreading, heterofl, fedgh and fml stand in the quick suite."""
+ALIKE = {"nearest-neighbour", "logistic-regression", "fedrolex", "fjord", "fedtgp", "fedmrl", "fml"}
+"""Methods for which label-spreading, heterofl, fedgh and fedkd stand in the quick suite."""
 
 QUICK = {*registry.own_methods()} - ALIKE
 

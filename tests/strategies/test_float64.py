@@ -29,6 +29,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "fedrep": {"rounds": 5},
     "fedrolex": {"rounds": 6, "fedrolex.widths": "1, 0.75"},
     "fjord": {"rounds": 6, "fjord.widths": "1, 0.5"},
+    "fedkd": {"rounds": 6, "learning-rate": 0.1, "fedkd.shared-model": "mlp-20"},
     "fml": {"rounds": 6, "learning-rate": 0.1, "fml.shared-model": "mlp-20"},
     "flha-distillation": {"learning-rate": 0.1, "rounds": 6},
     "flha-ghn": {"optimizer": "adam", "learning-rate": 0.01, "flha-ghn.steps": 1, "rounds": 2},

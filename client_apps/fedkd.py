@@ -1,0 +1,86 @@
+r"""FedKD, client side: two networks learn from each other, the more the better both predict (Wu et al., 2022).
+
+    L_own    = CE(own, y)    + [KL(shared || own) + MSE(H_own, W H_shared)] / s
+    L_shared = CE(shared, y) + [KL(own || shared) + MSE(H_own, W H_shared)] / s,    s = CE(own, y) + CE(shared, y)
+
+where H are representations, the projector W stays at the client, and s and the target of each KL are constants. One
+step trains both networks and W. Of the shared network the truncated factors of its change travel.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedhet.learning import Loss, Phase, Step, soft_divergence
+from fedhet.methods.fedkd import FedKDParameters
+from fedhet.representations import Representation
+from fedhet.wire import Arrays, Payload, spec_of, to_arrays, to_tensor
+from fedhet.wire.factors import pack, unpack
+
+from ._beside import SMALL, Pair, Projected  # noqa: TID251 - this folder is fedhet.client_apps
+
+LEAST = 1e-3
+"""The smallest s, so that networks that make no mistake do not step without bound."""
+
+RECEIVED = "received/"
+"""Before the names of the shared network's tensors, as received, in what a client remembers."""
+
+
+class FedKD(Projected[FedKDParameters]):
+    """Mutual distillation of scores and representations; the shared network's change travels as factors."""
+
+    lost = False
+
+    def join(self, width: int, small_width: int, dtype: torch.dtype) -> Pair:
+        """Return both networks with a projector without bias."""
+        return Pair(self.client.model, self.small, nn.Linear(small_width, width, bias=False, dtype=dtype))
+
+    def begin(self, payload: Payload) -> None:
+        """Load the shared network, or the one that was received last time and its change."""
+        self.received = payload.arrays.get("model", {})
+        if payload.values.get("change"):
+            self.lost, dtype = not self.client.memory, self.client.config.wire_dtype
+            change, spec, before = self.received, spec_of(self.shared()), self._received_before()
+            self.received = {} if self.lost else unpack(change, before, spec, dtype, "the shared network's change")
+        super().begin(Payload({"model": self.received}))
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        """Return one phase for both networks and the projector; none for a client that lost the shared network."""
+        (phase,) = super().phases(payload)
+        small = Representation(self.pair, f"small.{self.small_head}".rstrip("."))
+        captures = {**phase.captures, "own": self.client.representation, "shared": small}
+        return [] if self.lost else [replace(phase, captures=captures)]
+
+    def terms(self, payload: Payload) -> tuple[Loss, ...]:
+        """Return the shared network's loss and the distillation."""
+        task = self.client.task
+        many_labels, scores = task.outputs.meaning == "labels", task.outputs.scores
+
+        def mutual(step: Step) -> Tensor:
+            small_outputs, hidden = step.captured[SMALL].to(step.outputs.dtype), step.captured["own"]
+            shared_loss = task.loss(small_outputs, step.labels)
+            both = (task.loss(step.outputs, step.labels) + shared_loss).detach().clamp(min=LEAST)
+            outputs, shared = scores(step.outputs), scores(small_outputs)
+            learnt = soft_divergence(outputs, shared, 1.0, many_labels=many_labels)
+            taught = soft_divergence(shared, outputs, 1.0, many_labels=many_labels)
+            projected = self.pair.projector(step.captured["shared"].to(hidden.dtype))
+            return shared_loss + (learnt + taught + F.mse_loss(projected, hidden)) / both
+
+        return (mutual,)
+
+    def end(self, payload: Payload) -> Payload:
+        """Return the factors of the shared network's change; keep the network as it was received, and the projector."""
+        reply, client = super().end(payload), self.client
+        if self.lost:
+            return Payload()
+        client.memory |= {f"{RECEIVED}{name}": to_tensor(array) for name, array in self.received.items()}
+        energy = self.parameters.energy(client.request.round, client.config.rounds)
+        update = pack(to_arrays(self.shared()), self.received, energy, client.config.wire_dtype)
+        return Payload({"update": update}, reply.values)
+
+    def _received_before(self) -> Arrays:
+        memory = self.client.memory.items()
+        return to_arrays({key.removeprefix(RECEIVED): each for key, each in memory if key.startswith(RECEIVED)})

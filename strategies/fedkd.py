@@ -1,0 +1,56 @@
+"""FedKD, server side: averages the changes of a small network, which travel as truncated factors (Wu et al., 2022).
+
+Clients that trained in the last round have the network from before it, and receive the change; others receive it whole.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedhet.methods import fedkd
+from fedhet.server import FederatedStrategy, State
+from fedhet.wire import Arrays, Payload, Reply, WireError
+from fedhet.wire.factors import apply, pack, unpack
+
+
+@dataclass
+class FedKDState(State):
+    """The last change of the shared network as it travels, and the clients that have the network from before it."""
+
+    update: Arrays = field(default_factory=dict)
+    holding: list[str] = field(default_factory=list)
+
+
+class FedKD(FederatedStrategy[fedkd.FedKDParameters, FedKDState]):
+    """Averages the shared network's changes; clients' own networks stay with them."""
+
+    method = fedkd.method
+    state_class = FedKDState
+
+    def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
+        """Return the last change of the shared network, or all of it."""
+        change = Payload({"model": self.state.update}, {"change": True})
+        return {client: change if client in self.state.holding else self.payload_for(client) for client in clients}
+
+    def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
+        """Return nothing: clients are evaluated with their own networks."""
+        return {client: Payload() for client in clients}
+
+    def check_reply(self, reply: Reply) -> None:
+        """Replace a client's factors by the shared network as it trained it; a client that lost it sends nothing."""
+        if "update" in reply.arrays:
+            spec, dtype = self.federation.specs[reply.client], self.config.wire_dtype
+            reply.arrays["update"] = unpack(reply.arrays["update"], self.state.model, spec, dtype, "its update")
+        elif reply.client not in self.state.holding or reply.report.lost_state < 0:
+            raise WireError("its update is missing")
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Average the changes, and apply the factors of their mean."""
+        state, dtype = self.state, self.config.wire_dtype
+        models = {client: reply.arrays["update"] for client, reply in replies.items() if "update" in reply.arrays}
+        state.holding = list(models)
+        if models:
+            mean = self.aggregator.average(models, {client: float(replies[client].examples) for client in models})
+            spec = self.federation.specs[state.holding[0]]
+            state.update = pack(mean, state.model, self.parameters.energy(round, self.config.rounds), dtype)
+            state.model = apply(state.update, state.model, spec)
+        return {}

@@ -1,0 +1,193 @@
+"""FedKD, against a plain computation from its paper."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedhet import population
+from fedhet.flower import decode
+from fedhet.models import registry as models
+from fedhet.randomness import derive_seed, seed_everything
+from fedhet.testing.faults import Tampering, at, where
+from fedhet.testing.runs import Case, run
+
+SETTINGS = {
+    "rounds": 3,
+    "local_epochs": 3,
+    "batch_size": 1000,  # one batch an epoch, so that the order of examples is nobody's
+    "momentum": 0.5,
+    "partition": "classes",
+    "classes_per_client": 4,
+}
+KEYS = {"fedkd.shared-model": "small-float64", "fedkd.first-energy": 0.6, "fedkd.last-energy": 0.9}
+
+
+def own_width(client):
+    return 8 + int(client)
+
+
+def own_network(client):
+    """Tanh networks that are as wide as the client's number says, from weights of its own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(client.partition_id)
+        width = own_width(client.partition_id)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10)).double()
+
+
+def small_network(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, classes)).double()
+
+
+def projector(width, seed):
+    """A client's first projector."""
+    with torch.random.fork_rng():
+        seed_everything(derive_seed(seed, "projector", "all"))
+        return dict(nn.Linear(12, width, bias=False, dtype=torch.float64).state_dict())
+
+
+def hidden(state, inputs):
+    return torch.tanh(inputs.flatten(1) @ state["1.weight"].T + state["1.bias"])
+
+
+def head(state, representation):
+    return representation @ state["3.weight"].T + state["3.bias"]
+
+
+def divergence(learner, teacher):
+    """KL(teacher || learner), written out."""
+    wanted = teacher.detach().softmax(1)
+    return (wanted * (wanted.log() - learner.log_softmax(1))).sum(1).mean()
+
+
+def stepped(state, velocity, loss):
+    """A step of SGD with momentum on the loss's gradient."""
+    gradients = torch.autograd.grad(loss, list(state.values()), retain_graph=True)
+    for (name, weights), gradient in zip(state.items(), gradients, strict=True):
+        velocity[name] = SETTINGS["momentum"] * velocity.get(name, 0.0) + gradient
+        state[name] = (weights - 0.1 * velocity[name]).detach().requires_grad_()
+
+
+def live(state):
+    return {name: tensor.detach().clone().requires_grad_() for name, tensor in state.items()}
+
+
+def truncated(matrix, energy):
+    """The best approximation with that part of the sum of squares; by eigenvectors, not by a decomposition."""
+    if matrix.ndim < 2:
+        return matrix
+    values, vectors = np.linalg.eigh(matrix @ matrix.T)
+    values, vectors = values[::-1], vectors[:, ::-1]
+    rank = next(k for k in range(1, len(values) + 1) if values[:k].sum() >= energy * values.sum() * (1 - 1e-12))
+    if rank * sum(matrix.shape) >= matrix.size:
+        return matrix
+    return vectors[:, :rank] @ vectors[:, :rank].T @ matrix
+
+
+def as_arrays(state):
+    return {name: tensor.detach().numpy() for name, tensor in state.items()}
+
+
+@pytest.fixture
+def double(monkeypatch, float64_travels):
+    """Weights travel in float64, and a small network of that dtype has a name."""
+    monkeypatch.setitem(models._BUILDERS, "small-float64", small_network)
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.6], ids=["all", "two of three"])
+def test_three_rounds_are_its_papers(federate, double, fraction):
+    settings = {**SETTINGS, "wire_dtype": "float64", "fraction_train": fraction, **KEYS}
+    done = federate("fedkd", model=own_network, **settings)
+    assert done.failures == []
+    transform = population.dataset_of(done.config).transform
+    shared = next(done.received[1, client]["model"] for client in "012" if (1, client) in done.received)
+    mine = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
+    joined = {client: live(projector(own_width(client), done.config.seed)) for client in "012"}
+    for round in (1, 2, 3):
+        energy = 0.6 + round / 3 * 0.3
+        present = [client for client in "012" if (round, client) in done.received]
+        changes, weights = {}, {}
+        for client in present:
+            part = population.data_of(done.info(client)).train
+            inputs, labels = transform(part.inputs[:]).double(), part.labels
+            states = live({name: torch.from_numpy(each) for name, each in shared.items()}), mine[client], joined[client]
+            velocities = {}, {}, {}
+            for _ in range(SETTINGS["local_epochs"]):
+                small, network, project = states
+                theirs, ours = hidden(small, inputs), hidden(network, inputs)
+                outputs, small_outputs = head(network, ours), head(small, theirs)
+                loss, small_loss = F.cross_entropy(outputs, labels), F.cross_entropy(small_outputs, labels)
+                both = (loss + small_loss).item()
+                apart = (theirs @ project["weight"].T - ours).square().mean() / both
+                losses = (
+                    small_loss + divergence(small_outputs, outputs) / both + apart,
+                    loss + divergence(outputs, small_outputs) / both + apart,
+                    apart,
+                )
+                for each in zip(states, velocities, losses, strict=True):
+                    stepped(*each)
+            after = as_arrays(states[0])
+            changes[client] = {name: truncated(after[name] - shared[name], energy) for name in shared}
+            weights[client] = len(labels)
+        total = sum(weights.values())
+        for name, before in shared.items():
+            mean = sum(weights[client] * changes[client][name] for client in present) / total
+            shared = shared | {name: before + truncated(mean, energy)}
+    for name, array in shared.items():
+        np.testing.assert_allclose(done.state.model[name], array, rtol=1e-9, atol=1e-9, err_msg=name)
+    for client in "012":
+        saved = done.saved(client)
+        for name, array in as_arrays(mine[client]).items():
+            np.testing.assert_allclose(saved[name], array, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def test_a_client_that_trained_in_the_last_round_gets_the_change_and_others_the_whole(federate):
+    done = federate("fedkd", **{**SETTINGS, "fraction_train": 0.6, "fedkd.shared-model": "mlp-20"})
+    assert done.failures == []
+    whole = models.build("mlp-20", (1, 8, 8), 10).state_dict()
+    narrow = {"body.1.weight:left", "body.1.weight:right"}
+    for (round, client), arrays in done.received.items():
+        trained_before = (round - 1, client) in done.received
+        assert narrow <= arrays["model"].keys() if trained_before else arrays["model"].keys() == whole.keys()
+    assert all(narrow <= arrays["update"].keys() for arrays in done.sent.values())
+    rows = {row["round"]: row for row in done.rows}
+    for round in (1, 2, 3):
+        for sent, key in ((done.received, "bytes_down"), (done.sent, "bytes_up")):
+            groups = [group for (number, _), arrays in sent.items() if number == round for group in arrays.values()]
+            assert sum(array.nbytes for group in groups for array in group.values()) == rows[round][key]
+
+
+def test_with_all_energy_and_no_distillation_the_shared_network_is_fedavgs(federate, monkeypatch):
+    """Factors of full rank would be larger than the matrices, so nothing is approximated."""
+    monkeypatch.setattr("fedhet.client_apps.fedkd.LEAST", 1e30)
+    keys = {"fedkd.shared-model": "mlp-20", "fedkd.first-energy": 1.0, "fedkd.last-energy": 1.0}
+    one = federate("fedkd", **{**SETTINGS, "architectures": "mlp-30"}, **keys)
+    first = one.received[1, "0"]["model"]
+    other = federate(
+        "fml", "fml", **{**SETTINGS, "architectures": "mlp-30", "fml.shared-model": "mlp-20", "fml.beta": 1.0}
+    )
+    for name, array in other.received[1, "0"]["model"].items():
+        np.testing.assert_array_equal(array, first[name])
+    for name, array in other.state.model.items():
+        np.testing.assert_allclose(one.state.model[name], array, rtol=1e-5, atol=1e-6)
+
+
+def test_a_client_that_lost_the_shared_network_sits_out_a_round_and_gets_it_whole(no_report, tmp_path):
+    """The change of a network that it does not have is of no use to it."""
+
+    def forget(message, client):
+        if at([2], "1")(message, client):
+            for path in (tmp_path / "run" / "state" / "clients" / "1").glob("*"):
+                path.unlink()
+
+    seen = []
+
+    def note(message, client, reply):
+        if client == "1" and where(message)[1] == "train":
+            seen.append((bool(decode(message.content).values.get("change")), list(decode(reply.content).arrays)))
+
+    settings = Case.of("fedkd", {"architectures": "mlp-20,mlp-30"}).settings(rounds=4)
+    done = run(tmp_path / "run", settings, app=Tampering(before=forget, after=note))
+    assert done.failures == []
+    assert seen == [(False, ["update"]), (True, []), (False, ["update"]), (True, ["update"])]
