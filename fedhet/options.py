@@ -5,6 +5,7 @@ A key has a default, a meaning and the values that it takes; a method's own keys
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from typing import Any, Literal
@@ -35,6 +36,11 @@ class Parameters:
     def all_widths(self) -> tuple[float, ...]:
         """The widths to assign to clients that have parts of one network; raises a ConfigError for a wrong one."""
         return tuple(width(each, "widths") for each in listed(self.widths)) or (1.0,)
+
+    def width_at(self, node_config: Mapping[str, Any]) -> float | None:
+        """Return the width that a node's config sets, None without one; raises a ConfigError if it is wrong."""
+        chosen = node_config.get("width")
+        return None if chosen is None else width(chosen, "the node's width")
 
     @property
     def makes_public_dataset(self) -> bool:

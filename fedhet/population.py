@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedhet import data, models, options, registry
+from fedhet import data, models, registry
 from fedhet.data import ClientData, DataSet, PublicDataset, Split
 from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.machine import memory
@@ -69,10 +69,11 @@ def width_of(client: ClientInfo) -> float:
     A node can set its own (`width` in its node config); else `widths`, a key of the method, is dealt as architectures
     are, round-robin where these are dealt one by one. A ConfigError for a width that is not above 0 and at most 1.
     """
-    if (chosen := client.node_config.get("width")) is not None:
-        return options.width(chosen, "the node's width")
+    parameters = client.config.parameters
+    if (width := parameters.width_at(client.node_config)) is not None:
+        return float(width)
     number, clients = _place(client)
-    widths = client.config.parameters.all_widths
+    widths = parameters.all_widths
     return models.spread(widths, client.config.assign, clients, client.config.seed)[number]
 
 

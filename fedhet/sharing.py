@@ -44,11 +44,11 @@ class Sharing:
         averaged: whether the server averages each key, so that its arrays must be alike for all clients that have it;
             otherwise each client's arrays are its own, and are only sent.
         statistics: whether BatchNorm's running statistics are always sent, or as configured.
-        units: where clients may have a part of one network, which units of each hidden layer they have: an index set
+        units: where clients may have a part of what is shared, which units of each hidden layer they have: an index set
             for each axis of each array. The server averages each entry over those who have it. None: all have all.
 
     Raises:
-        ValueError: clients have parts of something else than a whole network.
+        ValueError: clients have parts of arrays that are not averaged.
     """
 
     keys: Keys | Literal["everything", "nothing"]
@@ -58,8 +58,8 @@ class Sharing:
 
     def __post_init__(self) -> None:
         """Check that the fields fit together."""
-        if self.units and not (self.averaged and self.keys == "everything"):
-            raise ValueError('clients have parts of one network where its sharing is averaged and of "everything"')
+        if self.units and not (self.averaged and self.keys != "nothing"):
+            raise ValueError("clients have parts of arrays where these are shared and averaged")
 
     def names(
         self, network: NetworkDescription, tensors: "Mapping[str, Tensor]", *, statistics: bool
@@ -89,6 +89,11 @@ def _body(network: NetworkDescription) -> Callable[[str], str | None]:
 
 def _head(network: NetworkDescription) -> Callable[[str], str | None]:
     return lambda name: f"head{name.removeprefix(network.head)}" if name.startswith(f"{network.head}.") else None
+
+
+def _trained(network: NetworkDescription) -> Callable[[str], str | None]:
+    names = {name for name, parameter in network.model.named_parameters() if parameter.requires_grad}
+    return lambda name: name if name in names else None
 
 
 def _architecture(network: NetworkDescription) -> Callable[[str], str | None]:
@@ -143,6 +148,7 @@ def _window(few: int, whole: int, round: int) -> Sequence[int]:
 EVERYTHING = Sharing("everything")
 FIRST_UNITS = Sharing("everything", units=_first_units)
 ROLLING_UNITS = Sharing("everything", units=_window)
+FIRST_UNITS_OF_TRAINED = Sharing(_trained, units=_first_units)
 BODY = Sharing(_body)
 HEAD = Sharing(_head)
 NOTHING = Sharing("nothing")

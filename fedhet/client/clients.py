@@ -20,7 +20,7 @@ from fedhet.data import ClientData, DataSet, resident, with_drawn_test_part, wit
 from fedhet.data.own import as_input
 from fedhet.data.reading import not_finite
 from fedhet.errors import DataError, FedhetError, ModelError
-from fedhet.graphs import PermutationGroups, architecture_graph, permutation_groups
+from fedhet.graphs import PermutationGroups
 from fedhet.machine import device_of, keep_freed_memory
 from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction
@@ -141,6 +141,7 @@ class Clients:
         With it comes its size, if clients may have parts of the configured network.
         """
         config = info.config
+        side = registry.client_side(config.method_name)
         alike: tuple[object, ...] = (info.name, config.seed)
         if self._model is None:
             dataset = population.dataset_of(config)
@@ -157,12 +158,12 @@ class Clients:
                 known = population.dataset_of(config) if self._data is None else None
                 if alike[:-1] not in self._groups:
                     example = _transform(model.to(device), known)(data.train.inputs[:2])
-                    self._groups[alike[:-1]] = permutation_groups(architecture_graph(model, example), partly=True)
+                    self._groups[alike[:-1]] = side.groups_of(model, example)
                 size = Size(width, self._groups[alike[:-1]])
                 if not size.groups:
                     raise ModelError(f"no hidden layer of {type(model).__name__} can be cut to a width")
                 model = size.cut(model)
-            representation = Representation(model, registry.client_side(config.method_name).head_of(config))
+            representation = Representation(model, side.head_of(config))
             if odd := next((name for name, tensor in model.state_dict().items() if tensor.is_complex()), None):
                 name = type(model).__name__
                 raise ModelError(f"{name}'s {odd} holds complex numbers, which no method shares or saves")

@@ -15,6 +15,7 @@ from fedhet.data import ClientData, PublicDataset, resident
 from fedhet.data.examples import relabelled
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError, FedhetError
+from fedhet.graphs import PermutationGroups, architecture_graph, permutation_groups
 from fedhet.learning import BATCH, Loss, Optimisation, Phase, Trained, learning_rate, read, reestimate
 from fedhet.method import Traits
 from fedhet.options import Config, Parameters
@@ -215,7 +216,7 @@ class ClientSide(Generic[P]):
     By default the network is trained on the client's examples, and shared arrays travel. The hooks are called in this
     order, depending on the message:
 
-    - a network is built: `adapt`, `head_of`;
+    - a network is built: `adapt`, `head_of`, and `groups_of` if clients have parts of one network;
     - a question: `handshake` or `answer`;
     - training: `begin`, evaluation before training, `phases` (with `terms`), `end`, evaluation after training;
     - evaluation: `begin`, evaluation of the received model and of the client's own; `finish` at the end of a run.
@@ -245,6 +246,16 @@ class ClientSide(Generic[P]):
     def head_of(cls, config: Config) -> str:
         """Return the name of the head of a model from `adapt`; empty for the last `nn.Linear`."""
         return config.head
+
+    @classmethod
+    def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
+        """Return the groups of units by which clients have parts of a model from `adapt`; by default all hidden ones.
+
+        Args:
+            model: the whole network.
+            inputs: (2, ...) transformed examples.
+        """
+        return permutation_groups(architecture_graph(model, inputs), partly=True)
 
     @property
     def parameters(self) -> P:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedhet.graphs import PermutationGroups, cut_out, resize
+from fedhet.graphs import PermutationGroups, cut_out, entries_of, resize
 
 
 @dataclass(frozen=True)
@@ -38,4 +38,5 @@ class Size:
         whole = model.state_dict()
         if self.width == 1:
             return whole
-        return {name: torch.from_numpy(array) for name, array in cut_out(whole, self.groups, self.units).items()}
+        parts = {name: whole[name] for name in entries_of(self.groups, self.units)}
+        return whole | {n: torch.from_numpy(array) for n, array in cut_out(parts, self.groups, self.units).items()}

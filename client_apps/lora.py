@@ -1,0 +1,142 @@
+"""Low-rank adapters, client side: a linear layer computes W x + s B (A x) + b, of which A and B alone are trained.
+
+A (rank, in) starts uniform in +-1 / sqrt(in), B (out, rank) at zero (Hu et al., ICLR 2022).
+"""
+
+import math
+from collections.abc import Sequence
+from fnmatch import filter
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from fedhet.client import ClientSide
+from fedhet.errors import ModelError
+from fedhet.graphs import PermutationGroup, PermutationGroups, Segment
+from fedhet.learning import Phase
+from fedhet.methods.lora import A, B, LoRAParameters
+from fedhet.options import Config, listed
+from fedhet.representations import head_name
+from fedhet.wire import Arrays, Payload, WireError, to_tensor
+
+
+class LoRA(ClientSide[LoRAParameters]):
+    """Trains adapters of its rank; the runtime has cut them to it."""
+
+    @classmethod
+    def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
+        """Freeze a model and add adapters of the largest rank; raises a ModelError if no layer can have one."""
+        keys, head = config.parameters, head_name(model, config.head)
+        if adapters(model):
+            raise ModelError("the model function returned one network twice: lora needs a new one each time, or a copy")
+        model.requires_grad_(False)
+        model.get_submodule(head).requires_grad_(keys.train_head)
+        for layer in _chosen(model, keys, head):
+            rank, weight = max(keys.all_ranks), layer.weight
+            layer.register_parameter(A, nn.Parameter(weight.new_empty(rank, layer.in_features)))
+            layer.register_parameter(B, nn.Parameter(weight.new_empty(layer.out_features, rank)))
+            _start(layer)
+            layer.register_forward_hook(partial(_with_adapter, keys.scale), with_kwargs=True)
+        return model
+
+    @classmethod
+    def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
+        """Return one group, the ranks of all adapters."""
+        trained = {name: each.shape for name, each in model.named_parameters() if each.requires_grad}
+        axes = {name: [(Segment(None, size),) for size in shape] for name, shape in trained.items()}
+        for name in adapters(model):
+            axes[f"{name}.{A}"][0] = axes[f"{name}.{B}"][1] = (Segment(0, ranks := trained[f"{name}.{A}"][0]),)
+        group = PermutationGroup(0, "rank", ranks, rows=(), completes=())
+        return PermutationGroups((group,), {name: tuple(each) for name, each in axes.items()}, (), {})
+
+    def handshake(self, payload: Payload) -> Payload:
+        """Return a digest of the frozen network; raises a ModelError if an adapter has no effect."""
+        client, layers = self.client, adapters(self.client.model)
+        outputs = client.model.eval()(client.transform(client.data.train.inputs[:2]))
+        total = outputs.sum() + torch.zeros((), requires_grad=True)
+        gradients = torch.autograd.grad(total, [each.lora_b for each in layers.values()], allow_unused=True)
+        if idle := [name for name, gradient in zip(layers, gradients, strict=True) if gradient is None]:
+            raise ModelError(
+                f"{type(client.model).__name__} does not call {', '.join(idle[:3])}, or not for its outputs, so an "
+                "adapter has no effect there: leave it out of lora.layers"
+            )
+        shared, digest = self.shared_names(), sha256()
+        for name, tensor in client.tensors.items():
+            if name not in shared and not name.endswith((A, B)):
+                digest.update(name.encode())
+                digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return Payload(values={"backbone": digest.hexdigest()})
+
+    def begin(self, payload: Payload) -> None:
+        """Load the adapters; or with `stack`, add what arrived to the frozen weights, and draw new adapters."""
+        super().begin(payload)
+        if self.parameters.aggregate != "stack":
+            return
+        generator, products = self.client.generator("adapters"), payload.arrays.get("products", {})
+        for name, layer in adapters(self.client.model).items():
+            _add(layer, name, products, self.parameters.scale)
+            _start(layer, generator)
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        """Return one phase of the adapters, and of the head if it is trained."""
+        return [Phase(self.client.request.epochs, self.client.optimisation(), trains=self.shared_names().__contains__)]
+
+    def personal(self) -> dict[str, Tensor]:
+        """Return the network's tensors, with adapters added to the weights."""
+        tensors = dict(self.client.tensors)
+        for name, layer in adapters(self.client.model).items():
+            tensors[f"{name}.weight"] = layer.weight + self.parameters.scale * layer.lora_b @ layer.lora_a
+        return {name: tensor for name, tensor in tensors.items() if not name.endswith((A, B))}
+
+
+def adapters(model: nn.Module) -> dict[str, Any]:
+    """Return the layers with an adapter by name."""
+    return {name: module for name, module in model.named_modules() if A in module._parameters}
+
+
+def _chosen(model: nn.Module, keys: LoRAParameters, head: str) -> list[nn.Linear]:
+    """Return the layers that get an adapter; raises a ModelError for a pattern that is no layer's."""
+    linear = {
+        name: module
+        for name, module in model.named_modules()
+        if name and isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
+    }
+    if keys.train_head or not keys.layers:
+        linear = {name: each for name, each in linear.items() if not f"{name}.".startswith(f"{head}.")}
+    found = {pattern: filter(linear, pattern) for pattern in listed(keys.layers) or ["*"]}
+    if idle := [pattern for pattern, names in found.items() if not names]:
+        raise ModelError(
+            f"lora.layers: {type(model).__name__} has no nn.Linear for {', '.join(idle)}; an adapter can be added to "
+            f"{', '.join(linear) or 'none of its layers'}"
+        )
+    return [linear[name] for name in {name: None for names in found.values() for name in names}]
+
+
+@torch.no_grad()
+def _start(layer: Any, generator: torch.Generator | None = None) -> None:
+    """Draw A, by default from torch's global generator, and set B to zero."""
+    a = layer.lora_a
+    a.copy_((2 * torch.rand(a.shape, generator=generator) - 1) / math.sqrt(a.shape[1]))
+    layer.lora_b.zero_()
+
+
+@torch.no_grad()
+def _add(layer: Any, name: str, products: Arrays, scale: float) -> None:
+    """Add s B A to a layer's weight, where B A arrived as factors or whole, as B; a WireError for another shape."""
+    b, a = (products.get(f"{name}.{each}") for each in (B, A))
+    if b is not None:
+        product = to_tensor(b).to(layer.weight)
+        product = product if a is None else product @ to_tensor(a).to(layer.weight)
+        if product.shape != layer.weight.shape:
+            raise WireError(f"the sum of products for {name} has shape {list(product.shape)}")
+        layer.weight += scale * product
+
+
+def _with_adapter(scale: float, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Tensor) -> Tensor:
+    (inputs,) = (*args, *kwargs.values())
+    return outputs + scale * F.linear(F.linear(inputs, layer.lora_a), layer.lora_b)

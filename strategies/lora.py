@@ -1,0 +1,139 @@
+"""Low-rank adapters of unlike ranks, server side: how they become one.
+
+    truncate    A(t) = sum_i p_i [A_i; 0],  B(t) = sum_i p_i [B_i, 0]         HetLoRA (Cho et al., EMNLP 2024)
+    svd         B(t) A(t) = the closest of rank r to sum_i p_i B_i A_i        FlexLoRA (Bai et al., NeurIPS 2024)
+    stack       W(t) = W(t-1) + s [B_1, ..., B_m] [p_1 A_1; ...; p_m A_m]     FLoRA (Wang et al., NeurIPS 2024)
+
+A client of rank r_i receives the first r_i rows of A(t) and columns of B(t). p_i is n_i / sum n, or by HetLoRA's
+weights |B_i A_i| / sum |B A|, over all layers.
+"""
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedhet.errors import FedhetError
+from fedhet.machine import one_thread
+from fedhet.methods import lora
+from fedhet.methods.lora import A, B
+from fedhet.server import FederatedStrategy, State, average_shared
+from fedhet.wire import Arrays, Payload, Reply, cast
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class LoRAState(State):
+    """`backbone` is the digest of the frozen network; `products` with `stack` the sum so far for each layer.
+
+    It is there as factors, `lora_a` (r, in) and `lora_b` (out, r), while these are smaller; then whole, as `lora_b`.
+    """
+
+    backbone: str = ""
+    products: Arrays = field(default_factory=dict)
+
+
+class LoRA(FederatedStrategy[lora.LoRAParameters, LoRAState]):
+    """Averages adapters, and the head if it is trained."""
+
+    method = lora.method
+    state_class = LoRAState
+
+    def compatibility(self, reply: Reply) -> Hashable:
+        """Beside the default, the frozen network."""
+        return super().compatibility(reply), str(reply.payload.values.get("backbone"))
+
+    def admit(self, reply: Reply) -> None:
+        """Check that all clients have one frozen network."""
+        backbone = reply.values.line("backbone")
+        self.state.backbone = self.state.backbone or backbone
+        if backbone != self.state.backbone:
+            raise FedhetError(
+                "its frozen network is unlike the first client's: all need the same layers with the same weights, such "
+                "as those of a trained network that the model function loads"
+            )
+
+    def payload_for(self, client: str) -> Payload:
+        """Return the client's part of the adapters; with `stack` the products of all rounds, since it keeps nothing."""
+        if self.parameters.aggregate != "stack":
+            return super().payload_for(client)
+        head = {key: array for key, array in self.state.model.items() if not key.endswith((A, B))}
+        groups = {"model": head, "products": self.state.products}
+        return Payload({name: cast(arrays, self.config.wire_dtype) for name, arrays in groups.items() if arrays})
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Aggregate the adapters as configured, and the head as in FedAvg."""
+        keys, config, before = self.parameters, self.config, self.state.model
+        models = self._clipped({client: reply.arrays["model"] for client, reply in replies.items()})
+        products = {client: _products(model) for client, model in models.items()}
+        weights = {client: float(reply.examples) for client, reply in replies.items()}
+        if keys.weights == "norm":
+            norms = {client: math.hypot(*map(np.linalg.norm, each.values())) for client, each in products.items()}
+            weights = norms if any(norms.values()) else weights
+        values = {client: {key: _filled(a, before[key].shape) for key, a in m.items()} for client, m in models.items()}
+        if keys.aggregate != "truncate":
+            heads = {client: {key: m[key] for key in m if not key.endswith((A, B))} for client, m in models.items()}
+            values = {client: products[client] | heads[client] for client in models}
+        specs = {client: {key: (a.shape, str(a.dtype)) for key, a in m.items()} for client, m in values.items()}
+        means = average_shared(values, weights, specs, config.aggregation, config.byzantine)
+        for layer in _layers(before) if keys.aggregate != "truncate" else ():
+            product = means.pop(layer)
+            if keys.aggregate == "svd":
+                means[layer + A], means[layer + B] = _factors(product, len(before[layer + A]))
+            else:
+                self._add(layer, product, models, weights)
+        self.state.model = before | means
+        return {}
+
+    def _clipped(self, sent: Mapping[str, Arrays]) -> dict[str, Arrays]:
+        """Return what clients sent in the dtypes of the state, clipped if that is configured.
+
+        With `stack` A is not clipped, since the server does not know from which one a client started.
+        """
+        before, left_out = self.state.model, A if self.parameters.aggregate == "stack" else None
+        models = {c: {key: a.astype(before[key].dtype) for key, a in model.items()} for c, model in sent.items()}
+        moved = {c: {k: model[k] for k in model if k.rpartition(".")[2] != left_out} for c, model in models.items()}
+        clipped = self.aggregator.clipped(moved, before, {client: self.federation.parts(client) for client in sent})
+        return {client: model | clipped[client] for client, model in models.items()}
+
+    def _add(self, layer: str, product: Array, models: Mapping[str, Arrays], weights: Mapping[str, float]) -> None:
+        """Add a round's mean product to a layer's sum; with the plain mean as factors, as long as they are smaller."""
+        sums, a, b, total = self.state.products, layer + A, layer + B, sum(weights.values())
+        if self.config.aggregation == "mean" and (a in sums or b not in sums):
+            pairs = [(sums.pop(a), sums.pop(b))] if a in sums else []
+            pairs += [(model[a] * (weights[client] / total), model[b]) for client, model in models.items()]
+            stacked = {a: np.concatenate([rows for rows, _ in pairs]), b: np.concatenate([c for _, c in pairs], 1)}
+            if stacked[a].size + stacked[b].size < product.size:
+                sums |= stacked
+                return
+            product = _products(stacked)[layer]
+        sums[b] = sums[b] + product if b in sums else product
+
+
+def _layers(model: Arrays) -> list[str]:
+    """Return the layers that have an adapter, by the first part of their arrays' names."""
+    return [key.removesuffix(A) for key in model if key.endswith(A)]
+
+
+def _products(model: Arrays) -> Arrays:
+    """Return B A of each adapter, (out, in), by layer."""
+    with one_thread():
+        pairs = {layer: [torch.from_numpy(model[layer + each]) for each in (B, A)] for layer in _layers(model)}
+        return {layer: (b @ a).numpy() for layer, (b, a) in pairs.items()}
+
+
+def _factors(product: Array, rank: int) -> tuple[Array, Array]:
+    """Return A (rank, in) and B (out, rank) such that B A is the closest of this rank: V^T and U S."""
+    with one_thread():
+        u, s, v = (each.numpy() for each in torch.linalg.svd(torch.from_numpy(product).double(), full_matrices=False))
+    a, b = _filled(v[:rank], (rank, product.shape[1])), _filled((u * s)[:, :rank], (len(product), rank))
+    return a.astype(product.dtype), b.astype(product.dtype)
+
+
+def _filled(array: Array, shape: tuple[int, ...]) -> Array:
+    """Fill an array up with zeros behind its entries."""
+    return np.pad(array, [(0, whole - size) for size, whole in zip(array.shape, shape, strict=True)])

@@ -1,0 +1,319 @@
+"""Low-rank adapters, against a plain computation from the papers of the three ways in which they become one."""
+
+import copy
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedhet import config as configuration
+from fedhet import population, registry
+from fedhet.errors import ConfigError, FedhetError, ModelError
+from fedhet.population import ClientInfo
+from fedhet.randomness import torch_generator
+
+RANKS = {"0": 4, "1": 2, "2": 1}
+LAYERS = ("1", "3")
+"""Of 64 x 40, where factors of three rounds are smaller than their product, and 40 x 12, where those of two are not."""
+
+SCALE = 0.7
+SAME = {
+    "rounds": 3,
+    "local_epochs": 3,
+    "batch_size": 1000,  # one batch an epoch, so that the order of examples is nobody's
+    "momentum": 0.5,
+    "partition": "classes",
+    "classes_per_client": 4,
+    "lora.ranks": ",".join(map(str, RANKS.values())),
+    "lora.scale": SCALE,
+}
+
+
+def network(client=None, seed=0):
+    """A network of tanh layers, of the same weights for all clients."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers = nn.Linear(64, 40), nn.Tanh(), nn.Linear(40, 12), nn.Tanh(), nn.Linear(12, 10)
+        return nn.Sequential(nn.Flatten(), *layers).double()
+
+
+def outputs(weights, adapters, inputs):
+    hidden = inputs.flatten(1)
+    for layer in LAYERS:
+        a, b = adapters[layer]
+        hidden = torch.tanh(F.linear(hidden, weights[f"{layer}.weight"] + SCALE * b @ a, weights[f"{layer}.bias"]))
+    return F.linear(hidden, weights["5.weight"], weights["5.bias"])
+
+
+def trained(weights, adapters, inputs, labels):
+    """Adapters and head after three steps of SGD with momentum, from W and (A, B) of each layer."""
+    head = {name: weights[name].clone().requires_grad_() for name in ("5.weight", "5.bias")}
+    adapters = {layer: [each.clone().requires_grad_() for each in pair] for layer, pair in adapters.items()}
+    optimizer = torch.optim.SGD([*head.values(), *(x for pair in adapters.values() for x in pair)], 0.1, 0.5)
+    for _ in range(SAME["local_epochs"]):
+        optimizer.zero_grad()
+        F.cross_entropy(outputs(weights | head, adapters, inputs), labels).backward()
+        optimizer.step()
+    return {n: x.detach() for n, x in head.items()}, {n: [x.detach() for x in pair] for n, pair in adapters.items()}
+
+
+def drawn(shape, seed, client, round):
+    """The new A of each layer in a round."""
+    generator = torch_generator(seed, "adapters", client, round)
+    return {n: (2 * torch.rand(s, generator=generator) - 1).double() / math.sqrt(s[1]) for n, s in shape.items()}
+
+
+def first_of(pair, rank):
+    return pair[0][:rank], pair[1][:, :rank]
+
+
+def filled(pair, rank):
+    """A pair of factors with zeros up to a rank."""
+    return F.pad(pair[0], (0, 0, 0, rank - len(pair[0]))), F.pad(pair[1], (0, rank - len(pair[0])))
+
+
+def factored(product, rank):
+    u, s, v = np.linalg.svd(product.numpy(), full_matrices=False)
+    return torch.from_numpy(v[:rank]), torch.from_numpy(u[:, :rank] * s[:rank])
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "weights"),
+    [("truncate", "examples"), ("truncate", "norm"), ("svd", "examples"), ("stack", "examples")],
+)
+def test_three_rounds_are_those_of_the_papers(federate, float64_travels, aggregate, weights):
+    keys = {"lora.aggregate": aggregate, "lora.train-head": True, "wire_dtype": "float64"}
+    keys |= {"lora.weights": weights} if weights == "norm" else {}
+    done = federate("lora", model=network, **SAME, **keys)
+    assert done.failures == []
+    seed, transform = done.config.seed, population.dataset_of(done.config).transform
+    state = {name: tensor.detach() for name, tensor in network().state_dict().items()}
+    one = {}  # A and B of each layer, of the largest rank
+    if aggregate != "stack":
+        received = done.received[1, "0"]["model"]
+        one = {n: [torch.from_numpy(received[f"{n}.lora_{x}"]) for x in "ab"] for n in LAYERS}
+        assert all(a.abs().max() <= 1 / math.sqrt(a.shape[1]) and not b.any() for a, b in one.values())
+    for round in (1, 2, 3):
+        heads, pairs, examples = {}, {}, {}
+        for client, rank in RANKS.items():
+            part = population.data_of(done.info(client)).train
+            inputs, labels = transform(part.inputs[:]).double(), part.labels
+            if aggregate == "stack":
+                new = drawn({n: (rank, state[f"{n}.weight"].shape[1]) for n in LAYERS}, seed, client, round)
+                start = {n: (a, a.new_zeros(len(state[f"{n}.bias"]), rank)) for n, a in new.items()}
+            else:
+                start = {n: first_of(pair, rank) for n, pair in one.items()}
+            heads[client], pairs[client] = trained(state, start, inputs, labels)
+            examples[client] = float(len(labels))
+        products = {c: {n: b @ a for n, (a, b) in pair.items()} for c, pair in pairs.items()}
+        counts = examples if weights == "examples" else {c: norm(each) for c, each in products.items()}
+        shares = {client: count / sum(counts.values()) for client, count in counts.items()}
+        state |= {name: sum(shares[c] * heads[c][name] for c in RANKS) for name in heads["0"]}
+        for n in LAYERS:
+            mean = sum(shares[c] * products[c][n] for c in RANKS)
+            if aggregate == "truncate":
+                padded = {c: filled(pairs[c][n], max(RANKS.values())) for c in RANKS}
+                one[n] = [sum(shares[c] * padded[c][which] for c in RANKS) for which in (0, 1)]
+            elif aggregate == "svd":
+                one[n] = factored(mean, max(RANKS.values()))
+            else:
+                state[f"{n}.weight"] = state[f"{n}.weight"] + SCALE * mean
+    for client, rank in RANKS.items():
+        whole = dict(state)
+        for n, (a, b) in ((n, first_of(pair, rank)) for n, pair in one.items()):
+            whole[f"{n}.weight"] = state[f"{n}.weight"] + SCALE * b @ a
+        saved = done.saved(client)
+        assert saved.keys() == whole.keys(), "a network without adapters, as the user's"
+        for name, tensor in whole.items():
+            np.testing.assert_allclose(saved[name], tensor, rtol=1e-9, atol=1e-9, err_msg=name)
+    if aggregate == "stack":
+        assert [*done.state.products] == ["1.lora_a", "1.lora_b", "3.lora_b"]
+
+
+def norm(products):
+    return math.sqrt(sum(float((each**2).sum()) for each in products.values()))
+
+
+def test_only_adapters_travel_in_the_rank_that_a_client_has(federate):
+    done = federate("lora", model=network, **SAME)
+    for travelled in (done.received, done.sent):
+        for (_, client), arrays in travelled.items():
+            r = RANKS[client]
+            shapes = {"1.lora_a": (r, 64), "1.lora_b": (40, r), "3.lora_a": (r, 40), "3.lora_b": (12, r)}
+            assert {name: array.shape for name, array in arrays["model"].items()} == shapes
+
+
+def test_robust_rules_and_clipping_apply_to_all_three(federate):
+    """Of three clients with equal adapters but for one, the median is theirs."""
+    for number, aggregate in enumerate(("truncate", "svd", "stack")):
+        keys = {"lora.aggregate": aggregate, "lora.ranks": "3", "rounds": 2, "aggregation": "median", "clip_norm": 2.0}
+        done = federate("lora", str(number), model=network, **{**SAME, **keys})
+        assert done.failures == []
+        assert all(np.isfinite(array).all() for array in {**done.state.model, **done.state.products}.values())
+        name = "1.lora_b"
+        assert np.abs({**done.state.model, **done.state.products}[name]).max() > 0
+
+
+# ---- layers
+
+
+class Attending(nn.Module):
+    """A network with attention, and a layer that is never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.unused = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 10)
+
+    def forward(self, inputs):
+        rows = self.first(inputs.flatten(1).unflatten(1, (8, 8)))
+        return self.head(self.attention(rows, rows, rows)[0].mean(1))
+
+
+def adapted(model, **settings):
+    """Names of the layers that get an adapter."""
+    config = configuration.resolve({"method": "lora", **settings})
+    model = registry.client_side("lora").adapt(model, config)
+    return [name.removesuffix(".lora_a") for name, _ in model.named_parameters() if name.endswith("lora_a")]
+
+
+def test_layers_are_chosen_by_name():
+    assert adapted(network()) == ["1", "3"]
+    assert adapted(network(), **{"lora.layers": "[13]"}) == ["1", "3"]
+    assert adapted(network(), **{"lora.layers": "3,5"}) == ["3", "5"]
+    assert adapted(Attending()) == ["first", "unused"]
+    with pytest.raises(
+        ModelError, match=r"no nn.Linear for attention\.\*; an adapter can be added to first, unused, head"
+    ):
+        adapted(Attending(), **{"lora.layers": "first,attention.*"})
+    with pytest.raises(ModelError, match="returned one network twice"):
+        adapted(model := network()), adapted(model)
+
+
+def test_what_is_not_adapted_is_frozen():
+    for head in (False, True):
+        model = network()
+        adapted(model, **{"lora.train-head": head})
+        trains = {name for name, each in model.named_parameters() if each.requires_grad}
+        adapters = {f"{layer}.lora_{which}" for layer in LAYERS for which in "ab"}
+        assert trains == adapters | ({"5.weight", "5.bias"} if head else set())
+
+
+def test_a_layer_that_is_never_called_is_refused(federate):
+    with pytest.raises(FedhetError, match="does not call unused"):
+        federate("lora", model=lambda client: Attending())
+    assert federate("lora", "first", model=lambda client: Attending(), **{"lora.layers": "first"}).failures == []
+
+
+def test_a_client_with_another_frozen_network_is_refused(federate):
+    done = federate("lora", model=lambda client: network(seed=int(client.name == "1")), rounds=1)
+    (where, client, reason), *_ = done.failures
+    assert (where, client) == (0, "1")
+    assert "its frozen network is unlike the first client's" in reason
+
+
+# ---- ranks
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"lora.ranks": "8,0"}, "lora.ranks: '0' is no rank"),
+        ({"lora.ranks": "8,2.5"}, "lora.ranks: '2.5' is no rank"),
+        ({"lora.ranks": ","}, "lora.ranks: '' is no rank"),
+        ({"shared-init": False}, "one frozen network"),
+        ({"lora.aggregate": "svd", "lora.weights": "norm"}, "lora.weights"),
+    ],
+)
+def test_keys_that_make_no_sense_are_refused(settings, problem):
+    with pytest.raises(ConfigError, match=problem):
+        configuration.resolve({"method": "lora", **settings})
+
+
+def test_a_node_says_its_rank():
+    config = configuration.resolve({"method": "lora", "lora.ranks": "16,8,4"})
+
+    def width(**node):
+        return population.width_of(ClientInfo("1", 1, 3, config, node))
+
+    assert (width(), width(rank=16), width(rank="4")) == (0.5, 1, 0.25)
+    with pytest.raises(ConfigError, match="the node's rank: 32 is above 16, the largest of lora.ranks"):
+        width(rank=32)
+    with pytest.raises(ConfigError, match="the node's rank: 0.5 is no rank"):
+        width(rank=0.5)
+
+
+# ---- a transformer
+
+CHARACTERS, LENGTH = 12, 8
+
+
+class Transformer(nn.Module):
+    """Two blocks of attention, which predict the next character."""
+
+    def __init__(self, width=24):
+        super().__init__()
+        self.embedding, self.places = nn.Embedding(CHARACTERS, width), nn.Parameter(torch.randn(LENGTH, width) / 5)
+        blocks = {"norm": nn.LayerNorm(width), "qkv": nn.Linear(width, 3 * width), "out": nn.Linear(width, width)}
+        blocks |= {"norm2": nn.LayerNorm(width), "up": nn.Linear(width, 2 * width), "down": nn.Linear(2 * width, width)}
+        self.blocks = nn.ModuleList(nn.ModuleDict(copy.deepcopy(blocks)) for _ in range(2))
+        self.head = nn.Linear(width, CHARACTERS)
+
+    def forward(self, texts):
+        rows = self.embedding(texts) + self.places
+        for block in self.blocks:
+            q, k, v = block["qkv"](block["norm"](rows)).unflatten(2, (6, -1)).transpose(1, 2).chunk(3, 1)
+            heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            rows = rows + block["out"](heads.transpose(1, 2).flatten(2))
+            rows = rows + block["down"](F.gelu(block["up"](block["norm2"](rows))))
+        return self.head(rows[:, -1])
+
+
+def texts(seed, count, language):
+    """Texts (count, LENGTH) and the characters that follow, of a language in which two characters give the next."""
+    follows = torch.randint(CHARACTERS, (CHARACTERS, CHARACTERS), generator=torch.Generator().manual_seed(language))
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(CHARACTERS, (count, LENGTH + 1), generator=generator)
+    for place in range(2, LENGTH + 1):
+        sure = torch.rand(count, generator=generator) < 0.9
+        rows[:, place] = torch.where(sure, follows[rows[:, place - 2], rows[:, place - 1]], rows[:, place])
+    return rows[:, :-1], rows[:, -1]
+
+
+@cache
+def pretrained():
+    """A transformer that was trained on another language than the clients'."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, (inputs, labels) = Transformer(), texts(0, 2000, language=0)
+        optimizer = torch.optim.Adam(model.parameters(), 0.005)
+        for _ in range(12):
+            for batch in torch.randperm(len(labels)).split(50):
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs[batch]), labels[batch]).backward()
+                optimizer.step()
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("aggregate", ["truncate", "svd", "stack"])
+def test_adapters_of_unlike_ranks_teach_a_transformer_another_language(federate, aggregate):
+    done = federate(
+        "lora",
+        model=lambda client: copy.deepcopy(pretrained()),
+        data=lambda client: (texts(1 + int(client.name), 400, language=1), texts(7, 200, language=1)),
+        **{"lora.aggregate": aggregate, "lora.ranks": "8,4,2", "rounds": 4, "local_epochs": 3, "batch_size": 50},
+        optimizer="adam",
+        learning_rate=0.01,
+    )
+    assert done.failures == []
+    losses = [row["received"]["loss"]["weighted"] for row in done.rows if row["received"]]
+    inputs, labels = texts(7, 200, language=1)
+    assert losses[0] == pytest.approx(F.cross_entropy(pretrained()(inputs), labels).item(), rel=1e-4)
+    assert losses[0] > math.log(CHARACTERS) > 1.4 * losses[-1], (
+        "a constant prediction is better than the frozen network"
+    )
