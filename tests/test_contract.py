@@ -28,6 +28,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "flha-distillation": {"architectures": "cnn-1-1,mlp"},
     "flha-ghn": {"optimizer": "adam", "learning-rate": 0.005, "flha-ghn.steps": 2},
     "heterofl": {"heterofl.widths": "1,0.5"},
+    "lora": {"lora.aggregate": "stack", "lora.train-head": True},
     "nearest-neighbour": {"nearest-neighbour.neighbours": 3},
     "pfedhn": {"architectures": "cnn-1-1,mlp", "rounds": 12, "pfedhn.server-learning-rate": 0.03},
 }
