@@ -38,8 +38,9 @@ class LoRA(ClientSide[LoRAParameters]):
         model.get_submodule(head).requires_grad_(keys.train_head)
         for layer in _chosen(model, keys, head):
             rank, weight = max(keys.all_ranks), layer.weight
-            layer.register_parameter(A, nn.Parameter(weight.new_empty(rank, layer.in_features)))
-            layer.register_parameter(B, nn.Parameter(weight.new_empty(layer.out_features, rank)))
+            dtype = torch.promote_types(weight.dtype, torch.float32)  # a network of bfloat16 is adapted in float32
+            layer.register_parameter(A, nn.Parameter(weight.new_empty(rank, layer.in_features, dtype=dtype)))
+            layer.register_parameter(B, nn.Parameter(weight.new_empty(layer.out_features, rank, dtype=dtype)))
             _start(layer)
             layer.register_forward_hook(partial(_with_adapter, keys.scale), with_kwargs=True)
         return model
@@ -90,7 +91,8 @@ class LoRA(ClientSide[LoRAParameters]):
         """Return the network's tensors, with adapters added to the weights."""
         tensors = dict(self.client.tensors)
         for name, layer in adapters(self.client.model).items():
-            tensors[f"{name}.weight"] = layer.weight + self.parameters.scale * layer.lora_b @ layer.lora_a
+            change = self.parameters.scale * layer.lora_b @ layer.lora_a
+            tensors[f"{name}.weight"] = layer.weight + change.to(layer.weight.dtype)
         return {name: tensor for name, tensor in tensors.items() if not name.endswith((A, B))}
 
 
@@ -108,13 +110,13 @@ def _chosen(model: nn.Module, keys: LoRAParameters, head: str) -> list[nn.Linear
     }
     if keys.train_head or not keys.layers:
         linear = {name: each for name, each in linear.items() if not f"{name}.".startswith(f"{head}.")}
-    found = {pattern: filter(linear, pattern) for pattern in listed(keys.layers) or ["*"]}
-    if idle := [pattern for pattern, names in found.items() if not names]:
+    matching = {pattern: filter(linear, pattern) for pattern in listed(keys.layers) or ["*"]}
+    if idle := [pattern for pattern, names in matching.items() if not names]:
         raise ModelError(
             f"lora.layers: {type(model).__name__} has no nn.Linear for {', '.join(idle)}; an adapter can be added to "
             f"{', '.join(linear) or 'none of its layers'}"
         )
-    return [linear[name] for name in {name: None for names in found.values() for name in names}]
+    return [linear[name] for name in {name: None for names in matching.values() for name in names}]
 
 
 @torch.no_grad()
@@ -130,13 +132,14 @@ def _add(layer: Any, name: str, products: Arrays, scale: float) -> None:
     """Add s B A to a layer's weight, where B A arrived as factors or whole, as B; a WireError for another shape."""
     b, a = (products.get(f"{name}.{each}") for each in (B, A))
     if b is not None:
-        product = to_tensor(b).to(layer.weight)
-        product = product if a is None else product @ to_tensor(a).to(layer.weight)
+        product = to_tensor(b).to(layer.lora_b)
+        product = product if a is None else product @ to_tensor(a).to(layer.lora_a)
         if product.shape != layer.weight.shape:
             raise WireError(f"the sum of products for {name} has shape {list(product.shape)}")
-        layer.weight += scale * product
+        layer.weight += (scale * product).to(layer.weight.dtype)
 
 
 def _with_adapter(scale: float, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Tensor) -> Tensor:
     (inputs,) = (*args, *kwargs.values())
-    return outputs + scale * F.linear(F.linear(inputs, layer.lora_a), layer.lora_b)
+    change = F.linear(F.linear(inputs.to(layer.lora_a.dtype), layer.lora_a), layer.lora_b)
+    return outputs + scale * change.to(outputs.dtype)

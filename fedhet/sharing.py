@@ -148,7 +148,7 @@ def _window(few: int, whole: int, round: int) -> Sequence[int]:
 EVERYTHING = Sharing("everything")
 FIRST_UNITS = Sharing("everything", units=_first_units)
 ROLLING_UNITS = Sharing("everything", units=_window)
-FIRST_UNITS_OF_TRAINED = Sharing(_trained, units=_first_units)
+TRAINED = Sharing(_trained, units=_first_units)
 BODY = Sharing(_body)
 HEAD = Sharing(_head)
 NOTHING = Sharing("nothing")

@@ -11,7 +11,7 @@ from typing import Any
 from fedhet.errors import ConfigError
 from fedhet.method import STRUCTURE, Method, Traits
 from fedhet.options import Config, Parameters, listed, option
-from fedhet.sharing import FIRST_UNITS_OF_TRAINED
+from fedhet.sharing import TRAINED
 
 A, B = "lora_a", "lora_b"
 """Last parts of the names of an adapter's arrays, (rank, in) and (out, rank)."""
@@ -51,12 +51,8 @@ class LoRAParameters(Parameters):
 
     def width_at(self, node_config: Mapping[str, Any]) -> float | None:
         """Return the rank that a node's config sets as a share of the largest; None without one."""
-        if "rank" not in node_config:
-            return None
-        rank, most = _rank(node_config["rank"], "the node's rank"), max(self.all_ranks)
-        if rank > most:
-            raise ConfigError(f"the node's rank: {rank} is above {most}, the largest of lora.ranks")
-        return rank / most
+        most = max(self.all_ranks)
+        return _rank(node_config["rank"], "the node's rank", most) / most if "rank" in node_config else None
 
     def check(self, config: Config) -> None:
         """Check the ranks, and that all clients have one frozen network."""
@@ -65,23 +61,17 @@ class LoRAParameters(Parameters):
             raise ConfigError("shared-init = false: lora's clients need one frozen network, with the same weights")
 
 
-def _rank(value: object, name: str) -> int:
+def _rank(value: object, name: str, most: int = 2**16) -> int:
     """Read a rank; raises a ConfigError that names the setting."""
     text = str(value)
-    if not (text.isdecimal() and text.isascii() and 0 < int(text) <= 2**16):
-        raise ConfigError(f"{name}: {value!r} is no rank: a rank is a whole number from 1 to {2**16}")
+    if not (text.isdecimal() and text.isascii() and 0 < int(text) <= most):
+        raise ConfigError(f"{name}: {value!r} is no rank: it must be a whole number from 1 to {most}")
     return int(text)
 
 
 method = Method(
     "lora",
-    traits=Traits(
-        networks="equal",
-        shares=FIRST_UNITS_OF_TRAINED,
-        keeps="nothing",
-        common_init=True,
-        sends={"backbone": STRUCTURE},
-    ),
+    traits=Traits(networks="equal", shares=TRAINED, keeps="nothing", common_init=True, sends={"backbone": STRUCTURE}),
     Parameters=LoRAParameters,
     server="fedhet.strategies.lora:LoRA",
     client="fedhet.client_apps.lora:LoRA",

@@ -158,6 +158,17 @@ def test_robust_rules_and_clipping_apply_to_all_three(federate):
         assert np.abs({**done.state.model, **done.state.products}[name]).max() > 0
 
 
+@pytest.mark.parametrize("aggregate", ["svd", "stack"])
+def test_a_network_of_bfloat16_is_adapted_in_float32(federate, aggregate):
+    keys = {"lora.aggregate": aggregate, "learning_rate": 0.5, "lora.scale": 4.0}
+    done = federate("lora", model=lambda client: network().bfloat16(), **{**SAME, **keys})
+    assert done.failures == []
+    assert {array.dtype.name for array in done.sent[3, "1"]["model"].values()} == {"float32"}
+    saved, before = done.saved("0"), network().bfloat16().state_dict()
+    assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}
+    assert [name for name in before if not torch.equal(saved[name], before[name])] == ["1.weight", "3.weight"]
+
+
 # ---- layers
 
 
@@ -241,7 +252,7 @@ def test_a_node_says_its_rank():
         return population.width_of(ClientInfo("1", 1, 3, config, node))
 
     assert (width(), width(rank=16), width(rank="4")) == (0.5, 1, 0.25)
-    with pytest.raises(ConfigError, match="the node's rank: 32 is above 16, the largest of lora.ranks"):
+    with pytest.raises(ConfigError, match="the node's rank: 32 is no rank: it must be a whole number from 1 to 16"):
         width(rank=32)
     with pytest.raises(ConfigError, match="the node's rank: 0.5 is no rank"):
         width(rank=0.5)
