@@ -26,8 +26,9 @@ SAME = {
     "local_epochs": 3,
     "batch_size": 1000,  # one batch an epoch, so that the order of examples is nobody's
     "momentum": 0.5,
-    "partition": "classes",
-    "classes_per_client": 4,
+    "partition": "dirichlet",
+    "alpha": 1.0,
+    "samples_per_client": 0,
     "lora.ranks": ",".join(map(str, RANKS.values())),
     "lora.scale": SCALE,
 }
@@ -109,6 +110,7 @@ def test_three_rounds_are_those_of_the_papers(federate, float64_travels, aggrega
                 start = {n: first_of(pair, rank) for n, pair in one.items()}
             heads[client], pairs[client] = trained(state, start, inputs, labels)
             examples[client] = float(len(labels))
+        assert len(set(examples.values())) == len(RANKS), "otherwise weights would not matter"
         products = {c: {n: b @ a for n, (a, b) in pair.items()} for c, pair in pairs.items()}
         counts = examples if weights == "examples" else {c: norm(each) for c, each in products.items()}
         shares = {client: count / sum(counts.values()) for client, count in counts.items()}
