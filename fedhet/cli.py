@@ -155,6 +155,7 @@ def recommend(
     public_labels: Annotated[
         bool, typer.Option("--public-labels", help="The labels of the public dataset are known.")
     ] = False,
+    methods: Annotated[str, typer.Option(help="Methods to try, with commas; else all that can serve.")] = "",
     out: Annotated[Path | None, place("Folder for everything; runs/recommend if left out.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; else as many as have room.")] = None,
     data: Data = None,
@@ -162,12 +163,9 @@ def recommend(
     """Find out which methods can serve clients and which is best, by a race; interrupted, the same command goes on."""
     with _errors():
         chosen = configuration.named(config) | _settings_of(settings, data=data)
-        limits: dict[str, Any] = {
-            "allow": allow,
-            "max_bytes": max_bytes,
-            "budget": budget,
-            "public_labels": public_labels,
-        }
+        names = [name.strip() for name in methods.split(",") if name.strip()]
+        limits: dict[str, Any] = {"allow": allow, "max_bytes": max_bytes, "budget": budget}
+        limits |= {"public_labels": public_labels, "methods": names}
         try:
             recommending = _quietly("fedhet.recommending")
             done = recommending.recommend(chosen, **limits, out=out, jobs=jobs, console=terminal())

@@ -33,7 +33,7 @@ def recommended(folder, config, budget, **options):
 @pytest.mark.slow
 def test_digits_with_five_unlike_networks_and_a_public_dataset(tmp_path):
     settings = {"preset": "fedhenn/digits", "clients": 5, "samples-per-client": 30, "partition": "iid", "rounds": 2}
-    done, printed = recommended(tmp_path, settings, 60, methods=["fedhenn", "fedmd"], seeds=[0, 1, 2])
+    done, printed = recommended(tmp_path, settings, 40, methods=["fedhenn", "fedmd"], seeds=[0, 1, 2])
     assert not done.beats_alone, "networks learn little in two rounds"
     assert done.method in ("label-spreading", "nearest-neighbour", "logistic-regression")
     assert any(verdict in printed for verdict in VERDICTS)

@@ -63,8 +63,8 @@ def test_rounds_past_the_last_are_no_closing_rounds(start, watch):
     assert set(result.train_metrics_clientapp) == {1, 2, 3, 4}
     assert [(round, epochs) for round, epochs, *_ in watch.asked] == [(1, 1), (2, 1), (3, 1), (4, 1)]
     assert [len(watch.rows[number]["participants"]) for number in (1, 2, 3, 4)] == [1, 1, 1, 1]
-    # Evaluation is an exchange of its own there, with all clients.
-    assert not any(evaluate for *_, evaluate in watch.asked)
+    # Who trains is evaluated in its reply, as in fedhet's own loop; all clients are, in an exchange of its own.
+    assert all(evaluate for *_, evaluate in watch.asked)
     assert set(result.evaluate_metrics_clientapp) == {1, 2, 3, 4}
 
 
@@ -88,7 +88,8 @@ def test_fedmas_number_of_rounds_is_settled_there_too(start, watch):
     strategy, result = start(FedMA, passes, passes=2, local_epochs=1)
     assert strategy.config.rounds == passes
     assert {rounds for _, _, rounds, _ in watch.asked} == {passes}
-    assert [row["failures"] for row in watch.rows.values()] == [[]] * passes
+    assert [row["failures"] for row in watch.rows.values()] == [[]] * len(watch.rows)
+    assert {*range(1, passes + 1)} <= watch.rows.keys()
     assert (strategy.state.pass_, strategy.state.step) == (2, 0)
     widths = [len(decode_arrays(result.arrays)[f"body.{index}.weight"]) for index in (1, 3)]
     assert all(width >= 200 for width in widths)
