@@ -91,9 +91,9 @@ class Learner(ByClass[L, LearnerState]):
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Train the network; where that diverges it stays as it was."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
-        means = self.aggregator.clipped({client: {"means": own["means"]} for client, own in sent.items()})
-        inputs = torch.from_numpy(np.concatenate([own["means"] for own in means.values()])).double()
-        labels = torch.from_numpy(np.concatenate([own["classes"] for own in sent.values()]))
+        means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
+        inputs = torch.from_numpy(np.concatenate([arrays["means"] for arrays in means.values()])).double()
+        labels = torch.from_numpy(np.concatenate([arrays["classes"] for arrays in sent.values()]))
         network, keys, terms = self.learner(), self.parameters, self.terms(inputs, labels)
         steps = Optimisation(learning_rate=keys.server_learning_rate, batch_size=self.config.batch_size)
         phase = Phase(keys.server_epochs, steps, terms=terms, task_weight=0.0 if terms else 1.0)

@@ -31,8 +31,8 @@ class Prototypes(nn.Module):
 
     def prototypes(self) -> Tensor:
         """The prototypes (classes, width)."""
-        made: Tensor = self.output(F.relu(self.hidden(self.embedding.weight)))
-        return made
+        outputs: Tensor = self.output(F.relu(self.hidden(self.embedding.weight)))
+        return outputs
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Compare."""

@@ -20,7 +20,7 @@ VERDICTS = (
     "Too few seeds for an interval",
     "No federated method came to a result",
 )
-"""What a race says that is not won by a federated method; a slow machine completes fewer runs in its budget."""
+"""Verdicts of a race that no federated method wins; a slow machine completes fewer runs in its budget."""
 
 
 def recommended(folder, config, budget, **options):

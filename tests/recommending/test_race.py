@@ -77,7 +77,7 @@ class Races:
 
 @pytest.fixture(scope="module")
 def found():
-    """What the methods answered, once for all tests."""
+    """The answers of the methods, once for all tests."""
     return recommending.ask(
         [*ALONE, *METHODS], dict(SETTINGS), recommending.Supplied(), seed=0, allow=None, labels=False
     )

@@ -78,7 +78,7 @@ FORMATS: dict[str, tuple[Packed, Callable[..., Any]]] = {
     "factor": (pack(FACTOR), unpack),
     "blocks": (pack_blocks(KERNELS), unpack_blocks),
 }
-"""What travels, and what reads it."""
+"""Packed forms, and the functions that read them."""
 
 
 @pytest.mark.parametrize("what", FORMATS)
