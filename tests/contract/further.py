@@ -50,7 +50,7 @@ ATTACKS = [
     *(("handshakes", 12, 0), pytest.param("handshakes", 100, 0, marks=pytest.mark.slow)),
     *(pytest.param(*each, marks=pytest.mark.long) for each in [("answers", 5000, 0), ("handshakes", 1500, 100)]),
 ]
-"""The part that changes, how often, and how many must at least be refused, and taken; thousands differ at every call."""
+"""The part that changes, how often, and how many must at least be refused and taken; thousands differ at each call."""
 
 SIDES = {"server": ("fedhet.client", "fedhet.client_apps"), "client": ("fedhet.server", "fedhet.strategies")}
 """The two sides, and what is the other's."""
