@@ -16,6 +16,7 @@ from fedhet.data import ClientData, Examples
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
 from fedhet.flower import ClientApp, Context, Message, ask_app
+from fedhet.flower.settings import OURS
 from fedhet.keys import kebab
 from fedhet.learning import Trained
 from fedhet.options import Config
@@ -112,10 +113,10 @@ class _Answers(Answers):
     def loop(self, config: Config, message: Message, context: Context) -> Loop:
         """The app's functions for a message; a ConfigError for a method or a setting that needs fedhet's loop."""
         if not registry.client_side(config.method_name).takes_any_loop:
+            able = [name for name in registry.own_methods() if registry.client_side(name).takes_any_loop]
             raise ConfigError(
                 f"{config.method_name} needs fedhet's training loop, and this client's app trains with its own "
-                "(fedhet.wrap): make it with fedhet.make_client_app, or take fedavg, fedprox, fedrep, lg-fedavg or "
-                "layer-average"
+                f"(fedhet.wrap): make it with fedhet.make_client_app, or take one of {', '.join(able)}"
             )
         if config.validation or config.unseen_clients:
             key = "validation" if config.validation else "unseen-clients"
@@ -162,7 +163,8 @@ class _Loop:
     def _ask(self, action: str, job: Job) -> tuple[dict[str, Any], dict[str, float]]:
         client, config = job.client, job.client.config
         settings = {kebab(name): value for name, value in vars(config.parameters).items()}
-        settings |= {"proximal-mu": settings["mu"]} if config.method_name == "fedprox" else {}
+        family = f"{config.family}."
+        settings |= {name: settings[key.removeprefix(family)] for name, key in OURS.items() if key.startswith(family)}
         settings |= {
             "server-round": client.request.round,
             "lr": client.optimisation().learning_rate,

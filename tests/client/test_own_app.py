@@ -103,6 +103,7 @@ def started(strategy, app):
         ("FedAvg", {"aggregation": "median"}),
         ("FedProx", {"fedprox.mu": 0.5}),
         ("LGFedAvg", {}),
+        ("Ensemble", {}),
         ("LayerAverage", {"batch_norm": "local"}),
         ("LayerAverage", {"batch_norm": "local", "layer-average.by": "prefix"}),
     ],
