@@ -72,10 +72,10 @@ class Results:
         """The methods above the best control, by p-values corrected for the number of methods (Holm)."""
         others = [name for name in self.methods if name != self.line(setting, networks)]
         found = {name: self.difference((setting, networks, name)) for name in others}
-        known = {name: each for name, each in found.items() if each is not None and each.p is not None}
-        corrected = holm([each.p for each in known.values()])
+        known = {name: (each.mean, each.p) for name, each in found.items() if each is not None and each.p is not None}
+        corrected = holm([p for _, p in known.values()])
         above = zip(known.items(), corrected, strict=True)
-        return [name for (name, each), p in above if each.mean > 0 and p < 1 - CONFIDENCE]
+        return [name for (name, (mean, _)), p in above if mean > 0 and p < 1 - CONFIDENCE]
 
 
 def generated(rows: Sequence[Mapping[str, str]]) -> str:

@@ -23,8 +23,9 @@ import torch
 
 import fedhet
 from fedhet import models
-from fedhet.config import Config, parse_settings, resolve
+from fedhet.config import parse_settings, resolve
 from fedhet.observing import Observer, RoundReport, RunInfo
+from fedhet.options import Config
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "PAPERS.md"
