@@ -1,7 +1,9 @@
 """FedMD, client side: fit public, then private examples; digest mean scores, revisit (Li and Wang, 2019)."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,34 +19,22 @@ from fedhet.wire import Arrays, Payload
 
 from ._received import PublicRows, check_rows, reading_request, rows_in  # noqa: TID251 - this folder is fedhet.client_apps
 
+Q = TypeVar("Q", bound=fedmd.ScoresParameters)
 
-class FedMD(ClientSide[fedmd.FedMDParameters]):
-    """Transfer learning in a client's first round; digest and revisit in each round with mean scores."""
 
-    remembers = True  # whether it has started
+class Scores(ClientSide[Q]):
+    """Sends its class scores of public examples after training, and learns those that it receives before."""
+
+    @abstractmethod
+    def distance(self, outputs: Tensor, wanted: Tensor) -> Tensor:
+        """Return the mean distance of a batch's scores (n, C) to those to learn, a scalar."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the number of scores and of tokens; raises DataError if outputs are for pixels."""
-        self.client.check_scores("of which it exchanges means", tokens=True, numbers=True)
+        """Return the number of scores and of tokens."""
         inputs, tokens = self.client.data.train.inputs[:2], self.client.tokens
         first = None if tokens == 1 else torch.zeros(len(inputs), dtype=torch.long)
         classes = self.client.scores(inputs, "logits", first).shape[1]
         return Payload(values={"classes": classes} | ({"tokens": tokens} if tokens > 1 else {}))
-
-    def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return phases on public labels (in a client's first round), mean scores (if any) and private examples."""
-        settings, client = self.parameters, self.client
-        begins = "begun" not in client.memory
-        client.memory["begun"] = torch.ones(1, dtype=torch.uint8)
-        phases = []
-        if begins and settings.public_epochs:
-            assert client.public.labels is not None  # as the traits say
-            public = Examples(client.public.inputs, client.public.labels)
-            phases.append(Phase(settings.public_epochs, client.optimisation(), examples=public))
-        if "mean" in payload.arrays:
-            phases.append(self._digest(payload.arrays))
-        phases.append(Phase((begins and settings.private_epochs) or client.request.epochs, client.optimisation()))
-        return [self._stepped(phase, part, len(phases)) for part, phase in enumerate(phases)]
 
     def end(self, payload: Payload) -> Payload:
         """Return the scores of the requested rows, and the mean distance to the last mean scores."""
@@ -57,16 +47,22 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
             reply.arrays["scores"] = pack(Factor(scores))
         return reply
 
-    def _stepped(self, phase: Phase, part: int, parts: int) -> Phase:
-        """Return the phase with its part of the round's learning rate schedule and its batch size."""
-        optimisation = self.client.optimisation(part, parts)
-        if phase.examples is not None:
-            optimisation = replace(optimisation, batch_size=self.parameters.public_batch)
-        return replace(phase, optimisation=optimisation)
+    def in_turn(self, phases: Sequence[Phase]) -> list[Phase]:
+        """Return the phases with their parts of the round's learning rate schedule and their batch sizes."""
+        stepped = []
+        for part, phase in enumerate(phases):
+            optimisation = self.client.optimisation(part, len(phases))
+            if phase.examples is not None:
+                optimisation = replace(optimisation, batch_size=self.parameters.public_batch)
+            stepped.append(replace(phase, optimisation=optimisation))
+        return stepped
 
-    def _digest(self, arrays: Mapping[str, Arrays]) -> Phase:
-        """Return the phase that matches the mean scores, which are its labels."""
-        epochs, rows, task = self.parameters.digest_epochs, self._rows(arrays["rows"]), self.client.task
+    def digest(self, payload: Payload, epochs: int = 1) -> list[Phase]:
+        """Return the phase that learns the received scores, which are its labels; nothing if there are none."""
+        arrays, task = payload.arrays, self.client.task
+        if "mean" not in arrays:
+            return []
+        rows = self._rows(arrays["rows"])
         with reading_request("mean"):
             scores = unpack(arrays["mean"]).values.to(rows.inputs.device)
             check_rows(scores, len(rows))
@@ -74,12 +70,41 @@ class FedMD(ClientSide[fedmd.FedMDParameters]):
         def match(step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
             outputs = task.outputs.scores(step.outputs)
             outputs = outputs if rows.tokens is None else of_tokens(outputs, rows.tokens[step.rows])
-            apart = l1_loss(outputs, step.labels)
+            apart = self.distance(outputs, step.labels)
             return apart, {"distance": apart}
 
         examples = Examples(rows.inputs, scores)
-        return Phase(epochs, self.client.optimisation(), examples=examples, terms=(match,), task_weight=0.0)
+        return [Phase(epochs, self.client.optimisation(), examples=examples, terms=(match,), task_weight=0.0)]
 
     def _rows(self, arrays: Arrays) -> PublicRows:
         """Return these rows of the public dataset."""
         return rows_in(arrays, self.client.public.inputs, "rows of the public dataset", tokens=self.client.tokens)
+
+
+class FedMD(Scores[fedmd.FedMDParameters]):
+    """Transfer learning in a client's first round; digest and revisit in each round with mean scores."""
+
+    remembers = True  # whether it has started
+
+    def distance(self, outputs: Tensor, wanted: Tensor) -> Tensor:
+        """Return the mean absolute difference."""
+        return l1_loss(outputs, wanted)
+
+    def handshake(self, payload: Payload) -> Payload:
+        """Return the number of scores and of tokens; raises DataError if outputs are for pixels."""
+        self.client.check_scores("of which it exchanges means", tokens=True, numbers=True)
+        return super().handshake(payload)
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        """Return phases on public labels (in a client's first round), mean scores (if any) and private examples."""
+        settings, client = self.parameters, self.client
+        begins = "begun" not in client.memory
+        client.memory["begun"] = torch.ones(1, dtype=torch.uint8)
+        phases = []
+        if begins and settings.public_epochs:
+            assert client.public.labels is not None  # as the traits say
+            public = Examples(client.public.inputs, client.public.labels)
+            phases.append(Phase(settings.public_epochs, client.optimisation(), examples=public))
+        phases += self.digest(payload, settings.digest_epochs)
+        phases.append(Phase((begins and settings.private_epochs) or client.request.epochs, client.optimisation()))
+        return self.in_turn(phases)

@@ -7,7 +7,7 @@ the name of a client, or of whatever else there are several).
 import json
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Self, get_type_hints
+from typing import Any, ClassVar, Self, get_type_hints
 
 from fedhet.errors import FedhetError
 from fedhet.files import plain_name, read_arrays, write_arrays
@@ -39,6 +39,7 @@ class State:
     """Everything of a strategy that outlives a round.
 
     Attributes:
+        serves: whether `model` is a network of the server's own, the global model of clients that share none.
         round: the last round that is complete; 0 before the first.
         clients: what is known of each client, by name.
         run: the run's own name, where clients keep their state in folders that serve several runs.
@@ -48,6 +49,8 @@ class State:
         validation: validation accuracies of the rounds that were evaluated, where early stopping watches them.
         stopped: the round after which early stopping ended training; 0 if it did not.
     """
+
+    serves: ClassVar[bool] = False
 
     round: int = 0
     clients: dict[str, ClientRecord] = field(default_factory=dict)

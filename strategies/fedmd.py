@@ -6,7 +6,7 @@ X(t+1). The paper's order is kept: the scores of round t - 1 are learnt first in
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
 
 @dataclass
-class FedMDState(State):
-    """The clients' mean scores of so many classes, as they travel.
+class ScoresState(State):
+    """The scores of so many classes that clients learn, as they travel; in FedMD their mean.
 
     They are on the subset of the public dataset of round `mean_round`; 0 where there are none. Where outputs are of
     tokens, its examples have so many.
@@ -34,11 +34,12 @@ class FedMDState(State):
     tokens: int = 0
 
 
-class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
-    """The consensus f~(x) = 1/m sum_k f_k(x)."""
+Q = TypeVar("Q", bound=fedmd.ScoresParameters)
+T = TypeVar("T", bound=ScoresState)
 
-    method = fedmd.method
-    state_class = FedMDState
+
+class Scores(FederatedStrategy[Q, T]):
+    """Receives each client's class scores of a round's public examples, and returns scores to learn in the next."""
 
     def compatibility(self, reply: Reply) -> Hashable:
         """Beside the default, the number of classes, and of tokens."""
@@ -55,7 +56,7 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
             )
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the last mean (if any) and its rows, and the rows of the next mean."""
+        """Return scores to learn (if any) and their rows, and the rows whose scores are to be sent."""
         state, common = self.state, Payload()
         if state.mean_round:
             common.arrays["rows"] = {"rows": self.rows(state.mean_round)}
@@ -80,22 +81,18 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
         if scores.shape != expected:
             raise WireError(f"its scores have shape {list(scores.shape)}, expected {list(expected)}")
 
-    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average this round's scores, which are learnt in the next."""
-        if self._sent_in(round):
-            sent = {client: unpack(reply.arrays["scores"]).values for client, reply in replies.items()}
-            self.state.mean, self.state.mean_round = pack(Factor(self._mean(sent))), round + 1
-        distances = [r.payload.values["distance"] for r in replies.values() if "distance" in r.payload.values]
-        return {"distance": float(np.mean(distances))} if distances else {}
-
     def rows(self, round: int) -> np.ndarray[Any, Any]:
         """The public dataset's rows that are X(t), (L,), drawn from the seed; of tokens a row is one."""
         generator = numpy_generator(self.config.seed, "subset", round)
         return public_rows(generator, self.state.public_size, self.state.tokens, self.parameters.subset)
 
     def _sent_in(self, round: int) -> bool:
-        """Whether clients send scores in a round; in the last round they would not be used."""
-        return round != self.run.last_round
+        """Whether clients send scores in a round."""
+        return True
+
+    def mean(self, replies: Mapping[str, Reply]) -> Tensor:
+        """Return the mean of the clients' scores of the round's examples, (n, C)."""
+        return self._mean({client: unpack(reply.arrays["scores"]).values for client, reply in replies.items()})
 
     def _mean(self, sent: Mapping[str, Tensor]) -> Tensor:
         """The mean of the clients' scores, (n, C), or their average by the key `aggregation`."""
@@ -103,3 +100,29 @@ class FedMD(FederatedStrategy[fedmd.FedMDParameters, FedMDState]):
             return torch.stack(list(sent.values())).double().mean(0).float()
         arrays = {client: {"scores": scores.numpy()} for client, scores in sent.items()}
         return to_tensor(self.aggregator.average_arrays(arrays)["scores"])
+
+    def teach(self, round: int, scores: Tensor) -> None:
+        """Have clients learn these scores of the round's examples in the next round."""
+        self.state.mean, self.state.mean_round = pack(Factor(scores)), round + 1
+
+    def distance(self, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Return the mean distance to the scores that clients learnt, as a metric."""
+        distances = [r.payload.values["distance"] for r in replies.values() if "distance" in r.payload.values]
+        return {"distance": float(np.mean(distances))} if distances else {}
+
+
+class FedMD(Scores[fedmd.FedMDParameters, ScoresState]):
+    """The consensus f~(x) = 1/m sum_k f_k(x)."""
+
+    method = fedmd.method
+    state_class = ScoresState
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Average this round's scores, which are learnt in the next."""
+        if self._sent_in(round):
+            self.teach(round, self.mean(replies))
+        return self.distance(replies)
+
+    def _sent_in(self, round: int) -> bool:
+        """All but the last, whose scores would not be used."""
+        return round != self.run.last_round

@@ -18,6 +18,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
         "fedharm.slots": "20,20,10",
     },
     "fedhenn": {"fedhenn.eta0": 1.0},
+    "feddf": {"feddf.server-steps": 30, "feddf.teach": True},
     "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 2, "fedmd.private-epochs": 0, "fedmd.public-batch": 32},
     "fedgh": {"fedgh.width": 32, "fedgh.server-learning-rate": 0.1},
     "fedproto": {"fedproto.width": 32},

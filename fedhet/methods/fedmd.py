@@ -7,7 +7,17 @@ from fedhet.options import Parameters, option
 
 
 @dataclass(frozen=True)
-class FedMDParameters(Parameters):
+class ScoresParameters(Parameters):
+    """The keys of methods whose clients send class scores of a public dataset."""
+
+    public_batch: int = option(256, "examples of the public dataset in a mini-batch", at_least=1)
+    subset: int = option(
+        5000, "examples of the public dataset whose scores are exchanged in a round (at most all)", at_least=1
+    )
+
+
+@dataclass(frozen=True)
+class FedMDParameters(ScoresParameters):
     """FedMD's own keys, with the values of the authors' code; `local-epochs` are those of the revisits."""
 
     public_epochs: int = option(
@@ -20,10 +30,6 @@ class FedMDParameters(Parameters):
         25, "epochs on its own examples when a client begins, instead of local-epochs; 0: local-epochs too", at_least=0
     )
     digest_epochs: int = option(1, "epochs of a round in which a client learns the mean scores", at_least=1)
-    public_batch: int = option(256, "examples of the public dataset in a mini-batch", at_least=1)
-    subset: int = option(
-        5000, "examples of the public dataset whose scores are exchanged in a round (at most all)", at_least=1
-    )
 
 
 def _traits(parameters: FedMDParameters) -> Traits:

@@ -132,7 +132,7 @@ class RunDirectory(Observer):
             for path in sorted((place / run.state.run / kind).glob("*.safetensors")):
                 (self.folder / kind).mkdir(exist_ok=True)
                 shutil.move(path, self.folder / kind / path.name)
-        if run.traits.whole and run.state.model:
+        if (run.traits.whole or run.state.serves) and run.state.model:
             write_arrays(self.folder / "models" / "global.safetensors", run.state.model)
         self._write_summary(run, "completed")
         self._show(run.matrices)

@@ -169,8 +169,8 @@ class Hooks(Generic[P, S]):
 
     @property
     def has_global_model(self) -> bool:
-        """Whether there is a `global_model` yet; by default only if all clients share one whole network."""
-        return self.traits.whole and bool(self.state.model)
+        """Whether there is a `global_model` yet; by default if clients share one network, or the server has one."""
+        return (self.traits.whole or self.state.serves) and bool(self.state.model)
 
     def global_model(self) -> nn.Module | None:
         """Return the global model; None if there is none, or if BatchNorm's statistics stay with clients."""

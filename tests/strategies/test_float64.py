@@ -22,6 +22,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "fedharm": HARM,
     "fedhenn": {"fedhenn.eta0": 1.0, "fedhenn.target": "kernel", "fedhenn.rad-batch": 32},
     "fedma": {"rounds": 0},
+    "feddf": {"feddf.server-steps": 30, "feddf.teach": True, "rounds": 5},
     "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 1, "fedmd.private-epochs": 0, "fedmd.public-batch": 32},
     "fedgh": {"fedgh.width": 32, "fedgh.server-learning-rate": 0.1, "rounds": 5},
     "fedproto": {"fedproto.width": 32},

@@ -1,0 +1,40 @@
+"""FedDF (Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020)."""
+
+from dataclasses import dataclass
+
+from fedhet.method import METRICS, STRUCTURE, Method, Traits
+from fedhet.methods.fedmd import ScoresParameters
+from fedhet.options import option
+
+
+@dataclass(frozen=True)
+class FedDFParameters(ScoresParameters):
+    """FedDF's own keys."""
+
+    public_batch: int = option(128, "examples of the public dataset in a mini-batch", at_least=1)
+    server_model: str = option("", "architecture of the server's network; empty: the first of architectures")
+    server_steps: int = option(
+        1000, "mini-batches of public examples by which the server trains in a round", at_least=1
+    )
+    server_learning_rate: float = option(
+        0.001, "learning rate of the server's Adam, which falls to 0 by a cosine in every round", above=0
+    )
+    teach: bool = option(
+        False, "whether clients learn the server's scores, for an epoch, before they train on their own examples"
+    )
+
+
+method = Method(
+    "feddf",
+    traits=Traits(
+        keeps="model",
+        scored="trained",
+        public="inputs",
+        other_arrays="entries",
+        sends={"scores": "posteriors", "classes": STRUCTURE, "distance": METRICS},
+    ),
+    Parameters=FedDFParameters,
+    server="fedhet.strategies.feddf:FedDF",
+    client="fedhet.client_apps.feddf:FedDF",
+    common={"test-on": "both"},
+)

@@ -1,0 +1,120 @@
+"""FedDF, server side: a network of the server's own learns the mean of the clients' class scores (Lin et al., 2020).
+
+In round t, on the public examples X(t), the server's network w takes steps of Adam on
+
+    KL(softmax(1/m sum_k f_k(x)) || softmax(f_w(x)))
+
+where f_k are the logits that client k sends after its local training. w goes on from round to round.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fedhet import models, population
+from fedhet.data import Examples
+from fedhet.data.own import as_input
+from fedhet.errors import FedhetError, ModelError
+from fedhet.learning import Optimisation, Phase, Step, learning_rate, read, soft_divergence, train
+from fedhet.machine import device_of, one_thread
+from fedhet.methods import feddf
+from fedhet.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.representations.features import fitted, precision
+from fedhet.task import get_task
+from fedhet.wire import Reply, load_into, to_arrays
+
+from .fedmd import Scores, ScoresState  # noqa: TID251 - this folder is fedhet.strategies
+
+log = logging.getLogger("flwr").getChild("fedhet")
+
+
+@dataclass
+class FedDFState(ScoresState):
+    """`model` is the server's network, for inputs of this shape (without the batch's axis)."""
+
+    serves = True
+    shape: list[int] = field(default_factory=list)
+
+
+class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
+    """Trains the server's network, which is the global model, and sends its scores to clients if it is to teach."""
+
+    method = feddf.method
+    state_class = FedDFState
+
+    @property
+    def public(self) -> Tensor:
+        """The raw public examples; raises a FedhetError if only the clients have them."""
+        if self.run.public is None:
+            raise FedhetError(
+                "feddf's server trains on the public dataset, and only clients have it: set public-samples, or give "
+                "make_server_app(public=...) or FedDF(public=...)"
+            )
+        return self.run.public.inputs
+
+    def admit(self, reply: Reply) -> None:
+        """Check as FedMD; with the first client, draw the network, of which the classes are then known."""
+        super().admit(reply)
+        state, own_data = self.state, self.run.own_data or reply.report.own_data
+        if not state.model:
+            state.shape = [*self._transform(None, own_data=own_data)(self.public[:1]).shape[1:]]
+            state.model = to_arrays(self.network().state_dict())
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Train the network; where that diverges it stays as it was."""
+        network, device = self.network(), device_of("cpu" if self.config.device == "cpu" else "auto")
+        network.to(device)
+        inputs = self.public[torch.from_numpy(self.rows(round + 1)).long()].to(device)
+        examples = Examples(inputs, self.mean(replies).to(device))
+        transform, metrics = self._transform(network, own_data=self.run.own_data), self.distance(replies)
+        with one_thread(), torch.random.fork_rng(devices=[]):
+            seed_everything(derive_seed(self.config.seed, "dropout", "server", round))
+            try:
+                trained = train(
+                    network,
+                    self._phase(),
+                    examples,
+                    get_task("classification"),
+                    lambda batch, _: transform(batch),
+                    generator=torch_generator(self.config.seed, "server", round),
+                )
+            except ModelError as error:
+                log.warning("round %d: the server's network stays as it was: %s", round, error)
+                return metrics
+            self.state.model = to_arrays(network.state_dict())
+            if self.parameters.teach:
+                self.teach(round, read(network, inputs, transform).cpu())
+        return metrics | ({} if trained.mean_loss is None else {"server_loss": trained.mean_loss})
+
+    def global_model(self) -> nn.Module | None:
+        """Return the server's network; None before any client is there."""
+        return self.network() if self.has_global_model else None
+
+    def network(self) -> nn.Module:
+        """Return the server's network as it is, drawn from the seed before it is trained."""
+        name = self.parameters.server_model or models.expand(self.config.architectures)[0]
+        with torch.random.fork_rng(devices=[]):
+            seed_everything(derive_seed(self.config.seed, "initial weights", "server"))
+            network = models.build(name, tuple(self.state.shape), self.state.classes)
+        load_into(network.state_dict(), self.state.model)
+        return network
+
+    def _phase(self) -> Phase:
+        keys, many_labels = self.parameters, self.run.metric == "auc"
+        rate = keys.server_learning_rate
+        schedule = partial(learning_rate, "cosine", rate)
+        steps = Optimisation("adam", rate, batch_size=keys.public_batch, schedule=schedule)
+
+        def divergence(step: Step) -> Tensor:
+            return soft_divergence(step.outputs, step.labels.to(step.outputs.dtype), 1.0, many_labels=many_labels)
+
+        return Phase(0, steps, steps=keys.server_steps, terms=(divergence,), task_weight=0.0)
+
+    def _transform(self, network: nn.Module | None, *, own_data: bool) -> Callable[[Tensor], Tensor]:
+        dtype = None if network is None else precision(network)
+        transform = as_input if own_data else population.dataset_of(self.config).transform
+        return fitted(transform, dtype)
