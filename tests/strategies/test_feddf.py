@@ -1,0 +1,186 @@
+"""FedDF, against a plain computation from its paper."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedhet import population
+from fedhet.errors import FedhetError
+from fedhet.learning import evaluate
+from fedhet.models import registry as models
+from fedhet.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.representations import packing
+from fedhet.results.history import read_run
+from fedhet.results.tables import headline
+
+SETTINGS = {"rounds": 3, "momentum": 0.5, "partition": "classes", "classes_per_client": 4, "batch_size": 12}
+FEW = {"public_samples": 48, "feddf.server-steps": 7, "feddf.public-batch": 20}
+RATE = 0.02
+
+
+def own_network(client):
+    """Tanh networks that are as wide as the client's number says, from weights of its own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(client.partition_id)
+        width = 8 + client.partition_id
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10)).double()
+
+
+def server_network(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Tanh(), nn.Linear(5, classes)).double()
+
+
+@pytest.fixture
+def double(monkeypatch):
+    """Scores travel in float32, and a network of float64 for the server has a name."""
+    monkeypatch.setattr(packing, "DTYPE", "float32")
+    monkeypatch.setitem(models._BUILDERS, "server-float64", server_network)
+
+
+def live(state):
+    return {name: tensor.detach().clone().requires_grad_() for name, tensor in state.items()}
+
+
+def logits(state, inputs):
+    hidden = torch.tanh(inputs.flatten(1) @ state["1.weight"].T + state["1.bias"])
+    return hidden @ state["3.weight"].T + state["3.bias"]
+
+
+def divergence(outputs, wanted):
+    """KL(wanted || outputs), written out."""
+    shares = wanted.double().softmax(1)
+    return (shares * (shares.log() - outputs.log_softmax(1))).sum(1).mean()
+
+
+def sgd(done, state, order, inputs, wanted, epochs, size, loss):
+    """A phase of a client's training."""
+    velocity = {}
+    for _ in range(epochs):
+        for rows in torch.randperm(len(inputs), generator=order).split(size):
+            gradients = torch.autograd.grad(loss(logits(state, inputs[rows]), wanted[rows]), list(state.values()))
+            for (name, weights), gradient in zip(state.items(), gradients, strict=True):
+                velocity[name] = done.config.momentum * velocity.get(name, 0.0) + gradient
+                state[name] = (weights - done.config.learning_rate * velocity[name]).detach().requires_grad_()
+
+
+def adam(state, order, inputs, wanted, steps, size):
+    """A round of the server's training."""
+    first, second, number = {}, {}, 0
+    while number < steps:
+        for rows in torch.randperm(len(inputs), generator=order).split(size)[: steps - number]:
+            loss = divergence(logits(state, inputs[rows]), wanted[rows])
+            gradients = torch.autograd.grad(loss, list(state.values()))
+            rate, number = RATE * (1 + math.cos(math.pi * number / steps)) / 2, number + 1
+            for (name, weights), gradient in zip(state.items(), gradients, strict=True):
+                first[name] = 0.9 * first.get(name, 0.0) + 0.1 * gradient
+                second[name] = 0.999 * second.get(name, 0.0) + 0.001 * gradient**2
+                mean, square = first[name] / (1 - 0.9**number), second[name] / (1 - 0.999**number)
+                state[name] = (weights - rate * mean / (square.sqrt() + 1e-8)).detach().requires_grad_()
+
+
+@pytest.mark.parametrize("teach", [False, True])
+@pytest.mark.usefixtures("double")
+def test_three_rounds_are_its_papers(federate, teach):
+    keys = {"feddf.server-model": "server-float64", "feddf.server-learning-rate": RATE, "feddf.teach": teach}
+    done = federate("feddf", model=own_network, **SETTINGS, **FEW, **keys, **{"feddf.subset": 45})
+    assert done.failures == []
+    seed, transform = done.config.seed, population.dataset_of(done.config).transform
+    public = transform(population.public_dataset(done.config).inputs).double()
+    own = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
+    with torch.random.fork_rng():
+        seed_everything(derive_seed(seed, "initial weights", "server"))
+        server = live(server_network((1, 8, 8), 10).state_dict())
+    taught = None
+    for round in (1, 2, 3):
+        rows, sent = torch.from_numpy(done.received[round, "0"]["next-rows"]["rows"].copy()).long(), []
+        for client, state in own.items():
+            part, order = population.data_of(done.info(client)).train, torch_generator(seed, "batches", client, round)
+            if taught:
+                sgd(done, state, order, *taught, 1, 20, divergence)
+            inputs = transform(part.inputs[:]).double()
+            sgd(done, state, order, inputs, part.labels, done.config.local_epochs, 12, F.cross_entropy)
+            sent.append(logits(state, public[rows]).detach().float().double())
+        mean = (sum(sent) / 3).float()
+        adam(server, torch_generator(seed, "server", round), public[rows], mean, 7, 20)
+        taught = (public[rows], logits(server, public[rows]).detach().float()) if teach else None
+    for client, state in own.items():
+        for name, tensor in state.items():
+            np.testing.assert_allclose(done.saved(client)[name], tensor.detach(), rtol=1e-9, atol=1e-9, err_msg=name)
+    for name, tensor in server.items():
+        np.testing.assert_allclose(done.saved("global")[name], tensor.detach(), rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def test_scores_alone_leave_clients_and_the_server_teaches_if_it_is_to(federate):
+    for teach in (False, True):
+        done = federate("feddf", f"run-{teach}", architectures="cnn-2-2,mlp-30", **FEW, **{"feddf.teach": teach})
+        assert [{*done.sent[round, "1"]} for round in (1, 2)] == [{"scores"}] * 2
+        later = {"next-rows", "rows", "mean"} if teach else {"next-rows"}
+        assert [{*done.received[round, "1"]} for round in (1, 2)] == [{"next-rows"}, later]
+
+
+def test_the_servers_network_is_of_its_own_architecture_scored_and_saved(federate):
+    keys = {"feddf.server-model": "mlp-20", "feddf.server-steps": 100, "public_samples": 300, "samples_per_client": 0}
+    keys["feddf.server-learning-rate"] = 0.01
+    done = federate("feddf", architectures="cnn-2-2,mlp-30", momentum=0.9, local_epochs=4, **keys)
+    network, dataset = done.global_model, population.dataset_of(done.config)
+    assert {name: tensor.shape for name, tensor in network.state_dict().items()} == {
+        name: tensor.shape for name, tensor in models.build("mlp-20", (1, 8, 8), 10).state_dict().items()
+    }
+    assert all(torch.equal(done.saved("global")[name], tensor) for name, tensor in network.state_dict().items())
+    score = evaluate(network, dataset.test, dataset.task, dataset.transform).value
+    assert done.rows[-1]["common"]["received"]["accuracy"] == score
+    assert f"the server's model {score:.3f} on the common test set" in headline(read_run(done.folder))
+    assert score > 0.5
+
+
+def test_where_the_servers_training_diverges_its_network_stays_as_it_was(federate, caplog):
+    done = federate("feddf", **FEW, **{"feddf.server-learning-rate": 1e30, "rounds": 1})
+    assert done.failures == []
+    assert "the server's network stays as it was: training diverged" in caplog.text
+    assert max(abs(array).max() for array in done.state.model.values()) < 1
+
+
+def data(label):
+    """A data function with 40 examples to train and 20 to test on."""
+
+    def of(client):
+        inputs = torch.randn(60, 4, generator=torch.Generator().manual_seed(client.partition_id))
+        labels = label(inputs)
+        return {"train": (inputs[:40], labels[:40]), "test": (inputs[40:], labels[40:]), "public": inputs.flip(1)}
+
+    return of
+
+
+def positive(inputs):
+    return (inputs[:, 0] + inputs[:, 1] > 0).long()
+
+
+def two_labels(inputs):
+    return (inputs[:, :2] > 0).float()
+
+
+@pytest.mark.parametrize(("label", "outputs"), [(positive, 1), (two_labels, 2)], ids=["one logit", "many labels"])
+def test_a_network_for_a_users_task_predicts_what_clients_do(federate, label, outputs):
+    def model(client):
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, outputs))
+
+    public = torch.randn(200, 4, generator=torch.Generator().manual_seed(9))
+    keys = {"feddf.server-model": "mlp", "feddf.server-steps": 100, "local_epochs": 10, "feddf.teach": True}
+    done = federate("feddf", model=model, data=data(label), public=public, **keys)
+    assert done.failures == []
+    with torch.no_grad():
+        scores = done.global_model.eval()(public)
+    predicted = scores.argmax(1) if outputs == 1 else (scores > 0).float()
+    assert (predicted == label(public)).float().mean() > 0.8
+
+
+def test_a_server_without_the_public_dataset_is_told_so(federate):
+    def model(client):
+        return nn.Linear(4, 2)
+
+    with pytest.raises(FedhetError, match="feddf's server trains on the public dataset, and only clients have it"):
+        federate("feddf", model=model, data=data(positive), public_samples=0)
