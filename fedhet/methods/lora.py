@@ -22,7 +22,7 @@ class LoRAParameters(Parameters):
     """The method's own keys."""
 
     aggregate: str = option(
-        "svd",
+        "truncate",
         "adapters are averaged, filled up with zeros (truncate: HetLoRA); or their products are, and are factored for "
         "each rank (svd: FlexLoRA), or added to the frozen network, with new adapters in each round (stack: FLoRA)",
         choices=("truncate", "svd", "stack"),
