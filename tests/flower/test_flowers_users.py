@@ -117,8 +117,9 @@ def test_a_noisy_mod_goes_around_training_under_fedhets_own_loop(tiny):
         return distance(strategy.start(LocalGrid(tiny.app(mods=mods), 2), first, num_rounds=1).arrays, first)
 
     assert moved([noise]) < 1.01 * NORM < moved(None)
-    with pytest.raises(FedhetError, match="a mod of Flower's works on one model .* and fedproto has none"):
-        fedhet.FedProto().start(LocalGrid(tiny.app(mods=[noise]), 2), num_rounds=1)
+    for strategy, name in ((fedhet.FedProto(), "fedproto"), (fedhet.FedKD(shared_model="mlp-20"), "fedkd")):
+        with pytest.raises(FedhetError, match=f"a mod of Flower's works on one model .* and {name} has none"):
+            strategy.start(LocalGrid(tiny.app(mods=[noise]), 2), num_rounds=1)
 
 
 def test_names_without_a_counterpart_are_answered():
