@@ -25,7 +25,8 @@ ALIKE = "fedhenn/cifar10_"
 
 
 def of_preset(name: str) -> Any:
-    heavy = any(large in str(configuration.read(configuration.preset_path(name))) for large in LARGE)
+    text = str(configuration.read(configuration.preset_path(name)))
+    heavy = any(large in text for large in LARGE)
     heavy |= name.startswith(ALIKE) and name != f"{ALIKE}figure1"
     return pytest.param(name, marks=pytest.mark.slow) if heavy else name
 
