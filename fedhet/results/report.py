@@ -133,10 +133,10 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
     if up or down:
         facts.append(("bytes", format_bytes(up + down), f"{format_bytes(up)} up, {format_bytes(down)} down"))
     if privacy := summary.get("privacy"):
-        value = "no epsilon is known"
+        value, note = "no epsilon is known", privacy["note"]
         if privacy["epsilon"] is not None:
-            value = f"epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:g}"
-        facts.append(("privacy", value, privacy["note"]))
+            value, note = f"epsilon {privacy['epsilon']:.4g}", f"delta {privacy['delta']:g}; {note}"
+        facts.append(("privacy", value, note))
     failures = f"failures: {summary['failures']}" if summary.get("failures") else ""
     return [
         *facts,

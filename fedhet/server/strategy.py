@@ -1,10 +1,11 @@
 """The base of every strategy: the run, in fedhet's own loop or in Flower's, which calls Flower's hooks."""
 
+import atexit
 import logging
 import math
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -217,7 +218,10 @@ class FederatedStrategy(Rounds[P, S], Strategy):
         with recorded(folder, self.config, "flwr", resume=self.config.resume, simulated=simulated(grid)) as observers:
             self.state = cast(S | None, observers[0].state(self.state_class)) or self.state
             self.reporter.observers = [*observers]
-            yield
+            try:
+                yield
+            finally:
+                self.reporter.observers = []
 
     # ---- Flower's hooks, for its own loop and its wrappers
 
@@ -226,6 +230,7 @@ class FederatedStrategy(Rounds[P, S], Strategy):
         if self.config.resume:
             raise ConfigError("a run under a wrapper of Flower's cannot be resumed: leave out resume")
         rounds, self._flowers_loop = rounds_of_loop() or self.config.rounds, ExitStack()
+        atexit.register(self._interrupted)  # an exception between two hooks is seen by none of them
         for key in ("closing-epochs", "early-stopping"):
             if self.config.flat()[key]:
                 log.warning("%s has no effect in the loop of a wrapper of Flower's", key)
@@ -235,15 +240,24 @@ class FederatedStrategy(Rounds[P, S], Strategy):
         self.handshake(grid)
         self.reporter.started()
 
+    def _end(self, error: BaseException | None = None) -> None:
+        """End a run under Flower's loop, with the error that it failed with."""
+        if (contexts := self._flowers_loop) is not None:
+            self._flowers_loop = None
+            atexit.unregister(self._interrupted)
+            contexts.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+    def _interrupted(self) -> None:
+        with suppress(FedhetError):
+            self._end(FedhetError("the loop of the wrapper ended before the last round"))
+
     @contextmanager
     def _in_flowers_loop(self) -> Iterator[None]:
         """Context of a hook: its exception ends the run."""
         try:
             yield
         except BaseException as error:
-            if (contexts := self._flowers_loop) is not None:
-                self._flowers_loop = None
-                contexts.__exit__(type(error), error, error.__traceback__)
+            self._end(error)
             raise
 
     def configure_train(
@@ -251,6 +265,8 @@ class FederatedStrategy(Rounds[P, S], Strategy):
     ) -> Iterable[Message]:
         """Flower's hook: the messages of a round."""
         run, federation, wrapper, self._trained = self.run, self.federation, wrapper_of(self), None
+        if server_round == 1:
+            self._interrupted()  # an earlier run
         run.take(config)
         if arrays:
             run.initial = decode_arrays(arrays)
@@ -301,8 +317,7 @@ class FederatedStrategy(Rounds[P, S], Strategy):
             if self._flowers_loop and round.number == self.run.last_round:
                 self._check_that_rounds_counted()
                 self.evaluate_last()
-                self._flowers_loop.close()
-                self._flowers_loop = None
+                self._end()
         return metric_record(statistics(valid, None)) if valid else None
 
     def summary(self) -> None:

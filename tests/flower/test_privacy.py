@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping a
 import fedhet
 from fedhet import registry
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.files import read_arrays
 from fedhet.flower import privacy
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.records import decode_arrays
@@ -65,7 +66,9 @@ def test_equal_clients_spend_what_the_noise_multiplier_says(equal, first, tmp_pa
     assert (spent["delta"], spent["rounds"]) == (1e-5, 2)
     assert spent["note"].startswith("for all examples of a client; covers the model, not metrics")
     assert f"privacy: epsilon = {epsilon:.4g} at delta = 1e-05 (rounds: 2)" in caplog.text
-    assert f"epsilon {epsilon:.4g}, delta 1e-05" in write_report(tmp_path / "run").read_text()
+    assert (
+        f"<dd>epsilon {epsilon:.4g}<small>delta 1e-05; for all examples" in write_report(tmp_path / "run").read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,7 +178,8 @@ def test_clients_are_evaluated_with_the_wrappers_noise(tiny, around, first, tmp_
     noisy = decode_arrays(result.arrays)
     assert len(seen) == 4  # Flower's evaluation of two clients, and that at the end
     assert all((arrays[key] == noisy[key]).all() for arrays in seen for key in noisy)
-    assert all((strategy.state.model[key] == noisy[key]).all() for key in noisy)
+    saved, _ = read_arrays(tmp_path / "run" / "models" / "global.safetensors")
+    assert all((saved[key] == noisy[key]).all() for key in noisy)
 
 
 def test_a_round_that_the_wrapper_leaves_out_is_recorded(failing, first, tmp_path):
@@ -202,3 +206,30 @@ def test_what_a_wrappers_loop_does_not_have_is_said(tiny, first, tmp_path, caplo
     ServerSide(strategy, 1.0, NORM, 3).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
     assert "closing-epochs has no effect in the loop of a wrapper" in caplog.text
     assert [row["round"] for row in history_of(tmp_path / "run")] == [0, 1, 2]
+
+
+def test_a_run_whose_loop_is_interrupted_is_recorded_as_failed(tiny, first, tmp_path, monkeypatch):
+    at_exit = []
+    monkeypatch.setattr("atexit.register", at_exit.append)
+
+    class Interrupted(LocalGrid):
+        sent = 0
+
+        def send_and_receive(self, *arguments, **more):
+            self.sent += 1
+            if self.sent == 4:  # the handshake, and training and evaluation of the first round
+                raise KeyboardInterrupt
+            return super().send_and_receive(*arguments, **more)
+
+    strategy = fedhet.FedAvg(out=str(tmp_path / "run"))
+    wrapped = ServerSide(strategy, 1.0, NORM, 3)
+    with pytest.raises(KeyboardInterrupt):
+        wrapped.start(Interrupted(tiny.app(), 3), first, num_rounds=2)
+    assert not (tmp_path / "run" / "summary.json").exists()
+    [end] = at_exit
+    end()
+    summary = summary_of(tmp_path / "run")
+    assert (summary["status"], summary["rounds"]) == ("failed", 1)
+    assert summary["error"] == "the loop of the wrapper ended before the last round"
+    with pytest.raises(ConfigError, match="holds a run already"):
+        wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=2)
