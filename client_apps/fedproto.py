@@ -2,7 +2,6 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -17,6 +16,7 @@ from fedhet.data.reading import LazyInputs
 from fedhet.errors import ModelError
 from fedhet.learning import Forward, Loss, Phase, Step
 from fedhet.methods.fedproto import FedProtoParameters, WidthParameters
+from fedhet.models import place_before
 from fedhet.options import Config
 from fedhet.representations import Representation, head_name
 from fedhet.wire import Payload, to_arrays, to_tensor
@@ -103,13 +103,7 @@ class OneWidth(ByClass[W]):
             bringing: dict[str, nn.Module] = {"pooling": nn.AdaptiveAvgPool1d(width)}
         else:
             bringing = {"projection": nn.Linear(head.in_features, width, dtype=head.weight.dtype)}
-        narrower = nn.Linear(width, head.out_features, bias=head.bias is not None, dtype=head.weight.dtype)
-        placed = nn.Sequential(OrderedDict(bringing | {"head": narrower}))
-        if not name:
-            return placed
-        parent, _, own_name = name.rpartition(".")
-        setattr(model.get_submodule(parent), own_name, placed)
-        return model
+        return place_before(model, name, bringing, width)
 
     @classmethod
     def head_of(cls, config: Config) -> str:

@@ -117,6 +117,14 @@ class Config:
         "test examples: those of the data set or data function, or as many drawn by the seed from all its examples",
         choices=("given", "drawn"),
     )
+    test_share: float = _split(
+        0.0,
+        "share of all examples that is drawn for testing, a client's test part as of what it keeps; 0: as many as the "
+        "data set has",
+        at_least=0,
+        below=1,
+        needs={"test-split": ("drawn",)},
+    )
     validation: float = _split(
         0.0,
         "share of each client's training examples, and of each class, that it is evaluated on and never trained on",

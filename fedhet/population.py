@@ -49,7 +49,9 @@ ModelFunction = Callable[[ClientInfo], nn.Module]
 def dataset_of(config: Config) -> DataSet:
     """Return the configured data set, loaded once in a process, with a test set drawn by the seed if configured."""
     dataset = data.load(config.dataset, config.data or None, input_size=config.input_size)
-    return _with_drawn_test_set(dataset, config.seed) if config.test_split == "drawn" else dataset
+    if config.test_split == "given":
+        return dataset
+    return _with_drawn_test_set(dataset, config.seed, config.test_share)
 
 
 _with_drawn_test_set = lru_cache(maxsize=2)(data.with_drawn_test_set)  # each is another copy of the data set
@@ -258,6 +260,7 @@ def _split(keys: Config, clients: int, seed: int) -> Split:
         classes_per_client=keys.classes_per_client,
         alpha=keys.alpha,
         samples_per_client=keys.samples_per_client,
+        test_share=keys.test_share,
     )
 
 

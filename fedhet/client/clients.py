@@ -199,14 +199,18 @@ class Clients:
         config, seed = info.config, info.split_seed
         if self._data is None and device.type == "cpu":  # which the population keeps
             return population.data_of(info)
-        key = (info.name, (config.test_split, config.validation, seed) if self._data else config.text(), device)
+        key = (
+            info.name,
+            (config.test_split, config.test_share, config.validation, seed) if self._data else config.text(),
+            device,
+        )
         if key not in self._data_kept:
             if self._data is None:
                 data = population.data_of(info)
             else:
                 data = self._data(info)
                 if config.test_split == "drawn":
-                    data = with_drawn_test_part(data, seed, info.name)
+                    data = with_drawn_test_part(data, seed, info.name, config.test_share)
                 data = with_validation(data, config.validation, seed, info.name)
             self._data_kept[key] = data.to(device)
         return self._data_kept[key]

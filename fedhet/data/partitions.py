@@ -77,6 +77,7 @@ def partition(
     classes_per_client: int = 2,
     alpha: float = 0.5,
     samples_per_client: int = 0,
+    test_share: float = 0.0,
     available: Indices | None = None,
 ) -> list[Part]:
     """Share out a data set among clients.
@@ -89,6 +90,7 @@ def partition(
         classes_per_client: For `classes`: how many classes each client has.
         alpha: For `dirichlet`: concentration; the smaller, the more clients differ.
         samples_per_client: The most training examples of a client, in its own class proportions; 0 for all.
+        test_share: With `samples_per_client`, the most that a client's test part is of all its examples; 0: no limit.
         available: Training examples that may be shared out, such as `hold_out` leaves; all by default.
 
     Returns:
@@ -111,6 +113,10 @@ def partition(
     if samples_per_client:
         rng, labels = numpy_generator(seed, "samples-per-client"), dataset.train.labels
         train = [part[proportional_sample(labels[part], samples_per_client, rng)] for part in train]
+        if test_share:
+            labels, sizes = dataset.test.labels, [round(len(part) * test_share / (1 - test_share)) for part in train]
+            pairs = zip(test, sizes, strict=True)
+            test = [part[proportional_sample(labels[part], max(1, size), rng)] for part, size in pairs]
     return [Part(np.sort(mine), np.sort(tested)) for mine, tested in zip(train, test, strict=True)]
 
 

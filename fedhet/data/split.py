@@ -74,8 +74,8 @@ def public_dataset_of(other: DataSet, dataset: DataSet, size: int, seed: int) ->
     return PublicDataset(images.to(like.dtype), held.labels if alike else None)
 
 
-def with_drawn_test_set(dataset: DataSet, seed: int) -> DataSet:
-    """Return the data set with a test set of the same size that the seed draws from all its examples.
+def with_drawn_test_set(dataset: DataSet, seed: int, share: float = 0.0) -> DataSet:
+    """Return the data set with a test set of the same size, or this share, that the seed draws from all its examples.
 
     Each class has its share; where examples belong together (those of a patient), the test set has whole owners. A
     `DataError` refuses natural clients whose test examples are no random ones, such as the ends of texts.
@@ -87,7 +87,8 @@ def with_drawn_test_set(dataset: DataSet, seed: int) -> DataSet:
         )
     both = _both(dataset.train, dataset.test)
     groups, together = (owned and np.concatenate(owned) for owned in (dataset.groups, dataset.together))
-    train, test = _drawn(both.labels, len(dataset.test), numpy_generator(seed, "test set"), together)
+    size = _size(both.labels, share) or len(dataset.test)
+    train, test = _drawn(both.labels, size, numpy_generator(seed, "test set"), together)
 
     def owners(of_both: Indices | None) -> Owners | None:
         return None if of_both is None else Owners(of_both[train], of_both[test])
@@ -96,15 +97,16 @@ def with_drawn_test_set(dataset: DataSet, seed: int) -> DataSet:
     return replace(dataset, train=parts[0], test=parts[1], groups=owners(groups), together=owners(together))
 
 
-def with_drawn_test_part(data: ClientData, seed: int, client: str) -> ClientData:
-    """Return a client's data with a test part of the same size that seed and client's name draw from both its parts.
+def with_drawn_test_part(data: ClientData, seed: int, client: str, share: float = 0.0) -> ClientData:
+    """Return a client's data with a test part of the same size, or this share, drawn by seed and name from both parts.
 
     A `DataError` refuses parts that are not in memory, or whose inputs are of different shapes or dtypes.
     """
     if not len(data.test):
         return data
     both = _both(data.train, data.test)
-    train, test = _drawn(both.labels, len(data.test), numpy_generator(seed, "test part", client), None)
+    size = _size(both.labels, share) or len(data.test)
+    train, test = _drawn(both.labels, size, numpy_generator(seed, "test part", client), None)
     return replace(data, train=both.subset(train), test=both.subset(test))
 
 
@@ -117,6 +119,11 @@ def _both(train: Examples, test: Examples) -> Examples:
             "arrays, or draw the test part in the data function, by client.split_seed"
         )
     return Examples(torch.cat(inputs), torch.cat([train.labels, test.labels]))
+
+
+def _size(labels: Tensor, share: float) -> int:
+    """How many examples are drawn for testing, at least one and not all; 0 without a share."""
+    return min(max(1, round(share * len(labels))), len(labels) - 1) if share else 0
 
 
 def _drawn(labels: Tensor, size: int, rng: np.random.Generator, owners: Indices | None) -> tuple[Indices, Indices]:

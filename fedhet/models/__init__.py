@@ -1,6 +1,7 @@
 """Models by name, and how they are dealt to clients."""
 
 from fedhet.models import fedharm, flha, images, text
+from fedhet.models.pooled import place_before
 from fedhet.models.registry import ASSIGNMENTS, FAMILIES, build, deal, expand, names, register_model, spread
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "flha",
     "images",
     "names",
+    "place_before",
     "register_model",
     "spread",
     "text",

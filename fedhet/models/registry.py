@@ -8,6 +8,7 @@ from torch import nn
 
 from fedhet.errors import ModelError, nearest
 from fedhet.models.libraries import build_from_library, check_name, of_library
+from fedhet.models.pooled import pooled
 from fedhet.randomness import numpy_generator
 
 Builder = Callable[[tuple[int, ...], int], nn.Module]
@@ -45,32 +46,36 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """A new model, its initialisation drawn from torch's global generator, which the caller seeds.
 
     Args:
-        name: One of `names()`, or `torchvision/NAME` or `timm/NAME`.
+        name: One of `names()`, or `torchvision/NAME` or `timm/NAME`; with `:WIDTH` behind it, the representation is
+            pooled to this width before the last `nn.Linear`.
         input_shape: Shape of one example: (channels, height, width) of an image, (characters,) of a text.
         classes: Number of outputs of the head; also the size of the vocabulary of a text.
 
     Raises:
         ModelError: There is no such model, or it cannot take such an input.
     """
-    if name not in _BUILDERS:
-        _check_library(name)
-    builder = _BUILDERS.get(name) or partial(build_from_library, name)
+    base, width = _parts(name)
+    if base not in _BUILDERS:
+        _check_library(base)
+    builder = _BUILDERS.get(base) or partial(build_from_library, base)
     try:
-        return builder(tuple(input_shape), classes)
+        model = builder(tuple(input_shape), classes)
+        return pooled(model, int(width)) if width else model
     except ModelError as error:
         raise ModelError(f"model {name!r}: {error}") from None
 
 
 def expand(architectures: str) -> list[str]:
-    """The models that a comma-separated list of models and families stands for.
+    """The models that a comma-separated list of models and families, pooled or not (see `build`), stands for.
 
     A `ModelError` says that a name is unknown (a library is imported to be asked), or that there is none.
     """
     chosen: list[str] = []
     for name in filter(None, (part.strip() for part in architectures.split(","))):
-        if name not in _BUILDERS and name not in FAMILIES:
-            _check_library(name)
-        chosen.extend(FAMILIES.get(name, (name,)))
+        base, width = _parts(name)
+        if base not in _BUILDERS and base not in FAMILIES:
+            _check_library(base)
+        chosen.extend(f"{member}:{width}" if width else member for member in FAMILIES.get(base, (base,)))
     if not chosen:
         raise ModelError(f"no architecture given; known: {', '.join([*names(), *sorted(FAMILIES)])}")
     return chosen
@@ -90,7 +95,8 @@ def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ..
     if how in ASSIGNMENTS[:3]:
         return spread(dealt, how, clients, seed)
     if how != "one-of-each":
-        if "," not in how and how not in _BUILDERS and how not in FAMILIES and not of_library(how):
+        base, _ = _parts(how)
+        if "," not in how and base not in _BUILDERS and base not in FAMILIES and not of_library(base):
             raise ModelError(nearest("way to assign architectures", how, ASSIGNMENTS))
         dealt = expand(how)
     if len(dealt) != clients:
@@ -107,6 +113,14 @@ def spread(values: Sequence[T], how: str, clients: int, seed: int) -> tuple[T, .
     if how == "blocks":
         return tuple(values[client * len(values) // clients] for client in range(clients))
     return tuple(values[client % len(values)] for client in range(clients))
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """The name of a model or family, and the width to which its representation is pooled; empty: it is not."""
+    base, colon, width = name.partition(":")
+    if colon and "," not in name and not (width.isascii() and width.isdigit() and 0 < int(width) <= 2**16):
+        raise ModelError(f"{name}: behind the colon stands the width to pool to, a whole number of 1 to {2**16}")
+    return base, width
 
 
 def _check_library(name: str) -> None:
