@@ -92,6 +92,19 @@ def test_it_is_an_option_and_by_default_the_test_set_is_the_data_sets_own():
     assert rows(population.dataset_of(settings()).test) != rows(population.dataset_of(settings(seed=1)).test)
 
 
+def test_a_share_of_all_examples_is_drawn_for_testing_and_of_what_a_client_keeps():
+    digits = data.load("digits")
+    dataset = population.dataset_of(settings(**{"test-share": 0.25}))
+    assert (len(dataset.train), len(dataset.test)) == (1348, 449)
+    assert rows(dataset.train, dataset.test) == rows(digits.train, digits.test)
+    config = settings(**{"test-share": 0.25, "samples-per-client": 30})
+    parts = [population.data_of(ClientInfo(str(number), number, 4, config)) for number in range(4)]
+    assert [(len(part.train), len(part.test)) for part in parts] == [(30, 10)] * 4
+    mine = ClientData(*(Examples(torch.arange(size).view(-1, 1), torch.zeros(size).long()) for size in (6, 6)))
+    drawn = data.with_drawn_test_part(mine, 0, "0", 0.25)
+    assert (len(drawn.train), len(drawn.test)) == (9, 3)
+
+
 def own(test):
     def function(client):
         number = client.partition_id

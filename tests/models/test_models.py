@@ -21,11 +21,33 @@ def parameters(model: nn.Module) -> int:
         ("cnn-1-1", CIFAR10, 10, 4_864 + 125_450),  # Phi of 64 x 14 x 14 = 12,544
         ("vgg9", CIFAR10, 10, 3_491_530),  # FedMA, table 7
         ("lenet", MNIST, 10, 431_080),  # FedMA, "431k"
+        ("fedavg-cnn", MNIST, 10, 582_026),  # HtFLlib's FedAvgCNN with dim=1024
         ("char-lstm", SHAKESPEARE, 80, 293_584),  # FedMA, table 6
     ],
 )
 def test_published_sizes(name: str, input_shape: tuple[int, ...], classes: int, expected: int) -> None:
     assert parameters(models.build(name, input_shape, classes)) == expected
+
+
+@pytest.mark.parametrize("name", ["resnet8", "mlp-20", "fedavg-cnn"])
+def test_a_representation_is_pooled_before_the_head(name: str) -> None:
+    torch.manual_seed(0)
+    plain, pooled = (models.build(each, DIGITS, 10).eval() for each in (name, f"{name}:5"))
+    pooled.load_state_dict(plain.state_dict(), strict=False)  # all but the head, which is another
+    assert sorted(set(plain.state_dict()) - set(pooled.state_dict())) == ["head.bias", "head.weight"]
+    inputs = torch.randn(3, *DIGITS)
+    head = pooled.get_submodule("head.head")
+    assert isinstance(head, nn.Linear)
+    expected = head(torch.nn.functional.adaptive_avg_pool1d(plain.get_submodule("body")(inputs), 5))
+    assert torch.equal(pooled(inputs), expected)
+
+
+def test_a_width_stands_behind_models_and_families() -> None:
+    assert models.expand("mlp-widths:7, lenet") == ["mlp-100:7", "mlp-150:7", "mlp-200:7", "lenet"]
+    assert models.deal("cnn", "mlp-20:3,mlp", 2, 0) == ("mlp-20:3", "mlp")
+    for wrong in ("mlp:", "mlp:0", "mlp:x"):
+        with pytest.raises(ModelError, match="whole number of 1 to 65536"):
+            models.expand(wrong)
 
 
 @pytest.mark.parametrize("input_shape", [DIGITS, MNIST, CIFAR10, (1, 9, 14)], ids=str)
