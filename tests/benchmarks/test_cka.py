@@ -126,6 +126,5 @@ def test_bytes_a_round() -> None:
     noise = [torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(index)) for index in range(PEERS)]
     single, mean = compress(noise[0]), mean_target(noise)
     print(f"  white noise: whole, up {size(pack(single)) / MEGABYTE:.2f} MB, down {size(pack(mean)) / MEGABYTE:.2f} MB")
-    assert single.whole
-    assert mean.whole
-    assert single.values.shape == (ROWS, WIDTH)
+    assert (single.values.shape, single.coarse) == ((ROWS, WIDTH), 0)
+    assert (mean.values.shape, mean.coarse) == ((ROWS, PEERS * WIDTH), 0)
