@@ -75,10 +75,18 @@ class Config:
     data: str = _split(
         "", "folder with the data set's files; empty: its own place, or a download", resumable=True, path=True
     )
-    partition: str = _split("iid", "how examples are dealt to clients: iid, classes, dirichlet, natural")
+    partition: str = _split(
+        "iid", "how examples are dealt to clients: iid, classes, shards, dirichlet, quantity, natural"
+    )
     classes_per_client: int = _split(2, "partition=classes: classes that each client holds", at_least=1)
-    alpha: float = _split(0.5, "partition=dirichlet: concentration", above=0)
+    shards_per_client: int = _split(
+        2, "partition=shards: shards of the examples sorted by class that each client gets", at_least=1
+    )
+    alpha: float = _split(0.5, "concentration: partition=dirichlet, of classes; partition=quantity, of sizes", above=0)
     samples_per_client: int = _split(0, "training examples that a client keeps; 0: all of its part", at_least=0)
+    halved_clients: float = _split(
+        0.0, "share of the clients, drawn by the seed, that keep half of their training examples", at_least=0, at_most=1
+    )
     clients: int = _data(10, "clients to simulate", at_least=1, at_most=100_000)
     architectures: str = option("cnn", "a model, a comma-separated list of models, or a family of models")
     assign: str = option(
@@ -89,7 +97,7 @@ class Config:
     fraction_train: float = option(1.0, "part of the clients that trains in a round", above=0, at_most=1)
     local_epochs: int = option(1, "epochs that a client trains in a round", at_least=0)
     batch_size: int = option(32, "examples in a mini-batch", at_least=1)
-    optimizer: str = option("sgd", "optimiser of the clients", choices=("sgd", "adam", "adamw"))
+    optimizer: str = option("sgd", "optimiser of the clients", choices=("sgd", "adam", "amsgrad", "adamw"))
     learning_rate: float = option(0.01, "learning rate", above=0)
     lr_schedule: str = option(
         "constant",

@@ -258,8 +258,10 @@ def _split(keys: Config, clients: int, seed: int) -> Split:
         public_samples=0 if keys.public_dataset else keys.public_samples,
         validation=keys.validation if keys.validation_on == "common" else 0.0,
         classes_per_client=keys.classes_per_client,
+        shards_per_client=keys.shards_per_client,
         alpha=keys.alpha,
         samples_per_client=keys.samples_per_client,
+        halved_clients=keys.halved_clients,
         test_share=keys.test_share,
     )
 

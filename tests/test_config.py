@@ -95,7 +95,7 @@ def test_all_problems_are_told_at_once():
         "alpha = 'much': must be a number",
         "fraction-train = 1.5: must be at most 1",
         "augment = 1: must be true or false",
-        "optimizer = 'sdg': must be one of sgd, adam, adamw",
+        "optimizer = 'sdg': must be one of sgd, adam, amsgrad, adamw",
         "unknown key 'learning-rat'; did you mean 'learning-rate'?",
         "seed = True: must be a whole number",
         "unknown key 'fedprox.muu'; did you mean 'fedprox.mu'?",

@@ -135,7 +135,7 @@ class ClientData:
 
 
 class Owners(NamedTuple):
-    """For each training and each test example (n,) the number of its owner, such as a speaking role."""
+    """For each training and each test example (n,) the number of its owner, such as a speaking role; -1: nobody's."""
 
     train: Indices
     test: Indices

@@ -35,6 +35,7 @@ class Job:
     examples: tuple[Indices, Indices]
     clients: int
     classes_per_client: int
+    shards_per_client: int
     alpha: float
     rng: np.random.Generator
 
@@ -75,8 +76,10 @@ def partition(
     clients: int,
     seed: int,
     classes_per_client: int = 2,
+    shards_per_client: int = 2,
     alpha: float = 0.5,
     samples_per_client: int = 0,
+    halved_clients: float = 0.0,
     test_share: float = 0.0,
     available: Indices | None = None,
 ) -> list[Part]:
@@ -88,8 +91,10 @@ def partition(
         clients: Number of clients, at least 1.
         seed: The same seed gives the same parts.
         classes_per_client: For `classes`: how many classes each client has.
-        alpha: For `dirichlet`: concentration; the smaller, the more clients differ.
+        shards_per_client: For `shards`: how many shards each client has.
+        alpha: For `dirichlet` and `quantity`: concentration; the smaller, the more clients differ.
         samples_per_client: The most training examples of a client, in its own class proportions; 0 for all.
+        halved_clients: Share of the clients, drawn by the seed, that keep half of their training examples.
         test_share: With `samples_per_client`, the most that a client's test part is of all its examples; 0: no limit.
         available: Training examples that may be shared out, such as `hold_out` leaves; all by default.
 
@@ -103,7 +108,8 @@ def partition(
         raise DataError(nearest("partition", name, _PARTITIONERS))
     examples = (np.arange(len(dataset.train)) if available is None else available, np.arange(len(dataset.test)))
     rng = numpy_generator(seed, "partition")
-    train, test = _PARTITIONERS[name](Job(dataset, examples, clients, classes_per_client, alpha, rng))
+    job = Job(dataset, examples, clients, classes_per_client, shards_per_client, alpha, rng)
+    train, test = _PARTITIONERS[name](job)
     for kind, parts, all_of_them in zip(("training", "test"), (train, test), examples, strict=True):
         if empty := [client for client, part in enumerate(parts) if not len(part)]:
             raise DataError(
@@ -111,13 +117,36 @@ def partition(
                 f"{len(all_of_them)} {kind} examples: use fewer clients"
             )
     if samples_per_client:
-        rng, labels = numpy_generator(seed, "samples-per-client"), dataset.train.labels
-        train = [part[proportional_sample(labels[part], samples_per_client, rng)] for part in train]
-        if test_share:
-            labels, sizes = dataset.test.labels, [round(len(part) * test_share / (1 - test_share)) for part in train]
-            pairs = zip(test, sizes, strict=True)
-            test = [part[proportional_sample(labels[part], max(1, size), rng)] for part, size in pairs]
+        rng = numpy_generator(seed, "samples-per-client")
+        train, test = _at_most(dataset, train, test, samples_per_client, test_share, rng)
+    if halved_clients:
+        _halve(train, halved_clients, dataset.train.labels, numpy_generator(seed, "halved clients"))
     return [Part(np.sort(mine), np.sort(tested)) for mine, tested in zip(train, test, strict=True)]
+
+
+def _at_most(
+    dataset: DataSet,
+    train: list[Indices],
+    test: list[Indices],
+    size: int,
+    test_share: float,
+    rng: np.random.Generator,
+) -> Dealt:
+    """Return parts of at most so many training examples, and of this share of test examples if it is not 0."""
+    labels = dataset.train.labels
+    train = [part[proportional_sample(labels[part], size, rng)] for part in train]
+    if test_share:
+        labels, sizes = dataset.test.labels, [round(len(part) * test_share / (1 - test_share)) for part in train]
+        pairs = zip(test, sizes, strict=True)
+        test = [part[proportional_sample(labels[part], max(1, size), rng)] for part, size in pairs]
+    return [train, test]
+
+
+def _halve(parts: list[Indices], share: float, labels: Tensor, rng: np.random.Generator) -> None:
+    """Halve the parts of a random share of the clients; those of a smaller share are among those of a larger one."""
+    for client in rng.permutation(len(parts))[: round(share * len(parts))]:
+        part = parts[client]
+        parts[client] = part[proportional_sample(labels[part], max(1, len(part) // 2), rng)]
 
 
 def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> Indices:
@@ -176,6 +205,49 @@ def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Genera
     return counts
 
 
+def by_shards(job: Job) -> Dealt:
+    """Sort the training examples by class, cut them into equal shards, and deal each client k at random.
+
+    As in FedAvg (McMahan et al., AISTATS 2017, section 3); a class's test examples follow its training examples.
+    """
+    train, test = job.labels()
+    dealt = job.rng.permutation(job.clients * job.shards_per_client) % job.clients
+    counts = np.zeros((job.clients, job.dataset.classes), dtype=np.int64)
+    for client, shard in zip(dealt, np.array_split(np.sort(train), len(dealt)), strict=True):
+        counts[client] += np.bincount(shard, minlength=job.dataset.classes)
+    shares = counts / np.maximum(counts.sum(0), 1)
+    sizes = np.bincount(test, minlength=job.dataset.classes)
+    tested = np.stack([_rounded(share, size) for share, size in zip(shares.T, sizes, strict=True)], axis=1)
+    return _dealt(job, (counts, tested))
+
+
+def quantity(job: Job) -> Dealt:
+    """Deal shuffled examples in sizes q ~ Dir(alpha) over clients, the same q in training and test.
+
+    As in NIID-Bench (Li et al., ICDE 2022, "quantity skew"), whose code draws again while a client has fewer than
+    `DIRICHLET_LEAST`, too; after `DIRICHLET_TRIES` draws a `DataError` says so.
+    """
+    n_train, n_test = map(len, job.examples)
+    for _ in range(DIRICHLET_TRIES if n_train >= DIRICHLET_LEAST * job.clients else 0):
+        drawn = job.rng.dirichlet(np.full(job.clients, job.alpha))
+        sizes = [_rounded(drawn, n) for n in (n_train, n_test)]
+        if sizes[0].min() >= DIRICHLET_LEAST and sizes[1].min() >= 1:
+            return [
+                np.split(job.rng.permutation(indices), np.cumsum(of_client)[:-1])
+                for indices, of_client in zip(job.examples, sizes, strict=True)
+            ]
+    raise _no_draw(job)
+
+
+def _no_draw(job: Job) -> DataError:
+    n_train, n_test = map(len, job.examples)
+    return DataError(
+        f"no Dirichlet partition of {job.dataset.name} with alpha {job.alpha:g} gives each of {job.clients} clients "
+        f"at least {DIRICHLET_LEAST} of {n_train} training examples and one of {n_test} test examples: "
+        "use a larger alpha or fewer clients"
+    )
+
+
 def dirichlet(job: Job) -> Dealt:
     """Each class is dealt in proportions p ~ Dir(alpha) over clients, the same p in training and test.
 
@@ -183,8 +255,8 @@ def dirichlet(job: Job) -> Dealt:
     follow, and the draw is repeated while a client has fewer than `DIRICHLET_LEAST`; after `DIRICHLET_TRIES` draws a
     `DataError` says so.
     """
-    (n_train, n_test), sizes = map(len, job.examples), job.class_sizes()
-    fair_share = n_train / job.clients
+    sizes = job.class_sizes()
+    fair_share = len(job.examples[0]) / job.clients
     for _ in range(DIRICHLET_TRIES if fair_share >= DIRICHLET_LEAST else 0):
         counts = np.zeros((2, job.clients, job.dataset.classes), dtype=np.int64)
         for label in range(job.dataset.classes):
@@ -195,11 +267,7 @@ def dirichlet(job: Job) -> Dealt:
         else:
             if counts[0].sum(1).min() >= DIRICHLET_LEAST and counts[1].sum(1).min() >= 1:
                 return _dealt(job, counts)
-    raise DataError(
-        f"no Dirichlet partition of {job.dataset.name} with alpha {job.alpha:g} gives each of {job.clients} clients "
-        f"at least {DIRICHLET_LEAST} of {n_train} training examples and one of {n_test} test examples: "
-        "use a larger alpha or fewer clients"
-    )
+    raise _no_draw(job)
 
 
 def natural(job: Job) -> Dealt:
@@ -208,10 +276,10 @@ def natural(job: Job) -> Dealt:
     A `DataError` says that there are none, or too few.
     """
     groups = job.dataset.groups
-    if groups is None:
+    train, test = job.by_owner(groups) if groups is not None else ({}, {})
+    owners = np.array(sorted(owner for owner in train.keys() & test.keys() if owner >= 0))
+    if not len(owners):
         raise DataError(f"{job.dataset.name} has no natural clients; partition it by iid, classes or dirichlet")
-    train, test = job.by_owner(groups)
-    owners = np.array(sorted(train.keys() & test.keys()))
     if job.clients > len(owners):
         raise DataError(f"{job.dataset.name} has {len(owners)} natural clients, not {job.clients}: use at most as many")
     chosen = np.sort(job.rng.choice(owners, job.clients, replace=False)).tolist()
@@ -222,6 +290,8 @@ _PARTITIONERS: dict[str, Callable[[Job], Dealt]] = {
     "iid": iid,
     "classes": by_classes,
     "dirichlet": dirichlet,
+    "shards": by_shards,
+    "quantity": quantity,
     "natural": natural,
 }
 

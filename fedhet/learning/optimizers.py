@@ -18,7 +18,7 @@ class Optimisation:
     """How parameters are stepped.
 
     Attributes:
-        optimizer: sgd, adam or adamw.
+        optimizer: sgd, adam, amsgrad (Adam with the largest second moment so far: Reddi et al., 2018) or adamw.
         learning_rate: constant over the phase, unless there is a schedule.
         momentum: of SGD.
         weight_decay: on matrices and filters, not on biases and normalisation.
@@ -49,8 +49,8 @@ class Optimisation:
             ]
         if self.optimizer == "sgd":
             return eager(torch.optim.SGD)(groups, lr=self.learning_rate, momentum=self.momentum, fused=True)
-        kind = eager({"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[self.optimizer])
-        return kind(groups, lr=self.learning_rate, weight_decay=0.0, fused=True)
+        kind = eager(torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam)
+        return kind(groups, lr=self.learning_rate, weight_decay=0.0, amsgrad=self.optimizer == "amsgrad", fused=True)
 
 
 def learning_rate(schedule: str, largest: float, done: float) -> float:

@@ -13,7 +13,13 @@ from fedhet.data import DataSet, Examples, Owners
 from fedhet.errors import DataError
 from fedhet.task import get_task
 
-OPTIONS: dict[str, dict[str, float]] = {"iid": {}, "classes": {"classes_per_client": 3}, "dirichlet": {"alpha": 0.5}}
+OPTIONS: dict[str, dict[str, float]] = {
+    "iid": {},
+    "classes": {"classes_per_client": 3},
+    "shards": {"shards_per_client": 3},
+    "dirichlet": {"alpha": 0.5},
+    "quantity": {"alpha": 2.0},
+}
 
 
 def made(train: int = 1000, test: int = 300, classes: int = 10, seed: int = 0) -> DataSet:
@@ -82,6 +88,49 @@ def test_classes_leaves_nobody_empty_handed_while_there_is_enough() -> None:
     assert {len(part.train) for part in parts} <= {5, 6, 7, 8, 9}
 
 
+def test_shards_are_equal_pieces_of_the_examples_sorted_by_class() -> None:
+    dataset = made(6000, 3000)
+    parts = data.partition(dataset, "shards", clients=50, seed=0, shards_per_client=2)
+    assert {len(part.train) for part in parts} == {120}
+    held = [label_sets(dataset, part) for part in parts]
+    assert all(tested <= trained for trained, tested in held), "tested on what they train for"
+    assert max(len(trained) for trained, _ in held) <= 4, "a shard reaches over at most one border of classes"
+    assert np.mean([len(trained) for trained, _ in held]) < 2.3
+    one = data.partition(dataset, "shards", clients=10, seed=0, shards_per_client=1)
+    assert {len(part.train) for part in one} == {600}
+
+
+def test_quantity_deals_sizes_by_alpha_and_classes_alike() -> None:
+    dataset = made(20_000, 20_000)
+    sizes = {}
+    for alpha in (1.0, 1000.0):
+        parts = data.partition(dataset, "quantity", clients=5, seed=0, alpha=alpha)
+        sizes[alpha] = np.array([len(part.train) for part in parts])
+        assert np.abs(sizes[alpha] - [len(part.test) for part in parts]).max() <= 1
+        largest = parts[sizes[alpha].argmax()]
+        shares = torch.bincount(dataset.train.labels[largest.train], minlength=10) / len(largest.train)
+        assert (shares - 0.1).abs().max() < 0.02
+    assert sizes[1.0].std() > 10 * sizes[1000.0].std()
+    assert min(map(len, (part.train for part in data.partition(made(200), "quantity", clients=4, seed=0)))) >= 10
+
+
+def test_some_clients_keep_half_of_their_training_examples() -> None:
+    dataset, options = made(4000, 2000), {"clients": 10, "seed": 3, "classes_per_client": 2}
+    whole = data.partition(dataset, "classes", **options)
+    halved: set[int] = set()
+    for share, count in ((0.0, 0), (0.3, 3), (0.6, 6), (1.0, 10)):
+        parts = data.partition(dataset, "classes", **options, halved_clients=share)
+        smaller = {client for client, part in enumerate(parts) if len(part.train) < len(whole[client].train)}
+        assert len(smaller) == count
+        assert halved <= smaller, "those of a smaller share are among them"
+        halved = smaller
+        for mine, before in zip(parts, whole, strict=True):
+            assert set(mine.train) <= set(before.train)
+            assert np.array_equal(mine.test, before.test)
+            assert len(mine.train) in (len(before.train), len(before.train) // 2)
+            assert label_sets(dataset, mine) == label_sets(dataset, before)
+
+
 def test_dirichlet_deals_test_as_training_and_follows_alpha() -> None:
     dataset = made(20_000, 20_000)
 
@@ -124,6 +173,8 @@ def test_dirichlet_keeps_its_minimum_or_says_that_it_cannot(alpha: float, client
         ("dirichlet", {"alpha": float("nan")}, "alpha nan gives each of"),
         ("dirichlet", {"alpha": 1e-6}, "alpha 1e-06 gives each of 20 clients at least 10"),
         ("dirichlet", {"clients": 101}, "at least 10 of 1000"),
+        ("quantity", {"alpha": 1e-6}, "alpha 1e-06 gives each of 20 clients at least 10"),
+        ("shards", {"clients": 300}, "leaves client .* of 300 without any of made's 300 test examples"),
         ("natural", {}, "no natural clients"),
         ("irid", {}, "unknown partition 'irid'; did you mean 'iid'"),
         ("iid", {"clients": 301}, "leaves client 300 of 301 without any of made's 300 test examples"),

@@ -26,6 +26,7 @@ def stepped(kind, **keys):
         (torch.optim.SGD, {}),
         (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.1}),
         (torch.optim.Adam, {}),
+        (torch.optim.Adam, {"amsgrad": True}),
         (torch.optim.AdamW, {"weight_decay": 0.1}),
     ],
 )

@@ -106,7 +106,7 @@ def test_a_step_is_plain_gradient_descent_with_momentum_and_decay_on_weights_onl
     assert trained.mean_loss == pytest.approx(sum(losses) / 2, rel=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "amsgrad", "adamw"])
 def test_weight_decay_leaves_biases_and_normalisation_alone(optimizer):
     model = network()
     groups = Optimisation(optimizer, weight_decay=0.3).build(list(model.parameters())).param_groups
