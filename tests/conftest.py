@@ -201,7 +201,8 @@ def in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with synthetic files of CIFAR-10 (200 images), CIFAR-100, MNIST, Shakespeare (5 roles), ChestX-ray14."""
+    """A folder with synthetic files of CIFAR-10 (200 images), CIFAR-100, MNIST, Shakespeare (5 roles), ChestX-ray14
+    and Sentiment140 (4 users, with vectors of width 5)."""
     folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
         count = 10 if name == "test_batch" else 40
@@ -220,6 +221,13 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> str:
             (folder / f"{part}-{kind}-ubyte").write_bytes(head + values.tobytes())
     speech = "".join(rng.choice(list("abcdefgh ,.!"), size=600))
     (folder / "input.txt").write_text("\n".join(f"{role}:\n{speech}\n" for role in "ABCDE"))
+    words = list("abcdefghijkl")
+    tweets = [
+        f'"{row % 8 // 4 * 4}","{row}","","","{row % 4}","{" ".join(rng.choice(words, 9))}"' for row in range(240)
+    ]
+    (folder / "training.1600000.processed.noemoticon.csv").write_text("\n".join(tweets))
+    vectors = [" ".join(map(str, (word, *rng.normal(size=5).round(3)))) for word in words]
+    (folder / "glove.6B.50d.txt").write_text("\n".join(vectors))
     chest = folder / "chestxray"
     chest.mkdir()
     lines = ["Image Index,Finding Labels,Patient ID,Patient Age,Patient Gender"]

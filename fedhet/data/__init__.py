@@ -1,6 +1,6 @@
 """Data sets by name, and how they are shared out among clients."""
 
-from fedhet.data import chestxray, images, text
+from fedhet.data import chestxray, images, text, tweets
 from fedhet.data.examples import ClientData, DataSet, Examples, Owners, PublicDataset, digests, resident
 from fedhet.data.partitions import Part, partition, partitions
 from fedhet.data.registry import LOADED, augments, load, names, register_dataset
@@ -37,6 +37,7 @@ __all__ = [
     "resident",
     "split",
     "text",
+    "tweets",
     "with_drawn_test_part",
     "with_drawn_test_set",
     "with_validation",

@@ -103,6 +103,19 @@ def read(file: Path) -> bytes:
         raise DataError(f"{packed} is damaged ({error}): get it again") from error
 
 
+def rows_of(file: Path) -> Iterator[str]:
+    """Lines of a text file in UTF-8, read one by one, unpacked if only its `.gz` or `.xz` is there."""
+    packed = variant(file)
+    if packed is None:
+        raise DataError(f"{file} is missing")
+    opened: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+    try:
+        with opened.get(packed.suffix if packed != file else "", open)(packed, "rt", encoding="utf-8") as lines:
+            yield from lines
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{packed} is damaged ({error}): get it again") from error
+
+
 def read_idx(file: Path) -> Tensor:
     """A uint8 tensor from a file in MNIST's idx format: magic number, sizes (big-endian int32), values."""
     content = read(file)

@@ -165,16 +165,27 @@ def cifar10_domains(folder: Path | None) -> DataSet:
     A random half of the classes, the same in all runs, has 95 % of its training images grey, the other half 5 %; half
     of the test images are grey. The natural partition has two clients: the classes where grey dominates, the others.
     """
+    return _domains("cifar10-domains", folder, 0.95)
+
+
+@register_dataset("cifar10-domains-balanced", augments=True)
+def cifar10_domains_balanced(folder: Path | None) -> DataSet:
+    """FedMA's control for `cifar10-domains`: half of each class's images are grey, for training and for testing."""
+    return _domains("cifar10-domains-balanced", folder, 0.5)
+
+
+def _domains(name: str, folder: Path | None, share: float) -> DataSet:
+    """CIFAR-10 with this share of grey training images in half of the classes, and of colour ones in the others."""
     colourful, rng = load("cifar10", folder), numpy_generator(0, "domains")
     grey_classes = rng.choice(colourful.classes, colourful.classes // 2, replace=False)
-    shares = np.where(np.isin(np.arange(colourful.classes), grey_classes), 0.95, 1 - 0.95)
+    shares = np.where(np.isin(np.arange(colourful.classes), grey_classes), share, 1 - share)
 
     def domain(examples: Examples) -> Indices:
         return (~np.isin(examples.labels.numpy(), grey_classes)).astype(np.int64)
 
     return replace(
         colourful,
-        name="cifar10-domains",
+        name=name,
         train=_with_grey(colourful.train, shares, rng),
         test=_with_grey(colourful.test, np.full_like(shares, 0.5), rng),
         groups=Owners(domain(colourful.train), domain(colourful.test)),

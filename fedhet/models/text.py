@@ -1,9 +1,14 @@
-"""Networks for texts of (characters,)."""
+"""Networks for texts, of (characters,), (words,) or word vectors (words, width)."""
+
+from functools import partial
 
 from torch import Tensor, nn
 
 from fedhet.errors import ModelError
 from fedhet.models.registry import register_model
+
+VOCABULARY = 10_000
+"""Indices of words that a network for texts of (words,) knows."""
 
 
 class CharLSTM(nn.Module):
@@ -27,3 +32,34 @@ def char_lstm(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     if len(input_shape) != 1:
         raise ModelError(f"takes texts of (characters,), such as shakespeare's, not inputs of {input_shape}")
     return CharLSTM(classes)
+
+
+class WordLSTM(nn.Module):
+    """An LSTM of some layers and two fully connected ones (FedHeNN, section 4.1), of as many units as in LEAF's code.
+
+    Of texts (words,) it learns the words' vectors itself; vectors (words, width) it takes as they are.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int, layers: int, units: int = 100, hidden: int = 30):
+        super().__init__()
+        words = len(input_shape) == 1
+        self.embedding = nn.Embedding(VOCABULARY, units) if words else nn.Identity()
+        self.lstm = nn.LSTM(units if words else input_shape[1], units, num_layers=layers, batch_first=True)
+        self.hidden = nn.Sequential(nn.Linear(units, hidden), nn.ReLU())
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, texts: Tensor) -> Tensor:
+        """Logits (n, classes) of texts (n, words) int64, or of vectors (n, words, width)."""
+        states, _ = self.lstm(self.embedding(texts))
+        return self.head(self.hidden(states[:, -1]))
+
+
+def word_lstm(input_shape: tuple[int, ...], classes: int, *, layers: int) -> nn.Module:
+    """An LSTM of so many layers for texts of words."""
+    if len(input_shape) not in (1, 2):
+        raise ModelError(f"takes texts of (words,) or (words, width), such as sentiment140's, not {input_shape}")
+    return WordLSTM(input_shape, classes, layers)
+
+
+for _layers in (1, 2):
+    register_model(f"word-lstm-{_layers}", family="word-lstm-family")(partial(word_lstm, layers=_layers))

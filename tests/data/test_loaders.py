@@ -244,6 +244,8 @@ class TestDomains:
         shares = [grey_share(dataset.train, label) for label in range(10)]
         assert sorted(round(share, 2) for share in shares) == [0.05] * 5 + [0.95] * 5
         assert [grey_share(dataset.test, label) for label in range(10)] == [0.5] * 10
+        balanced = data.load("cifar10-domains-balanced", tmp_path)
+        assert [grey_share(balanced.train, label) for label in range(10)] == [0.5] * 10
         changed = (dataset.train.inputs != colourful.train.inputs).flatten(1).any(1)
         assert 0.45 < changed.float().mean() < 0.55
         assert torch.equal(dataset.train.labels, colourful.train.labels)

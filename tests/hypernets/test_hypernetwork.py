@@ -18,7 +18,9 @@ HEADS = ("dense", "lowrank", "base-lowrank", "tiled")
 LARGE = [
     name for name in models.names() if (name.startswith("flha-") and "small" not in name) or name in ("vgg9", "cnn")
 ]
-OTHERS = {name: (1, 28, 28) for name in models.names() if name.startswith("lenet")} | {"char-lstm": (80,)}
+OTHERS = {name: (1, 28, 28) for name in models.names() if name.startswith("lenet")} | {
+    name: (80,) for name in models.names() if "lstm" in name
+}
 SMALL = [name for name in models.names() if name not in LARGE and name not in OTHERS]
 
 

@@ -6,7 +6,7 @@ from fedhet import models
 from fedhet.errors import ModelError
 
 DIGITS, MNIST, CIFAR10, SHAKESPEARE = (1, 8, 8), (1, 28, 28), (3, 32, 32), (80,)
-IMAGE_MODELS = [name for name in models.names() if name != "char-lstm"]
+IMAGE_MODELS = [name for name in models.names() if "lstm" not in name]
 LARGE = ["vgg9", *(name for name in IMAGE_MODELS if name.startswith("flha-") and not name.startswith("flha-small"))]
 
 
@@ -23,6 +23,7 @@ def parameters(model: nn.Module) -> int:
         ("lenet", MNIST, 10, 431_080),  # FedMA, "431k"
         ("fedavg-cnn", MNIST, 10, 582_026),  # HtFLlib's FedAvgCNN with dim=1024
         ("char-lstm", SHAKESPEARE, 80, 293_584),  # FedMA, table 6
+        ("word-lstm-2", (25, 300), 2, 160_800 + 80_800 + 3_030 + 62),  # LSTMs of 100 units, layers of 30 and 2
     ],
 )
 def test_published_sizes(name: str, input_shape: tuple[int, ...], classes: int, expected: int) -> None:
@@ -107,7 +108,10 @@ def test_unknown_model_is_answered_with_the_nearest() -> None:
         models.expand(" , ")
 
 
-@pytest.mark.parametrize(("name", "input_shape"), [("char-lstm", CIFAR10), ("cnn", SHAKESPEARE), ("vgg9", (1, 7, 7))])
+@pytest.mark.parametrize(
+    ("name", "input_shape"),
+    [("char-lstm", CIFAR10), ("word-lstm-1", CIFAR10), ("cnn", SHAKESPEARE), ("vgg9", (1, 7, 7))],
+)
 def test_model_that_does_not_fit_its_input_says_so(name: str, input_shape: tuple[int, ...]) -> None:
     with pytest.raises(ModelError, match=rf"model '{name}': takes"):
         models.build(name, input_shape, 10)
