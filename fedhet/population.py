@@ -240,6 +240,7 @@ def _place(client: ClientInfo) -> tuple[int, int]:
     return (client.partition_id or 0) % clients, clients
 
 
+@lru_cache(maxsize=256)
 def _data_keys(config: Config) -> Config:
     """A configuration that is the same for all that deal the same data: the key of the caches below."""
     kept = [key.replace("-", "_") for key in (*keys_about("data"), "seed") if key != "clients"]

@@ -5,7 +5,7 @@ LG-FedAvg, averages within architectures and averages by layer are five such map
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Literal
@@ -61,20 +61,18 @@ class Sharing:
         if self.units and not (self.averaged and self.keys != "nothing"):
             raise ValueError("clients have parts of arrays where these are shared and averaged")
 
-    def names(
-        self, network: NetworkDescription, tensors: "Mapping[str, Tensor]", *, statistics: bool
-    ) -> dict[str, str]:
+    def names(self, network: NetworkDescription, arrays: Iterable[str], *, statistics: bool) -> dict[str, str]:
         """Return the shared key of each shared array of a state dict, by name, in its order.
 
         Args:
             network: the client's network.
-            tensors: its state dict.
+            arrays: the names in its state dict.
             statistics: whether BatchNorm's statistics are aggregated in this run.
         """
         if self.keys == "nothing":
             return {}
         key_of: Callable[[str], str | None] = str if self.keys == "everything" else self.keys(network)
-        sent = [name for name in tensors if statistics or self.statistics == "always" or not is_statistic(name)]
+        sent = [name for name in arrays if statistics or self.statistics == "always" or not is_statistic(name)]
         return {name: key for name in sent if (key := key_of(name)) is not None}
 
 

@@ -42,6 +42,12 @@ from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.population import ClientInfo
 from fedhet.rows import ClientRow
 
+LONGEST = [
+    *("tests/test_contract.py", "tests/engines/test_flower.py", "tests/test_papers.py", "tests/test_presets.py"),
+    *("tests/recommending/test_end_to_end.py", "tests/test_pages.py", "tests/engines/test_cluster.py"),
+]
+"""Modules that begin first, in this order, so that others are done beside them."""
+
 pytest.register_assert_rewrite("tests.contract")
 torch.set_num_threads(1)
 
@@ -294,7 +300,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         (others if any(item.get_closest_marker(name) for name in left_out) else chosen).append(item)
     config.hook.pytest_deselected(items=others)
-    items[:] = chosen
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items[:] = sorted(chosen, key=lambda item: places.get(item.nodeid.split("::")[0], len(places)))
 
 
 @pytest.fixture

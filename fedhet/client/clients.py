@@ -74,7 +74,7 @@ class Clients:
         policy.check_examples(len(data.train))
         dataset = population.dataset_of(config) if self._data is None else None
         with self._network(info, data, device) as (representation, size):
-            transform = _transform(representation.model.to(device), dataset)
+            transform = _transform(representation.model, dataset)
             if (tried := self._tried.get(info.name)) is None:
                 tried = self._tried[info.name] = self._try(representation, data, transform, dataset, config)
             data = self._relabelled(data, tried.task)
@@ -148,16 +148,16 @@ class Clients:
             alike = (population.architecture_of(info), dataset.input_shape, dataset.classes)
         parts = registry.traits(config).shares.units is not None
         width = population.width_of(info) if parts else 1.0
-        alike = (*alike, config.head, config.method_name, config.parameters, width)
+        alike = (*alike, device, config.head, config.method_name, config.parameters, width)
         place = next((i for i in reversed(range(len(self._free))) if self._free[i][0] == alike), None)
         if place is not None:
             _, representation, size = self._free.pop(place)
         else:
-            model, size = self._build(info), None
+            model, size = self._build(info).to(device), None
             if parts:
                 known = population.dataset_of(config) if self._data is None else None
                 if alike[:-1] not in self._groups:
-                    example = _transform(model.to(device), known)(data.train.inputs[:2])
+                    example = _transform(model, known)(data.train.inputs[:2])
                     self._groups[alike[:-1]] = side.groups_of(model, example)
                 size = Size(width, self._groups[alike[:-1]])
                 if not size.groups:

@@ -181,13 +181,14 @@ def restore(job: Job) -> None:
         if saved is None:
             job.lost = True
             log.warning("client %s lost its state of round %d and starts afresh", client.name, expected)
-    saved, tensors = saved or {}, client.tensors
+    saved = saved or {}
     sent = job.payload.arrays.get("model", {})
     known = {name for name, key in side.shared_names().items() if key in sent}
     known |= {name.removeprefix("model/") for name in saved}
-    if not tensors.keys() <= known:
+    if not known.issuperset(client.names):
         common = client.config.shared_init and side.traits.common_init
         initialise(job, "all" if common else client.name)
+    tensors = client.tensors if saved else {}
     with torch.no_grad():
         for name, tensor in saved.items():
             group, _, key = name.partition("/")
@@ -199,11 +200,10 @@ def restore(job: Job) -> None:
 
 def _lasting(side: AnySide) -> dict[str, Tensor]:
     """Return the network's tensors that the client keeps between rounds."""
-    keeps, tensors = side.traits.keeps, side.client.tensors
-    if keeps == "nothing":
+    if side.traits.keeps == "nothing":
         return {}
-    shared = side.shared_names() if keeps == "rest" else {}
-    return {name: tensor for name, tensor in tensors.items() if name not in shared}
+    shared = side.shared_names() if side.traits.keeps == "rest" else {}
+    return {name: tensor for name, tensor in side.client.tensors.items() if name not in shared}
 
 
 def initialise(job: Job, name: str) -> None:
@@ -291,7 +291,7 @@ def _common(job: Job, when: str) -> Examples | None:
         return None
     if client.own_data:
         return client.data.common
-    if when == "received" and traits.whole and job.side.shared_names().keys() == client.tensors.keys():
+    if when == "received" and traits.whole and len(job.side.shared_names()) == len(client.names):
         return None
     return resident(population.dataset_of(client.config).test, client.device)
 

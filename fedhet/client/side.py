@@ -83,6 +83,11 @@ class Client:
         """The network's state dict, which shares its memory."""
         return self.model.state_dict()
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the network's arrays, in the order of its state dict."""
+        return tuple(self.tensors)
+
     @property
     def head(self) -> str:
         """Name of the module whose input is the representation."""
@@ -270,11 +275,15 @@ class ClientSide(Generic[P]):
 
     def shared_names(self) -> dict[str, str]:
         """Return the shared key of each shared array of the network, by name (see `Sharing`)."""
+        return self._names
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
         client = self.client
         head = client.head if callable(self.traits.shares.keys) else ""  # a network may have none
         network = NetworkDescription(client.model, head, client.architecture)
         aggregated = client.config.batch_norm == "aggregate"
-        return self.traits.shares.names(network, client.tensors, statistics=aggregated)
+        return self.traits.shares.names(network, client.names, statistics=aggregated)
 
     def shared(self) -> dict[str, Tensor]:
         """Return the shared tensors by shared key, not copied; by default those of the network."""

@@ -52,10 +52,14 @@ def by_class(predicted: Tensor, labels: Tensor, least: int = 1) -> dict[str, flo
     empty if a class has fewer than `least` examples, about which the numbers and the accuracy would tell too much.
     """
     guessed, right = (each.cpu().numpy() for each in (predicted, labels))
-    classes, having = np.unique(right, return_counts=True)
-    if not len(classes) or having.min() < least:
+    if not len(right):
         return {}
-    hits, guesses = (np.array([(each == c).sum() for c in classes]) for each in (right[guessed == right], guessed))
+    classes = 1 + max(guessed.max(), right.max())
+    having, guesses, hits = (np.bincount(each, minlength=classes) for each in (right, guessed, right[guessed == right]))
+    here = having > 0
+    having, guesses, hits = having[here], guesses[here], hits[here]
+    if having.min() < least:
+        return {}
     return {
         "balanced_accuracy": float((hits / having).mean()),
         "macro_f1": float((2 * hits / (having + guesses)).mean()),

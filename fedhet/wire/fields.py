@@ -1,7 +1,8 @@
 """Checked access to the fields of a received record: types, ranges and lengths are checked here only."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
+from functools import cache
 from typing import Annotated, Any
 
 from fedhet.files import LONGEST_NAME, TAKEN_NAMES, plain_name
@@ -33,13 +34,13 @@ class Fields:
         return key in self._fields
 
     def plain(self, dataclass: Any) -> dict[str, Any]:
-        """Read the fields of a dataclass that are lines, names, counts or flags; their metadata limit counts."""
+        """Read those fields of a dataclass that are there: lines, names, counts (within their metadata) and flags."""
         readers: dict[Any, Any] = {str: self.line, Name: self.name, int: self.count, bool: self.flag}
         values = {}
-        for each in fields(dataclass):
-            if each.type in readers:
+        for each, key in _fields_of(dataclass):
+            if each.type in readers and (key in self._fields or each.default is MISSING):
                 default = None if each.default is MISSING else each.default
-                values[each.name] = readers[each.type](kebab(each.name), default, **each.metadata)
+                values[each.name] = readers[each.type](key, default, **each.metadata)
         return values
 
     def text(self, key: str, default: str | None = None, *, longest: int = LONGEST) -> str:
@@ -96,6 +97,11 @@ class Fields:
         if not good(value):
             raise WireError(f"{self._where} is damaged: {key} is {shortened(value)}, must be {right}")
         return value
+
+
+@cache
+def _fields_of(dataclass: Any) -> list[tuple[Field[Any], str]]:
+    return [(each, kebab(each.name)) for each in fields(dataclass)]
 
 
 def shortened(value: object) -> str:

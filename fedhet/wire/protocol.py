@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Annotated, Any
 
 from fedhet.data import PublicDataset
@@ -85,6 +86,7 @@ class Request:
         return json.dumps(vars(self))
 
     @classmethod
+    @lru_cache(maxsize=16)  # all clients of a round get the same
     def from_json(cls, text: str) -> "Request":
         """Read a request; raises a WireError for an invalid field."""
         return cls(**Fields(from_json(text, "the request"), "the request").plain(cls))

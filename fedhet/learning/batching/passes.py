@@ -45,12 +45,16 @@ class Forward:
         passed: Passed | None = _by_the_loop(self)
         if passed is not None:
             return passed
-        traceless = isolated(self.model, self.stream) if self.stream else nullcontext()
-        with traceless, nullcontext() if self.learns else torch.no_grad():
-            return self.compute(self.inputs)
+        with isolated(self.model, self.stream) if self.stream else nullcontext():
+            if self.learns:
+                return self.compute(self.inputs)
+            with torch.no_grad():
+                return self.compute(self.inputs)
 
     def compute(self, inputs: Tensor) -> Passed:
         """Compute the pass of any inputs, here and with a graph where torch is set so."""
+        if not (self.captures or self.bf16):
+            return (self.until or self.model)(inputs), {}
         with ExitStack() as stack:
             if self.bf16:
                 stack.enter_context(torch.autocast(inputs.device.type, torch.bfloat16))
