@@ -37,7 +37,7 @@ class LoRA(ClientSide[LoRAParameters]):
         model.requires_grad_(False)
         model.get_submodule(head).requires_grad_(keys.train_head)
         for layer in _chosen(model, keys, head):
-            rank, weight = max(keys.all_ranks), layer.weight
+            rank, weight = max(keys.all_sizes), layer.weight
             dtype = torch.promote_types(weight.dtype, torch.float32)  # a network of bfloat16 is adapted in float32
             layer.register_parameter(A, nn.Parameter(weight.new_empty(rank, layer.in_features, dtype=dtype)))
             layer.register_parameter(B, nn.Parameter(weight.new_empty(layer.out_features, rank, dtype=dtype)))

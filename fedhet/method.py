@@ -78,9 +78,9 @@ class Traits:
         return shared or "model" in self.sends or self.other_arrays == "entries"
 
     @property
-    def alike(self) -> Literal["equal", "widths", "any"]:
-        """How shared arrays may differ, with the values of `networks`: in widths, too, if clients have parts."""
-        return "widths" if self.shares.units else self.networks
+    def alike(self) -> Literal["equal", "widths", "parts", "any"]:
+        """How shared arrays may differ, with the values of `networks`, or `"parts"` if clients have parts."""
+        return "parts" if self.shares.units else self.networks
 
     @property
     def bounded(self) -> bool:

@@ -45,7 +45,8 @@ class Sharing:
             otherwise each client's arrays are its own, and are only sent.
         statistics: whether BatchNorm's running statistics are always sent, or as configured.
         units: where clients may have a part of what is shared, which units of each hidden layer they have: an index set
-            for each axis of each array. The server averages each entry over those who have it. None: all have all.
+            for each axis of each array, or none of the array. The server averages each entry over those who have it.
+            None: all have all.
 
     Raises:
         ValueError: clients have parts of arrays that are not averaged.

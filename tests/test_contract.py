@@ -12,6 +12,7 @@ from .contract.further import Contract
 
 # What a method needs beside the settings of all to be run, and to learn, in a few seconds.
 OF_METHOD: dict[str, dict[str, Any]] = {
+    "depthfl": {"depthfl.depths": "2,1"},
     "fedharm": {
         "learning-rate": 0.01,
         "fedharm.blocks": "body.2,body.4,head; body.1,body.2,head",
@@ -40,7 +41,7 @@ CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.metho
     "layer-average-prefix": Case.of("layer-average", {"layer-average.by": "prefix"}),
 }
 ANY = (MIXED["any"], "cnn-1-1,mlp")
-ALIKE = {"nearest-neighbour", "logistic-regression", "fedrolex", "fjord", "fedtgp", "fedmrl", "fml"}
+ALIKE = {"nearest-neighbour", "logistic-regression", "fedrolex", "fjord", "fedtgp", "fedmrl", "fml", "depthfl"}
 """Methods for which label-spreading, heterofl, fedgh and fedkd stand in the quick suite."""
 
 QUICK = {*registry.own_methods()} - ALIKE

@@ -99,7 +99,8 @@ class Clients:
             )
             side = registry.client_side(config.method_name)(client)
             policy.check_shared(side)
-            yield Job(side, payload, policy, partial(self._build, info), partial(self._redraw, info, size), tried)
+            build, redraw = partial(self._build, info, size), partial(self._redraw, info, size)
+            yield Job(side, payload, policy, build, redraw, tried)
 
     def _try(
         self,
@@ -113,7 +114,8 @@ class Clients:
         if dataset and not self._model:
             return Tried(dataset.task, dataset.classes)
         task = dataset.task if dataset else self._task
-        return try_out(representation, data, transform, task, self._model, guessed=not config.head)
+        named = registry.client_side(config.method_name).head_of(config)
+        return try_out(representation, data, transform, task, self._model, guessed=not named)
 
     def let_go(self, client: Client) -> None:
         """Free a client's data on the GPU, at the end of a run."""
@@ -162,7 +164,7 @@ class Clients:
                 size = Size(width, self._groups[alike[:-1]])
                 if not size.groups:
                     raise ModelError(f"no hidden layer of {type(model).__name__} can be cut to a width")
-                model = size.cut(model)
+                model = side.cut(model, size)
             representation = Representation(model, side.head_of(config))
             if odd := next((name for name, tensor in model.state_dict().items() if tensor.is_complex()), None):
                 name = type(model).__name__
@@ -173,14 +175,16 @@ class Clients:
             self._free.append((alike, representation, size))
             del self._free[:-KEPT]
 
-    def _build(self, info: ClientInfo) -> nn.Module:
-        model = self._model(info) if self._model else population.model_of(info)
-        return registry.client_side(info.config.method_name).adapt(model, info.config)
+    def _build(self, info: ClientInfo, size: Size | None = None) -> nn.Module:
+        """Build a whole network; a size is given once its groups are known."""
+        side = registry.client_side(info.config.method_name)
+        model = side.adapt(self._model(info) if self._model else population.model_of(info), info.config)
+        return side.cut(model, size.whole) if size else model
 
     def _redraw(self, info: ClientInfo, size: Size | None, model: nn.Module) -> None:
         """Load the weights of a newly built network, which must have the same structure, into a client's network."""
         try:
-            built = self._build(info)
+            built = self._build(info, size)
             model.load_state_dict(size.state(built) if size else built.state_dict())
         except RuntimeError as error:
             raise ModelError(
@@ -240,7 +244,7 @@ def try_out(
         transform: from raw inputs to the network's.
         task: the chosen task; without a name it is inferred from outputs and labels.
         function: the user's function that returned the network, if any.
-        guessed: whether the head was not named by the user; then a note says if it does not compute the outputs.
+        guessed: whether neither user nor method named the head; then a note says if it does not compute the outputs.
 
     Raises:
         ModelError: the network cannot take such inputs, or does not return a row of finite numbers for each example.

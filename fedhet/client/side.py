@@ -221,7 +221,7 @@ class ClientSide(Generic[P]):
     By default the network is trained on the client's examples, and shared arrays travel. The hooks are called in this
     order, depending on the message:
 
-    - a network is built: `adapt`, `head_of`, and `groups_of` if clients have parts of one network;
+    - a network is built: `adapt`, `head_of`, and `groups_of` and `cut` if clients have parts of one network;
     - a question: `handshake` or `answer`;
     - training: `begin`, evaluation before training, `phases` (with `terms`), `end`, evaluation after training;
     - evaluation: `begin`, evaluation of the received model and of the client's own; `finish` at the end of a run.
@@ -261,6 +261,11 @@ class ClientSide(Generic[P]):
             inputs: (2, ...) transformed examples.
         """
         return permutation_groups(architecture_graph(model, inputs), partly=True)
+
+    @classmethod
+    def cut(cls, model: nn.Module, size: Size) -> nn.Module:
+        """Return a client's part of a model from `adapt`, or the whole, where that is the size."""
+        return size.cut(model)
 
     @property
     def parameters(self) -> P:

@@ -47,7 +47,7 @@ def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec
     Raises:
         ConfigError: they do not; with what would do.
     """
-    others = traits.alike == "widths" or traits.public != "none" or traits.other_arrays
+    others = traits.alike in ("widths", "parts") or traits.public != "none" or traits.other_arrays
     if not traits.shares.averaged or others or not all(specs):
         raise ConfigError(
             f"{name} works on one model that all clients share and the server averages, and {method} has none: "

@@ -3,6 +3,8 @@
 from fedhet.graphs.axes import Segment as Segment
 from fedhet.graphs.blocks import blocks as blocks
 from fedhet.graphs.blocks import stages as stages
+from fedhet.graphs.depths import block_ends as block_ends
+from fedhet.graphs.depths import depths as depths
 from fedhet.graphs.graph import ArchitectureGraph as ArchitectureGraph
 from fedhet.graphs.graph import Node as Node
 from fedhet.graphs.graph import UnsupportedArchitecture as UnsupportedArchitecture

@@ -61,12 +61,15 @@ class PermutationGroups:
         axes: ``state_dict`` name -> the segments of each of its axes, tied names and buffers included.
         fixed: Parameters none of whose written axes moves: the output layer (and whatever writes to a fixed axis).
         tied: Name -> the first name of the same parameter.
+        needs: Name of an array that a model may lack -> a group, and the least number of its units with which a model
+            has the array.
     """
 
     groups: tuple[PermutationGroup, ...]
     axes: Mapping[str, tuple[Axis, ...]] = field(hash=False)
     fixed: tuple[str, ...]
     tied: Mapping[str, str] = field(hash=False)
+    needs: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
 
     def __getitem__(self, index: int) -> PermutationGroup:
         return self.groups[index]
@@ -93,7 +96,9 @@ class PermutationGroups:
 
     def shapes(self, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
         """``state_dict`` name -> shape, in a model of the same architecture whose groups have these widths."""
-        return {name: tuple(map(entries, axes)) for name, axes in self.with_widths(widths).axes.items()}
+        lacking = {name for name, (group, least) in self.needs.items() if widths[group] < least}
+        axes = self.with_widths(widths).axes
+        return {name: tuple(map(entries, each)) for name, each in axes.items() if name not in lacking}
 
 
 def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False) -> PermutationGroups:

@@ -1,7 +1,7 @@
 """A model of other widths from a model: the same modules, other parameters."""
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,8 @@ from .reading import storage_place
 from .states import State
 
 
-def resize(model: nn.Module, state: State) -> nn.Module:
-    """Copy a model with these parameters and buffers, which may have other widths.
+def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.Module:
+    """Copy a model with these parameters and buffers, which may have other widths; it has none of the `lacking` ones.
 
     An ``nn.LSTM`` whose layers get different widths becomes a ``StackedLSTM`` with the same parameter names. Tied
     parameters stay tied; dtypes, devices, modes and ``requires_grad`` are the model's.
@@ -23,7 +23,7 @@ def resize(model: nn.Module, state: State) -> nn.Module:
         KeyError: The state lacks a ``state_dict`` name, or has one that is not the model's.
         UnsupportedArchitecture: A layer whose sizes fedhet does not know would change its shape.
     """
-    expected = model.state_dict()
+    expected = {name: value for name, value in model.state_dict().items() if name not in lacking}
     if state.keys() != expected.keys():
         raise KeyError(
             f"a state of {type(model).__name__} lacks {sorted(expected.keys() - state.keys())}, "
@@ -37,6 +37,8 @@ def resize(model: nn.Module, state: State) -> nn.Module:
         for store in (module._parameters, module._buffers):
             for name, old in list(store.items()):
                 key = f"{prefix}.{name}" if prefix else name
+                if key in lacking:
+                    store[name] = None
                 if old is None or key not in state:
                     continue
                 changed |= tuple(old.shape) != tuple(state[key].shape)

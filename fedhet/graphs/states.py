@@ -31,6 +31,8 @@ def widths(state: State, groups: PermutationGroups) -> tuple[int, ...]:
 def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) -> tuple[int, ...]:
     """Return the number of units of each group in parameters of these shapes; absent groups keep their exported width.
 
+    Of a group on no axis, it is the least number with which a model has all these parameters.
+
     Raises a ValueError if two parameters disagree about a group, or if a name or rank is not the architecture's.
     """
     units_of: dict[int, tuple[int, str]] = {}
@@ -47,7 +49,11 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
                 raise ValueError(
                     f"{name} has shape {shape}, but group {groups[axis[0].group].name!r} has {known} units in {where}"
                 )
-    return tuple(units_of[group.index][0] if group.index in units_of else group.width for group in groups)
+    least: dict[int, int] = {}
+    for index, units in (groups.needs[name] for name in shapes if name in groups.needs):
+        least[index] = max(units, least.get(index, 0))
+    known_units = least | {index: units for index, (units, _) in units_of.items()}
+    return tuple(known_units.get(group.index, group.width) for group in groups)
 
 
 def expand(
@@ -80,12 +86,18 @@ def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -
 
 
 def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple[NDArray[np.intp] | None, ...]]:
-    """Return, for each array with axes of these groups, the entries of the units along each axis; None for all."""
+    """Return, for each array with axes of these groups, the entries of the units along each axis; None for all.
+
+    An array that a model of these units lacks has ().
+    """
     entries = {
         name: tuple(_entries(axis, units) if any(segment.group in units for segment in axis) else None for axis in axes)
         for name, axes in groups.axes.items()
     }
-    return {name: axes for name, axes in entries.items() if any(axis is not None for axis in axes)}
+    units_of = {group: np.asarray(each).size for group, each in units.items()}
+    lacking = [name for name, (group, least) in groups.needs.items() if least > units_of.get(group, least)]
+    moved = {name: axes for name, axes in entries.items() if any(axis is not None for axis in axes)}
+    return moved | dict.fromkeys(lacking, ())
 
 
 def permute(state: State, groups: PermutationGroups, permutations: Assignments) -> dict[str, Array]:

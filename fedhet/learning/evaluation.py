@@ -118,7 +118,7 @@ def reestimate(
     layers = [
         module
         for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.track_running_stats and chosen(f"{name}.weight")
+        if isinstance(module, _BatchNorm) and module.running_mean is not None and chosen(f"{name}.weight")
     ]
     if not layers or len(inputs) < 2:
         return

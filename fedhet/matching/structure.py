@@ -50,8 +50,9 @@ def understand(text: str) -> PermutationGroups:
             name: tuple(tuple(Segment(**segment) for segment in axis) for axis in axes)
             for name, axes in description["axes"].items()
         }
+        needs = {name: (int(group), int(least)) for name, (group, least) in description["needs"].items()}
         return PermutationGroups(
-            tuple(map(_group, description["groups"])), axes, tuple(description["fixed"]), description["tied"]
+            tuple(map(_group, description["groups"])), axes, tuple(description["fixed"]), description["tied"], needs
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no description of permutation groups: {error!r}") from error

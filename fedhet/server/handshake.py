@@ -83,7 +83,7 @@ class Handshake:
         for node, others in roster.rivals({node: reply.client for node, (_, reply) in opened.items()}).items():
             roster.refused[node] = opened.pop(node)[1].client
             round.fail(f"at node {node}", roster.contest(roster.refused[node], others))
-        averaged = run.traits.shares.averaged and run.traits.alike != "widths"
+        averaged = run.traits.shares.averaged and run.traits.alike not in ("widths", "parts")
         for node in most_alike_first(opened, averaged=averaged):
             reply = opened[node][1]
             try:

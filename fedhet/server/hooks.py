@@ -81,10 +81,10 @@ class Hooks(Generic[P, S]):
         arrays of networks that must be equal, and the public dataset if clients have it.
         """
         report, networks = reply.report, self.traits.alike
-        spec = {} if networks == "any" else without_widths(report.spec) if networks == "widths" else report.spec
+        kinds = {"equal": report.spec, "widths": without_widths(report.spec)}.get(networks, {})
         brought = self.traits.public != "none" and self.public_dataset() is None
         public = (report.public, report.public_size) if brought else ()
-        return report.metric, report.labels, tuple(spec.items()), report.groups, public
+        return report.metric, report.labels, tuple(kinds.items()), report.groups, public
 
     def admit(self, reply: Reply) -> None:
         """Admit a client by its reply to the first handshake (finite arrays), or raise an exception to refuse it."""

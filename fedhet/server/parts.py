@@ -14,12 +14,12 @@ from fedhet.errors import FedhetError
 from fedhet.graphs import PermutationGroups, entries_of, widths_of
 from fedhet.matching import understand
 from fedhet.server.run import Run
-from fedhet.sharing import Units
+from fedhet.sharing import Units, is_statistic
 from fedhet.wire import Arrays, Report, Spec, WireError
 
 Indices = NDArray[np.intp]
 Part = tuple[Indices | None, ...]
-"""The entries along each axis; None for an axis that the client has whole."""
+"""The entries along each axis; None for an axis that the client has whole. (): the client lacks the array."""
 Parts = Mapping[str, Part]
 """By shared key, the arrays of which a client has only a part."""
 
@@ -30,6 +30,7 @@ class Sizes:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._first: tuple[str, str] | None = None  # the groups as text, and the first client that sent them
+        self._dtypes: dict[str, str] = {}
         self._parts: dict[tuple[tuple[int, ...], int], dict[str, Part]] = {}
 
     @property
@@ -37,7 +38,7 @@ class Sizes:
         return self._run.traits.shares.units
 
     def check(self, report: Report) -> None:
-        """Check in the handshake that a client has the same network as the others, or a part of it.
+        """Check in the handshake that a client has the same network as the others, or a part of it, in their dtypes.
 
         Raises:
             WireError: its arrays are no part of the network that it describes.
@@ -58,13 +59,19 @@ class Sizes:
             shapes = groups.shapes(widths)
             if any(shapes[name] != shape for name, (shape, _) in report.spec.items()):
                 raise ValueError("its arrays have other shapes than it describes")
+            if lacking := [n for n in groups.needs if n in shapes.keys() - report.spec.keys() and not is_statistic(n)]:
+                raise ValueError(f"it lacks {lacking[0]}")
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise WireError(f"its arrays are no part of the network that it describes: {error}") from error
+        for name, (_, dtype) in report.spec.items():
+            if (known := self._dtypes.get(name, dtype)) != dtype:
+                raise FedhetError(f"its {name} is {dtype}, that of the other clients {known}: they must be alike")
 
     def admit(self, report: Report) -> None:
         """Admit a checked client; the first one's network is the network of all."""
         if self._units is not None and self._first is None:
             self._first, self._groups = (report.groups, report.client), understand(report.groups)
+        self._dtypes |= {name: dtype for name, (_, dtype) in report.spec.items()}
 
     def whole(self, spec: Spec) -> Spec:
         """Return shapes and dtypes of the whole arrays of which a client has these parts."""
@@ -93,7 +100,8 @@ class Sizes:
 
 def cut(arrays: Arrays, parts: Parts) -> Arrays:
     """Return parts of arrays; whole arrays are not copied."""
-    return {key: array[_index(array.shape, parts[key])] if key in parts else array for key, array in arrays.items()}
+    had = {key: array for key, array in arrays.items() if parts.get(key) != ()}
+    return {key: array[_index(array.shape, parts[key])] if key in parts else array for key, array in had.items()}
 
 
 def split(

@@ -89,7 +89,7 @@ class Roster:
         Args:
             method: its name, for errors.
             reply: the answer.
-            networks: which may differ (`Traits.networks`).
+            networks: how they may differ (`Traits.alike`).
             averaged: whether the arrays of one shared key must be alike, where widths may not differ.
 
         Raises:
@@ -101,7 +101,7 @@ class Roster:
                 f"its task is measured by {_measure(report.metric, report.labels)}, that of client {self.metric[1]} by "
                 f"{_measure(self.metric[0], self.labels)}: all clients of a run need the same task, which task= names"
             )
-        if networks != "any" and self.specs:
+        if networks in ("equal", "widths") and self.specs:
             first = min(self.specs, key=client_order)
             theirs, spec = self.specs[first], report.spec
             if networks == "widths":
@@ -112,7 +112,7 @@ class Roster:
                     f"{method} needs equal architectures{but}, and this one's {difference(spec, theirs)} unlike that "
                     f"of client {first}"
                 )
-        for key, array in report.spec.items() if averaged and networks != "widths" else ():
+        for key, array in report.spec.items() if averaged and networks not in ("widths", "parts") else ():
             known, owner = self.keys.get(key, (array, name))
             if array != known:
                 raise FedhetError(

@@ -1,0 +1,86 @@
+"""DepthFL, client side: exits learn from the labels and from each other (Kim et al., ICLR 2023).
+
+    L = sum_i CE(p_i, y) + w(t) / (d - 1) sum_i sum_{j != i} KL(p_j || p_i)
+
+over the client's d exits, where p_j is a constant in the KL, and w(t) = exp(-5 (1 - min(t - 1, T) / T)^2) in round t.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import permutations
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fedhet.client import ClientSide
+from fedhet.client.size import Size
+from fedhet.graphs import PermutationGroups
+from fedhet.learning import Loss, Phase, Step, soft_divergence
+from fedhet.methods.depthfl import DepthFLParameters
+from fedhet.models.exits import EXITS, Exits, groups_by_depth
+from fedhet.options import Config
+from fedhet.representations import Output
+from fedhet.wire import Payload
+
+
+class DepthFL(ClientSide[DepthFLParameters]):
+    """Trains its first blocks, and the exits behind them; the runtime has cut off the rest."""
+
+    @classmethod
+    def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
+        """Return the model as one that gets exits; raises a ModelError if it has a module of that name."""
+        return Exits(model, count=max(config.parameters.all_sizes), names=config.parameters.blocks)
+
+    @classmethod
+    def head_of(cls, config: Config) -> str:
+        """Return the first exit, which all clients have; the configured head if there is none but that."""
+        return f"{EXITS}.0" if max(config.parameters.all_sizes) > 1 else config.head
+
+    @classmethod
+    def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
+        """Return one group, the blocks."""
+        return groups_by_depth(cast(Exits, model), inputs)
+
+    @classmethod
+    def cut(cls, model: nn.Module, size: Size) -> nn.Module:
+        """Return the first blocks with their exits."""
+        cast(Exits, model).add_exits(size.groups)
+        part = cast(Exits, size.cut(model))
+        part.depth = len(size.units[0])
+        return part
+
+    def handshake(self, payload: Payload) -> Payload:
+        """Check the task."""
+        self.client.check_scores("which its exits exchange")
+        return super().handshake(payload)
+
+    @cached_property
+    def _others(self) -> dict[str, Output]:
+        """All exits but the last."""
+        names = [f"{EXITS}.{number}" for number in range(cast(Exits, self.client.model).depth - 1)]
+        return {name: Output(self.client.model, name) for name in names}
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        """Return one phase for all exits; the task's loss is the last one's."""
+        return [replace(phase, captures=self._others) for phase in super().phases(payload)]
+
+    def terms(self, payload: Payload) -> tuple[Loss, ...]:
+        """Return what the other exits learn from labels, and all from each other."""
+        keys, task, names = self.parameters, self.client.task, list(self._others)
+        many_labels, scores = task.outputs.meaning == "labels", task.outputs.scores
+        left = 1 - min(self.client.request.round - 1, keys.ramp_up) / keys.ramp_up if keys.ramp_up else 0.0
+        weight = keys.distillation * math.exp(-5 * left**2)
+
+        def exits(step: Step) -> Tensor:
+            others = [step.captured[name].to(step.outputs.dtype) for name in names]
+            loss = torch.stack([task.loss(outputs, step.labels) for outputs in others]).sum()
+            if weight:
+                pairs = permutations([*map(scores, others), scores(step.outputs)], 2)
+                learnt = [soft_divergence(one, other, 1.0, many_labels=many_labels) for one, other in pairs]
+                loss = loss + weight / len(others) * torch.stack(learnt).sum()
+            return loss
+
+        return (exits,) if names else ()

@@ -1,0 +1,48 @@
+"""DepthFL (Kim et al., ICLR 2023): clients have the first blocks of one network, with an exit behind each."""
+
+from dataclasses import dataclass
+
+from fedhet.errors import ConfigError
+from fedhet.method import Method, Traits
+from fedhet.options import Config, option
+from fedhet.sharing import FIRST_UNITS
+
+from ._counted import CountedParameters
+
+
+@dataclass(frozen=True)
+class DepthFLParameters(CountedParameters):
+    """DepthFL's own keys, with the paper's values."""
+
+    counted = "depthfl.depths"
+
+    depths: str = option(
+        "4,3,2,1",
+        "numbers of blocks that clients have, dealt as assign says; the largest is all; a node may say its own (depth)",
+    )
+    blocks: str = option(
+        "",
+        "modules that end all blocks but the last, separated by commas; empty: blocks of one spatial size each, or of "
+        "about equal numbers of layers if there are too few of these",
+    )
+    distillation: float = option(1.0, "weight of what a client's exits learn from each other; 0: nothing", at_least=0)
+    ramp_up: int = option(
+        300,
+        "rounds over which this weight grows from exp(-5) of it, as exp(-5 (1 - t / ramp-up)^2); 0: none",
+        at_least=0,
+    )
+
+    def check(self, config: Config) -> None:
+        """Check the depths, and that all arrays of the whole network have a value from the start."""
+        _ = self.all_sizes
+        if not config.shared_init:
+            raise ConfigError("shared-init = false: depthfl needs first weights of the whole network")
+
+
+method = Method(
+    "depthfl",
+    traits=Traits(networks="equal", shares=FIRST_UNITS, common_init=True),
+    Parameters=DepthFLParameters,
+    server="fedhet.strategies.depthfl:DepthFL",
+    client="fedhet.client_apps.depthfl:DepthFL",
+)

@@ -1,0 +1,256 @@
+"""DepthFL, against a plain computation from its paper."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedhet import config as configuration
+from fedhet import models, population
+from fedhet.client.size import Size
+from fedhet.errors import ConfigError, ModelError
+from fedhet.graphs import UnsupportedArchitecture
+from fedhet.models.exits import Exits, groups_by_depth
+
+DEPTHS = {"0": 3, "1": 2, "2": 1}
+SAME = {
+    "clients": 3,
+    "rounds": 3,
+    "local_epochs": 3,
+    "batch_size": 1000,  # one batch an epoch, so that the order of examples is nobody's
+    "momentum": 0.5,
+    "learning_rate": 0.1,
+    "partition": "classes",
+    "classes_per_client": 4,
+    "samples_per_client": 24,
+    "batch_norm": "re-estimate",
+    "wire_dtype": "float64",
+    "depthfl.depths": "3,2,1",
+    "depthfl.blocks": "one,two",
+}
+
+
+class Small(nn.Module):
+    """Two convolutional blocks, the first with BatchNorm, and one of linear layers; of images of 8 x 8."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Sequential(
+            nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)
+        )
+        self.two = nn.Sequential(nn.Conv2d(6, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+        self.three, self.head = nn.Linear(20, 7), nn.Linear(7, 10)
+
+    def forward(self, inputs):
+        return self.head(F.relu(self.three(self.two(self.one(inputs)).flatten(1))))
+
+
+def plain(state, inputs, depth):
+    """The scores of the first `depth` exits of `Small` in training."""
+    maps = F.conv2d(inputs, state["one.0.weight"], padding=1)
+    maps = F.batch_norm(maps, None, None, state["one.1.weight"], state["one.1.bias"], training=True)
+    maps = F.max_pool2d(F.relu(maps), 2)
+    found = [F.linear(maps.mean((2, 3)), state["exits.0.weight"], state["exits.0.bias"])]
+    if depth > 1:
+        maps = F.max_pool2d(F.relu(F.conv2d(maps, state["two.0.weight"], state["two.0.bias"], padding=1)), 2)
+        found.append(F.linear(maps.mean((2, 3)), state["exits.1.weight"], state["exits.1.bias"]))
+    if depth > 2:
+        hidden = F.relu(F.linear(maps.flatten(1), state["three.weight"], state["three.bias"]))
+        found.append(F.linear(hidden, state["head.weight"], state["head.bias"]))
+    return found
+
+
+def has(depth, name):
+    """Whether a client of this depth has an array."""
+    needs = {"one": 1, "exits.0": 1, "two": 2, "exits.1": 2, "three": 3, "head": 3}
+    return depth >= next(least for first, least in needs.items() if name.startswith(f"{first}."))
+
+
+@pytest.fixture
+def deep(federate, float64_travels):
+    """Runs DepthFL with clients of three depths, all in float64."""
+
+    def deep(**settings):
+        return federate("depthfl", model=lambda client: Small().double(), **{**SAME, **settings})
+
+    return deep
+
+
+@pytest.mark.parametrize("distillation", [1.0, 0.0])
+def test_three_rounds_are_its_papers(deep, distillation):
+    done = deep(**{"depthfl.distillation": distillation, "depthfl.ramp-up": 2})
+    assert done.failures == []
+    transform = population.dataset_of(done.config).transform
+    state = {name: torch.from_numpy(array) for name, array in done.received[1, "0"]["model"].items()}
+    for weight in (math.exp(-5), math.exp(-5 / 4), 1.0):
+        sent, weights = {}, {}
+        for client, depth in DEPTHS.items():
+            part = population.data_of(done.info(client)).train
+            inputs, labels = transform(part.inputs[:]).double(), part.labels
+            own = {name: each.clone().requires_grad_() for name, each in state.items() if has(depth, name)}
+            velocity = {name: torch.zeros_like(each) for name, each in own.items()}
+            for _ in range(SAME["local_epochs"]):
+                found = plain(own, inputs, depth)
+                loss = sum(F.cross_entropy(scores, labels) for scores in found)
+                for learner in found if depth > 1 else ():
+                    for teacher in (each.detach().softmax(1) for each in found if each is not learner):
+                        divergence = (teacher * (teacher.log() - learner.log_softmax(1))).sum(1).mean()
+                        loss = loss + distillation * weight * divergence / (depth - 1)
+                gradients = torch.autograd.grad(loss, list(own.values()))
+                for (name, each), gradient in zip(own.items(), gradients, strict=True):
+                    velocity[name] = SAME["momentum"] * velocity[name] + gradient
+                    own[name] = (each - SAME["learning_rate"] * velocity[name]).detach().requires_grad_()
+            sent[client], weights[client] = own, len(labels)
+        for name in state:
+            owners = [client for client in sent if name in sent[client]]
+            total = sum(weights[client] for client in owners)
+            state[name] = sum(weights[client] * sent[client][name].detach() for client in owners) / total
+    assert done.state.model.keys() == state.keys()
+    for name, tensor in state.items():
+        np.testing.assert_allclose(done.state.model[name], tensor.numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def test_a_client_has_none_of_the_later_arrays(deep):
+    done = deep(rounds=1)
+    whole = done.received[1, "0"]["model"].keys()
+    assert len(whole) == 13
+    for client, depth in DEPTHS.items():
+        names = {name for name in whole if has(depth, name)}
+        assert done.received[1, client]["model"].keys() == done.sent[1, client]["model"].keys() == names
+        assert {
+            name for name in done.saved(client) if not name.endswith(("running_mean", "running_var", "tracked"))
+        } == names
+
+
+@pytest.mark.parametrize("architecture", ["mlp", "resnet8"])
+def test_one_exit_without_distillation_is_fedavg_to_the_last_bit(federate, architecture):
+    same = {"architectures": architecture, "samples_per_client": 16}
+    one = federate("fedavg", "fedavg", **same)
+    other = federate("depthfl", "depthfl", **same, **{"depthfl.depths": "1", "depthfl.distillation": 0.0})
+    name = "models/global.safetensors"
+    assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
+
+
+def test_the_global_models_scores_are_the_mean_of_all_exits(federate):
+    done = federate("depthfl", architectures="cnn", rounds=1, test_on="both", **{"depthfl.depths": "3,1"})
+    assert done.failures == []
+    model, inputs = done.global_model.eval(), torch.rand(4, 1, 8, 8)
+    states = {name: torch.from_numpy(array) for name, array in done.saved("global").items()}
+    plain_network = population.model_of(done.info())
+    plain_network.load_state_dict({name: each for name, each in states.items() if not name.startswith("exits.")})
+    values, scores = inputs, [plain_network.eval()(inputs)]
+    for number, layer in enumerate(plain_network.body):
+        values = layer(values)
+        for place, end in enumerate(model.ends):
+            if end == f"body.{number}":
+                features = values.mean((2, 3)) if values.ndim == 4 else values
+                scores.append(F.linear(features, states[f"exits.{place}.weight"], states[f"exits.{place}.bias"]))
+    assert len(scores) == 3
+    torch.testing.assert_close(model(inputs), sum(scores) / 3)
+    assert done.rows[-1]["common"]["received"]["accuracy"] > 0
+
+
+def test_a_node_says_its_depth():
+    config = configuration.resolve({"method": "depthfl", "depthfl.depths": "4,2", "clients": 2})
+    infos = [population.ClientInfo(str(n), n, 2, config) for n in range(2)]
+    assert [population.width_of(info) for info in infos] == [1.0, 0.5]
+    assert population.width_of(population.ClientInfo("0", 0, 2, config, {"depth": 3})) == 0.75
+    with pytest.raises(ConfigError, match="the node's depth: 5 is no depth: .* from 1 to 4"):
+        population.width_of(population.ClientInfo("0", 0, 2, config, {"depth": 5}))
+    for settings in ({"depthfl.depths": "2,0"}, {"depthfl.depths": ""}, {"shared-init": False}):
+        with pytest.raises(ConfigError, match=r"depthfl\.depths|first weights of the whole"):
+            configuration.resolve({"method": "depthfl", **settings})
+
+
+class Block(nn.Module):
+    """A transformer's, after Vaswani et al. (2017), with one head."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.norm = nn.MultiheadAttention(8, 1, batch_first=True), nn.LayerNorm(8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, tokens):
+        tokens = tokens + self.attention(tokens, tokens, tokens, need_weights=False)[0]
+        return tokens + self.down(F.gelu(self.up(self.norm(tokens))))
+
+
+class ViT(nn.Module):
+    """Patches of 4 x 4, a class token, two blocks, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.first = nn.Conv2d(1, 8, 4, 4), nn.Parameter(torch.zeros(1, 1, 8))
+        self.places, self.blocks = nn.Parameter(torch.zeros(1, 5, 8)), nn.Sequential(Block(), Block(), Block())
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 10)
+
+    def forward(self, inputs):
+        tokens = self.patches(inputs).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.first.expand(len(tokens), -1, -1), tokens], 1) + self.places
+        return self.head(self.norm(self.blocks(tokens))[:, 0])
+
+
+NETWORKS = {
+    "mlp": ((1, 8, 8), "body.2"),
+    "cnn": ((1, 8, 8), "body.1"),
+    "vgg9": ((3, 32, 32), ""),
+    "torchvision/resnet18": ((3, 32, 32), "layer1,layer2,layer3"),
+    "torchvision/mobilenet_v2": ((3, 32, 32), ""),
+    "vit": ((1, 8, 8), "blocks.0,blocks.1"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("torchvision/")) for name in NETWORKS]
+)
+def test_the_first_blocks_of_a_network_compute_its_first_exits(name):
+    """A part has the scores of the exits that it has, and every one of its arrays has a gradient."""
+    shape, ends = NETWORKS[name]
+    network = ViT() if name == "vit" else models.build(name, shape, 10)
+    count, inputs = 1 + (ends.count(",") + 1 if ends else 3), torch.randn(3, *shape)
+    model = Exits(network, count)
+    groups = groups_by_depth(model, inputs)
+    assert groups[0].name == ends or not ends
+    model.add_exits(groups)
+    before, seen = {key: each.clone() for key, each in model.state_dict().items()}, {}
+    for place in range(count - 1):
+        model.get_submodule(f"exits.{place}").register_forward_hook(
+            lambda _m, _a, v, place=place: seen.update({place: v})
+        )
+    outputs = network.eval()(inputs)
+    torch.testing.assert_close(model.eval()(inputs), (sum(seen.values()) + outputs) / count)
+    for depth in range(1, count):
+        size = Size(depth / count, groups)
+        part = size.cut(model)
+        part.depth = depth
+        names = {key for key in before if groups.needs[key][1] <= depth}
+        assert part.state_dict().keys() == names < before.keys()
+        assert sum(name.startswith("exits.") for name in names) == 2 * depth
+        expected = sum(seen[place] for place in range(depth)) / depth
+        torch.testing.assert_close(part.eval()(inputs), expected)
+        part(inputs).sum().backward()
+        assert all(each.grad is not None for each in part.parameters())
+        assert not any(key in part.state_dict() for key in before.keys() - names)
+    assert all(torch.equal(each, before[key]) for key, each in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("network", "count", "names", "words"),
+    [
+        (lambda: models.build("mlp", (1, 8, 8), 10), 4, "", "can be cut behind body.2, body.4 only, into 3 blocks"),
+        (
+            lambda: models.build("mlp", (1, 8, 8), 10),
+            3,
+            "body.4,body.2",
+            "does not compute body.4, body.2 in this order",
+        ),
+        (lambda: models.build("mlp", (1, 8, 8), 10), 2, "tail", "has no module 'tail'"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Unflatten(1, (2, 4))), 1, "", "one vector of class"),
+    ],
+)
+def test_networks_that_cannot_be_cut(network, count, names, words):
+    with pytest.raises((UnsupportedArchitecture, ModelError), match=words):
+        groups_by_depth(Exits(network(), count, names), torch.zeros(2, 1, 8, 8))
