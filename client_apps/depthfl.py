@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from fedhet.client import ClientSide
 from fedhet.client.size import Size
 from fedhet.graphs import PermutationGroups
+from fedhet.graphs.exits import EXITS, Exits, groups_by_depth
 from fedhet.learning import Loss, Phase, Step, soft_divergence
 from fedhet.methods.depthfl import DepthFLParameters
-from fedhet.models.exits import EXITS, Exits, groups_by_depth
 from fedhet.options import Config
 from fedhet.representations import Output
 from fedhet.wire import Payload

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from fedhet.graphs.exits import Exits
 from fedhet.matching import understand
 from fedhet.methods import depthfl
-from fedhet.models.exits import Exits
 from fedhet.rows import in_order
 from fedhet.server import FederatedStrategy, State
 from fedhet.wire import Reply, load_into

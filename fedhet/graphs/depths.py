@@ -33,13 +33,19 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
     try:
         return blocks(model, example, chosen="stride", count=count)[:-1]
     except UnsupportedArchitecture:
-        places = _places(architecture_graph(model, example))
+        places, total = _places(architecture_graph(model, example))
     if len(places) < count - 1:
         raise UnsupportedArchitecture(
-            f"{type(model).__name__} can be cut behind {', '.join(places) or 'none of its modules'} only, into "
+            f"{type(model).__name__} can be cut behind {', '.join(places.values()) or 'no module'} only, into "
             f"{len(places) + 1} blocks, and {count} are needed: set smaller depths, or name the modules that end them"
         )
-    return tuple(places[number * (len(places) + 1) // count - 1] for number in range(1, count))
+    chosen: list[int] = []
+    for number in range(1, count):
+        possible = [each for each in places if each > max(chosen, default=0)]
+        fitting = possible[: len(possible) - (count - 1 - number)]
+        _, nearest = min((abs(layers - total * number / count), layers) for layers in fitting)
+        chosen.append(nearest)
+    return tuple(places[layers] for layers in chosen)
 
 
 def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
@@ -73,8 +79,8 @@ def _span(graph: ArchitectureGraph, module: str) -> list[int]:
     return [n for n, node in enumerate(graph) if node.module == module or node.module.startswith(f"{module}.")]
 
 
-def _places(graph: ArchitectureGraph) -> list[str]:
-    """Return a module behind each layer (but the last) after which one value is all that later layers need."""
+def _places(graph: ArchitectureGraph) -> tuple[dict[int, str], int]:
+    """Return modules after which one value is all that later layers need, by numbers of layers; and of all layers."""
     number = {node.name: place for place, node in enumerate(graph)}
     data: set[int] = set()  # what depends on the inputs
     last_use: dict[int, int] = {}
@@ -91,7 +97,7 @@ def _places(graph: ArchitectureGraph) -> list[str]:
         if needed <= place and 0 < layers < total and len(node.shape) > 1 and (name := _ended(graph, place)):
             names[layers] = name
         needed = max(needed, last_use.get(place, 0))
-    return list(names.values())
+    return names, total
 
 
 def _is_layer(graph: ArchitectureGraph, node: Node) -> bool:

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.errors import ModelError
-from fedhet.graphs import PermutationGroup, PermutationGroups, architecture_graph, block_ends, depths
-from fedhet.graphs.axes import fixed
-from fedhet.graphs.reading import in_evaluation_mode
+
+from .axes import fixed
+from .depths import block_ends, depths
+from .permutations import PermutationGroup, PermutationGroups
+from .reading import architecture_graph, in_evaluation_mode
 
 EXITS = "exits"
 
