@@ -79,7 +79,7 @@ def deep(federate, float64_travels):
     return deep
 
 
-@pytest.mark.parametrize("distillation", [1.0, 0.0])
+@pytest.mark.parametrize("distillation", [1.0, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_three_rounds_are_its_papers(deep, distillation):
     done = deep(**{"depthfl.distillation": distillation, "depthfl.ramp-up": 2})
     assert done.failures == []
@@ -122,7 +122,7 @@ def test_a_client_has_none_of_the_later_arrays(deep):
         assert done.received[1, client]["model"].keys() == done.sent[1, client]["model"].keys() == names
 
 
-@pytest.mark.parametrize("architecture", ["mlp", "resnet8"])
+@pytest.mark.parametrize("architecture", ["mlp", pytest.param("resnet8", marks=pytest.mark.slow)])
 def test_one_exit_without_distillation_is_fedavg_to_the_last_bit(federate, architecture):
     same = {"architectures": architecture, "samples_per_client": 16}
     one = federate("fedavg", "fedavg", **same)
@@ -201,7 +201,8 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("torchvision/")) for name in NETWORKS]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(("torchvision/", "vgg"))) for name in NETWORKS],
 )
 def test_the_first_blocks_of_a_network_compute_its_first_exits(name):
     """A part has the scores of the exits that it has, and every one of its arrays has a gradient."""
