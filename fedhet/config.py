@@ -10,7 +10,6 @@ import logging
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from fedhet.conflicts import conflicts, without_idle
 from fedhet.errors import ConfigError, nearest
 from fedhet.keys import checked, default_of, fits, kebab, takes
 from fedhet.method import Method
-from fedhet.options import Config, Value, common_fields
+from fedhet.options import Config, Value, fields_of
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -205,9 +204,15 @@ def presets() -> list[str]:
     return [path.relative_to(folder).with_suffix("").as_posix() for path in sorted(folder.rglob("*.toml"))]
 
 
+@cache
+def _presets_so_far() -> frozenset[str]:
+    return frozenset(presets())
+
+
 def preset_path(name: str) -> Path:
     """Return the file of a preset; raises a ConfigError with the nearest name if there is none."""
-    if name not in (known := presets()):  # which may come over the wire, and must lead nowhere else
+    # A name may come over the wire, and must lead nowhere else.
+    if name not in _presets_so_far() and name not in (known := presets()):
         raise ConfigError(nearest("preset", name, known))
     return run_configs() / f"{name}.toml"
 
@@ -247,18 +252,17 @@ def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]
         names = [registry.method(method).family]
     else:
         names = registry.methods() if outside else registry.own_methods()
-        yield from (_row("", f) for f in common_fields())
+        yield from _rows("", Config)
     for name in names:
         try:
-            specs = fields(registry.method(name).Parameters)
+            yield from _rows(f"{name}.", registry.method(name).Parameters)
         except ConfigError as error:  # a package that is installed and broken
             log.warning("%s", error)
-            continue
-        yield from (_row(f"{name}.", f) for f in specs)
 
 
-def _row(prefix: str, field: dataclasses.Field[Any]) -> KeyRow:
-    return prefix + kebab(field.name), default_of(field), takes(field), field.metadata["help"]
+def _rows(prefix: str, options: type) -> Iterator[KeyRow]:
+    for key, field in fields_of(options).items():
+        yield prefix + key, default_of(field), takes(field), field.metadata["help"]
 
 
 def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:
@@ -267,7 +271,7 @@ def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:
     A word that is in none is a ConfigError, with the nearest names.
     """
     method = word if word and (":" in word or word in registry.methods()) else None
-    about = {kebab(f.name): f"about {f.metadata['about']}" for f in common_fields()}
+    about = {key: f"about {field.metadata['about']}" for key, field in fields_of(Config).items()}
     groups: dict[str, list[KeyRow]] = {each: [] for each in about.values()}
     for row in keys(method=method):
         if method or not word or word.lower() in f"{row[0]} {row[3]}".lower():
@@ -293,16 +297,15 @@ def _extra(text: str) -> dict[str, Any]:
 def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
     """Return the field of a key; raises a ConfigError with the nearest key if there is none."""
     try:
-        known = common_fields() if not prefix else fields(registry.method(prefix, trusted=False).Parameters)
+        options: Any = registry.method(prefix, trusted=False).Parameters if prefix else Config
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
-    spec = next((f for f in known if kebab(f.name) == name), None)
+    known = fields_of(options)
     if key in ARGUMENTS:
         raise ConfigError(
             f"{key} is no key of the configuration but an argument: give it to fedhet.run(..., {key}=...), "
             "fedhet.compare or fedhet.make_client_app"
         )
-    if spec is None:
-        names = [kebab(f.name) for f in known]
-        raise ConfigError(nearest("key", key, [f"{prefix}.{each}" if prefix else each for each in names]))
-    return spec
+    if name not in known:
+        raise ConfigError(nearest("key", key, [f"{prefix}.{each}" if prefix else each for each in known]))
+    return known[name]

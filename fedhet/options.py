@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache, partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 from fedhet.errors import ConfigError
@@ -244,8 +245,8 @@ class Config:
 
     def specs(self) -> dict[str, dataclasses.Field[Any]]:
         """Return the field of every key, the method's fields under its name."""
-        of_method = {f"{self.family}.{kebab(f.name)}": f for f in fields(self.parameters)}
-        return {kebab(f.name): f for f in common_fields()} | of_method
+        of_method = {f"{self.family}.{key}": f for key, f in fields_of(self.parameters.__class__).items()}
+        return {**fields_of(Config), **of_method}
 
     def flat(self) -> dict[str, Value]:
         """Every key and value, the method's own under its name: what `fedhet.config.resolve` takes."""
@@ -266,9 +267,9 @@ class Config:
 
 
 @cache
-def common_fields() -> tuple[dataclasses.Field[Any], ...]:
-    """The keys that all methods share."""
-    return tuple(f for f in fields(Config) if f.metadata)
+def fields_of(options: Any) -> Mapping[str, dataclasses.Field[Any]]:
+    """The options of a dataclass by key: of `Config` those that all methods share, of `Parameters` a method's own."""
+    return MappingProxyType({kebab(f.name): f for f in fields(options) if f.metadata})
 
 
 def listed(value: str) -> list[str]:
@@ -279,10 +280,10 @@ def listed(value: str) -> list[str]:
 @cache
 def keys_about(*about: About) -> tuple[str, ...]:
     """The keys that all methods share and that are about one of these."""
-    return tuple(kebab(field.name) for field in common_fields() if field.metadata["about"] in about)
+    return tuple(key for key, field in fields_of(Config).items() if field.metadata["about"] in about)
 
 
 @cache
 def keys_that(may: Literal["at_node", "resumable", "path"]) -> tuple[str, ...]:
     """The keys that a node may set (`at_node`), that a resumed run may change, or that become paths; see `option`."""
-    return tuple(kebab(field.name) for field in common_fields() if field.metadata[may])
+    return tuple(key for key, field in fields_of(Config).items() if field.metadata[may])

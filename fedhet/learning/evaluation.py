@@ -1,8 +1,8 @@
 """Passes over examples in evaluation mode, without gradients: scores, outputs, and BatchNorm's statistics."""
 
+import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -51,18 +51,15 @@ def by_class(predicted: Tensor, labels: Tensor, least: int = 1) -> dict[str, flo
     They are the means of recall and of F1 = 2 TP / (2 TP + FP + FN) over the classes of the examples. The result is
     empty if a class has fewer than `least` examples, about which the numbers and the accuracy would tell too much.
     """
-    guessed, right = (each.cpu().numpy() for each in (predicted, labels))
-    if not len(right):
-        return {}
-    classes = 1 + max(guessed.max(), right.max())
-    having, guesses, hits = (np.bincount(each, minlength=classes) for each in (right, guessed, right[guessed == right]))
-    here = having > 0
-    having, guesses, hits = having[here], guesses[here], hits[here]
-    if having.min() < least:
+    having = torch.bincount(labels).tolist()
+    guesses = torch.bincount(predicted, minlength=len(having)).tolist()
+    hits = torch.bincount(labels[predicted == labels], minlength=len(having)).tolist()
+    classes = [counts for counts in zip(having, guesses, hits, strict=False) if counts[0]]  # no example has later ones
+    if not classes or min(count for count, _, _ in classes) < least:
         return {}
     return {
-        "balanced_accuracy": float((hits / having).mean()),
-        "macro_f1": float((2 * hits / (having + guesses)).mean()),
+        "balanced_accuracy": math.fsum(hit / count for count, _, hit in classes) / len(classes),
+        "macro_f1": math.fsum(2 * hit / (count + guessed) for count, guessed, hit in classes) / len(classes),
     }
 
 
