@@ -1,23 +1,19 @@
-"""Flower's engines: the app that is shipped, and runs on Ray that equal local ones and leave nothing behind."""
+"""Flower's engines: the app that is shipped, and its runs on Ray, which equal local ones."""
 
 import io
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import tomllib
-import uuid
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
@@ -27,10 +23,9 @@ from fedhet import config as configuration
 from fedhet import registry, starting
 from fedhet.engines import flower
 from fedhet.engines.flower import app_table, make_app
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import ConfigError
 from fedhet.flower.commands import command, environment_of_commands, superlink
 from fedhet.results.history import read_history
-from fedhet.results.run_result import RunResult
 from fedhet.toml import to_toml
 
 ROOT = Path(fedhet.__file__).resolve().parent.parent
@@ -285,20 +280,6 @@ def test_ray_and_local_give_the_same_history(method: str, ray_runs: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_run_on_ray_is_followed_round_by_round(watch: Any, tmp_path: Path) -> None:
-    local = fedhet.run(settings_of("fedhenn"), out=tmp_path / "local")
-    ray = fedhet.run(settings_of("fedhenn"), out=tmp_path / "ray", engine="ray", observers=[watch])
-    assert (ray.summary["engine"], ray.summary["status"]) == ("ray", "completed")
-    assert repeatable(ray.history) == repeatable(local.history)
-    assert models_in(ray.folder) == models_in(local.folder)
-    assert watch.rows == ray.history
-    assert [row.round for row in watch.clients] == [row["round"] for row in ray.history for _ in range(3)]
-    assert watch.begun is not None
-    assert watch.begun[0] == 1
-    assert watch.ended == "finished"
-
-
-@pytest.mark.slow
 def test_flwr_run_of_a_checkout_gives_the_same_history(
     tmp_path: Path, pyproject: dict[str, Any], simulating: dict[str, str]
 ) -> None:
@@ -328,59 +309,3 @@ def test_the_bundle_alone_is_enough_to_install_and_to_run(simulating: dict[str, 
     run_config = f'preset="fedavg/digits" rounds=1 clients=2 out="{out}"'
     simulate(app, simulating, run_config, "num-supernodes=2 client-resources-num-cpus=1")
     assert json.loads((out / "summary.json").read_text())["status"] == "completed"
-
-
-@pytest.mark.slow
-def test_a_run_that_fails_on_ray_says_why(tmp_path: Path) -> None:
-    with pytest.raises(FedhetError, match="no reply within") as failure:
-        fedhet.run(settings_of("fedavg") | {"timeout": 0.001}, out=tmp_path / "run", engine="ray")
-    assert not isinstance(failure.value, ConfigError)
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_run_leaves_nothing_running_and_can_be_resumed(how: int, code: int, tmp_path: Path) -> None:
-    settings = settings_of("fedrep") | {"rounds": 500, "engine": "ray"}
-    (tmp_path / "run.toml").write_text(to_toml(settings))
-    mark, out = uuid.uuid4().hex, tmp_path / "run"
-    process = subprocess.Popen(
-        # A shell's background job ignores Ctrl-C, and the test may be one.
-        [
-            *(sys.executable, "-c"),
-            "import signal, fedhet.cli; signal.signal(signal.SIGINT, signal.default_int_handler); fedhet.cli.main()",
-            *("run", "run.toml", "--out", str(out)),
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "FEDHET_TEST": mark, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while process.poll() is None and not any((out / "checkpoint").glob("[0-9]*.safetensors")):
-        time.sleep(0.2)
-    assert len(marked(mark)) > 5, "the run, a SuperLink, Ray"
-    process.send_signal(how)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert not marked(mark)
-    if how == signal.SIGTERM:
-        return
-    assert f"go on with: fedhet run --resume {out}" in stderr
-    done = max(row["round"] for row in read_history(out))
-    straight = fedhet.run(settings | {"rounds": done + 2, "engine": "local"}, out=tmp_path / "straight")
-    resumed: RunResult = fedhet.run({"rounds": done + 2}, resume=out)
-    assert resumed.summary["engine"] == "ray"
-    assert repeatable(resumed.history) == repeatable(straight.history)
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    """Processes that inherited an environment, dead ones that nobody has collected left out."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("FEDHET_TEST") == mark:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
