@@ -3,6 +3,7 @@
     L = sum_i CE(p_i, y) + w(t) / (d - 1) sum_i sum_{j != i} KL(p_j || p_i)
 
 over the client's d exits, where p_j is a constant in the KL, and w(t) = exp(-5 (1 - min(t - 1, T) / T)^2) in round t.
+With `momentum-distillation` (InclusiveFL: Liu et al., KDD 2022) it is the CE of the last exit, which alone is scored.
 """
 
 import math
@@ -26,13 +27,29 @@ from fedhet.representations import Output
 from fedhet.wire import Payload
 
 
+class LastExit(Exits):
+    """A network with exits whose outputs are those of the last one, in evaluation, too."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Class scores (n, classes) of the last exit."""
+        if self.depth < self.count:
+            with Output(self, f"{EXITS}.{self.depth - 1}").capture() as last:
+                super().forward(inputs)
+            return last.features
+        self.network.training = self.training
+        scores: Tensor = self.network(inputs)
+        return scores
+
+
 class DepthFL(ClientSide[DepthFLParameters]):
     """Trains its first blocks, and the exits behind them; the runtime has cut off the rest."""
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
         """Return the model as one that gets exits; raises a ModelError if it has a module of that name."""
-        return Exits(model, count=max(config.parameters.all_sizes), names=config.parameters.blocks)
+        keys = config.parameters
+        kind = LastExit if keys.momentum_distillation else Exits
+        return kind(model, count=max(keys.all_sizes), names=keys.blocks)
 
     @classmethod
     def head_of(cls, config: Config) -> str:
@@ -59,8 +76,9 @@ class DepthFL(ClientSide[DepthFLParameters]):
 
     @cached_property
     def _others(self) -> dict[str, Output]:
-        """All exits but the last."""
-        names = [f"{EXITS}.{number}" for number in range(cast(Exits, self.client.model).depth - 1)]
+        """All exits but the last, if they train."""
+        others = 0 if self.parameters.momentum_distillation else cast(Exits, self.client.model).depth - 1
+        names = [f"{EXITS}.{number}" for number in range(others)]
         return {name: Output(self.client.model, name) for name in names}
 
     def phases(self, payload: Payload) -> Sequence[Phase]:

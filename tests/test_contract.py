@@ -37,6 +37,11 @@ OF_METHOD: dict[str, dict[str, Any]] = {
 CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.methods()} | {
     "fedhenn-kernel": Case.of("fedhenn", {"fedhenn.eta0": 0.1, "fedhenn.target": "kernel"}),
     "fedharm-cka": Case.of("fedharm", OF_METHOD["fedharm"] | {"fedharm.align": "cka", "fedharm.alpha": 0.0}),
+    "depthfl-inclusive": Case.of(
+        "depthfl",
+        OF_METHOD["depthfl"] | {"depthfl.blocks": "body.5", "depthfl.momentum-distillation": 0.2},
+        "cnn-3-2",
+    ),
     "layer-average-architecture": Case.of("layer-average", {"layer-average.by": "architecture"}),
     "layer-average-prefix": Case.of("layer-average", {"layer-average.by": "prefix"}),
 }

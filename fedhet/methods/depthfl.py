@@ -31,12 +31,25 @@ class DepthFLParameters(CountedParameters):
         "rounds over which this weight grows from exp(-5) of it, as exp(-5 (1 - t / ramp-up)^2); 0: none",
         at_least=0,
     )
+    momentum_distillation: float = option(
+        0.0,
+        "InclusiveFL's beta, 0.2 there: what deeper clients' later blocks learnt is this share of what a last block "
+        "learns; clients then train and score their last exit alone, and share last blocks with those of their depth "
+        "only; 0: DepthFL",
+        at_least=0,
+        below=1,
+    )
 
     def check(self, config: Config) -> None:
         """Check the depths, and that all arrays of the whole network have a value from the start."""
         _ = self.all_sizes
         if not config.shared_init:
             raise ConfigError("shared-init = false: depthfl needs first weights of the whole network")
+
+    def idle(self, config: Config) -> dict[str, str]:
+        """A single exit has no others to learn from."""
+        names = ("distillation", "ramp-up") if self.momentum_distillation else ()
+        return {f"depthfl.{name}": "depthfl.momentum-distillation" for name in names}
 
 
 method = Method(
