@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedhet.client import Client, ClientSide
-from fedhet.graphs import PermutationGroups, architecture_graph, cut_out, permutation_groups, resize
+from fedhet.graphs import PermutationGroups, cut_out, resizable_groups, resize
 from fedhet.learning import Phase
 from fedhet.matching import describe
 from fedhet.methods.pfnm import PFNMParameters
@@ -28,8 +28,7 @@ class Matched(ClientSide[M]):
     @cached_property
     def groups(self) -> PermutationGroups:
         """The permutation groups of the client's model in its configured widths."""
-        client = self.client
-        return permutation_groups(architecture_graph(self._configured, client.transform(client.data.train.inputs[:2])))
+        return resizable_groups(self._configured, self.client.transform(self.client.data.train.inputs[:2]))
 
     def handshake(self, payload: Payload) -> Payload:
         """Return the permutation groups, and whether the outputs are classes."""

@@ -15,7 +15,7 @@ from fedhet.data import ClientData, PublicDataset, resident
 from fedhet.data.examples import relabelled
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError, FedhetError
-from fedhet.graphs import PermutationGroups, architecture_graph, permutation_groups
+from fedhet.graphs import PermutationGroups, resizable_groups
 from fedhet.learning import BATCH, Loss, Optimisation, Phase, Trained, learning_rate, read, reestimate
 from fedhet.method import Traits
 from fedhet.options import Config, Parameters
@@ -260,7 +260,7 @@ class ClientSide(Generic[P]):
             model: the whole network.
             inputs: (2, ...) transformed examples.
         """
-        return permutation_groups(architecture_graph(model, inputs), partly=True)
+        return resizable_groups(model, inputs, partly=True)
 
     @classmethod
     def cut(cls, model: nn.Module, size: Size) -> nn.Module:

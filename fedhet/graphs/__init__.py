@@ -16,7 +16,7 @@ from fedhet.graphs.permutations import PermutationGroups as PermutationGroups
 from fedhet.graphs.permutations import Slot as Slot
 from fedhet.graphs.permutations import permutation_groups as permutation_groups
 from fedhet.graphs.reading import architecture_graph as architecture_graph
-from fedhet.graphs.resize import StackedLSTM as StackedLSTM
+from fedhet.graphs.resize import resizable_groups as resizable_groups
 from fedhet.graphs.resize import resize as resize
 from fedhet.graphs.states import columns as columns
 from fedhet.graphs.states import cut_out as cut_out
@@ -28,3 +28,5 @@ from fedhet.graphs.states import set_rows as set_rows
 from fedhet.graphs.states import tie as tie
 from fedhet.graphs.states import widths as widths
 from fedhet.graphs.states import widths_of as widths_of
+from fedhet.graphs.unequal import HeadAttention as HeadAttention
+from fedhet.graphs.unequal import StackedRecurrent as StackedRecurrent

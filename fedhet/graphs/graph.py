@@ -28,7 +28,8 @@ class Node:
         arguments: ATen's name of each input (``input``, ``query``; ``weight``, where a weight is computed).
         parameters: Role (ATen's name of the argument, and PyTorch's of recurrent weights: ``weight``, ``running_mean``,
             ``weight_ih_l0``, ...) -> ``state_dict`` name; of tied parameters always the first name.
-        options: The operator's other arguments by ATen's names (``stride``, ``groups``, ``dim``, ...).
+        options: The operator's other arguments by ATen's names (``stride``, ``groups``, ``dim``, ...); in a list that
+            has Nones beside inputs, an ellipsis stands for an input.
     """
 
     name: str

@@ -1,19 +1,22 @@
 """Which axes of a model's parameters move together: its permutation groups.
 
 Every axis of every value that flows through the graph is a row of segments, each of them the units of one variable, or
-fixed. Operators pass axes on, merge variables (a residual addition) or pin them (the model's output); what is left of
-the variables are the groups. An operator without a rule is refused, and so is a model whose hidden axis meets something
-that would break it (a softmax over units, channels shuffled by a reshape).
+fixed. Operators pass axes on, and say more of their variables: a residual addition, that two are one; GroupNorm, that
+several units make one; the model's output, that they are fixed. What is left of the variables are the groups. Where a
+reshape takes units apart, they lie along the part with the most units that later operators allow, as the heads of
+attention do. An operator without a rule is refused, and so is a model whose hidden axis meets something that would
+break it (a softmax over units).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from fedhet.sharing import is_statistic
 
 from .axes import Axis, Segment, Value, Variables, entries, fixed, joined, moving
 from .graph import ArchitectureGraph, Node, UnsupportedArchitecture
-from .rules import RULES, Several
+from .layer_rules import RULES, Several
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class PermutationGroups:
         return {name: tuple(map(entries, each)) for name, each in axes.items() if name not in lacking}
 
 
+@lru_cache(maxsize=64)
 def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False) -> PermutationGroups:
     """The permutation groups of an architecture, in data-flow order.
 
@@ -114,7 +118,18 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False) -> Per
             f"the forward pass in eval mode does not use {', '.join(graph.unused)}, so nothing says which axes they "
             "read; remove them from the model"
         )
-    variables = Variables(graph)
+    choices: dict[str, int] = {}
+    while True:
+        variables = _walked(graph, choices, partly=partly)
+        other = {split.node: None for split in map(variables.other_way, variables.refusals) if split}
+        if not other:
+            return _solved(variables, partly=partly)
+        choices |= {node: choices.get(node, 0) + 1 for node in other}
+
+
+def _walked(graph: ArchitectureGraph, choices: Mapping[str, int], *, partly: bool) -> Variables:
+    """What follows from all operators of a graph."""
+    variables = Variables(graph, choices)
     values: dict[str, Value | Several] = {}
     for node in graph:
         inputs = [values[name] for name in node.inputs]
@@ -126,7 +141,7 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False) -> Per
             for axis in _axes(inputs):
                 variables.pin(axis)
             values[node.name] = tuple(map(fixed, node.shape))
-    return _solved(variables, partly=partly)
+    return variables
 
 
 def _axes(values: Iterable[Value | Several]) -> Iterator[Axis]:
@@ -144,17 +159,21 @@ def _visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) 
             for axis in value:
                 variables.pin(axis)
         return ()
+    if not node.parameters and not variables.moves(*_axes(inputs)):
+        return tuple(map(fixed, node.shape))  # whatever an operator does with what does not move
     if isinstance(first, Several) and node.operator in ("getitem", "select"):
         if node.options.get("dim", 0) != 0:
-            raise UnsupportedArchitecture(f"{node} cuts an LSTM's final states along another axis than its layers")
+            raise UnsupportedArchitecture(
+                f"{node} cuts the final states of a recurrent layer along another axis than its layers"
+            )
         return first.values[node.options["index"]]
     if node.operator == "getitem":  # a pooling that also says where its maxima lay says it in the same axes
         return first
     _check(variables.graph, node)
     if any(isinstance(value, Several) for value in inputs):
         raise UnsupportedArchitecture(
-            f"{node} takes the final states of all layers of an LSTM at once; take one layer's (h_n[-1]) or the "
-            "output at the last time step (output[:, -1])"
+            f"{node} takes several results of an operator at once; of the final states of a recurrent layer take one "
+            "layer's (h_n[-1]), or the output at the last time step (output[:, -1])"
         )
     result = RULES[node.operator](variables, node, *inputs)
     main = result.values[0] if isinstance(result, Several) else result
@@ -171,8 +190,8 @@ def _check(graph: ArchitectureGraph, node: Node) -> None:
         name = node.operator if "." in node.operator else f"aten.{node.operator}"
         raise UnsupportedArchitecture(
             f"fedhet does not know how operator {name} (in {node.module or 'the forward'!r} of {graph.model}) moves "
-            "axes; use a supported layer (linear, convolution, pooling, flatten, dropout, activation, BatchNorm, "
-            "embedding, LSTM, add, cat) or leave this model out of methods that match layers"
+            "axes; use a supported layer (linear, convolution, pooling, flatten, dropout, activation, normalisation, "
+            "embedding, attention, LSTM, GRU, RNN, add, cat) or leave this model out of methods that match layers"
         )
     for role in node.arguments:
         if role.startswith(("weight", "bias", "running_")):
@@ -186,30 +205,30 @@ def _check(graph: ArchitectureGraph, node: Node) -> None:
 
 def _solved(variables: Variables, *, partly: bool) -> PermutationGroups:
     """The groups that remain once the whole graph is walked."""
-    graph, merged, written = variables.graph, variables.merged, variables.written
-    held = {merged[variable] for variable, refusal in variables.pins if refusal is None or partly}
-    for variable, refusal in variables.pins:
-        if refusal is not None and merged[variable] not in held:
-            raise UnsupportedArchitecture(refusal)
-    # Units that nobody reads are outputs too (a second head).
-    free = {merged[variable] for variable in moving(*variables.read)} - held
+    graph, written = variables.graph, variables.written
+    for axis, reason in variables.refusals:
+        if partly:
+            variables.pin(axis)
+        elif variables.torn(axis):
+            raise UnsupportedArchitecture(reason)
+    free = variables.moves(*variables.read)  # units that nobody reads are outputs too (a second head)
     names: dict[int, str] = {}  # variable -> the layer that writes it first
     for place, (_, layer) in written.items():
-        for segment in variables.bound[place]:
-            if segment.group is not None and merged[segment.group] in free:
-                names.setdefault(merged[segment.group], layer)
+        for segment in variables.known(variables.bound[place]):
+            if segment.group in free:
+                names.setdefault(segment.group, layer)
     numbers = {variable: index for index, variable in enumerate(names)}
 
     def numbered(segment: Segment) -> Segment:
         """A segment of a variable as one of a group; variables that are no group are fixed."""
-        group = None if segment.group is None else numbers.get(merged[segment.group])
+        group = None if segment.group is None else numbers.get(segment.group)
         return Segment(None, segment.size) if group is None else replace(segment, group=group)
 
     axes = {}
     for name, shape in graph.shapes.items():
         first = graph.tied.get(name, name)
         bound = (variables.bound.get((first, axis), fixed(size)) for axis, size in enumerate(shape))
-        axes[name] = tuple(joined(tuple(map(numbered, axis))) for axis in bound)
+        axes[name] = tuple(joined(tuple(map(numbered, variables.known(axis)))) for axis in bound)
     groups = _groups(
         list(names.values()), axes, [Slot(name, role, axis) for (name, axis), (role, _) in written.items()]
     )
@@ -236,6 +255,8 @@ def _groups(
             rows[group].append(slot)
         if along and (last := max(along | others)) not in matched:
             completes[last].append(slot)
+    described = {slot.parameter for each in rows for slot in each}  # by another of its axes
+    completes = [[slot for slot in each if slot.parameter not in described] for each in completes]
     groups = []
     for index, name in enumerate(names):
         ordered = sorted(rows[index], key=lambda slot: len(axes[slot.parameter]) == 1)  # stable: weights first

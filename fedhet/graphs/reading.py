@@ -39,7 +39,7 @@ def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
     # A batch of one could not be told from an axis of one unit.
     example = torch.cat([example, example]) if example.shape[0] == 1 else example
     try:
-        with in_evaluation_mode(model), warnings.catch_warnings():
+        with in_evaluation_mode(model), _attention_unfused(), warnings.catch_warnings():
             # nn.LSTM reassigns its list of weights; nothing of it stays.
             warnings.filterwarnings("ignore", "The tensor attributes? .*assigned during export")
             return torch.export.export(model, (example,), strict=False)
@@ -61,6 +61,17 @@ def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+@contextmanager
+def _attention_unfused() -> Iterator[None]:
+    """Let transformer layers be exported as what they compute, not as one operator."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 def storage_place(value: Tensor) -> Hashable:
@@ -103,9 +114,20 @@ class _Reader:
                 results = node.all_input_nodes
                 inputs = tuple(map(self._value, results))
                 self.nodes.append(Node(node.name, "output", "", inputs, _shape(results[0]) if results else ()))
-        used = {name for node in self.nodes for name in node.parameters.values()}
+        nodes = self._alive()
+        used = {name for node in nodes for name in node.parameters.values()}
         unused = [name for name, _ in self.model.named_parameters() if self.tied.get(name, name) not in used]
-        return ArchitectureGraph(type(self.model).__name__, tuple(self.nodes), self.shapes, self.tied, tuple(unused))
+        return ArchitectureGraph(type(self.model).__name__, nodes, self.shapes, self.tied, tuple(unused))
+
+    def _alive(self) -> tuple[Node, ...]:
+        """The nodes that outputs depend on, and the inputs: some layers compute what nobody asks for."""
+        needed: set[str] = set()
+        alive = []
+        for node in reversed(self.nodes):
+            if node.operator in ("input", "output") or node.name in needed:
+                needed.update(node.inputs)
+                alive.append(node)
+        return tuple(reversed(alive))
 
     def _call(self, node: fx.Node) -> None:
         schema, writes = _schema(node), _writes(node)
@@ -119,7 +141,11 @@ class _Reader:
                     parameters[name] = self.states[each]
                 else:
                     inputs.append((name, each))
-        options = {name: value for name, value in arguments if not _nodes(value)}
+        options = {
+            name: [... if isinstance(each, fx.Node) else each for each in value] if _nodes(value) else value
+            for name, value in arguments
+            if not _nodes(value) or (isinstance(value, Sequence) and None in value)
+        }
         if writes:
             self.originals[node] = self._original(node.args[0])
         self._add(node, _operator(node), inputs, parameters, options)

@@ -3,21 +3,28 @@
 import copy
 from collections.abc import Collection, Hashable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from .graph import UnsupportedArchitecture
-from .reading import storage_place
-from .states import State
+from .graph import ArchitectureGraph, UnsupportedArchitecture
+from .permutations import PermutationGroups, permutation_groups
+from .reading import architecture_graph, storage_place
+from .states import State, expand
+from .unequal import HeadAttention, StackedRecurrent
+
+_checked: set[tuple[str, ArchitectureGraph]] = set()
 
 
 def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.Module:
     """Copy a model with these parameters and buffers, which may have other widths; it has none of the `lacking` ones.
 
-    An ``nn.LSTM`` whose layers get different widths becomes a ``StackedLSTM`` with the same parameter names. Tied
-    parameters stay tied; dtypes, devices, modes and ``requires_grad`` are the model's.
+    A recurrent layer whose layers get different widths becomes a ``StackedRecurrent``, ``nn.MultiheadAttention`` of
+    another width a ``HeadAttention``, with the same parameter names. A user's module with parameters of its own keeps
+    its attributes (see ``resizable_groups``). Tied parameters stay tied; dtypes, devices, modes and ``requires_grad`` are
+    the model's.
 
     Raises:
         KeyError: The state lacks a ``state_dict`` name, or has one that is not the model's.
@@ -46,52 +53,71 @@ def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.
                     value = torch.as_tensor(state[key]).detach().to(old).clone()
                     new[place] = old, nn.Parameter(value, old.requires_grad) if store is module._parameters else value
                 setattr(module, name, new[place][1])
-        if changed:
-            _learn_sizes(module, prefix)
-            recurrent = [value for name, value in module._parameters.items() if name.startswith("weight_hh")]
-            if isinstance(module, nn.LSTM) and len({units.shape[1] for units in recurrent if units is not None}) > 1:
-                if not prefix:
-                    return StackedLSTM(module)
-                result.set_submodule(prefix, StackedLSTM(module))
+        if changed and (other := _replaced(module, prefix)) is not module:
+            if prefix:
+                result.set_submodule(prefix, other)
+            else:
+                result = other
     return result
 
 
-class StackedLSTM(nn.Module):
-    """``nn.LSTM`` whose layers may differ in width; h_n and c_n are tuples of (N, H_l), one a layer and direction."""
+def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False) -> PermutationGroups:
+    """The permutation groups of a network that can have other widths.
 
-    def __init__(self, lstm: nn.LSTM) -> None:
-        super().__init__()
-        self.num_layers, self.batch_first, self.bias = lstm.num_layers, lstm.batch_first, lstm.bias
-        self.dropout, self.bidirectional = lstm.dropout, lstm.bidirectional
-        for name, parameter in lstm._parameters.items():
-            self.register_parameter(name, parameter)
-        self.train(lstm.training)
+    With units added to each group the network is read again, as the same groups; what was read so is not read anew.
 
-    def forward(
-        self, sequence: Tensor, states: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
-    ) -> tuple[Tensor, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
-        """Run all layers over a batch of sequences (N, T, E), or (T, N, E) without ``batch_first``."""
-        time, batch = (1, 0) if self.batch_first else (0, 1)
-        hidden: list[Tensor] = []
-        cells: list[Tensor] = []
-        for layer in range(self.num_layers):
-            outputs = []
-            for suffix in ("", "_reverse") if self.bidirectional else ("",):
-                kinds = ("weight_ih", "weight_hh") + ("bias_ih", "bias_hh") * self.bias
-                weights = [getattr(self, f"{kind}_l{layer}{suffix}") for kind in kinds]
-                if states is None:
-                    h, c = (sequence.new_zeros(1, sequence.shape[batch], weights[1].shape[1]) for _ in range(2))
-                else:
-                    h, c = (state[len(hidden)].unsqueeze(0) for state in states)
-                source = sequence.flip(time) if suffix else sequence
-                output, h, c = torch.lstm(source, (h, c), weights, self.bias, 1, 0.0, False, False, self.batch_first)
-                outputs.append(output.flip(time) if suffix else output)
-                hidden.append(h[0])
-                cells.append(c[0])
-            sequence = torch.cat(outputs, -1)
-            if layer < self.num_layers - 1:
-                sequence = nn.functional.dropout(sequence, self.dropout, self.training)
-        return sequence, (tuple(hidden), tuple(cells))
+    Args:
+        model: any `nn.Module` that `torch.export` can trace.
+        example: (n, ...) inputs.
+        partly: see `permutation_groups`.
+
+    Raises:
+        UnsupportedArchitecture: units cannot be permuted, the network's forward has sizes of its own, or a layer cannot
+            change its size.
+    """
+    graph = architecture_graph(model, example)
+    groups = permutation_groups(graph, partly=partly)
+    key = repr(model), graph
+    if key not in _checked:
+        _check_widths(model, groups, example)
+        _checked.add(key)
+    return groups
+
+
+def _check_widths(model: nn.Module, groups: PermutationGroups, example: Tensor) -> None:
+    sizes = [group.width + 1 + group.index % 3 for group in groups]
+    places = {group.index: np.arange(group.width) for group in groups}
+    wide = resize(model, expand(model.state_dict(), groups, places, dict(enumerate(sizes))))
+    try:
+        again = permutation_groups(architecture_graph(wide, example), partly=True)
+        reason = "its units would lie differently" if again.axes != groups.with_widths(sizes).axes else ""
+    except UnsupportedArchitecture as error:
+        reason = str(error).partition("\n")[0]
+    if reason:
+        raise UnsupportedArchitecture(
+            f"{type(model).__name__} cannot have other widths: {reason}\nIts forward must take the sizes of hidden "
+            "layers from its tensors (x.flatten(1), x.unflatten(-1, (-1, head_size))), not from numbers or attributes "
+            "(x.view(-1, 400)); else leave it out of methods that change widths."
+        )
+
+
+def _replaced(module: nn.Module, name: str) -> nn.Module:
+    """A module of its parameters' sizes: itself, or one of fedhet's where PyTorch's cannot have them."""
+    if isinstance(module, nn.RNNBase):
+        recurrent = {
+            len(value[0])
+            for key, value in module._parameters.items()
+            if key.startswith("weight_hh") and value is not None
+        }
+        if len(recurrent) > 1:
+            return StackedRecurrent(module)
+    if isinstance(module, nn.MultiheadAttention):
+        try:
+            return HeadAttention(module)
+        except TypeError as error:
+            raise UnsupportedArchitecture(f"{name!r} cannot change its width: {error}") from error
+    _learn_sizes(module, name)
+    return module
 
 
 def _learn_sizes(module: nn.Module, name: str) -> None:
@@ -100,8 +126,8 @@ def _learn_sizes(module: nn.Module, name: str) -> None:
             module.out_features, module.in_features = module.weight.shape
         case _ConvNd() if not module.transposed:
             outputs, inputs = module.weight.shape[:2]
-            if module.groups == module.in_channels > 1:  # depthwise: as many outputs a channel as before
-                module.groups = outputs // (module.out_channels // module.in_channels)
+            if module.groups > 1:  # as many outputs a group as before
+                module.groups = outputs // (module.out_channels // module.groups)
             module.out_channels, module.in_channels = outputs, inputs * module.groups
         case _BatchNorm():
             module.num_features = next(len(v) for v in (module.weight, module.running_mean) if v is not None)
@@ -109,11 +135,19 @@ def _learn_sizes(module: nn.Module, name: str) -> None:
             module.num_embeddings, module.embedding_dim = module.weight.shape
         case nn.PReLU():
             module.num_parameters = len(module.weight)
-        case nn.LSTM():
+        case nn.LayerNorm() | nn.RMSNorm():
+            module.normalized_shape = tuple(module.weight.shape)
+        case nn.GroupNorm():
+            if module.num_groups > 1:  # of as many channels as before
+                module.num_groups = len(module.weight) // (module.num_channels // module.num_groups)
+            module.num_channels = len(module.weight)
+        case nn.RNNBase():
             module.input_size, module.hidden_size = (len(w[0]) for w in module.all_weights[0][:2])
-        case StackedLSTM():
-            pass
-        case _:
+        case _ if type(module).__name__ == "VisionTransformer" and isinstance(
+            module.class_token, Tensor
+        ):  # torchvision's
+            module.hidden_dim = module.class_token.shape[-1]  # type: ignore[assignment]
+        case _ if type(module).__module__.startswith("torch.nn."):
             raise UnsupportedArchitecture(
                 f"parameters of {name!r} change their shape, but fedhet does not know the size attributes of "
                 f"{type(module).__name__}; keep its widths or build it from supported layers"

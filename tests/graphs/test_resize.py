@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.graphs import UnsupportedArchitecture, resize
+from fedhet.graphs import HeadAttention, StackedRecurrent, UnsupportedArchitecture, resize
 
 
 def test_layers_learn_their_sizes_and_the_original_stays() -> None:
@@ -39,25 +39,92 @@ def test_tied_parameters_stay_tied() -> None:
 def test_names_and_layers_that_do_not_fit_are_refused() -> None:
     with pytest.raises(KeyError, match="bias"):
         resize(nn.Linear(2, 3), {"weight": torch.ones(3, 2)})
-    gru = nn.GRU(2, 3)
-    with pytest.raises(UnsupportedArchitecture, match="GRU"):
-        resize(gru, {name: torch.ones(3 * len(value), *value.shape[1:]) for name, value in gru.state_dict().items()})
+    bilinear = nn.Bilinear(2, 2, 3)
+    with pytest.raises(UnsupportedArchitecture, match="Bilinear"):
+        resize(bilinear, {"weight": torch.ones(4, 2, 2), "bias": torch.ones(4)})
+    biased = nn.MultiheadAttention(4, 2, add_bias_kv=True)
+    state = {name: torch.cat([value, value]) for name, value in biased.state_dict().items()}
+    with pytest.raises(UnsupportedArchitecture, match="add_bias_kv"):
+        resize(biased, state)
 
 
-def test_a_resized_lstm_trains() -> None:
-    lstm = nn.LSTM(3, 4, 2, batch_first=True, dropout=0.2)
-    widths = {"l0": (3, 5), "l1": (5, 6)}
+def test_norms_and_grouped_convolutions_learn_their_sizes() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 1, groups=2), nn.GroupNorm(4, 8), nn.GroupNorm(1, 8), nn.RMSNorm([8, 2, 2]))
+    state = {"0.weight": torch.ones(12, 2, 1, 1), "0.bias": torch.ones(12), "3.weight": torch.ones(12, 2, 2)}
+    state |= {f"{place}.{kind}": torch.ones(12) for place in (1, 2) for kind in ("weight", "bias")}
+    big = resize(model, state)
+    assert big(torch.zeros(2, 6, 2, 2)).shape == (2, 12, 2, 2)
+    assert (big[0].groups, big[0].in_channels) == (3, 6)
+    assert (big[1].num_groups, big[2].num_groups) == (6, 1)
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_attention_with_other_heads_is_pytorchs_where_they_are_its_own(heads: int, batch_first: bool) -> None:
+    model = nn.MultiheadAttention(8, heads, batch_first=batch_first, dtype=torch.float64)
+    x, state = torch.randn(3, 5, 8, dtype=torch.float64), model.state_dict()
+    own = HeadAttention(model)
+    halves = {name: value[: len(value) // 2] if "in_proj" in name else value for name, value in state.items()}
+    few = resize(model, halves | {"out_proj.weight": state["out_proj.weight"][:, :4]})
+    tokens = x.shape[1 if batch_first else 0]
+    hidden = torch.rand(tokens, tokens) < 0.3
+    hidden.fill_diagonal_(False)
+    absent = torch.zeros(x.shape[0 if batch_first else 1], tokens, dtype=torch.bool)
+    absent[0, -1] = True
+    added = torch.randn(tokens, tokens, dtype=torch.float64)
+    for masks in ({}, {"attn_mask": hidden}, {"attn_mask": added}, {"key_padding_mask": absent}):
+        expected, _ = model(x, x, x, **masks)
+        torch.testing.assert_close(own(x, x, x, **masks)[0], expected)
+        assert few(x, x, x, **masks)[0].shape == x.shape
+    both, _ = model(x, x, x, key_padding_mask=absent, attn_mask=hidden)
+    torch.testing.assert_close(own(x, x, x, key_padding_mask=absent, attn_mask=hidden)[0], both)
+
+
+def test_a_transformer_layer_of_other_heads_computes_the_same_in_training_and_in_evaluation() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+    state = layer.state_dict()
+    x = torch.randn(3, 5, 8)
+    wide = expand_heads(state)
+    big = resize(layer, wide)
+    assert isinstance(big.self_attn, HeadAttention)
+    with torch.no_grad():  # where PyTorch's own layer would take a shorter way
+        torch.testing.assert_close(big.eval()(x), layer.train()(x))
+
+
+def expand_heads(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A third head of zeros."""
+    state = dict(state)
+    for name in ("self_attn.in_proj_weight", "self_attn.in_proj_bias"):
+        parts = state[name].chunk(3)
+        state[name] = torch.cat([torch.cat([part, torch.zeros_like(part[:4])]) for part in parts])
+    state["self_attn.out_proj.weight"] = nn.functional.pad(state["self_attn.out_proj.weight"], (0, 4))
+    return state
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+def test_a_recurrent_layer_of_unlike_widths_trains(kind: type[nn.RNNBase], gates: int) -> None:
+    layer = kind(3, 4, 2, batch_first=True, dropout=0.2)
     state = {}
-    for layer, (inputs, units) in widths.items():
-        state |= {
-            f"weight_ih_{layer}": torch.randn(4 * units, inputs),
-            f"weight_hh_{layer}": torch.randn(4 * units, units),
-        }
-        state |= {f"bias_ih_{layer}": torch.randn(4 * units), f"bias_hh_{layer}": torch.randn(4 * units)}
-    big = resize(lstm, state)
-    assert set(big.state_dict()) == set(lstm.state_dict())
-    output, (hidden, cells) = big(torch.randn(2, 7, 3))
+    for name, inputs, units in (("l0", 3, 5), ("l1", 5, 6)):
+        state |= {f"weight_{kind}_{name}": torch.randn(gates * units, n) for kind, n in (("ih", inputs), ("hh", units))}
+        state |= {f"bias_{kind}_{name}": torch.randn(gates * units) for kind in ("ih", "hh")}
+    big = resize(layer, state)
+    assert set(big.state_dict()) == set(layer.state_dict())
+    x = torch.randn(2, 7, 3)
+    output, states = big(x)
     assert output.shape == (2, 7, 6)
-    assert [tuple(h.shape) for h in hidden] == [(2, 5), (2, 6)]
-    big(torch.randn(2, 7, 3), (hidden, cells))[0].sum().backward()
+    for ends in states if kind is nn.LSTM else (states,):
+        assert [tuple(h.shape) for h in ends] == [(2, 5), (2, 6)]
+    big(x, states)[0].sum().backward()
     assert all(parameter.grad is not None for parameter in big.parameters())
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_stack_is_pytorchs_layer_where_widths_are_alike(kind: type[nn.RNNBase]) -> None:
+    layer, x = kind(3, 4, 2, bidirectional=True), torch.randn(7, 2, 3)
+    start = torch.randn(4, 2, 4)
+    output, ends = layer(x, (start, start) if kind is nn.LSTM else start)
+    own, own_ends = StackedRecurrent(layer)(x, (tuple(start),) * 2 if kind is nn.LSTM else tuple(start))
+    torch.testing.assert_close(own, output)
+    for one, other in zip(own_ends, ends, strict=True):
+        torch.testing.assert_close(torch.stack(one) if kind is nn.LSTM else one, other)

@@ -13,7 +13,7 @@ from fedhet import config as configuration
 from fedhet import models, population
 from fedhet.client.size import Size
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.graphs import architecture_graph, permutation_groups
+from fedhet.graphs import HeadAttention, architecture_graph, permutation_groups
 from fedhet.matching import describe
 from fedhet.randomness import torch_generator
 from fedhet.server import average_shared
@@ -310,7 +310,7 @@ def multiplications(model, inputs):
             found[name] = outputs[0].numel() * layer.weight[0].numel()
         elif isinstance(layer, nn.Linear):
             found[name] = outputs[0].numel() * layer.in_features
-        elif isinstance(layer, nn.LSTM):
+        elif isinstance(layer, nn.LSTM | nn.MultiheadAttention | HeadAttention):
             found[name] = outputs[0].shape[1] * sum(each.numel() for each in layer.parameters() if each.ndim == 2)
 
     hooks = [
@@ -365,8 +365,6 @@ def test_half_the_width_has_the_multiplications_of_the_axes_that_are_cut(name, s
     for layer, module in layers.items():
         depthwise = isinstance(module, nn.Conv2d) and module.groups > 1
         part = 2 if layer in (first, last) or depthwise else 4
-        if name == "vit":  # of which the hidden layer of the block alone is a group
-            part = 2 if layer in ("up", "down") else 1
         assert half[layer] * part == whole[layer], layer
 
 

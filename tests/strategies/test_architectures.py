@@ -1,0 +1,92 @@
+"""Methods that match or cut hidden units, on a vision transformer, a ConvNeXt and a GRU, and networks they refuse."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedhet.errors import FedhetError
+from fedhet.graphs import architecture_graph, permutation_groups, resize, widths
+
+torchvision = pytest.importorskip("torchvision")
+
+
+class Coloured(nn.Module):
+    """Grey images in three colours."""
+
+    def forward(self, x):
+        return x.expand(-1, 3, -1, -1)
+
+
+class Rows(nn.Module):
+    """A classifier of an image by its rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru, self.head = nn.GRU(8, 10, 2, batch_first=True), nn.Linear(10, 10)
+
+    def forward(self, x):
+        return self.head(self.gru(x[:, 0])[0][:, -1])
+
+
+class Written(nn.Module):
+    """Heads of attention by hand, whose number is written into the code."""
+
+    def __init__(self, heads=2, size=-1):
+        super().__init__()
+        self.qkv, self.head, self.heads, self.size = nn.Linear(8, 24), nn.Linear(8, 10), heads, size
+
+    def forward(self, x):
+        heads = self.qkv(x[:, 0]).unflatten(-1, (3, self.heads, self.size)).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(heads[0], heads[1], heads[2])
+        return self.head(attended.transpose(1, 2).flatten(2).mean(1))
+
+
+def transformer():
+    return nn.Sequential(Coloured(), torchvision.models.VisionTransformer(8, 4, 1, 2, 8, 12, num_classes=10))
+
+
+def convnext():
+    setting = torchvision.models.convnext.CNBlockConfig
+    return nn.Sequential(
+        Coloured(), torchvision.models.ConvNeXt([setting(6, 8, 1), setting(8, None, 1)], num_classes=10)
+    )
+
+
+NETWORKS = {"vit": transformer, "convnext": convnext, "gru": Rows}
+QUICK = [("fedma", "vit"), ("pfnm", "gru"), ("heterofl", "vit"), ("fjord", "vit"), ("heterofl", "convnext")]
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        pytest.param(method, name, marks=[] if (method, name) in QUICK else pytest.mark.slow)
+        for method in ("fedma", "pfnm", "heterofl", "fedrolex", "fjord")
+        for name in NETWORKS
+    ],
+)
+def test_a_run(federate, method, name):
+    build = NETWORKS[name]
+    own = {"rounds": 0, "fedma.passes": 1} if method == "fedma" else {"rounds": 1}
+    if method not in ("fedma", "pfnm"):
+        own[f"{method}.widths"] = "1,0.5,0.3"
+    done = federate(method, model=lambda client: build(), local_epochs=1, samples_per_client=20, **own)
+    assert done.failures == []
+    groups = permutation_groups(architecture_graph(build(), torch.zeros(2, 1, 8, 8)))
+    found = widths(done.state.model, groups)
+    if method in ("fedma", "pfnm"):  # the global model is wider than the clients' networks
+        assert all(a >= b for a, b in zip(found, groups.widths, strict=True))
+        assert found != groups.widths
+        merged = resize(build(), {key: torch.from_numpy(array) for key, array in done.state.model.items()})
+        assert merged.eval()(torch.zeros(2, 1, 8, 8)).isfinite().all()
+    else:
+        assert found == groups.widths
+        parts = widths(done.sent[1, "2"]["model"], groups)
+        assert all(1 <= a < b for a, b in zip(parts, groups.widths, strict=True))
+
+
+@pytest.mark.parametrize("method", ["fedma", "heterofl"])
+def test_a_network_of_one_width_is_refused_with_the_way_out(federate, method):
+    with pytest.raises(FedhetError, match=r"(?s)Written cannot have other widths: .*from its tensors"):
+        federate(method, model=lambda client: Written())
+    own = {"heterofl.widths": "0.5"} if method == "heterofl" else {}
+    assert federate(method, "other", model=lambda client: Written(-1, 4), rounds=1, **own).failures == []
