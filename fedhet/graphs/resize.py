@@ -23,7 +23,7 @@ def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.
 
     A recurrent layer whose layers get different widths becomes a ``StackedRecurrent``, ``nn.MultiheadAttention`` of
     another width a ``HeadAttention``, with the same parameter names. A user's module with parameters of its own keeps
-    its attributes (see ``resizable_groups``). Tied parameters stay tied; dtypes, devices, modes and ``requires_grad`` are
+    its attributes (see ``resizable_groups``). Tied parameters stay tied; dtypes, devices, modes, ``requires_grad`` are
     the model's.
 
     Raises:
