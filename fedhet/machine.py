@@ -8,8 +8,9 @@ import platform
 import random
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,30 @@ def cores() -> int:
 def memory() -> int:
     """Bytes of memory that this machine has."""
     return psutil.virtual_memory().total
+
+
+def data_in_use() -> int:
+    """Return the bytes of this process's data, without freed memory if glibc can return it; on Linux."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    return int(getattr(psutil.Process().memory_info(), "data", 0))
+
+
+def out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """Whether an error says that no memory is left; torch has no MemoryError for the CPU."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
+def peak_memory(function: Callable[[], None]) -> int:
+    """Call a function, and return the most bytes that PyTorch's allocators gave out meanwhile, less those freed."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes to the terminal at every start and stop
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
+        function()
+    events = profiled.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return max(accumulate(size for _, size in changes), default=0)
 
 
 def check_device_name(name: str) -> None:

@@ -32,6 +32,13 @@ class Parameters:
     """A method's own keys: subclasses add fields made with `option`, each with the paper's value."""
 
     widths = "1"
+    size_name = "width"
+    """The setting of a node by which it says its client's size, where clients have parts of one network."""
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The sizes that clients may have, as a node says them, the largest first."""
+        return tuple(sorted({*self.all_widths}, reverse=True))
 
     @property
     def all_widths(self) -> tuple[float, ...]:

@@ -1,6 +1,7 @@
 """The client side's runtime: one ClientApp for every method, from a message to the reply."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from fedhet.client.state import LostState
 from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError
-from fedhet.flower import ClientApp, Context, Message, decode, write_reply
+from fedhet.flower import ClientApp, ConfigRecord, Context, Message, decode, write_reply
 from fedhet.flower.cluster import cluster_machine
 from fedhet.flower.insides import failure
 from fedhet.flower.mods import check_one_model, clips, in_flowers_format, tell
@@ -26,7 +27,7 @@ from fedhet.method import Method
 from fedhet.options import Config
 from fedhet.population import ClientInfo
 from fedhet.task import Task, as_task
-from fedhet.wire import Payload, Refusal, Reply, Report, spec_of
+from fedhet.wire import Payload, Refusal, Reply, Report, Request, spec_of
 from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
 
 
@@ -85,7 +86,7 @@ class Answers:
             with (
                 node.memory_limited(context),
                 nothing_downloaded(policy.deployed or bool(machine)),
-                self._clients.job(info, request, policy, decode(message.content)) as job,
+                self._job(info, request, policy, message, context) as job,
             ):
                 job.loop = loop
                 payload = policy.outgoing(work(job), job.side)
@@ -105,6 +106,19 @@ class Answers:
             reason = f"on machine {machine}: {reason}" if machine else reason
             record = write_reply(Refusal(name, reason, lost=isinstance(error, LostState)))
         return Message(record, reply_to=message)
+
+    @contextmanager
+    def _job(
+        self, info: ClientInfo, request: Request, policy: Policy, message: Message, context: Context
+    ) -> Iterator[Job]:
+        """Make the client for a message; a size that is measured counts for the whole run."""
+        payload = decode(message.content)
+        if node.is_to_measure(info):
+            info = self._clients.largest(info, request, policy, payload, node.memory_limit(info.node_config))
+            name = info.config.parameters.size_name
+            context.state[node.SIZE] = ConfigRecord({name: info.node_config[name]})
+        with self._clients.job(info, request, policy, payload) as job:
+            yield job
 
     def loop(self, config: Config, message: Message, context: Context) -> Loop | None:
         """The user's own training and evaluation, if they stand in for fedhet's."""

@@ -3,16 +3,18 @@
 A user's network and data are tried out before training, so that errors about them are plain sentences.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from fedhet import population, registry, supplied
-from fedhet.client.jobs import Job, Tried
-from fedhet.client.policy import Policy
+from fedhet.client.jobs import Job, Tried, step_memory
+from fedhet.client.policy import Policy, Refused
 from fedhet.client.side import Client
 from fedhet.client.size import Size
 from fedhet.client.state import ClientStore
@@ -21,7 +23,7 @@ from fedhet.data.own import as_input
 from fedhet.data.reading import not_finite
 from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.graphs import PermutationGroups
-from fedhet.machine import device_of, keep_freed_memory
+from fedhet.machine import data_in_use, device_of, keep_freed_memory, out_of_memory
 from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction
 from fedhet.representations import Captured, Representation
@@ -101,6 +103,34 @@ class Clients:
             policy.check_shared(side)
             build, redraw = partial(self._build, info, size), partial(self._redraw, info, size)
             yield Job(side, payload, policy, build, redraw, tried)
+
+    def largest(self, info: ClientInfo, request: Request, policy: Policy, payload: Payload, most: int) -> ClientInfo:
+        """Return the client with the largest size of its method's with which it trains within so many bytes of memory.
+
+        Counted are those of the process, of a step of training or an evaluation, which are measured, and of three
+        copies of the whole network, which is built before it is cut. Raises `Refused` if the smallest size needs more.
+        """
+        keys, largest = info.config.parameters, info
+        for size in reversed(keys.sizes):  # so that a trial leaves little behind for the next one
+            sized = replace(info, node_config={**info.node_config, keys.size_name: size})
+            try:
+                with self.job(sized, request, policy, payload) as job:
+                    room = most - data_in_use() - 3 * _bytes_of_whole(job.client)
+                    fits = room > 0 and step_memory(job) <= room
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                fits = False
+            self._free.clear()
+            if not fits:
+                break
+            largest = sized
+        if largest is info:
+            raise Refused(
+                f"its smallest {keys.size_name}, {keys.sizes[-1]:g}, needs more memory to train than its node allows "
+                f"(memory-limit = {most / 1e9:g} GB)"
+            )
+        return largest
 
     def _try(
         self,
@@ -218,6 +248,13 @@ class Clients:
                 data = with_validation(data, config.validation, seed, info.name)
             self._data_kept[key] = data.to(device)
         return self._data_kept[key]
+
+
+def _bytes_of_whole(client: Client) -> int:
+    """Return the bytes of the network of which a client has a part."""
+    assert client.size is not None
+    groups = client.size.groups
+    return sum(map(math.prod, groups.shapes(groups.widths).values())) * next(iter(client.tensors.values())).itemsize
 
 
 def _transform(model: nn.Module, dataset: DataSet | None) -> Callable[[Tensor], Tensor]:

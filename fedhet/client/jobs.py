@@ -18,6 +18,7 @@ from fedhet.client.side import AnySide, Client
 from fedhet.data import Examples, digests, resident
 from fedhet.errors import ModelError
 from fedhet.learning import Phase
+from fedhet.machine import peak_memory
 from fedhet.predictions import Predictions
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.task import LARGEST, Task
@@ -114,6 +115,19 @@ def train(job: Job) -> Payload:
     if kept:
         client.store.save(client.request.round, kept, after=client.request.expected)
     return reply
+
+
+def step_memory(job: Job) -> int:
+    """Return the bytes that a step of training takes at most, or an evaluation; the step changes the network."""
+    client = job.client
+
+    def step() -> None:
+        for phase in job.side.phases(job.payload)[:1]:
+            one, generator = replace(phase, epochs=0, steps=1), client.generator("size")
+            learning.train(client.model, one, client.data.train, client.task, client.prepare, generator=generator)
+        client.read(client.data.train.inputs[: learning.BATCH])
+
+    return peak_memory(step)
 
 
 def evaluate(job: Job) -> Payload:

@@ -18,10 +18,13 @@ from fedhet.client.policy import Policy, Refused
 from fedhet.errors import ConfigError
 from fedhet.files import plain_name, state_folder
 from fedhet.flower import ConfigRecord, Context, Message, read_request
-from fedhet.machine import proof
+from fedhet.machine import out_of_memory, proof
 from fedhet.options import Config, keys_about, keys_that
 from fedhet.population import ClientInfo
 from fedhet.wire import Request
+
+SIZE = "fedhet.size"
+"""The record of a node's context that holds the size of its client that was found by measuring."""
 
 PINNED = "fedhet.split"
 """The record of a node's context that holds the settings by which its data are split in this run."""
@@ -48,23 +51,46 @@ def memory_limited(context: Context) -> Iterator[None]:
         return
     import resource  # which not every system has
 
-    limit = context.node_config["memory-limit"]
+    limit, most = context.node_config["memory-limit"], memory_limit(context.node_config)
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise Refused(f"it needs more memory than its node allows (memory-limit = {limit} GB)") from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def memory_limit(node_config: Mapping[str, Any]) -> int:
+    """Return the bytes of `memory-limit`; raises a ConfigError if it is no number above 0 that a machine may have."""
+    limit = node_config["memory-limit"]
     try:
         most = int(float(limit) * 1e9)
     except (ValueError, OverflowError):
         most = 0
     if not 0 < most < 10**18:  # bytes that no machine has
         raise ConfigError(f"the node's memory-limit is {limit!r}, must be a number of GB above 0 and below 1e+09")
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:  # torch has no MemoryError for the CPU
-        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
-            raise
-        raise Refused(f"it needs more memory than its node allows (memory-limit = {limit} GB)") from error
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    return most
+
+
+def is_to_measure(info: ClientInfo) -> bool:
+    """Whether the client's size is to be found by measuring: its node says `auto`, such as `width = "auto"`.
+
+    Raises:
+        ConfigError: the node has no memory-limit.
+    """
+    name = info.config.parameters.size_name
+    if info.node_config.get(name) != "auto" or registry.traits(info.config).shares.units is None:
+        return False
+    if "memory-limit" not in info.node_config:
+        raise ConfigError(
+            f"the node's {name} is 'auto', the largest that fits in its memory-limit, which it lacks: set memory-limit "
+            f"(GB), or a {name}"
+        )
+    return True
 
 
 def opened(message: Message, context: Context, *, in_cluster: bool = False) -> tuple[ClientInfo, Request, Policy]:
@@ -90,6 +116,7 @@ def opened(message: Message, context: Context, *, in_cluster: bool = False) -> t
     if not here and not request.run:  # a server elsewhere that relies on a folder of its own choice
         request = replace(request, run=hashlib.sha256(settings.encode()).hexdigest()[:12])
     node, name = _with_data(context.node_config), name_of(context)
+    node |= dict(context.state.config_records.get(SIZE, {}))
     if not plain_name(name):
         raise ConfigError(f"this node's name {name!r} cannot be that of a file: give it another one")
     place, partitions = node.get("partition-id"), node.get("num-partitions")

@@ -24,18 +24,28 @@ class CountedParameters(Parameters):
         return tuple(self._size(each, self.counted) for each in listed(sizes) or [""])
 
     @property
+    def size_name(self) -> str:  # type: ignore[override]
+        """The node's setting."""
+        return self.counted.rpartition(".")[2].removesuffix("s")
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The sizes, the largest first."""
+        return tuple(sorted({*self.all_sizes}, reverse=True))
+
+    @property
     def all_widths(self) -> tuple[float, ...]:
         """The sizes as shares of the largest."""
         return tuple(size / max(self.all_sizes) for size in self.all_sizes)
 
     def width_at(self, node_config: Mapping[str, Any]) -> float | None:
         """Return the size that a node's config sets as a share of the largest; None without one."""
-        name, most = self.counted.rpartition(".")[2].removesuffix("s"), max(self.all_sizes)
+        name, most = self.size_name, max(self.all_sizes)
         return self._size(node_config[name], f"the node's {name}", most) / most if name in node_config else None
 
     def _size(self, value: object, name: str, most: int = 2**16) -> int:
         """Read a size; raises a ConfigError that names the setting."""
-        text, kind = str(value), self.counted.rpartition(".")[2].removesuffix("s")
+        text = str(value)
         if not (text.isdecimal() and text.isascii() and 0 < int(text) <= most):
-            raise ConfigError(f"{name}: {value!r} is no {kind}: it must be a whole number from 1 to {most}")
+            raise ConfigError(f"{name}: {value!r} is no {self.size_name}: it must be a whole number from 1 to {most}")
         return int(text)

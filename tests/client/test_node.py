@@ -11,7 +11,7 @@ from torch import nn
 
 import fedhet
 from fedhet import config as configuration
-from fedhet.client import node, state
+from fedhet.client import clients, node, state
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import state_home
@@ -167,6 +167,60 @@ def test_a_client_that_needs_more_memory_than_its_node_allows_fails_alone(federa
     assert torch.ones(10**9, dtype=torch.uint8)[-1] == 1, "the limit is that of a client at work"
     watch, _ = federate("FedAvg", nodes={0: {"memory-limit": "-1"}})
     assert "must be a number of GB above 0" in watch.rows[0]["failures"][0]["reason"]
+
+
+def wide():
+    """Its two groups are of 400 units, its weights almost all between them: 640 kB, a quarter at half the width."""
+    return nn.Sequential(nn.Linear(4, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "keys", "sizes"),
+    [
+        ("HeteroFL", "width", {"widths": "0.25,1,0.5"}, (1.0, 0.5, 0.25)),
+        ("FjORD", "width", {"widths": "1,0.5,0.25"}, (1.0, 0.5, 0.25)),
+        ("DepthFL", "depth", {"depths": "1,3", "blocks": "0,2"}, (3, 1)),
+    ],
+)
+def test_a_size_is_the_largest_that_fits_in_the_memory(name, setting, keys, sizes, federate, monkeypatch):
+    """Beside what the process has; it is measured in the handshake alone, and a size that never fits is refused."""
+    measured, measure = [], clients.step_memory
+
+    def spying(job):
+        width, needed = job.client.size.width, measure(job)
+        measured.append((job.client.name, width))
+        return needed
+
+    monkeypatch.setattr(clients, "step_memory", spying)
+    monkeypatch.setattr(clients, "data_in_use", lambda: 0)
+    monkeypatch.setattr(node, "memory_limited", lambda context: contextlib.nullcontext())
+    limits = [0.006, 0.0026, 0.0021][: len(sizes)]
+    nodes = {n: {setting: "auto", "memory-limit": limit} for n, limit in enumerate([*limits, 0.00001])}
+    watch, strategy = federate(name, wide, nodes, clients=len(nodes), momentum=0.9, **keys)
+    shares = [size / max(sizes) for size in sizes]
+    assert not [client for client, _ in measured if client == str(len(sizes))]
+    for number, share in enumerate(shares):
+        tried = [width for client, width in measured if client == str(number)]
+        assert tried == sorted(tried)
+        assert tried[-2 if number else -1] == share
+        shape = strategy.federation.specs[str(number)]["0.weight"][0]
+        assert shape == ((400 * share, 4) if setting == "width" else (400, 4))
+    (refused,) = watch.rows[0]["failures"]
+    words = f"its smallest {setting}, {sizes[-1]:g}, needs more memory to train than its node allows"
+    assert refused["reason"] == f"{words} (memory-limit = 1e-05 GB)"
+    assert [row["participants"] for row in watch.rows[1:3]] == [[str(n) for n in range(len(sizes))]] * 2
+
+
+def test_a_size_is_measured_within_a_memory_limit(federate):
+    most = psutil.Process().memory_info().data / 1e9 + 1
+    nodes = {0: {"width": "auto", "memory-limit": most}, 1: {"width": "auto"}, 2: {"width": 0.5}}
+    watch, strategy = federate("HeteroFL", wide, nodes)
+    assert strategy.federation.specs["0"]["0.weight"][0] == (400, 4)
+    (refused,) = watch.rows[0]["failures"]
+    assert refused["client"] == "1"
+    assert "width is 'auto', the largest that fits in its memory-limit, which it lacks: set memory-limit" in str(
+        refused
+    )
 
 
 # ---- what leaves it
