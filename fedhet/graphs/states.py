@@ -2,7 +2,7 @@
 
 An *assignment* of a group is an integer array (L,): local unit l is unit ``assignment[l]`` of the other order.
 Assignments and sizes are given by group index; groups that are not named stay as they are. States may hold arrays or
-tensors; results hold arrays, and arrays that nothing moved are handed on, not copied.
+tensors (bfloat16 becomes float32); results hold arrays, and arrays that nothing moved are handed on, not copied.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -145,10 +146,13 @@ def tie(state: dict[str, Array], groups: PermutationGroups) -> dict[str, Array]:
 
 
 def _arrays(state: State) -> dict[str, Array]:
-    return {
-        name: value.detach().cpu().numpy().copy() if isinstance(value, Tensor) else value
-        for name, value in state.items()
-    }
+    return {name: _array(value) if isinstance(value, Tensor) else value for name, value in state.items()}
+
+
+def _array(tensor: Tensor) -> Array:
+    """Return a copy as an array; of bfloat16, which NumPy does not know, as float32."""
+    exact = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    return exact.detach().cpu().numpy().copy()
 
 
 def _checked(

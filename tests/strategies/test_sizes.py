@@ -301,6 +301,18 @@ def test_settings_that_cannot_be(settings, words):
         configuration.resolve({"method": "heterofl", **settings})
 
 
+@pytest.mark.parametrize("method", ["heterofl", "fjord", pytest.param("fedma", marks=pytest.mark.slow)])
+def test_networks_of_bfloat16_are_cut(method, federate):
+    """They travel as float32, in which every value of bfloat16 is one."""
+    model, inputs = Small().bfloat16(), torch.rand(2, 1, 8, 8, dtype=torch.bfloat16)
+    part = Size(0.5, permutation_groups(architecture_graph(model, inputs))).cut(model)
+    for name, axes in entries(first, 0.5).items():
+        assert torch.equal(part.state_dict()[name], model.state_dict()[name][np.ix_(*axes)])
+    settings = {} if method == "fedma" else {f"{method}.widths": "1,0.5", "rounds": 1}
+    done = federate(method, model=lambda client: Small().bfloat16(), **{"rounds": 0, **settings})
+    assert done.failures == []
+
+
 def multiplications(model, inputs):
     """How many multiplications with weights each layer does for one example, by name, counted in a forward pass."""
     found = {}
