@@ -1,5 +1,6 @@
 """A model as a graph, its permutation groups, and its parameters along them."""
 
+from fedhet.graphs.axes import VALUE as VALUE
 from fedhet.graphs.axes import Segment as Segment
 from fedhet.graphs.blocks import blocks as blocks
 from fedhet.graphs.blocks import stages as stages

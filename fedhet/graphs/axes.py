@@ -208,18 +208,19 @@ class Variables:
             axes, f"{node} works along an axis of hidden units: reordering or adding units would change its result"
         )
 
-    def torn(self, axis: Axis) -> set[int]:
-        """Return the variables of a refused axis that move after all, except those of parameters outside of layers."""
+    def torn(self) -> list[tuple[Axis, str]]:
+        """Return the refused axes that move after all, except for what parameters outside of layers alone make."""
         layers = [self.bound[place] for place, (role, _) in self.written.items() if role != VALUE]
-        return self.moves(axis) & self.moves(*layers, *self.read)
+        hidden = self.moves(*layers, *self.read)
+        return [(axis, reason) for axis, reason in self.refusals if self.moves(axis) & hidden]
 
-    def other_way(self, refusal: tuple[Axis, str]) -> Split | None:
-        """Return the split to be done another way, if a refused axis moves; the one that made it, or else the last."""
-        axis, torn = refusal[0], self.torn(refusal[0])
+    def other_way(self, axis: Axis) -> Split | None:
+        """Return the split to be done another way, so that an axis does not move: its own, or else the last one."""
+        moved = self.moves(axis)
         others = [
             split
             for split in reversed(self.splits)
-            if torn & self.moves(split.axis) and self.choices.get(split.node, 0) < split.ways - 1
+            if self.choices.get(split.node, 0) < split.ways - 1 and moved & self.moves(split.axis)
         ]
         return next((split for split in others if moving(split.axis) & moving(axis)), others[0] if others else None)
 

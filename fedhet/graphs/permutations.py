@@ -121,10 +121,16 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False) -> Per
     choices: dict[str, int] = {}
     while True:
         variables = _walked(graph, choices, partly=partly)
-        other = {split.node: None for split in map(variables.other_way, variables.refusals) if split}
-        if not other:
-            return _solved(variables, partly=partly)
-        choices |= {node: choices.get(node, 0) + 1 for node in other}
+        torn = variables.torn()
+        others = {split.node for axis, _ in torn if (split := variables.other_way(axis))}
+        if not others:
+            break
+        choices |= {node: choices.get(node, 0) + 1 for node in others}
+    for axis, reason in torn:
+        if not partly:
+            raise UnsupportedArchitecture(reason)
+        variables.pin(axis)
+    return _solved(variables)
 
 
 def _walked(graph: ArchitectureGraph, choices: Mapping[str, int], *, partly: bool) -> Variables:
@@ -203,14 +209,9 @@ def _check(graph: ArchitectureGraph, node: Node) -> None:
         raise UnsupportedArchitecture(f"{node} gives an empty tensor of shape {node.shape}; try a larger example")
 
 
-def _solved(variables: Variables, *, partly: bool) -> PermutationGroups:
+def _solved(variables: Variables) -> PermutationGroups:
     """The groups that remain once the whole graph is walked."""
     graph, written = variables.graph, variables.written
-    for axis, reason in variables.refusals:
-        if partly:
-            variables.pin(axis)
-        elif variables.torn(axis):
-            raise UnsupportedArchitecture(reason)
     free = variables.moves(*variables.read)  # units that nobody reads are outputs too (a second head)
     names: dict[int, str] = {}  # variable -> the layer that writes it first
     for place, (_, layer) in written.items():

@@ -62,7 +62,8 @@ def expand(
 ) -> dict[str, Array]:
     """Embed a model in a wider one: its units take their assigned places, and all other entries are zero.
 
-    With ReLU, BatchNorm or LSTM the wider model computes the same function, since other entries are never read. Raises
+    With ReLU, BatchNorm, GroupNorm, attention or recurrent layers the wider model computes the same function, since
+    other entries are never read; with LayerNorm and other norms over all units it does not, since these count. Raises
     a ValueError unless an assignment maps all local units to different global ones.
     """
     local = widths(state, groups)
@@ -110,7 +111,8 @@ def permute(state: State, groups: PermutationGroups, permutations: Assignments) 
 def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
     """The matrix (L, D) to be matched for a group: a row a unit, what its ``rows`` slots hold stacked side by side.
 
-    Filters are flattened channel-major, the four gates of an LSTM's W_ih lie side by side (4E columns).
+    Filters are flattened channel-major, the four gates of an LSTM's W_ih lie side by side (4E columns), as do the
+    channels of a head or of a group.
     """
     width = widths(state, groups)[index]
     return np.hstack([piece.reshape(width, -1) for _, piece in _row_pieces(state, groups, index)])

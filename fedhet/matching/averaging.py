@@ -36,7 +36,7 @@ def average_carried(
 ) -> dict[str, Array]:
     """Average the parameters that a group completes, in the global order, by `map` or `mean` like its rows.
 
-    Each unit's weights are averaged over the clients that have it; an LSTM's recurrent weights over all, as in the
+    Each unit's weights are averaged over the clients that have it; recurrent weights over all, as in the
     authors' code. States have earlier groups in the global order; assignments and sizes cover all groups up to `index`.
     """
     averaged: dict[str, Array] = {}

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.graphs import PermutationGroup, PermutationGroups, columns, expand, rows, set_rows, tie
+from fedhet.graphs import VALUE, PermutationGroup, PermutationGroups, columns, expand, rows, set_rows, tie
 
 from .averaging import average_carried
 from .layer import LayerMatch, attach, estimate_variances, match_layer
@@ -30,7 +30,8 @@ class Matching:
 
     Attributes:
         gamma: Mass of the beta process.
-        average: `map` or `mean`; embeddings and LSTMs are always averaged plainly, as in the authors' code.
+        average: `map` or `mean`; embeddings (positions and tokens of a transformer, too) and recurrent layers are
+            always averaged plainly, as in the authors' code.
         variances: `fixed`, both 1, or `estimated` for each group.
         max_growth: A group's largest global width, in widths of the widest client; 0: no limit.
     """
@@ -68,16 +69,16 @@ class Matching:
     def prior_mean(
         self, states: Sequence[State], matrices: Sequence[Array], groups: PermutationGroups, index: int
     ) -> npt.NDArray[np.float64]:
-        """The prior mean (D,) of a group's rows: .1 for biases, the mean of scales (BatchNorm's, about 1), else 0."""
+        """The prior mean (D,) of a group's rows: .1 for biases, the mean of a norm's scales (about 1), else 0."""
         slots = columns(states[0], groups, index)
         prior = np.array([BIAS_MEAN if slot.role.startswith("bias") else 0.0 for slot in slots])
-        scale = np.array([slot.role == "weight" and states[0][slot.parameter].ndim == 1 for slot in slots])
+        scale = np.array([slot.role in ("weight", VALUE) and states[0][slot.parameter].ndim == 1 for slot in slots])
         if scale.any():
             prior[scale] = np.concatenate([matrix[:, scale] for matrix in matrices]).mean(0)
         return prior
 
     def _average_of(self, group: PermutationGroup) -> str:
-        plain = any(slot.axis or slot.role.startswith("weight_ih") for slot in group.rows)  # an embedding or an LSTM
+        plain = any(slot.axis or slot.role.startswith("weight_ih") for slot in group.rows)  # an embedding, or recurrent
         return "mean" if plain else self.average
 
 

@@ -15,8 +15,8 @@ class PFNMParameters(Parameters):
     gamma: float = option(7.0, "mass of the beta process: larger opens more global units (LSTMs: 0.001)", above=0)
     average: str = option(
         "map",
-        "global weights: posterior mean (the authors' code) or plain mean (the paper); embeddings and LSTMs are always "
-        "averaged plainly",
+        "global weights: posterior mean (the authors' code) or plain mean (the paper); embeddings and recurrent "
+        "layers are always averaged plainly",
         choices=("map", "mean"),
     )
     variances: str = option(
