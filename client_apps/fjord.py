@@ -16,7 +16,7 @@ from fedhet.client import ClientSide
 from fedhet.client.size import Size
 from fedhet.errors import DataError
 from fedhet.graphs import cut_out, entries_of, resize
-from fedhet.learning import Phase, soft_divergence
+from fedhet.learning import Phase, Step, soft_divergence
 from fedhet.methods.fjord import FjORDParameters
 from fedhet.wire import Payload
 
@@ -24,18 +24,28 @@ from fedhet.wire import Payload
 class FjORD(ClientSide[FjORDParameters]):
     """Trains its widest network through narrower ones."""
 
+    def handshake(self, payload: Payload) -> Payload:
+        """Check the task."""
+        task = self.client.task
+        if self.parameters.distil and task.outputs.meaning == "numbers":
+            raise DataError(
+                f"client {self.client.name}: fjord.distil = true needs class scores, and the outputs of a {task.name} "
+                "are numbers: set it to false"
+            )
+        return super().handshake(payload)
+
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """One phase of ordered dropout."""
         client, size, distil = self.client, self.client.size, self.parameters.distil
         assert size is not None
-        if distil and client.task.outputs.meaning != "classes":
-            raise DataError(
-                f"client {client.name}: fjord.distil = true needs classes, and the task is {client.task.name}"
-            )
         widths = sorted({*(each for each in self.parameters.all_widths if each < size.width), size.width})
         ordered = Ordered(client.model, size, widths, client.generator("widths"), keeps_widest=distil)
-        scores = client.task.outputs.scores
-        terms = (lambda step: soft_divergence(scores(ordered.narrow), scores(step.outputs), 1.0),) if distil else ()
+        scores, many_labels = client.task.outputs.scores, client.task.outputs.meaning == "labels"
+
+        def learnt(step: Step) -> Tensor:
+            return soft_divergence(scores(ordered.narrow), scores(step.outputs), 1.0, many_labels=many_labels)
+
+        terms = (learnt,) if distil else ()
         return [Phase(client.request.epochs, client.optimisation(), module=ordered, terms=terms)]
 
 

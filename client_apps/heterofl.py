@@ -37,13 +37,18 @@ class HeteroFL(ClientSide[P]):
 
     @cached_property
     def absent(self) -> Tensor | None:
-        """Which classes the client has no example of, (classes,) bool; None if all count, or labels are no classes."""
+        """The classes of which no label is, (classes,) bool; None if all count, or if there is no output for each."""
         labels = self.client.data.train.labels
-        if not self.parameters.masked_loss or self.client.task.name not in ("classification", "next-character"):
+        if not self.parameters.masked_loss or self.client.task.outputs.meaning != "classes":
             return None
         absent = torch.ones(self.client.outputs, dtype=torch.bool, device=labels.device)
-        absent[labels.unique()] = False
-        return absent if bool(absent.any()) else None
+        absent[labels[labels >= 0].long().unique()] = False  # negative ones do not count
+        return absent if bool(absent.any()) and self._by_class(len(absent)) else None
+
+    def _by_class(self, classes: int) -> list[str]:
+        """Return the names of the head's arrays that have a row for each class."""
+        names = [name for name in self.shared_names() if name.startswith(f"{self.client.head}.")]
+        return [name for name in names if self.client.tensors[name].shape[:1] == (classes,)]
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """Return one phase, with the masked loss if the client lacks a class."""
@@ -54,15 +59,16 @@ class HeteroFL(ClientSide[P]):
 
     def _masked(self, step: Step) -> Tensor:
         assert self.absent is not None
-        return self.client.task.loss(step.outputs.masked_fill(self.absent, 0), step.labels)
+        last = self.client.task.outputs.places != "pixels"  # whose classes are the first axis of an example
+        absent = self.absent if last else self.absent.reshape(-1, *(1 for _ in step.outputs.shape[2:]))
+        return self.client.task.loss(step.outputs.masked_fill(absent, 0), step.labels)
 
     def end(self, payload: Payload) -> Payload:
         """Return the shared arrays and, with the masked loss, the head's rows for the client's classes."""
         reply = super().end(payload)
         if self.absent is not None:
-            head, rows = f"{self.client.head}.", torch.nonzero(~self.absent).flatten().cpu().numpy()
-            names = [name for name in self.shared_names() if name.startswith(head)]
-            reply.arrays["rows"] = {name: rows for name in names if len(self.client.tensors[name]) == len(self.absent)}
+            rows = torch.nonzero(~self.absent).flatten().cpu().numpy()
+            reply.arrays["rows"] = dict.fromkeys(self._by_class(len(self.absent)), rows)
         return reply
 
 

@@ -145,6 +145,83 @@ def test_methods_that_need_an_output_for_each_class_say_so(method, run):
     assert f"{method} needs an output for each class, and a binary task has one for both" in text
 
 
+# ---- methods whose clients have parts of one network, or a small one beside theirs
+
+PARTS = {
+    "heterofl": {"heterofl.widths": "1,0.5"},
+    "fedrolex": {"fedrolex.widths": "1,0.5"},
+    "fjord": {"fjord.widths": "1,0.5"},
+    "depthfl": {"depthfl.depths": "2,1"},
+    "fml": {"fml.shared-model": "mlp-20"},
+}
+TASKS = ("one logit", "several labels", "numbers", "pixels", "tokens")
+REFUSED = {
+    ("fjord", "numbers"): "fjord.distil = true needs class scores, and the outputs of a regression are numbers",
+    ("depthfl", "numbers"): "which its exits exchange, and the outputs of a regression are numbers",
+    ("depthfl", "pixels"): r"an exit gives one vector of class scores for each example, and .* returns \(2, 2, 6, 6\)",
+    ("depthfl", "tokens"): r"an exit gives one vector of class scores for each example, and .* returns \(2, 5, 3\)",
+    ("fml", "numbers"): "which the two networks exchange, and the outputs of a regression are numbers",
+    ("fml", "pixels"): "which the two networks exchange, and the outputs of a segmentation are for each pixel",
+    ("fml", "tokens"): "which the two networks exchange, and the outputs of a token-classification are for each token",
+}
+
+
+def deep(task):
+    """A network with two groups of hidden units for a task, and data."""
+
+    def layered(outputs):
+        return lambda client: nn.Sequential(
+            nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, outputs)
+        )
+
+    def filters(client):
+        layers = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Conv2d(8, 2, 1))
+
+    def embedded(client):
+        return nn.Sequential(nn.Embedding(6, 16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    return {
+        "one logit": (layered(1), with_public(yes)),
+        "several labels": (layered(3), with_public(several)),
+        "numbers": (layered(2), with_public(targets)),
+        "pixels": (filters, blobs),
+        "tokens": (embedded, tagged),
+    }[task]
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("method", [*slow("heterofl", "fedrolex"), "fjord", "depthfl", *slow("fml")])
+def test_every_task_is_served_in_parts_or_refused_with_the_reason(method, task, run):
+    model, data = deep(task)
+    if reason := REFUSED.get((method, task)):
+        text = refusal(run, method, model, data, settings=PARTS[method])
+        assert "no client can serve" in text, "it is refused in the handshake"
+        assert re.search(reason, text)
+        return
+    summary = run(method, model, data, settings=PARTS[method])
+    metrics = {"several labels": "auc", "numbers": "r2", "pixels": "iou"}
+    assert (summary["metric"], summary["failures"]) == (metrics.get(task, "accuracy"), 0)
+    assert personal(summary) > (0.3 if task == "numbers" else 0.75)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fjord", {"fjord.widths": "1,0.5", "fjord.distil": False}),
+        ("depthfl", {"depthfl.depths": "2,1", "depthfl.blocks": "2", "depthfl.momentum-distillation": 0.2}),
+    ],
+)
+def test_numbers_are_learnt_where_nothing_is_distilled(method, settings, run):
+    def model(client):
+        return nn.Sequential(
+            *(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2)
+        )
+
+    summary = run(method, model, with_public(targets), settings=settings)
+    assert (summary["metric"], summary["failures"]) == ("r2", 0)
+
+
 # ---- weights and losses of one's own
 
 

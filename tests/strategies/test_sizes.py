@@ -164,6 +164,33 @@ def test_heterofl_is_its_papers(sized, scaler, masked):
     compare(done, of_heterofl(start(done), data, [first] * 3, scaler=scaler, masked=masked))
 
 
+@pytest.mark.parametrize("places", ["pixels", "tokens"])
+def test_the_masked_loss_is_of_every_place_with_a_class(places, federate, float64_travels):
+    """Of three classes one is at no pixel, or token, that counts; by hand, for one step."""
+    if places == "pixels":
+        shape, layers = (3, 2, 2), [nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 3, 1)]
+    else:
+        shape, layers = (2, 5), [nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)]
+    inputs = torch.rand(6, *shape, dtype=torch.float64)
+    labels = (inputs[:, 0] > 0.5).long() if places == "pixels" else (inputs[..., 0] > 0.5).long()
+    labels[0] = -100
+    model, axis = nn.Sequential(*layers).double(), 1 if places == "pixels" else -1
+    settings = {"heterofl.widths": "1", "clients": 1, "rounds": 1, "local_epochs": 1, "momentum": 0.0}
+    settings |= {"partition": "iid", "wire_dtype": "float64"}
+    part = (inputs, labels)
+    models = {"model": lambda client: model, "data": lambda client: (part, part)}
+    done = federate("heterofl", **models, **{**SAME, **settings})
+    before = {name: array.copy() for name, array in done.received[1, "0"]["model"].items()}
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in before.items()})
+    kept = torch.tensor([1.0, 1.0, 0.0]).double()
+    outputs = (model(inputs).movedim(axis, -1) * kept).reshape(-1, 3)
+    F.cross_entropy(outputs, labels.flatten(), ignore_index=-100).backward()
+    for name, parameter in model.named_parameters():
+        expected = parameter.detach() - SAME["learning_rate"] * parameter.grad
+        np.testing.assert_allclose(done.state.model[name], expected.numpy(), rtol=1e-9, atol=1e-9)
+    assert done.sent[1, "0"]["rows"]["2.weight"].tolist() == [0, 1]
+
+
 def test_entries_of_nobody_keep_their_value(sized):
     done, _ = sized("heterofl", rounds=1, **{"heterofl.widths": "0.5"})
     before, after = done.received[1, "0"]["model"]["three.weight"], done.state.model["three.weight"]
