@@ -199,13 +199,35 @@ def test_entries_of_nobody_keep_their_value(sized):
     assert np.abs(after[5:]).min() > 0
 
 
-@pytest.mark.parametrize("architecture", ["cnn", "resnet8"])
-def test_heterofl_of_whole_networks_is_fedavg_to_the_last_bit(federate, architecture):
-    same = {"architectures": architecture, "batch_norm": "aggregate", "samples_per_client": 16}
+NETWORKS = {
+    "torchvision/resnet18": (3, 32, 32),
+    "vgg9": (3, 32, 32),
+    "torchvision/mobilenet_v2": (3, 32, 32),
+    "char-lstm": (80,),
+    "vit": (1, 8, 8),
+}
+
+
+def network(name):
+    """One of these networks, with 80 classes, and two inputs."""
+    model = SmallViT() if name == "vit" else models.build(name, NETWORKS[name], 80)
+    return model, torch.zeros((2, *NETWORKS[name]), dtype=torch.long if name == "char-lstm" else torch.float)
+
+
+@pytest.mark.parametrize(
+    "name", ["cnn", "resnet8", *(pytest.param(n, marks=[pytest.mark.slow] * (n != "vit")) for n in NETWORKS)]
+)
+def test_heterofl_of_whole_networks_is_fedavg_to_the_last_bit(name, federate):
+    same = {"batch_norm": "aggregate", "samples_per_client": 16, "architectures": name}
+    if name in ("vit", "char-lstm"):
+        inputs = torch.rand(16, 1, 8, 8) if name == "vit" else torch.randint(80, (16, 80))
+        part = inputs, torch.arange(16) % 10
+        same |= {"architectures": "mlp", "model": lambda client: network(name)[0], "data": lambda client: (part, part)}
     one = federate("fedavg", "fedavg", **same)
     other = federate("heterofl", "heterofl", **same, **{"heterofl.widths": "1"}, **PLAIN)
-    name = "models/global.safetensors"
-    assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
+    assert one.failures == other.failures == []
+    saved = "models/global.safetensors"
+    assert (one.folder / saved).read_bytes() == (other.folder / saved).read_bytes()
 
 
 def test_fedrolex_is_its_papers(sized):
@@ -251,6 +273,26 @@ def test_fedrolexs_windows_have_every_unit_in_a_full_turn(width):
     windows = [ROLLING_UNITS.units(own, whole, round) for round in range(whole)]
     assert np.bincount(np.concatenate(windows), minlength=whole).tolist() == [own] * whole
     assert ROLLING_UNITS.units(own, whole, whole) == windows[0]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("torch")) for n in NETWORKS])
+def test_fedrolexs_windows_have_every_entry_of_a_network_in_a_full_turn(name):
+    """Of half the units of K a client has all after round 1 + K / 2, of each group at its own time."""
+    model, inputs = network(name)
+    groups = permutation_groups(architecture_graph(model, inputs), partly=True)
+    rounds = {1, *(1 + math.ceil(width / 2) for width in groups.widths)}
+    size, sizes = Size(0.5, groups), Sizes(SimpleNamespace(traits=SimpleNamespace(shares=ROLLING_UNITS)))
+    spec = spec_of(size.state(model))
+    sizes.admit(Report("0", spec=spec, groups=describe(groups)))
+    parts = [sizes.parts(spec, round) for round in sorted(rounds)]
+    assert len(rounds) > 1
+    assert parts[0]
+    for key, axes in parts[0].items():
+        for axis, first_entries in enumerate(axes):
+            if first_entries is not None:
+                covered = np.unique(np.concatenate([part[key][axis] for part in parts]))
+                assert covered.tolist() == list(range(model.state_dict()[key].shape[axis])), key
+                assert len(first_entries) < len(covered), key
 
 
 @pytest.mark.parametrize("rule", ["mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped"])
@@ -381,20 +423,10 @@ class SmallViT(nn.Module):
         return self.head(tokens.mean(1))
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("torchvision/resnet18", (3, 32, 32)),
-        ("vgg9", (3, 32, 32)),
-        pytest.param("torchvision/mobilenet_v2", (3, 32, 32), marks=pytest.mark.slow),
-        ("char-lstm", (80,)),
-        ("vit", (1, 8, 8)),
-    ],
-)
-def test_half_the_width_has_the_multiplications_of_the_axes_that_are_cut(name, shape):
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * n.endswith("v2")) for n in NETWORKS])
+def test_half_the_width_has_the_multiplications_of_the_axes_that_are_cut(name):
     """A quarter where a layer reads and writes units that are cut, half where one of both, or in depthwise layers."""
-    model = SmallViT() if name == "vit" else models.build(name, shape, 80)
-    inputs = torch.zeros((2, *shape), dtype=torch.long if name == "char-lstm" else torch.float)
+    model, inputs = network(name)
     size = Size(0.5, permutation_groups(architecture_graph(model, inputs), partly=True))
     whole, half = multiplications(model, inputs), multiplications(size.cut(model), inputs)
     assert whole.keys() == half.keys()
