@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -259,6 +259,7 @@ class Config:
         """Every key and value, the method's own under its name: what `fedhet.config.resolve` takes."""
         return {key: getattr(self.parameters if "." in key else self, f.name) for key, f in self.specs().items()}
 
+    @cached_property
     def text(self) -> str:
         """`flat` as one line of JSON, the method by its own name: how the server tells its clients."""
         return json.dumps(self.flat() | {"method": self.method_name})

@@ -199,7 +199,7 @@ def test_toml_and_text_give_the_configuration_back(data, rate, seed, augment, mu
     config = resolve({**chosen, "fedprox.mu": mu})
     told = {"chosen": config.chosen, "idle": config.idle}
     assert resolve(tomllib.loads(to_toml(config.flat()))).but(**told) == config
-    assert parse(config.text()).but(**told) == config
+    assert parse(config.text).but(**told) == config
 
 
 def test_a_file_that_is_missing_or_no_toml(tmp_path):

@@ -93,7 +93,7 @@ class TestInstalled:
         assert "of_mine" not in sys.modules, "names need no import"
         config = configuration.resolve({"method": "mine", "mine.weight": 2})
         assert (config.parameters.weight, config.rounds, config.method_name) == (2.0, 7, "mine")
-        assert configuration.parse(config.text()).parameters == config.parameters
+        assert configuration.parse(config.text).parameters == config.parameters
         assert ("mine.weight", 0.5, "number, >= 0", "of mine") in list(configuration.keys(method="mine"))
         assert "mine.weight" not in [key for key, *_ in configuration.keys(outside=False)]
         with pytest.raises(ConfigError, match="did you mean 'mine.weight'"):
@@ -122,7 +122,7 @@ class TestWorkingFolder:
         config = configuration.resolve({"method": "of_mine:method", "mine.weight": 2})
         assert (config.parameters.weight, config.rounds, config.method_name) == (2.0, 7, "mine")
         assert config.flat()["method"] == "of_mine:method", "a resumed run finds it again"
-        assert json.loads(config.text())["method"] == "mine", "clients are told its name"
+        assert json.loads(config.text)["method"] == "mine", "clients are told its name"
         assert registry.method("mine") is registry.method("of_mine:method")
         assert "mine" in registry.methods()
 
@@ -182,8 +182,8 @@ mine = method.variant("fedprox-mine", server=Mine, common={"rounds": 7})
             0.7,
         )
         assert registry.strategy("fedprox-mine").__name__ == "Mine"
-        assert configuration.parse(config.text()).parameters == config.parameters
-        assert json.loads(config.text())["method"] == "fedprox-mine", "clients are told its name"
+        assert configuration.parse(config.text).parameters == config.parameters
+        assert json.loads(config.text)["method"] == "fedprox-mine", "clients are told its name"
         named = configuration.named(f"{file}:mine")
         assert named == {"preset": "fedprox/digits", "method": f"{file}:mine"}
         monkeypatch.chdir("some")

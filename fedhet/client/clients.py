@@ -173,7 +173,6 @@ class Clients:
         With it comes its size, if clients may have parts of the configured network.
         """
         config = info.config
-        side = registry.client_side(config.method_name)
         alike: tuple[object, ...] = (info.name, config.seed)
         if self._model is None:
             dataset = population.dataset_of(config)
@@ -185,7 +184,7 @@ class Clients:
         if place is not None:
             _, representation, size = self._free.pop(place)
         else:
-            model, size = self._build(info).to(device), None
+            model, size, side = self._build(info).to(device), None, registry.client_side(config.method_name)
             if parts:
                 known = population.dataset_of(config) if self._data is None else None
                 if alike[:-1] not in self._groups:
@@ -235,7 +234,7 @@ class Clients:
             return population.data_of(info)
         key = (
             info.name,
-            (config.test_split, config.test_share, config.validation, seed) if self._data else config.text(),
+            (config.test_split, config.test_share, config.validation, seed) if self._data else config.text,
             device,
         )
         if key not in self._data_kept:

@@ -217,7 +217,9 @@ def _lasting(side: AnySide) -> dict[str, Tensor]:
     if side.traits.keeps == "nothing":
         return {}
     shared = side.shared_names() if side.traits.keeps == "rest" else {}
-    return {name: tensor for name, tensor in side.client.tensors.items() if name not in shared}
+    own = [name for name in side.client.names if name not in shared]
+    tensors = side.client.tensors if own else {}
+    return {name: tensors[name] for name in own}
 
 
 def initialise(job: Job, name: str) -> None:

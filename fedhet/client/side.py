@@ -83,10 +83,10 @@ class Client:
         """The network's state dict, which shares its memory."""
         return self.model.state_dict()
 
-    @cached_property
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the network's arrays, in the order of its state dict."""
-        return tuple(self.tensors)
+        return self.representation.names
 
     @property
     def head(self) -> str:

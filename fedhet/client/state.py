@@ -34,9 +34,15 @@ class ClientStore:
     """
 
     def __init__(self, state_dir: str | Path, run: str, client: str) -> None:
-        self._base = state_folder(state_dir, "")
-        self._run, self._client = run, client
-        self._states = self._base / run / "clients" / client
+        self._state_dir, self._run, self._client = state_dir, run, client
+
+    @property
+    def _base(self) -> Path:
+        return state_folder(self._state_dir, "")
+
+    @property
+    def _states(self) -> Path:
+        return self._base / self._run / "clients" / self._client
 
     def make_room(self) -> None:
         """Remove old files, if several runs keep their state in one folder."""

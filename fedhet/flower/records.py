@@ -7,6 +7,8 @@ of Flower's own `stype`, but only fedhet reads them: what Flower, its users or m
 import io
 import math
 import warnings
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from fedhet.flower.insides import array_of, record_of
 from fedhet.wire import DTYPES, Arrays, Payload, WireError
 
 STYPE = "fedhet.raw"
+_name_of: Callable[[np.dtype[Any]], str] = cache(str)  # which NumPy spells out anew for every array
 RESERVED = frozenset({"values", "request", "metrics", "report"})
 """Names of the records that stand beside the groups of arrays."""
 
@@ -80,7 +83,7 @@ def encode_arrays(arrays: Arrays, *, flower: bool = False) -> ArrayRecord:
 
 
 def _encode(array: np.ndarray[Any, Any]) -> Array:
-    return array_of(str(array.dtype), array.shape, STYPE, array.tobytes())
+    return array_of(_name_of(array.dtype), array.shape, STYPE, array.tobytes())
 
 
 def _decode(array: Array) -> np.ndarray[Any, Any]:

@@ -1,6 +1,7 @@
 """Passes over examples in evaluation mode, without gradients: scores, outputs, and BatchNorm's statistics."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -39,8 +40,7 @@ def evaluate(
     for start in range(0, len(examples), BATCH):
         inputs, labels = prepare(examples.inputs[start : start + BATCH]), examples.labels[start : start + BATCH]
         outputs = Forward(predict, inputs, learns=False).run()[0] if isinstance(predict, nn.Module) else predict(inputs)
-        with torch.inference_mode():
-            score = task.evaluate(outputs, labels)
+        score = task.evaluate(outputs.detach(), labels)
         total = score if total is None else total + score
     return total
 
@@ -51,15 +51,16 @@ def by_class(predicted: Tensor, labels: Tensor, least: int = 1) -> dict[str, flo
     They are the means of recall and of F1 = 2 TP / (2 TP + FP + FN) over the classes of the examples. The result is
     empty if a class has fewer than `least` examples, about which the numbers and the accuracy would tell too much.
     """
-    having = torch.bincount(labels).tolist()
-    guesses = torch.bincount(predicted, minlength=len(having)).tolist()
-    hits = torch.bincount(labels[predicted == labels], minlength=len(having)).tolist()
-    classes = [counts for counts in zip(having, guesses, hits, strict=False) if counts[0]]  # no example has later ones
-    if not classes or min(count for count, _, _ in classes) < least:
+    right, guessed = labels.tolist(), predicted.tolist()
+    having, guesses = Counter(right), Counter(guessed)
+    hits = Counter(label for label, guess in zip(right, guessed, strict=True) if label == guess)
+    if not having or min(having.values()) < least:
         return {}
+    recalls = [hits[label] / count for label, count in having.items()]
+    scores = [2 * hits[label] / (count + guesses[label]) for label, count in having.items()]
     return {
-        "balanced_accuracy": math.fsum(hit / count for count, _, hit in classes) / len(classes),
-        "macro_f1": math.fsum(2 * hit / (count + guessed) for count, guessed, hit in classes) / len(classes),
+        "balanced_accuracy": math.fsum(recalls) / len(having),
+        "macro_f1": math.fsum(scores) / len(having),
     }
 
 

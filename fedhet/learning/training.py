@@ -6,7 +6,7 @@ regulariser is a loss term: a function of the current `Step` that returns a scal
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
@@ -157,14 +157,17 @@ def train(
     """
     private, before = phase.examples is None, before or Trained()
     model, examples = phase.module or model, phase.examples or examples
-    ends = _ends(len(examples), phase.optimisation.batch_size, whole=_normalises(model))
-    total, schedule = phase.steps or phase.epochs * len(ends), phase.optimisation.schedule
+    size, whole, device = phase.optimisation.batch_size, _normalises(model), examples.labels.device
+    total = phase.steps or phase.epochs * len(_ends(len(examples), size, whole=whole))
+    orders = (batches(len(examples), size, generator, device, whole=whole) for _ in count())
+    rows = islice(chain.from_iterable(orders), total)
+    named, schedule = dict(model.named_parameters()), phase.optimisation.schedule
     losses: list[Tensor] = []
     sizes: list[int] = []
     recorded, further = dict(before.recorded), 0
-    with _frozen(model, phase.trains) as parameters:
+    with _frozen(model, named, phase.trains) as parameters:
         optimizer = _optimizer(phase, parameters, before)
-        for step in _passes(model, phase, examples, prepare, generator, total):
+        for step in _passes(model, named, phase, examples, lambda inputs: prepare(inputs, generator), rows):
             loss = _loss(step, phase, task, recorded)
             Backward(loss).run()
             if schedule is not None:
@@ -187,18 +190,16 @@ def train(
 
 def _passes(
     model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
     phase: Phase,
     examples: Examples,
-    prepare: Callable[[Tensor, torch.Generator], Tensor],
-    generator: torch.Generator,
-    total: int,
+    prepare: Callable[[Tensor], Tensor],
+    batches: Iterable[Tensor],
 ) -> Iterator[Step]:
-    """Yield mini-batches, each after its forward pass; every epoch draws a new order of examples."""
-    parameters, bf16 = dict(model.named_parameters()), phase.optimisation.bf16
-    size, device, whole = phase.optimisation.batch_size, examples.labels.device, _normalises(model)
-    epochs = (batches(len(examples), size, generator, device, whole=whole) for _ in count())
-    for number, index in enumerate(islice(chain.from_iterable(epochs), total)):
-        inputs, labels = prepare(examples.inputs[index], generator), examples.labels[index]
+    """Yield mini-batches, given by their rows, each after its forward pass."""
+    bf16 = phase.optimisation.bf16
+    for number, index in enumerate(batches):
+        inputs, labels = prepare(examples.inputs[index]), examples.labels[index]
         outputs, captured = Forward(model, inputs, phase.captures, bf16=bf16).run()
         yield Step(number, model, parameters, inputs, labels, index, outputs, captured, bf16)
 
@@ -293,10 +294,12 @@ def _normalises(model: nn.Module) -> bool:
 
 
 @contextmanager
-def _frozen(model: nn.Module, trains: Callable[[str], bool] | None) -> Iterator[list[nn.Parameter]]:
-    """Training mode with only the chosen parameters live; yields them, without gradients."""
+def _frozen(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], trains: Callable[[str], bool] | None
+) -> Iterator[list[nn.Parameter]]:
+    """Training mode with only the chosen ones of its parameters live; yields them, without gradients."""
     model.train()
-    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     live = [parameter for name, parameter in trainable.items() if trains is None or trains(name)]
     if not live:
         raise ModelError(

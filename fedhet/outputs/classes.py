@@ -36,8 +36,8 @@ class Classification(Outputs):
 
     def measure(self, count: int, *columns: Columns) -> Metric:
         """Return the accuracy in [0, 1], weighted by the number of predictions."""
-        right = torch.stack([(predicted == labels).sum() for predicted, labels in zip(*columns, strict=True)])
-        return Metric((right.sum().item() / count if count else math.nan,), (count,))
+        right = sum(int((predicted == labels).sum()) for predicted, labels in zip(*columns, strict=True))
+        return Metric((right / count if count else math.nan,), (count,))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         """Classes must be whole numbers from 0, fewer than there are outputs."""

@@ -101,6 +101,11 @@ class Representation:
         """Name of the head; raises a ModelError if none is named and none can be guessed."""
         return head_name(self.model, self._named)
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the model's arrays, in the order of its state dict."""
+        return tuple(self.model.state_dict())
+
     @property
     def site(self) -> tuple[str, ...]:
         """Which value of a model it is."""

@@ -155,7 +155,7 @@ class Federation:
     def message(self, kind: str, node: int, content: RecordDict, request: Request) -> Message:
         """Return a message to a node, and note it in the round."""
         round = self.run.round
-        write_request(content, request, self.run.config.text(), self.run.further)
+        write_request(content, request, self.run.config.text, self.run.further)
         round.sent[node] = Message(content, dst_node_id=node, message_type=kind, group_id=str(round.number))
         return round.sent[node]
 
@@ -168,7 +168,7 @@ class Federation:
             public=run.state.public,
             closing=round.closing,
             final=round.final,
-            here=proof(run.config.text()),
+            here=proof(run.config.text),
             flower=run.flower,
             **asked,
         )

@@ -72,7 +72,7 @@ def check(arrays: Arrays, expected: Spec, group: str) -> None:
         raise WireError(f"{group}: missing {sorted(missing)[:3]}, unexpected {sorted(extra)[:3]}")
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
-        if array.shape != tuple(shape) or array.dtype != dtype:
+        if array.shape != tuple(shape) or array.dtype != DTYPES[dtype]:
             raise WireError(f"{group}: {name} is {array.dtype.name}{list(array.shape)}, expected {dtype}{list(shape)}")
     check_finite(arrays, group)
 
@@ -105,7 +105,7 @@ def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
 
 def narrowed(spec: Spec, dtype: str) -> Spec:
     """Replace floating dtypes by the dtype in which arrays travel."""
-    return {name: (shape, dtype if np.dtype(stored).kind == "f" else stored) for name, (shape, stored) in spec.items()}
+    return {name: (shape, dtype if DTYPES[stored].kind == "f" else stored) for name, (shape, stored) in spec.items()}
 
 
 def without_widths(spec: Spec) -> Spec:

@@ -78,7 +78,7 @@ class Contract(MethodContract):
             request, settings = read_request(sent)
             write_request(again, request, settings)
             assert dict(again) == dict(sent)
-            assert configuration.parse(settings).text() == settings
+            assert configuration.parse(settings).text == settings
             assert dict(write_reply(read_reply(answer))) == dict(answer.content)
             assert _kinds(sent) | _kinds(answer.content) <= {STYPE}
 

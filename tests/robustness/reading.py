@@ -63,7 +63,7 @@ class Victim:
             for tensor, values in zip(network.parameters(), (first, bias, second, torch.zeros(10)), strict=True):
                 tensor.copy_(values)
         record = Encoder()(Payload({"model": to_arrays(network.state_dict())}))
-        write_request(record, Request(round=1, evaluate=True), self.config.text())
+        write_request(record, Request(round=1, evaluate=True), self.config.text)
         be_server()
         message = Message(record, self.context.node_id, "evaluate", group_id="1")
         identify(message, count(1))
