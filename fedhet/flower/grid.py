@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from fedhet.flower.insides import RUN_ID, be_server, failure, identify, no_handler, only_run, record_of
+from fedhet.flower.insides import RUN_ID, be_server, failure, filled, identify, no_handler, only_run
 from fedhet.learning import ClientBatching
 from fedhet.learning.batching import outcome
 
@@ -128,5 +128,5 @@ def _records_for_one(content: RecordDict) -> RecordDict:
     """Copy a message's records for one client; the bytes of arrays are shared, since they are read-only."""
     records = RecordDict()
     for name, record in content.items():
-        records[name] = record_of(record) if isinstance(record, ArrayRecord) else record
+        records[name] = filled(ArrayRecord(), record) if isinstance(record, ArrayRecord) else record
     return records

@@ -4,13 +4,16 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
-from flwr.app import Array, ArrayRecord, Error, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+
+R = TypeVar("R", ArrayRecord, MetricRecord, ConfigRecord)
 
 RUN_ID = 1
 SERVER_ID = 1
@@ -25,10 +28,9 @@ def array_of(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> Arr
     return array
 
 
-def record_of(arrays: Mapping[str, Array]) -> ArrayRecord:
-    """Return a record of Flower arrays, the same objects; Flower would look at each again."""
-    record = ArrayRecord()
-    record.__dict__["_data"].update(arrays.items())
+def filled(record: R, values: Mapping[str, object]) -> R:
+    """Put values of its types into a new record of Flower, the same objects; Flower would look at each again."""
+    record.__dict__["_data"].update(values.items())
     return record
 
 

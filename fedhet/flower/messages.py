@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 
 from fedhet.errors import FedhetError
 from fedhet.files import plain_name
-from fedhet.flower.insides import no_handler
+from fedhet.flower.insides import filled, no_handler
 from fedhet.flower.records import Encoder, decode, decode_arrays
 from fedhet.wire import Arrays, Fields, LostReply, Payload, Refusal, Reply, Report, Request, WireError
 
@@ -53,7 +53,8 @@ def write_reply(reply: Reply | Refusal, *, flower: bool = False) -> RecordDict:
         said: dict[str, Any] = {"client": reply.client, "refusal": reply.reason, "lost": reply.lost}
         return RecordDict({"report": ConfigRecord(said)})
     record = Encoder(flower=flower)(reply.payload)
-    record["metrics"], record["report"] = MetricRecord(reply.metrics()), ConfigRecord(reply.report.fields())
+    record["metrics"] = filled(MetricRecord(), reply.metrics())
+    record["report"] = filled(ConfigRecord(), reply.report.fields())
     return record
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedhet.flower.insides import array_of, record_of
+from fedhet.flower.insides import array_of, filled
 from fedhet.wire import DTYPES, Arrays, Payload, WireError
 
 STYPE = "fedhet.raw"
@@ -79,7 +79,7 @@ def encode_arrays(arrays: Arrays, *, flower: bool = False) -> ArrayRecord:
     """Return a record of arrays, as raw bytes or in Flower's format."""
     if flower:
         return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
-    return record_of({name: _encode(array) for name, array in arrays.items()})
+    return filled(ArrayRecord(), {name: _encode(array) for name, array in arrays.items()})
 
 
 def _encode(array: np.ndarray[Any, Any]) -> Array:

@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 import flwr
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
@@ -39,11 +39,19 @@ def test_an_array_of_parts_is_one_of_flowers():
     assert ours.object_id == theirs.object_id  # by which Flower sends it
 
 
-def test_a_record_of_arrays_is_one_of_flowers():
-    arrays = {"a": Array(np.ones(2)), "b": Array(np.zeros(3))}
-    ours = insides.record_of(arrays)
-    assert ours == ArrayRecord(arrays)
-    assert all(ours[name] is array for name, array in arrays.items())
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (ArrayRecord, {"a": Array(np.ones(2)), "b": Array(np.zeros(3))}),
+        (MetricRecord, {"a": 0.5, "b": [1, 2]}),
+        (ConfigRecord, {"a": "text", "b": True, "c": b"bytes"}),
+    ],
+)
+def test_a_filled_record_is_one_of_flowers(kind, values):
+    ours = insides.filled(kind(), values)
+    assert ours == kind(values)
+    assert ours.object_id == kind(values).object_id  # by which Flower sends it
+    assert all(ours[name] is value for name, value in values.items())
 
 
 def test_a_message_gets_an_id_to_which_replies_refer(message):
