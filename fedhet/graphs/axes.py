@@ -209,10 +209,14 @@ class Variables:
         )
 
     def torn(self) -> list[tuple[Axis, str]]:
-        """Return the refused axes that move after all, except for what parameters outside of layers alone make."""
-        layers = [self.bound[place] for place, (role, _) in self.written.items() if role != VALUE]
-        hidden = self.moves(*layers, *self.read)
+        """Return the refused axes that move after all, if they are hidden units."""
+        hidden = self.hidden()
         return [(axis, reason) for axis, reason in self.refusals if self.moves(axis) & hidden]
+
+    def hidden(self) -> set[int]:
+        """Return the variables that layers write or read; others need not move, as of parameters outside of layers."""
+        layers = [self.bound[place] for place, (role, _) in self.written.items() if role != VALUE]
+        return self.moves(*layers, *self.read)
 
     def other_way(self, axis: Axis) -> Split | None:
         """Return the split to be done another way, so that an axis does not move: its own, or else the last one."""

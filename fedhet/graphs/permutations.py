@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from fedhet.sharing import is_statistic
 
-from .axes import Axis, Segment, Value, Variables, entries, fixed, joined, moving
+from .axes import VALUE, Axis, Segment, Value, Variables, entries, fixed, joined, moving
 from .graph import ArchitectureGraph, Node, UnsupportedArchitecture
 from .layer_rules import RULES, Several
 
@@ -62,7 +62,8 @@ class PermutationGroups:
 
     Attributes:
         axes: ``state_dict`` name -> the segments of each of its axes, tied names and buffers included.
-        fixed: Parameters none of whose written axes moves: the output layer (and whatever writes to a fixed axis).
+        fixed: Layers' parameters none of whose written axes moves: the output layer (and whatever writes to a fixed
+            axis).
         tied: Name -> the first name of the same parameter.
         needs: Name of an array that a model may lack -> a group, and the least number of its units with which a model
             has the array.
@@ -165,8 +166,14 @@ def _visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) 
             for axis in value:
                 variables.pin(axis)
         return ()
-    if not node.parameters and not variables.moves(*_axes(inputs)):
-        return tuple(map(fixed, node.shape))  # whatever an operator does with what does not move
+    if not node.parameters and node.operator != "expand":  # which makes axes of equal entries
+        moved = variables.moves(*_axes(inputs))
+        if node.operator not in RULES and moved and not moved & variables.hidden():
+            for axis in _axes(inputs):
+                variables.pin(axis)
+            moved = set()
+        if not moved:
+            return tuple(map(fixed, node.shape))  # whatever an operator does with what does not move
     if isinstance(first, Several) and node.operator in ("getitem", "select"):
         if node.options.get("dim", 0) != 0:
             raise UnsupportedArchitecture(
@@ -234,7 +241,8 @@ def _solved(variables: Variables) -> PermutationGroups:
         list(names.values()), axes, [Slot(name, role, axis) for (name, axis), (role, _) in written.items()]
     )
     moved = {slot.parameter for group in groups for slot in group.rows + group.completes}
-    still = [name for name, _ in written if name not in moved and not is_statistic(name)]
+    layers = [name for (name, _), (role, _) in written.items() if role != VALUE and not is_statistic(name)]
+    still = [name for name in layers if name not in moved]
     return PermutationGroups(groups, axes, tuple(dict.fromkeys(still)), graph.tied)
 
 

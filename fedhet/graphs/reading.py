@@ -102,7 +102,7 @@ class _Reader:
         signature = program.graph_signature
         names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         for node in program.graph.nodes:
-            if node.op == "placeholder" and (name := names.get(node.name)):
+            if node.op == "placeholder" and (name := names.get(node.name)) in self.shapes:
                 self.states[node] = self.tied.get(name, name)
             elif node.op == "placeholder":
                 self._add(node, "input" if node.name in signature.user_inputs else "constant")

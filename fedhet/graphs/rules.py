@@ -26,6 +26,7 @@ _ACTIVATIONS = (
 )
 _IDENTITIES = (
     "dropout", "feature_dropout", "alpha_dropout", "contiguous", "clone", "detach", "alias", "to", "lift_fresh_copy",
+    "masked_fill", "where",
 )
 # fmt: on
 
@@ -149,6 +150,11 @@ def _together(variables: Variables, axes: Sequence[Axis], refusal: str) -> Axis:
     """One axis of several, of which at most one may move."""
     sizes = [entries(axis) for axis in axes]
     places = [place for place, axis in enumerate(axes) if variables.moves(axis)]
+    if len(places) > 1:
+        hidden = variables.hidden()
+        for place in [place for place in places if not variables.moves(axes[place]) & hidden]:
+            variables.pin(axes[place])
+            places.remove(place)
     if len(places) == 1:
         place = places[0]
         return scaled(axes[place], prod(sizes[place + 1 :])) * prod(sizes[:place])
@@ -183,11 +189,13 @@ def _unsqueeze(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("expand")
 def _expand(variables: Variables, node: Node, value: Value) -> Value:
+    """Equal entries may be in any order: they are as whatever they meet."""
     value = (fixed(1),) * (len(node.shape) - len(value)) + value
-    grown = [axis for axis, size in zip(value, node.shape, strict=True) if entries(axis) != size]
-    for axis in grown:
-        variables.pin(axis)
-    return tuple(axis if entries(axis) == size else fixed(size) for axis, size in zip(value, node.shape, strict=True))
+    for axis, size in zip(value, node.shape, strict=True):
+        if entries(axis) != size:
+            variables.pin(axis)
+    sizes = zip(value, node.shape, strict=True)
+    return tuple(axis if entries(axis) == size else variables.new(size) for axis, size in sizes)
 
 
 @rule("pad")
@@ -216,16 +224,17 @@ def _cat(variables: Variables, node: Node, *values: Value) -> Value:
     return tuple(result)
 
 
-@rule("chunk", "split")
-def _chunk(variables: Variables, node: Node, value: Value) -> Several:
-    """Parts of one size have the same units, as two halves of which one gates the other."""
-    dim = _dims(node, len(value))[0]
+@rule("chunk", "split", "split_with_sizes", "glu")
+def _parts(variables: Variables, node: Node, value: Value) -> Value | Several:
+    """Parts of one size have the same units, as the two halves of which one gates the other (GLU)."""
+    dim = node.options["dim"] % len(value)
     count, rest = divmod(entries(value[dim]), node.shape[dim])
-    sizes = [node.shape[dim]] * count + [rest] * (rest > 0)
-    part = None if rest else variables.part(value[dim], count)
+    sizes = node.options.get("split_sizes", [node.shape[dim]] * count + [rest] * (rest > 0))
+    part = variables.part(value[dim], count) if len({*sizes}) == 1 else None
     if part is None:
         variables.refuse_moving(node, [value[dim]])
-    return Several(tuple((*value[:dim], part or fixed(size), *value[dim + 1 :]) for size in sizes))
+    parts = tuple((*value[:dim], part or fixed(size), *value[dim + 1 :]) for size in sizes)
+    return parts[0] if node.operator == "glu" else Several(parts)
 
 
 @rule("index")
