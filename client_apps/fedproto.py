@@ -82,8 +82,8 @@ class ByClass(ClientSide[P], ABC):
         return vectors if vectors.dtype == torch.float64 else vectors.float()
 
 
-class OneWidth(ByClass[W]):
-    """Sends its own mean Phi of each class, which the key `width` brings to one width at all clients."""
+class SameWidth(ClientSide[W]):
+    """Has a Phi that the key `width` brings to one width at all clients."""
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
@@ -111,12 +111,16 @@ class OneWidth(ByClass[W]):
         return f"{config.head}.head" if config.head and config.parameters.width else config.head
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the width; raises a ModelError for a head to project behind whose input is of no known width."""
+        """Raise a ModelError for a head to project behind whose input is of no known width."""
         self.client.check_classes()
         head = self.client.model.get_submodule(self.client.head)
         if self.parameters.width and not isinstance(head, nn.Linear):
             raise ModelError(_no_linear(head, self.client.config))
         return super().handshake(payload)
+
+
+class OneWidth(SameWidth[W], ByClass[W]):
+    """Sends its own mean Phi of each class, of one width at all clients."""
 
     @property
     def until(self) -> Representation:

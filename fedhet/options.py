@@ -51,6 +51,11 @@ class Parameters:
         return None if chosen is None else width(chosen, "the node's width")
 
     @property
+    def changes_heads(self) -> bool:
+        """Whether clients' networks get other heads, so that only the handshake tells what they share."""
+        return False
+
+    @property
     def makes_public_dataset(self) -> bool:
         """Whether the method takes its public dataset from elsewhere than `public-samples`."""
         return False

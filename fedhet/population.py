@@ -189,8 +189,9 @@ def _check_models(config: Config, traits: Traits) -> None:
             except Exception as error:  # whatever a registered model raises, it cannot take these inputs
                 taken = f"inputs of shape {dataset.input_shape} and {batch.dtype} raise {type(error).__name__}: "
                 raise ModelError(f"model {name!r}: {taken * (not isinstance(error, ValueError))}{error}") from error
-            network = NetworkDescription(model, representation.head, name)
-            _check_shared(config.method_name, traits, network, shared)
+            if not config.parameters.changes_heads:
+                network = NetworkDescription(model, representation.head, name)
+                _check_shared(config.method_name, traits, network, shared)
 
 
 def must_be_equal(config: Config) -> bool:

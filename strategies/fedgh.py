@@ -97,16 +97,22 @@ class Learner(ByClass[L, LearnerState]):
         network, keys, terms = self.learner(), self.parameters, self.terms(inputs, labels)
         steps = Optimisation(learning_rate=keys.server_learning_rate, batch_size=self.config.batch_size)
         phase = Phase(keys.server_epochs, steps, terms=terms, task_weight=0.0 if terms else 1.0)
-        generator = torch_generator(self.config.seed, "server", round)
-        try:
-            with one_thread():
-                examples, task = Examples(inputs, labels), get_task("classification")
-                trained = train(network, phase, examples, task, lambda batch, _: batch, generator=generator)
-        except ModelError as error:
-            log.warning("round %d: the server's network stays as it was: %s", round, error)
-            return {}
-        self.state.learner = to_arrays(network.state_dict())
-        return {} if trained.mean_loss is None else {"server_loss": trained.mean_loss}
+        trained = train_here(network, phase, Examples(inputs, labels), self.config.seed, round)
+        if trained is not None:
+            self.state.learner = to_arrays(network.state_dict())
+        return trained or {}
+
+
+def train_here(network: nn.Module, phase: Phase, examples: Examples, seed: int, round: int) -> dict[str, float] | None:
+    """Train a network of the server's; return the metric `server_loss` if it has a loss, and None if that diverges."""
+    task, generator = get_task("classification"), torch_generator(seed, "server", round)
+    try:
+        with one_thread():
+            trained = train(network, phase, examples, task, lambda batch, _: batch, generator=generator)
+    except ModelError as error:
+        log.warning("round %d: the server's network stays as it was: %s", round, error)
+        return None
+    return {} if trained.mean_loss is None else {"server_loss": trained.mean_loss}
 
 
 class FedGH(Learner[fedgh.FedGHParameters]):

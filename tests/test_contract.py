@@ -21,6 +21,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "fedhenn": {"fedhenn.eta0": 1.0},
     "feddf": {"feddf.server-steps": 30, "feddf.teach": True},
     "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 2, "fedmd.private-epochs": 0, "fedmd.public-batch": 32},
+    "fedgen": {"fedgen.server-steps": 2, "rounds": 6},
     "fedgh": {"fedgh.width": 32, "fedgh.server-learning-rate": 0.1},
     "fedproto": {"fedproto.width": 32},
     "fedtgp": {"fedtgp.width": 32, "fedtgp.weight": 1.0, "fedtgp.server-epochs": 10},
@@ -46,7 +47,17 @@ CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.metho
     "layer-average-prefix": Case.of("layer-average", {"layer-average.by": "prefix"}),
 }
 ANY = (MIXED["any"], "cnn-1-1,mlp")
-ALIKE = {"nearest-neighbour", "logistic-regression", "fedrolex", "fjord", "fedtgp", "fedmrl", "fml", "depthfl"}
+ALIKE = {
+    "nearest-neighbour",
+    "logistic-regression",
+    "fedrolex",
+    "fjord",
+    "fedgen",
+    "fedtgp",
+    "fedmrl",
+    "fml",
+    "depthfl",
+}
 """Methods for which label-spreading, heterofl, fedgh and fedkd stand in the quick suite."""
 
 QUICK = {*registry.own_methods()} - ALIKE

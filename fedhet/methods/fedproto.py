@@ -23,6 +23,11 @@ class WidthParameters(Parameters):
         needs={"width": ()},
     )
 
+    @property
+    def changes_heads(self) -> bool:
+        """With `width` they read as many numbers."""
+        return self.width > 0
+
 
 @dataclass(frozen=True)
 class FedProtoParameters(WidthParameters):

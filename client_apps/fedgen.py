@@ -1,0 +1,55 @@
+r"""FedGen, client side: the head also learns from generated representations (Zhu et al., ICML 2021, equation 5).
+
+    L = CE(h(Phi(x)), y') + weight CE(h(G(e, y)), y)
+
+for noise e and classes y, drawn as often as all clients have examples of them.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedhet.errors import ModelError
+from fedhet.learning import Loss, Step
+from fedhet.methods.fedgen import FedGenParameters
+from fedhet.models.generator import Generator, draw
+from fedhet.wire import Payload, load_into, to_tensor
+
+from .class_average import class_counts  # noqa: TID251 - this folder is fedhet.client_apps
+from .fedproto import SameWidth  # noqa: TID251
+
+
+class FedGen(SameWidth[FedGenParameters]):
+    """Trains by the task's loss, and by that of the head on generated representations."""
+
+    def handshake(self, payload: Payload) -> Payload:
+        """Return the numbers of examples by class; raises a ModelError or DataError for another than a linear head."""
+        client = self.client
+        client.check_classes(outputs=True)
+        head = client.model.get_submodule(client.head)
+        if not isinstance(head, nn.Linear) or head.bias is None or head.out_features != client.outputs:
+            raise ModelError(
+                f"fedgen needs an nn.Linear with a bias and {client.outputs} outputs as head, not a {head}: the server "
+                "generates its inputs"
+            )
+        return Payload({"classes": class_counts(client, f"{client.head}.weight")})
+
+    def terms(self, payload: Payload) -> tuple[Loss, ...]:
+        """Return the head's loss on generated representations; none before the generator is trained."""
+        client, name, weight = self.client, self.client.head, self.parameters.weight
+        if not weight or "generator" not in payload.arrays:
+            return ()
+        dtype = client.precision or torch.float32
+        generator = Generator(*client.tensors[f"{name}.weight"].shape).to(client.device, dtype).eval()
+        load_into(generator.state_dict(), payload.arrays["generator"])
+        counts = to_tensor(payload.arrays["classes"]["counts"])
+
+        def generated(step: Step) -> Tensor:
+            stream = client.generator("generated", step.number)
+            drawn = draw(counts, len(step.labels), stream, dtype).to(client.device)
+            with torch.no_grad():
+                inputs = generator(drawn)
+            scores = F.linear(inputs, step.parameters[f"{name}.weight"], step.parameters[f"{name}.bias"])
+            return weight * client.task.loss(scores, drawn[:, -1].long())
+
+        return (generated,)

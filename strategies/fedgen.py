@@ -1,0 +1,93 @@
+r"""FedGen, server side: a generator learns representations that the clients' heads agree on (Zhu et al., ICML 2021).
+
+    L = CE(mean_i h_i(G(e, y)), y) + d exp(-mean_{j, k} |e_j - e_k|^2 |G_j - G_k|)      equation 4, and diversity
+
+for noise e and classes y, drawn as often as clients have examples of them. Heads h_i are linear, so that the mean of
+their scores is the scores of the mean head, which is FedAvg's and goes back to the clients, with the generator.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedhet.data import Examples
+from fedhet.errors import ModelError
+from fedhet.learning import Optimisation, Phase, Step
+from fedhet.methods import fedgen
+from fedhet.models.generator import Generator, draw
+from fedhet.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.server import ArraysBy, FederatedStrategy, State, check_class_counts
+from fedhet.wire import Arrays, Payload, Reply, cast, check, load_into, to_arrays
+
+from .fedgh import train_here  # noqa: TID251 - this folder is fedhet.strategies
+from .fedproto import MOST_CLASSES  # noqa: TID251
+
+
+@dataclass
+class FedGenState(State):
+    """`classes` holds each client's numbers of examples by class, `generator` its weights in float64 once trained."""
+
+    classes: ArraysBy = field(default_factory=dict)
+    generator: Arrays = field(default_factory=dict)
+
+
+class FedGen(FederatedStrategy[fedgen.FedGenParameters, FedGenState]):
+    """Averages heads like LG-FedAvg, and trains the generator on the mean."""
+
+    method = fedgen.method
+    state_class = FedGenState
+
+    def admit(self, reply: Reply) -> None:
+        """Keep the client's numbers of examples by class, one for each row of its head."""
+        shape, _ = reply.report.spec.get("head.weight", ((), ""))
+        if len(shape) != 2 or max(shape) > MOST_CLASSES:
+            raise ModelError(f"the server cannot train a generator for a head of shape {shape}")
+        counts = reply.arrays.get("classes", {})
+        check(counts, {"counts": (shape[:1], "int64")}, "its class counts")
+        check_class_counts(counts["counts"], reply)
+        self.state.classes[reply.client] = {"counts": counts["counts"]}
+
+    @property
+    def counts(self) -> Tensor:
+        """Numbers of examples by class of all clients, (classes,) int64."""
+        return torch.stack([torch.from_numpy(each["counts"]) for each in self.state.classes.values()]).sum(0)
+
+    def payload_for(self, client: str) -> Payload:
+        """Return the head, and once it is trained the generator with the numbers of examples by class."""
+        payload = super().payload_for(client)
+        if self.state.generator:
+            payload.arrays["generator"] = cast(self.state.generator, self.config.wire_dtype)
+            payload.arrays["classes"] = {"counts": self.counts.numpy()}
+        return payload
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Average the heads, and train the generator; where that diverges it stays as it was."""
+        metrics, keys = super().aggregate_fit(round, replies), self.parameters
+        head = {name: torch.from_numpy(self.state.model[f"head.{name}"]).double() for name in ("weight", "bias")}
+        with torch.random.fork_rng(devices=[]):
+            seed_everything(derive_seed(self.config.seed, "initial weights", "server"))
+            generator = Generator(*head["weight"].shape).double()
+        load_into(generator.state_dict(), self.state.generator or to_arrays(generator.state_dict()))
+        batch = max(self.config.batch_size, 2)  # which BatchNorm needs
+        stream = torch_generator(self.config.seed, "noise", round)
+        drawn = draw(self.counts, keys.server_steps * batch, stream, torch.float64)
+
+        def loss(step: Step) -> Tensor:
+            agreed = F.cross_entropy(F.linear(step.outputs, head["weight"], head["bias"]), step.labels)
+            return agreed + keys.diversity * alike(step.inputs[:, :-1], step.outputs)
+
+        steps = Optimisation("adam", keys.server_learning_rate, batch_size=batch)
+        phase = Phase(1, steps, terms=(loss,), task_weight=0.0)
+        trained = train_here(generator, phase, Examples(drawn, drawn[:, -1].long()), self.config.seed, round)
+        if trained is not None:
+            self.state.generator = to_arrays(generator.state_dict())
+        return metrics | (trained or {})
+
+
+def alike(noise: Tensor, outputs: Tensor) -> Tensor:
+    """Return the authors' diversity loss of noise (n, e) and outputs (n, d), which falls as the latter differ more."""
+    apart = torch.cdist(noise, noise, compute_mode="donot_use_mm_for_euclid_dist").square() / noise.shape[1]
+    return (-apart * torch.cdist(outputs, outputs, p=1) / outputs.shape[1]).mean().exp()

@@ -1,0 +1,136 @@
+"""FedGen, against a plain computation from its paper."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedhet import population
+from fedhet.errors import FedhetError
+from fedhet.randomness import derive_seed, seed_everything, torch_generator
+
+WEIGHT, DIVERSITY, RATE, STEPS, BATCH = 0.7, 0.4, 0.01, 3, 12
+SETTINGS = {"rounds": 3, "momentum": 0.5, "partition": "classes", "classes_per_client": 4, "batch_size": BATCH}
+KEYS = {"weight": WEIGHT, "diversity": DIVERSITY, "server-learning-rate": RATE, "server-steps": STEPS}
+
+
+def own_network(client):
+    """Tanh networks that are as wide as the client's number says, with six features."""
+    with torch.random.fork_rng():
+        torch.manual_seed(client.partition_id)
+        width = 8 + client.partition_id
+        body = nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 6), nn.Tanh()
+        return nn.Sequential(*body, nn.Linear(6, 10)).double()
+
+
+def live(state):
+    return {name: tensor.detach().clone().requires_grad_() for name, tensor in state.items()}
+
+
+def features(state, inputs):
+    for layer in ("1", "3"):
+        inputs = torch.tanh(inputs.flatten(1) @ state[f"{layer}.weight"].T + state[f"{layer}.bias"])
+    return inputs
+
+
+def drawn(counts, rows, stream):
+    """Classes, and noise with the classes as vectors beside it."""
+    classes = torch.multinomial(counts, rows, replacement=True, generator=stream)
+    noise = torch.rand(rows, 32, generator=stream, dtype=torch.float64)
+    return classes, noise, torch.cat([noise, F.one_hot(classes, 10)], 1)
+
+
+def generated(weights, inputs, mean, variance):
+    """The generator, with these statistics of its BatchNorm."""
+    hidden = inputs @ weights["hidden.weight"].T + weights["hidden.bias"]
+    hidden = (hidden - mean) / (variance + 1e-5).sqrt() * weights["norm.weight"] + weights["norm.bias"]
+    return hidden.clamp(min=0) @ weights["output.weight"].T + weights["output.bias"]
+
+
+def server_trained(done, round, weights, statistics, counts, head):
+    """Adam by hand, from a state of its own in every round."""
+    classes, noise, inputs = drawn(counts, STEPS * BATCH, torch_generator(done.config.seed, "noise", round))
+    order = torch_generator(done.config.seed, "server", round)
+    first, second = ({name: torch.zeros_like(each) for name, each in weights.items()} for _ in range(2))
+    for step, rows in enumerate(torch.randperm(len(classes), generator=order).split(BATCH), 1):
+        hidden = inputs[rows] @ weights["hidden.weight"].T + weights["hidden.bias"]
+        mean, variance = hidden.mean(0), hidden.var(0, unbiased=False)
+        outputs = generated(weights, inputs[rows], mean, variance)
+        apart = (noise[rows][:, None] - noise[rows]).square().mean(2) * (outputs[:, None] - outputs).abs().mean(2)
+        loss = F.cross_entropy(outputs @ head["weight"].T + head["bias"], classes[rows])
+        loss = loss + DIVERSITY * (-apart).mean().exp()
+        for name, gradient in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
+            first[name] = 0.9 * first[name] + 0.1 * gradient
+            second[name] = 0.999 * second[name] + 0.001 * gradient**2
+            size = (second[name] / (1 - 0.999**step)).sqrt() + 1e-8
+            weights[name] = (weights[name] - RATE * first[name] / (1 - 0.9**step) / size).detach().requires_grad_()
+        statistics["mean"] = 0.9 * statistics["mean"] + 0.1 * mean.detach()
+        statistics["variance"] = 0.9 * statistics["variance"] + 0.1 * variance.detach() * BATCH / (BATCH - 1)
+
+
+def client_trained(done, client, round, state, generator, counts):
+    part, transform = population.data_of(done.info(client)).train, population.dataset_of(done.config).transform
+    inputs, labels = transform(part.inputs[:]).double(), part.labels
+    order, velocity, number = torch_generator(done.config.seed, "batches", client, round), {}, 0
+    for _ in range(done.config.local_epochs):
+        for rows in torch.randperm(len(labels), generator=order).split(done.config.batch_size):
+            loss = F.cross_entropy(features(state, inputs[rows]) @ state["5.weight"].T + state["5.bias"], labels[rows])
+            if generator:
+                stream = torch_generator(done.config.seed, "generated", number, client, round)
+                classes, _, drawn_inputs = drawn(counts, len(rows), stream)
+                made = generator(drawn_inputs).detach()
+                loss = loss + WEIGHT * F.cross_entropy(made @ state["5.weight"].T + state["5.bias"], classes)
+            number += 1
+            gradients = torch.autograd.grad(loss, list(state.values()))
+            for (name, weights), gradient in zip(state.items(), gradients, strict=True):
+                velocity[name] = done.config.momentum * velocity.get(name, 0.0) + gradient
+                state[name] = (weights - done.config.learning_rate * velocity[name]).detach().requires_grad_()
+    return len(labels)
+
+
+def test_three_rounds_are_its_papers(federate, float64_travels):
+    keys = {f"fedgen.{name}": value for name, value in KEYS.items()}
+    done = federate("fedgen", model=own_network, wire_dtype="float64", **SETTINGS, **keys)
+    assert done.failures == []
+    own = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
+    labels = torch.cat([population.data_of(done.info(client)).train.labels for client in own])
+    counts = torch.bincount(labels, minlength=10).double()
+    with torch.random.fork_rng():
+        seed_everything(derive_seed(done.config.seed, "initial weights", "server"))
+        hidden, output = nn.Linear(42, 256), nn.Linear(256, 6)
+    ones, zeros = torch.ones(256, dtype=torch.float64), torch.zeros(256, dtype=torch.float64)
+    weights = live(
+        {"hidden.weight": hidden.weight.double(), "hidden.bias": hidden.bias.double()}
+        | {"norm.weight": ones, "norm.bias": zeros}
+        | {"output.weight": output.weight.double(), "output.bias": output.bias.double()}
+    )
+    statistics, generator = {"mean": zeros, "variance": ones}, None
+    head = {name: torch.from_numpy(done.received[1, "0"]["model"][f"head.{name}"]) for name in ("weight", "bias")}
+    for round in (1, 2, 3):
+        examples = {}
+        for client, state in own.items():
+            state |= live({f"5.{name}": tensor for name, tensor in head.items()})
+            examples[client] = client_trained(done, client, round, state, generator, counts)
+        total = sum(examples.values())
+        for name in head:
+            head[name] = sum(count * own[client][f"5.{name}"].detach() for client, count in examples.items()) / total
+        server_trained(done, round, weights, statistics, counts, head)
+        generator = lambda inputs: generated(weights, inputs, *statistics.values())  # noqa: E731
+    for client, state in own.items():
+        for name, tensor in state.items():
+            np.testing.assert_allclose(done.saved(client)[name], tensor.detach(), rtol=1e-9, atol=1e-9, err_msg=name)
+    expected = {**weights, "norm.running_mean": statistics["mean"], "norm.running_var": statistics["variance"]}
+    for name, tensor in expected.items():
+        found = done.state.generator[name]
+        np.testing.assert_allclose(found, tensor.detach().numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
+    assert set(done.received[1, "0"]) == {"model"}
+    assert done.received[2, "0"]["classes"]["counts"].tolist() == counts.tolist()
+
+
+def test_heads_that_cannot_be_taught_are_refused(federate):
+    def model(client):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
+
+    with pytest.raises(FedhetError, match="fedgen needs an nn.Linear with a bias and 10 outputs as head"):
+        federate("fedgen", model=model)
