@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
+from threadpoolctl import threadpool_limits
 
 from fedhet.matching import LayerMatch, bbp_map, match_layer
 
@@ -110,7 +111,7 @@ def timed_match(monkeypatch, layers) -> tuple[float, float, LayerMatch]:
         in_solver += time.perf_counter() - start
         return columns
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, threadpool_limits(1):  # the solver has no more than one thread
         patch.setattr(bbp_map, "assigned", solve)
         start = time.perf_counter()
         match = match_layer(layers)
@@ -137,7 +138,7 @@ def test_vgg9_layers_match_as_in_the_plain_form(layer):
 
 @pytest.mark.benchmark
 def test_vgg9_takes_little_more_than_its_assignments(monkeypatch, capsys):
-    """Sixteen clients, five sweeps. Run with one BLAS thread (OMP_NUM_THREADS=1): the solver has no more."""
+    """Sixteen clients, five sweeps."""
     lines, totals = [], np.zeros(3)
     for name, (rows, columns) in VGG9.items():
         layers = initial_layers(16, rows, columns)
