@@ -27,6 +27,7 @@ WORDS = {
     "hypernetwork": "weights of a hypernetwork",
 }
 OF_METHOD: dict[str, dict[str, Any]] = {
+    "depthfl": {"depthfl.depths": "2,1"},
     "fedharm": {"fedharm.blocks": "0,2,4,5", "fedharm.slots": "8,8,8,10"},
     "flha-ghn": {"flha-ghn.head": "tiled"},
 }
