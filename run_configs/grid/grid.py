@@ -3,6 +3,7 @@
     python run_configs/grid/grid.py --data FOLDER --runs FOLDER             # goes on where it stopped
     python run_configs/grid/grid.py --data FOLDER --runs FOLDER --estimate  # says what is left, and the time it takes
 
+With `--networks mixed` and `--networks equal` two processes can fill the tables at once.
 `chosen.csv` gets a row for each method, set of networks and tuning setting, `grid.csv` one for each run. A method that
 cannot serve a setting has its reason in their place. `page.py` makes the table and the picture of them.
 """
@@ -211,9 +212,10 @@ def _one_line(error: object) -> str:
     return "; ".join(str(error).splitlines())
 
 
-def grid_of(data: Path | None, runs: Path, tables: Path = HERE, settings: Path = HERE / "settings.json") -> Grid:
-    """The grid with tables in a folder, runs in another."""
-    plan = json.loads(settings.read_text(encoding="utf-8"))
+def grid_of(data: Path | None, runs: Path, networks: Sequence[str] = (), tables: Path = HERE) -> Grid:
+    """The grid, or its part with some sets of networks, with tables in a folder, runs in another."""
+    plan = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
+    plan["networks"] = {name: keys for name, keys in plan["networks"].items() if name in (networks or plan["networks"])}
     results = Table(tables / "grid.csv", GRID, 4)
     execute = Execution(running.run, 1, text.console(soft_wrap=True))
     return Grid(plan, cells(plan, data), methods(plan), Table(tables / "chosen.csv", CHOSEN, 3), results, runs, execute)
@@ -226,10 +228,11 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=Path, required=True, help="folder of the runs, which a further start goes on with"
     )
+    parser.add_argument("--networks", action="append", default=[], choices=("mixed", "equal"), help="only these cells")
     parser.add_argument("--estimate", action="store_true", help="run nothing, say what is left")
     parser.add_argument("--hours", type=float, default=MOST_HOURS, help="run nothing if more is left")
     given = parser.parse_args()
-    grid = grid_of(given.data, given.runs)
+    grid = grid_of(given.data, given.runs, given.networks)
     runs, hours = grid.left()
     print(f"about {runs:,} runs are left: {hours:.1f} hours on one core", flush=True)
     if hours > given.hours:
