@@ -106,13 +106,14 @@ class PermutationGroups:
 
 
 @lru_cache(maxsize=64)
-def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False) -> PermutationGroups:
+def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole: bool = False) -> PermutationGroups:
     """The permutation groups of an architecture, in data-flow order.
 
     In a plain network a group is a layer's output (FedMA, Wang et al. 2020, section 2); along a residual stream it is
     everything that is added to it. Axes of the model's input and output, and those that meet them, are in no group.
     Raises UnsupportedArchitecture for an operator, layer or combination that would tear a group apart, by name; with
-    `partly` the units that it works on are in no group instead, like those of the output.
+    `partly` the units that it works on are in no group instead, like those of the output. With `whole`, neither are
+    units of modules that take an axis apart, as attention does.
     """
     if graph.unused:
         raise UnsupportedArchitecture(
@@ -131,6 +132,11 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False) -> Per
         if not partly:
             raise UnsupportedArchitecture(reason)
         variables.pin(axis)
+    for split in variables.splits if whole else ():
+        module = graph[split.node].module
+        names = {name for node in graph if node.module == module for name in node.parameters.values()}
+        for axis in [split.axis, *(axis for (name, _), axis in variables.bound.items() if name in names)]:
+            variables.pin(axis)
     return _solved(variables)
 
 

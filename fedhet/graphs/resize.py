@@ -15,7 +15,7 @@ from .reading import architecture_graph, storage_place
 from .states import State, expand
 from .unequal import HeadAttention, StackedRecurrent
 
-_checked: set[tuple[str, ArchitectureGraph]] = set()
+_resizable: dict[tuple[str, ArchitectureGraph, bool], PermutationGroups] = {}
 
 
 def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.Module:
@@ -65,6 +65,7 @@ def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False)
     """The permutation groups of a network that can have other widths.
 
     With units added to each group the network is read again, as the same groups; what was read so is not read anew.
+    With `partly`, modules that take an axis apart are left whole if it is not.
 
     Args:
         model: any `nn.Module` that `torch.export` can trace.
@@ -76,20 +77,25 @@ def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False)
             change its size.
     """
     graph = architecture_graph(model, example)
-    groups = permutation_groups(graph, partly=partly)
-    key = repr(model), graph
-    if key not in _checked:
-        _check_widths(model, groups, example)
-        _checked.add(key)
-    return groups
+    key = repr(model), graph, partly
+    if key not in _resizable:
+        try:
+            _resizable[key] = _checked(model, graph, example, partly=partly)
+        except UnsupportedArchitecture:
+            groups = _checked(model, graph, example, partly=True, whole=True) if partly else ()
+            if not groups:
+                raise
+            _resizable[key] = groups
+    return _resizable[key]
 
 
-def _check_widths(model: nn.Module, groups: PermutationGroups, example: Tensor) -> None:
+def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **options: bool) -> PermutationGroups:
+    groups = permutation_groups(graph, **options)
     sizes = [group.width + 1 + group.index % 3 for group in groups]
     places = {group.index: np.arange(group.width) for group in groups}
     wide = resize(model, expand(model.state_dict(), groups, places, dict(enumerate(sizes))))
     try:
-        again = permutation_groups(architecture_graph(wide, example), partly=True)
+        again = permutation_groups(architecture_graph(wide, example), **options)
         reason = "its units would lie differently" if again.axes != groups.with_widths(sizes).axes else ""
     except UnsupportedArchitecture as error:
         reason = str(error).partition("\n")[0]
@@ -99,6 +105,7 @@ def _check_widths(model: nn.Module, groups: PermutationGroups, example: Tensor) 
             "layers from its tensors (x.flatten(1), x.unflatten(-1, (-1, head_size))), not from numbers or attributes "
             "(x.view(-1, 400)); else leave it out of methods that change widths."
         )
+    return groups
 
 
 def _replaced(module: nn.Module, name: str) -> nn.Module:

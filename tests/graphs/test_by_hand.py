@@ -120,3 +120,4 @@ def test_heads_whose_number_is_written_into_the_code_cannot_become_more() -> Non
     with pytest.raises(UnsupportedArchitecture, match=r"Causal cannot have other widths: .*unflatten"):
         resizable_groups(Causal(2, 4), x)
     assert resizable_groups(Causal(-1, 4), x).widths == (6, 2)
+    assert resizable_groups(Causal(2, 4), x, partly=True).widths == (6,)
