@@ -7,9 +7,8 @@ for noise e and classes y, drawn as often as all clients have examples of them.
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedhet.errors import ModelError
 from fedhet.learning import Loss, Step
 from fedhet.methods.fedgen import FedGenParameters
 from fedhet.models.generator import Generator, draw
@@ -24,15 +23,8 @@ class FedGen(SameWidth[FedGenParameters]):
 
     def handshake(self, payload: Payload) -> Payload:
         """Return the numbers of examples by class; raises a ModelError or DataError for another than a linear head."""
-        client = self.client
-        client.check_classes(outputs=True)
-        head = client.model.get_submodule(client.head)
-        if not isinstance(head, nn.Linear) or head.bias is None or head.out_features != client.outputs:
-            raise ModelError(
-                f"fedgen needs an nn.Linear with a bias and {client.outputs} outputs as head, not a {head}: the server "
-                "generates its inputs"
-            )
-        return Payload({"classes": class_counts(client, f"{client.head}.weight")})
+        self.check_linear_head("the server generates its inputs")
+        return Payload({"classes": class_counts(self.client, f"{self.client.head}.weight")})
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return the head's loss on generated representations; none before the generator is trained."""

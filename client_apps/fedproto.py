@@ -118,6 +118,20 @@ class SameWidth(ClientSide[W]):
             raise ModelError(_no_linear(head, self.client.config))
         return super().handshake(payload)
 
+    def check_linear_head(self, why: str) -> None:
+        """Raise a ModelError, or a DataError for another task, unless the head is linear, with a bias and all classes.
+
+        Args:
+            why: the reason for which the method needs such a head.
+        """
+        client, method = self.client, self.client.config.method_name
+        client.check_classes(outputs=True)
+        head = client.model.get_submodule(client.head)
+        if not isinstance(head, nn.Linear) or head.bias is None or head.out_features != client.outputs:
+            raise ModelError(
+                f"{method} needs an nn.Linear with a bias and {client.outputs} outputs as head, not a {head}: {why}"
+            )
+
 
 class OneWidth(SameWidth[W], ByClass[W]):
     """Sends its own mean Phi of each class, of one width at all clients."""

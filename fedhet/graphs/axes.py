@@ -80,7 +80,7 @@ class Split:
 
 
 class Variables:
-    """What is known of the units along a graph's axes; ``Segment.group`` is a variable here.
+    """The facts known about the units along a graph's axes; ``Segment.group`` is a variable here.
 
     A variable is a row of units of which nothing is known yet. What meets in the graph says more of it: that it is
     another one, that several of its units make one, that it consists of others behind each other, that it is fixed.

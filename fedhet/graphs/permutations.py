@@ -141,7 +141,7 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
 
 
 def _walked(graph: ArchitectureGraph, choices: Mapping[str, int], *, partly: bool) -> Variables:
-    """What follows from all operators of a graph."""
+    """Return the variables after all operators of a graph."""
     variables = Variables(graph, choices)
     values: dict[str, Value | Several] = {}
     for node in graph:
