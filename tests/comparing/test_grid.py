@@ -14,6 +14,7 @@ from rich.console import Console
 
 from fedhet.comparing.runs import Execution
 from fedhet.config import run_configs
+from fedhet.errors import FedhetError
 from fedhet.registry import module_of, own_methods
 
 FOLDER = run_configs() / "grid"
@@ -83,6 +84,18 @@ def test_the_grid_has_every_method_and_is_not_tuned_on_reported_seeds() -> None:
     assert not {*page.PLAN["seeds"], *range(20, 25)} & {
         seed + more for seed in page.PLAN["tuning-seeds"] for more in range(3)
     }
+
+
+def test_methods_train_alike_whatever_their_papers_do() -> None:
+    cell = grid.cells(page.PLAN, None)[0]
+    alike = set()
+    for name, variant in grid.methods(page.PLAN).items():
+        try:
+            config = grid.shared(cell, variant, [0]).settings(name, 0)
+        except FedhetError:  # it needs equal networks
+            continue
+        alike.add((config.fraction_train, config.weight_decay, config.lr_schedule, config.closing_epochs))
+    assert alike == {(1.0, 0.0, "constant", 0)}
 
 
 def test_the_page_says_what_the_csv_says() -> None:
