@@ -97,10 +97,8 @@ class DepthFL(FederatedStrategy[depthfl.DepthFLParameters, DepthFLState]):
 
     def _of_depth(self, depth: int, replies: Mapping[str, Reply]) -> tuple[Arrays, Arrays]:
         """Return W_d(t) of the clients of one depth, and g_d."""
-        share, models = (
-            self.parameters.momentum_distillation,
-            {c: reply.arrays["model"] for c, reply in replies.items()},
-        )
+        share = self.parameters.momentum_distillation
+        models = {client: reply.arrays["model"] for client, reply in replies.items()}
         weights = {client: float(reply.examples) for client, reply in replies.items()}
         before = self.state.model | self.state.last.get(str(depth), {})
         after = self.aggregator.average(models, weights, before=before, parts={client: {} for client in models})

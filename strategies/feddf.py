@@ -27,7 +27,8 @@ from fedhet.representations.features import fitted, precision
 from fedhet.task import get_task
 from fedhet.wire import Reply, load_into, to_arrays
 
-from .fedmd import Scores, ScoresState  # noqa: TID251 - this folder is fedhet.strategies
+from .fedgh import build_here  # noqa: TID251 - this folder is fedhet.strategies
+from .fedmd import Scores, ScoresState  # noqa: TID251
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
@@ -97,9 +98,8 @@ class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
     def network(self) -> nn.Module:
         """Return the server's network as it is, drawn from the seed before it is trained."""
         name = self.parameters.server_model or models.expand(self.config.architectures)[0]
-        with torch.random.fork_rng(devices=[]):
-            seed_everything(derive_seed(self.config.seed, "initial weights", "server"))
-            network = models.build(name, tuple(self.state.shape), self.state.classes)
+        build = partial(models.build, name, tuple(self.state.shape), self.state.classes)
+        network = build_here(build, self.config.seed)
         load_into(network.state_dict(), self.state.model)
         return network
 

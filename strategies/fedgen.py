@@ -18,11 +18,11 @@ from fedhet.errors import ModelError
 from fedhet.learning import Optimisation, Phase, Step
 from fedhet.methods import fedgen
 from fedhet.models.generator import Generator, draw
-from fedhet.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.randomness import torch_generator
 from fedhet.server import ArraysBy, FederatedStrategy, State, check_class_counts
 from fedhet.wire import Arrays, Payload, Reply, cast, check, load_into, to_arrays
 
-from .fedgh import train_here  # noqa: TID251 - this folder is fedhet.strategies
+from .fedgh import build_here, train_here  # noqa: TID251 - this folder is fedhet.strategies
 from .fedproto import MOST_CLASSES  # noqa: TID251
 
 
@@ -67,10 +67,9 @@ class FedGen(FederatedStrategy[fedgen.FedGenParameters, FedGenState]):
         """Average the heads, and train the generator; where that diverges it stays as it was."""
         metrics, keys = super().aggregate_fit(round, replies), self.parameters
         head = {name: torch.from_numpy(self.state.model[f"head.{name}"]).double() for name in ("weight", "bias")}
-        with torch.random.fork_rng(devices=[]):
-            seed_everything(derive_seed(self.config.seed, "initial weights", "server"))
-            generator = Generator(*head["weight"].shape).double()
-        load_into(generator.state_dict(), self.state.generator or to_arrays(generator.state_dict()))
+        generator = build_here(lambda: Generator(*head["weight"].shape), self.config.seed).double()
+        if self.state.generator:
+            load_into(generator.state_dict(), self.state.generator)
         batch = max(self.config.batch_size, 2)  # which BatchNorm needs
         stream = torch_generator(self.config.seed, "noise", round)
         drawn = draw(self.counts, keys.server_steps * batch, stream, torch.float64)

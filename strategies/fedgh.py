@@ -2,7 +2,7 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -36,6 +36,7 @@ class LearnerState(ClassState):
 
 
 L = TypeVar("L", bound=fedgh.LearnerParameters)
+N = TypeVar("N", bound=nn.Module)
 
 
 class Learner(ByClass[L, LearnerState]):
@@ -82,9 +83,7 @@ class Learner(ByClass[L, LearnerState]):
 
     def learner(self) -> nn.Module:
         """Return the network as it is."""
-        with torch.random.fork_rng(devices=[]):
-            seed_everything(derive_seed(self.config.seed, "initial weights", "server"))
-            network = self.network().double()
+        network = build_here(self.network, self.config.seed).double()
         load_into(network.state_dict(), self.state.learner)
         return network
 
@@ -101,6 +100,13 @@ class Learner(ByClass[L, LearnerState]):
         if trained is not None:
             self.state.learner = to_arrays(network.state_dict())
         return trained or {}
+
+
+def build_here(build: Callable[[], N], seed: int) -> N:
+    """Build a network of the server's, whose initial weights are drawn from the run's seed."""
+    with torch.random.fork_rng(devices=[]):
+        seed_everything(derive_seed(seed, "initial weights", "server"))
+        return build()
 
 
 def train_here(network: nn.Module, phase: Phase, examples: Examples, seed: int, round: int) -> dict[str, float] | None:

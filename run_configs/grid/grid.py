@@ -212,13 +212,13 @@ def _one_line(error: object) -> str:
     return "; ".join(str(error).splitlines())
 
 
-def grid_of(data: Path | None, runs: Path, networks: Sequence[str] = (), tables: Path = HERE) -> Grid:
-    """The grid, or its part with some sets of networks, with tables in a folder, runs in another."""
+def grid_of(data: Path | None, runs: Path, networks: Sequence[str] = ()) -> Grid:
+    """The grid, or its part with some sets of networks; its tables are beside this file, runs in a folder."""
     plan = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
     plan["networks"] = {name: keys for name, keys in plan["networks"].items() if name in (networks or plan["networks"])}
-    results = Table(tables / "grid.csv", GRID, 4)
+    results = Table(HERE / "grid.csv", GRID, 4)
     execute = Execution(running.run, 1, text.console(soft_wrap=True))
-    return Grid(plan, cells(plan, data), methods(plan), Table(tables / "chosen.csv", CHOSEN, 3), results, runs, execute)
+    return Grid(plan, cells(plan, data), methods(plan), Table(HERE / "chosen.csv", CHOSEN, 3), results, runs, execute)
 
 
 def main() -> None:
