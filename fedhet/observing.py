@@ -30,7 +30,7 @@ class RunInfo:
         devices: where the clients compute, in words, each once.
         test_on: which test sets count (`Config.test_on`), as the handshake settled it; empty before.
         matrices: named matrices for the report, as JSON values; empty before the run is finished.
-        privacy: epsilon and delta under a wrapper of Flower's for differential privacy; empty without one.
+        privacy: epsilon and delta under Flower's wrappers or mods for differential privacy; empty without one.
     """
 
     method: str

@@ -20,7 +20,7 @@ from fedhet.errors import FedhetError
 from fedhet.flower import ClientApp, ConfigRecord, Context, Message, decode, write_reply
 from fedhet.flower.cluster import cluster_machine
 from fedhet.flower.insides import failure
-from fedhet.flower.mods import check_one_model, clips, in_flowers_format, tell
+from fedhet.flower.mods import check_one_model, clips, in_flowers_format, noise_multiplier, tell
 from fedhet.machine import describe as describe_device
 from fedhet.matching import describe
 from fedhet.method import Method
@@ -64,7 +64,7 @@ def make_client_app(
     app = ClientApp(mods=[in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None)
     supplied.Supplied(model, data, task)  # which says what cannot be used
     clients = Clients(supplied.model_function(model), supplied.data_function(data), as_task(task))
-    answer = Answers(clients, flower=bool(mods), clipped=bool(clipping))
+    answer = Answers(clients, flower=bool(mods), clipping=clipping)
     app.query()(partial(answer, answer.question))
     app.train(mods=clipping)(partial(answer, jobs.train))
     app.evaluate()(partial(answer, jobs.evaluate))
@@ -72,10 +72,10 @@ def make_client_app(
 
 
 class Answers:
-    """Answers messages, in Flower's format where mods of Flower's stand around them; `clipped`: these clip replies."""
+    """Answers messages, in Flower's format where mods of Flower's stand around them; `clipping`: those that clip."""
 
-    def __init__(self, clients: Clients, *, flower: bool, clipped: bool) -> None:
-        self._clients, self._flower, self._clipped = clients, flower, clipped
+    def __init__(self, clients: Clients, *, flower: bool, clipping: Sequence[Any] = ()) -> None:
+        self._clients, self._flower, self._clipping = clients, flower, clipping
 
     def __call__(self, work: Callable[[Job], Payload], message: Message, context: Context) -> Message:
         """Return the reply to a message: the payload that the client's work gives and its report, or a refusal."""
@@ -134,7 +134,7 @@ class Answers:
         jobs.restore(job)
         if question != HANDSHAKE:
             return side.answer(question, job.payload)
-        if self._clipped:
+        if self._clipping:
             specs = [spec_of(side.shared())]
             check_one_model("a mod of Flower's", client.config.method_name, side.traits, specs)
         client.store.make_room()
@@ -183,6 +183,7 @@ class Answers:
         if not job.policy.tells_metrics:
             report.note = "its node lets out no metrics (allow), so its accuracy is not known"
         report.spec = spec_of(job.side.shared())
+        report.noise = noise_multiplier(self._clipping)
         report.groups = describe(client.size.groups) if client.size else ""
         public = _own_public_dataset(job)
         if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):

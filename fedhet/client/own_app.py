@@ -107,7 +107,7 @@ class _Answers(Answers):
     """Answers messages with a user's own app; `names` are those of its accuracy, loss and training loss."""
 
     def __init__(self, clients: Clients, app: ClientApp, names: tuple[str, str, str]) -> None:
-        super().__init__(clients, flower=False, clipped=False)
+        super().__init__(clients, flower=False)
         self._app, self._names = app, names
 
     def loop(self, config: Config, message: Message, context: Context) -> Loop:

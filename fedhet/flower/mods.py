@@ -1,6 +1,7 @@
 """Flower's mods around a client and wrappers around a strategy, such as those for differential privacy."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -26,6 +27,18 @@ def tell(app: object, reason: str) -> None:
 def clips(mod: object) -> bool:
     """Whether a mod is one of Flower's clipping mods, which wrap training only."""
     return isinstance(mod, LocalDpMod) or mod in (fixedclipping_mod, adaptiveclipping_mod)
+
+
+def noise_multiplier(mods: Sequence[object]) -> float:
+    """Return the greatest one of `LocalDpMod`s: the noise's standard deviation over the clipping norm; 0 without."""
+    return max(
+        (
+            mod.sensitivity * math.sqrt(2 * max(0, math.log(1.25 / mod.delta))) / mod.epsilon / mod.clipping_norm
+            for mod in mods
+            if isinstance(mod, LocalDpMod) and mod.epsilon and mod.delta
+        ),
+        default=0.0,
+    )
 
 
 def in_flowers_format(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

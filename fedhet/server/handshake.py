@@ -123,6 +123,7 @@ class Handshake:
         self.federation.sizes.admit(report)
         run.metric, run.own_data = report.metric, run.own_data or report.own_data
         run.outputs = max(run.outputs, report.outputs)
+        run.noise[report.client] = report.noise
         if report.device not in run.devices:
             run.devices.append(report.device)
         if report.note and report.note not in self._notes:

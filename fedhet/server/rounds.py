@@ -65,7 +65,10 @@ class Rounds(Hooks[P, S]):
         trained = {client: reply for client, reply in replies.items() if client in round.training}
         if trained and len(trained) >= min(self.config.min_clients, len(round.training)):
             with self.federation.guarded(f"put together what clients {', '.join(trained)} sent"):
+                before = self.state.model
                 metrics = self.aggregate_fit(round.number, trained)
+            if self.run.privacy and self.state.model is not before:
+                self.run.privacy.spend(trained, before, self.state.model)
             for client in trained:
                 self.state.clients[client].trained = round.number
         elif round.training:

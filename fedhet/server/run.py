@@ -72,7 +72,8 @@ class Run:
         initial: shared values that the caller gave, until it is known what is shared.
         flower: whether the loop is Flower's, or that of one of its wrappers, and not `FederatedStrategy.start`.
         further: values that Flower's loop wants its clients to be told.
-        privacy: the privacy that rounds cost under a wrapper of Flower's; None without one.
+        noise: noise multipliers of clients' `LocalDpMod`s, by name; 0 without.
+        privacy: the privacy that rounds cost under Flower's wrappers or mods for it; None without one.
     """
 
     method: Method
@@ -88,6 +89,7 @@ class Run:
     initial: Arrays = field(default_factory=dict)
     flower: bool = True
     further: dict[str, Any] = field(default_factory=dict)
+    noise: dict[str, float] = field(default_factory=dict)
     privacy: PrivacyLedger | None = None
 
     @property

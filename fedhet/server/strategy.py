@@ -30,7 +30,7 @@ from fedhet.flower import (
 )
 from fedhet.flower.insides import rounds_of_loop, simulated, wrapper_of
 from fedhet.flower.mods import check_hooks
-from fedhet.flower.privacy import ledger_of
+from fedhet.flower.privacy import LocalLedger, ledger_of
 from fedhet.flower.settings import settings_of
 from fedhet.observing import Observer
 from fedhet.options import Config, Value
@@ -170,6 +170,8 @@ class FederatedStrategy(Rounds[P, S], Strategy):
             )
         self.federation.roster.check_that_clients_can_be_scored(self.config.test_on)
         self._handshake.settle()
+        if any(self.run.noise.values()):
+            self.run.privacy = LocalLedger(self.run.noise, self.run.traits, self.state.round)
         if fresh:
             self.reporter.record({}, {})
 
@@ -273,7 +275,7 @@ class FederatedStrategy(Rounds[P, S], Strategy):
         with self._in_flowers_loop():
             if not self._flowers_loop:
                 self._begin(grid)
-                run.privacy = ledger_of(wrapper, run.traits, mean=self.aggregator.plain)
+                run.privacy = ledger_of(wrapper, run.traits, mean=self.aggregator.plain) or run.privacy
             run.round = Round(server_round)
             self._handshake.admit()
             self._handshake.settle()
@@ -288,10 +290,8 @@ class FederatedStrategy(Rounds[P, S], Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Flower's hook: checks the replies of a round and learns from them."""
         with self._in_flowers_loop():
-            before, valid = self.state.model, self.federation.receive(replies, self._check)
+            valid = self.federation.receive(replies, self._check)
             self._trained = valid, self._aggregate(valid)
-            if self.run.privacy and self.state.model is not before:
-                self.run.privacy.spend(valid, before, self.state.model)
             metrics = metric_record(self.reporter.row(*self._trained))
             return (encode_arrays(self.state.model, flower=True) if self.state.model else None), metrics
 

@@ -111,6 +111,7 @@ class Report:
         device: where it computes, in words.
         note: a remark for the server's log, shortened on the way.
         outputs: number of outputs of a prediction; 0 if it is not disclosed.
+        noise: noise multiplier of `LocalDpMod` around its training; 0 without.
         groups: if clients have parts of one network, the permutation groups of the whole (`fedhet.matching`).
     """
 
@@ -128,6 +129,7 @@ class Report:
     device: str = ""
     note: str = ""
     outputs: int = field(default=0, metadata={"at_most": 2**31})
+    noise: float = 0.0
     groups: Groups = ""
 
     def fields(self) -> dict[str, Any]:
@@ -151,7 +153,8 @@ class Report:
                 )
             pair = partition[0], partition[1]
         groups = report.text("groups", "", longest=LONGEST_GROUPS)
-        return cls(**report.plain(cls), partition=pair, spec=_spec(record), groups=groups)
+        noise = report.number("noise", 0.0)
+        return cls(**report.plain(cls), partition=pair, spec=_spec(record), noise=noise, groups=groups)
 
 
 def _spec(record: Mapping[str, Any]) -> Spec:

@@ -1,12 +1,13 @@
 """Runs under Flower's wrappers for differential privacy: what is recorded of them, and the epsilon that they report."""
 
 import json
+import math
 import re
 import sys
 
 import pytest
 from flwr.app import ArrayRecord
-from flwr.clientapp.mod import fixedclipping_mod
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping as ClientSide
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping as Adaptive
@@ -82,6 +83,32 @@ def test_a_client_with_more_examples_moves_the_mean_further(tiny, tmp_path, meth
     spent = summary_of(tmp_path / "run")["privacy"]
     assert spent["epsilon"] == pytest.approx(epsilon)
     assert ("the shared part of the model" in spent["note"]) == (method == "FedRep")
+
+
+def test_noise_at_the_clients_is_added_up_and_goes_on_in_a_resumed_run(tiny, tmp_path, caplog):
+    epsilon = expected(*[math.sqrt(2 * math.log(1.25 / 1e-5)) / 2] * 3)
+    app = tiny.app(mods=[LocalDpMod(clipping_norm=NORM, sensitivity=2 * NORM, epsilon=4.0, delta=1e-5)])
+    settings = {"out": str(tmp_path / "run"), "closing_epochs": 0}
+    with caplog.at_level("INFO", logger="flwr"):
+        fedhet.FedAvg(**settings).start(LocalGrid(app, 3), num_rounds=2)
+        fedhet.FedAvg(**settings, resume=True).start(LocalGrid(app, 3), num_rounds=3)
+    spent = summary_of(tmp_path / "run")["privacy"]
+    assert spent["epsilon"] == pytest.approx(epsilon)
+    assert (spent["wrapper"], spent["rounds"]) == ("LocalDpMod", 3)
+    assert spent["note"].startswith("for all examples of a client, from the server, too; covers the model, not metrics")
+    assert f"privacy: epsilon = {epsilon:.4g} at delta = 1e-05 (rounds: 3)" in caplog.text
+
+
+def test_a_client_without_noise_leaves_epsilon_unknown():
+    pytest.importorskip("dp_accounting")
+    noise = {"0": 1.0}
+    ledger = privacy.LocalLedger(noise, registry.method("fedavg").traits, 0)
+    ledger.spend({}, {}, {})
+    assert ledger.spent()["epsilon"] == pytest.approx(expected(1.0))
+    noise["late"] = 0.0
+    ledger.spend({}, {}, {})
+    assert ledger.spent()["epsilon"] is None
+    assert ledger.unknown.startswith("client late adds no noise: make its ClientApp with mods=[LocalDpMod(...)]")
 
 
 @pytest.mark.parametrize(
