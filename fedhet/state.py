@@ -81,7 +81,7 @@ class State:
             for saved, group in groups.items():
                 arrays |= {f"{saved}/{key}": array for key, array in group.items()}
         clients = {name: vars(client) for name, client in self.clients.items()}
-        text = json.dumps({"round": self.round, "values": values, "clients": clients})
+        text = json.dumps({"round": self.round, "values": values, "clients": clients, "arrays": list(arrays)})
         write_arrays(path, arrays, metadata={"state": text})
 
     @classmethod
@@ -92,9 +92,9 @@ class State:
             saved = json.loads(text["state"])
             values, plain = saved["values"], [name for name, kind in _kinds(cls).items() if kind is None]
             state = cls(**{name: values[_saved(name)] for name in plain if _saved(name) in values})
-            for key, array in arrays.items():
+            for key in saved.get("arrays", arrays):  # in their order, which the file does not keep
                 group, _, name = key.partition("/")
-                state._place(group)[name] = array
+                state._place(group)[name] = arrays[key]
             state.round = saved["round"]
             if state.run and not plain_name(state.run):  # a folder of clients' states goes by it
                 raise ValueError(f"run = {state.run!r}")
