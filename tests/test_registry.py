@@ -1,6 +1,7 @@
 """Methods by name: ours, those of installed packages, those that were given, and those in the working folder."""
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -18,6 +19,8 @@ from fedhet.options import Parameters, option
 from fedhet.server import FederatedStrategy
 from fedhet.serving import make_server_app
 from fedhet.sharing import HEAD
+
+ROOT = Path(__file__).resolve().parents[1]
 
 MODULE = """
 from dataclasses import dataclass
@@ -75,6 +78,15 @@ def test_our_methods_go_by_the_names_of_their_modules():
         assert method.name == name
         assert issubclass(registry.strategy(name), FederatedStrategy)
         assert issubclass(registry.client_side(name), ClientSide)
+
+
+def test_every_method_of_ours_says_where_it_differs_from_its_source_in_the_order_of_the_table_of_methods():
+    table = (ROOT / "run_configs" / "README.md").read_text(encoding="utf-8").split("\n## ")[1]
+    sections = (ROOT / "fedhet" / "methods" / "DEVIATIONS.md").read_text(encoding="utf-8")
+    listed = re.findall(r"`([^`]+)`", "".join(re.findall(r"^\| (`[^|]+)\|", table, re.MULTILINE)))
+    described = ", ".join(re.findall(r"^## (.+)$", sections, re.MULTILINE)).split(", ")
+    assert described == listed
+    assert sorted(described) == registry.own_methods()
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_the_ways_to_have_one_known():
