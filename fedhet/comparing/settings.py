@@ -142,6 +142,7 @@ def shared_settings(
     for variant in variants:
         name, config_of = variant.name, completed[variant.name]
         settings = {key: value for key, value in config_of.flat().items() if key.startswith(f"{config_of.family}.")}
+        settings["disclose-architecture"] = config_of.disclose_architecture  # a method's promise, whoever comes first
         settings |= {"method": variant.method, "rounds": rounds[name], **variant.settings}
         configs = [configuration.resolve({**for_all, **settings, "seed": seed}, strict=False) for seed in seeds]
         if supplied.model is None and any(map(population.must_be_equal, configs)):

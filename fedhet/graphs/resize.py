@@ -15,6 +15,9 @@ from .reading import architecture_graph, storage_place
 from .states import State, expand
 from .unequal import HeadAttention, StackedRecurrent
 
+KEPT = 64
+"""Networks whose groups are kept."""
+
 _resizable: dict[tuple[str, ArchitectureGraph, bool], PermutationGroups] = {}
 
 
@@ -64,7 +67,7 @@ def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.
 def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False) -> PermutationGroups:
     """The permutation groups of a network that can have other widths.
 
-    With units added to each group the network is read again, as the same groups; what was read so is not read anew.
+    With units added to each group the network is read again, as the same groups; what was read so is not read anew (of the last `KEPT` networks).
     With `partly`, modules that take an axis apart are left whole if it is not.
 
     Args:
@@ -86,6 +89,8 @@ def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False)
             if not groups:
                 raise
             _resizable[key] = groups
+        if len(_resizable) > KEPT:
+            del _resizable[next(iter(_resizable))]
     return _resizable[key]
 
 

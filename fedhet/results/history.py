@@ -35,7 +35,8 @@ def read_history(folder: Path | str) -> list[Row]:
     path = Path(folder) / "history.jsonl"
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text.removesuffix("\n").split("\n") if text else []  # no round is complete yet
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -93,6 +93,16 @@ def test_a_methods_own_keys_are_those_of_its_preset_as_in_a_run():
     assert shared(["fedproto"], complete).settings("fedproto", 0).parameters.width == 0
 
 
+@pytest.mark.parametrize("methods", [["flha-ghn", "local"], ["local", "flha-ghn"]])
+def test_a_method_that_keeps_architectures_to_the_clients_does_so_whoever_comes_first(methods):
+    for config in (configuration.completed({}), configuration.completed({"method": methods[0]})):
+        found = shared(methods, config)
+        disclosed = {name: found.settings(name, 0).disclose_architecture for name in methods}
+        assert disclosed == {"local": True, "flha-ghn": False}
+    found = shared(methods, {"disclose-architecture": True})
+    assert found.settings("flha-ghn", 0).disclose_architecture
+
+
 def test_a_preset_or_method_that_asks_for_a_common_test_set_is_no_users_choice():
     part = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
     supplied = Supplied(data=lambda client: (part, part))

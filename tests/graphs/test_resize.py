@@ -1,5 +1,7 @@
 """Runnable models of other widths."""
 
+import importlib
+
 import pytest
 import torch
 from torch import nn
@@ -128,3 +130,14 @@ def test_a_stack_is_pytorchs_layer_where_widths_are_alike(kind: type[nn.RNNBase]
     torch.testing.assert_close(own, output)
     for one, other in zip(own_ends, ends, strict=True):
         torch.testing.assert_close(torch.stack(one) if kind is nn.LSTM else one, other)
+
+
+def test_as_many_networks_are_remembered_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    resizing = importlib.import_module("fedhet.graphs.resize")  # behind the function of its name
+    remembered = dict.fromkeys(range(resizing.KEPT))
+    monkeypatch.setattr(resizing, "_resizable", remembered)
+    network, example = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), torch.zeros(2, 4)
+    groups = resizing.resizable_groups(network, example)
+    assert len(remembered) == resizing.KEPT
+    assert 0 not in remembered
+    assert resizing.resizable_groups(network, example) is groups

@@ -165,6 +165,12 @@ def test_a_torn_last_line_is_ignored_with_a_warning(make_run, caplog):
     assert "clients.csv: the last line is torn" in caplog.text
 
 
+def test_a_history_without_rounds_is_not_torn(tmp_path, caplog):
+    (tmp_path / "history.jsonl").touch()  # as a run leaves it that is refused in the handshake
+    assert read_history(tmp_path) == []
+    assert caplog.text == ""
+
+
 def test_damage_elsewhere_is_an_error_that_names_file_and_line(make_run):
     folder = make_run(rounds=3)
     history = folder / "history.jsonl"
