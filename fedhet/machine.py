@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import hmac
 import os
 import platform
@@ -73,9 +74,20 @@ def data_in_use() -> int:
     return int(getattr(psutil.Process().memory_info(), "data", 0))
 
 
-def out_of_memory(error: MemoryError | RuntimeError) -> bool:
-    """Whether an error says that no memory is left; torch has no MemoryError for the CPU."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+NO_MEMORY = (
+    "can't allocate memory",
+    "could not create a primitive",  # oneDNN's
+    "Resource temporarily unavailable",  # a new thread's stack
+    "can't start new thread",
+    "bad_alloc",
+)
+"""Texts of the RuntimeErrors of PyTorch and its libraries where no memory is left, which raise no MemoryError."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that no memory is left; under a limit, the system's and threads' errors do, too."""
+    known = isinstance(error, RuntimeError) and any(text in str(error) for text in NO_MEMORY)
+    return known or isinstance(error, MemoryError) or getattr(error, "errno", None) in (errno.ENOMEM, errno.EAGAIN)
 
 
 def peak_memory(function: Callable[[], None]) -> int:

@@ -117,7 +117,7 @@ class Clients:
                 with self.job(sized, request, policy, payload) as job:
                     room = most - data_in_use() - 3 * _bytes_of_whole(job.client)
                     fits = room > 0 and step_memory(job) <= room
-            except (MemoryError, RuntimeError) as error:
+            except Exception as error:
                 if not out_of_memory(error):
                     raise
                 fits = False
@@ -212,8 +212,8 @@ class Clients:
 
     def _redraw(self, info: ClientInfo, size: Size | None, model: nn.Module) -> None:
         """Load the weights of a newly built network, which must have the same structure, into a client's network."""
+        built = self._build(info, size)
         try:
-            built = self._build(info, size)
             model.load_state_dict(size.state(built) if size else built.state_dict())
         except RuntimeError as error:
             raise ModelError(

@@ -11,6 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, fx, nn
 
+from fedhet.machine import out_of_memory
+
 from .graph import ArchitectureGraph, Node, UnsupportedArchitecture
 
 _ROLE = re.compile(r"weight|bias|^running_|^[wb]_[ih]h$")
@@ -44,6 +46,8 @@ def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
             warnings.filterwarnings("ignore", "The tensor attributes? .*assigned during export")
             return torch.export.export(model, (example,), strict=False)
     except Exception as error:  # torch.export raises whatever the model's own forward or the tracer raises
+        if out_of_memory(error):
+            raise
         raise UnsupportedArchitecture(
             f"torch.export cannot trace {type(model).__name__} on an input of shape {tuple(example.shape)}: {error}\n"
             "A model must take one tensor and must not branch on the values of tensors; "

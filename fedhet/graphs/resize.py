@@ -67,8 +67,8 @@ def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.
 def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False) -> PermutationGroups:
     """The permutation groups of a network that can have other widths.
 
-    With units added to each group the network is read again, as the same groups; what was read so is not read anew (of the last `KEPT` networks).
-    With `partly`, modules that take an axis apart are left whole if it is not.
+    With units added to each group the network is read again, as the same groups; of the last `KEPT` networks what was
+    read so is not read anew. With `partly`, modules that take an axis apart are left whole if it is not.
 
     Args:
         model: any `nn.Module` that `torch.export` can trace.

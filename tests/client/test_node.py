@@ -169,6 +169,21 @@ def test_a_client_that_needs_more_memory_than_its_node_allows_fails_alone(federa
     assert "must be a number of GB above 0" in watch.rows[0]["failures"][0]["reason"]
 
 
+@pytest.mark.parametrize("text", ["could not create a primitive", "Resource temporarily unavailable"])
+def test_a_network_that_cannot_be_built_again_for_lack_of_memory_says_so(text, federate, tiny):
+    built = []
+
+    def model(client):
+        if client.name == "1" and built.count("1"):
+            raise RuntimeError(text)
+        built.append(client.name)
+        return tiny.model()
+
+    watch, _ = federate("FedAvg", model, nodes={1: {"memory-limit": 1e6}})
+    reason = "it needs more memory than its node allows (memory-limit = 1000000.0 GB)"
+    assert {"client": "1", "reason": reason} in [failure for row in watch.rows for failure in row["failures"]]
+
+
 def wide():
     """Its two groups are of 400 units, its weights almost all between them: 640 kB, a quarter at half the width."""
     return nn.Sequential(nn.Linear(4, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 3))
