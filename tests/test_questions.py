@@ -20,9 +20,8 @@ HEADING = (
 NETWORKS = {"any": "any", "equal": "equal", "widths": "one graph, any widths"}
 SHARED = {"everything": "its weights", "nothing": "weights of a shared network"}
 WORDS = {
-    "statistics": "numbers of examples by class",
     "features": "representations of public examples",
-    "prototypes": "mean representations by class",
+    "prototypes": "mean representations and numbers of examples by class",
     "descriptors": "activations for public examples",
     "hypernetwork": "weights of a hypernetwork",
 }
@@ -50,8 +49,11 @@ def learnt(traits: Traits) -> str:
     keys = traits.shares.keys
     words = WORDS | {
         "weights": SHARED.get(keys, "") if isinstance(keys, str) else "weights that it shares",
-        "posteriors": "mean scores by class" if traits.public == "none" else "scores of public examples",
+        "statistics": "which classes it has" if traits.shares.units else "numbers of examples by class",
+        "posteriors": "scores of public examples",
     }
+    if traits.public == "none":
+        words["posteriors"] = "mean scores and numbers of examples by class"
     return ", ".join(words[kind] for kind in sorted(traits.kinds & words.keys(), reverse=True)) or "nothing"
 
 

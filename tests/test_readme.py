@@ -227,7 +227,7 @@ def lines_on_what_methods_send() -> list[str]:
             "nothing to sum": not sends,
             "no, the server uses each client's own": single,
             "no, clients have different parts": traits.shares.units is not None,
-            "no, weighted by each client's classes": "statistics" in sends.values(),
+            "no, weighted by each client's classes": "statistics" in sends.values() and traits.networks == "equal",
             "no, clients share different layers": traits.networks == "any"
             and traits.shares in (BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_ARCHITECTURES),
             "yes": True,

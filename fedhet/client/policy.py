@@ -17,10 +17,11 @@ from fedhet.wire import Payload, WireError
 from fedhet.wire.protocol import WHOLE, Measured
 
 KINDS = ("weights", "statistics", "features", "posteriors", "prototypes", "descriptors", "hypernetwork", METRICS)
-"""Kinds of what leaves a node: arrays of a network or their changes; numbers of examples by class and BatchNorm's
-statistics; representations of shared examples; class scores, of shared examples or means; mean representations of
-classes; descriptors of shared images; a hypernetwork's parameters; metrics and losses. Numbers of examples always
-leave, and so do facts about a network (`STRUCTURE`), which follow `disclose-architecture`."""
+"""Kinds of what leaves a node: arrays of a network or their changes; classes, numbers of examples by class and
+BatchNorm's statistics; representations of shared examples; class scores, of shared examples, or means by class and
+numbers of examples by class; mean representations and numbers of examples by class; descriptors of shared images; a
+hypernetwork's parameters; metrics and losses. Numbers of examples always leave, and so do facts about a network
+(`STRUCTURE`), which follow `disclose-architecture`."""
 
 LEAST = 10
 """Examples that are behind every number that leaves a deployed node, unless it says otherwise (`min-examples`)."""
