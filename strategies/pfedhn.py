@@ -19,7 +19,7 @@ from fedhet.server import FederatedStrategy, State
 from fedhet.wire import Arrays, Payload, Reply, check, narrowed, to_arrays, to_tensor
 
 WEIGHT_DECAY, CLIP = 0.001, 50.0
-"""Weight decay of the hypernetwork, and the largest norm of its gradient, as in the paper."""
+"""Weight decay of the hypernetwork, and the largest norm of its gradient, as in the authors' code."""
 
 
 @dataclass

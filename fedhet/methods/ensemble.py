@@ -1,4 +1,4 @@
-"""Ensemble: the mean of the clients' predictions, the comparison of FedMA's paper (table 2)."""
+"""Ensemble: the mean of the clients' predictions, the comparison of FedMA's paper (tables 1 and 2)."""
 
 from fedhet.method import Method, Traits
 from fedhet.sharing import Sharing
