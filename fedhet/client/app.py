@@ -152,18 +152,18 @@ class Answers:
         report = Report(client.name, lost_state=client.request.expected if job.lost else -1)
         if client.request.question == HANDSHAKE:
             self._introduce(job, report, info)
-        loss = client.trained.mean_loss if policy.tells_metrics else None
+        tells, loss = policy.tells_metrics, client.trained.mean_loss
         return Reply(
             client=client.name,
             examples=len(client.data.train),
             payload=payload,
             report=report,
             test_examples=len(client.data.test),
-            train_loss=None if loss is None else policy.rounded(loss),
-            measured=job.measured,
+            train_loss=policy.rounded(loss) if tells and loss is not None else None,
+            measured=job.measured if tells else {},
             validation_examples=len(client.data.validation) if client.data.validation else 0,
             work=client.trained.work,
-            further={name: policy.rounded(value) for name, value in job.further.items() if policy.tells_metrics},
+            further={name: policy.rounded(value) for name, value in job.further.items()} if tells else {},
         )
 
     def _introduce(self, job: Job, report: Report, info: ClientInfo) -> None:

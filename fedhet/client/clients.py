@@ -73,7 +73,7 @@ class Clients:
         data = self._data_of(info, device)
         if len(data.train) == 0:
             raise DataError("has no training examples")
-        policy.check_examples(len(data.train))
+        policy.check_examples(len(data.train), data.batch_size or config.batch_size)
         dataset = population.dataset_of(config) if self._data is None else None
         with self._network(info, data, device) as (representation, size):
             transform = _transform(representation.model, dataset)

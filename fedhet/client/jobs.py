@@ -155,8 +155,11 @@ def join(job: Job) -> Payload:
 
     Its network is trained for `unseen-epochs` with the task's loss, on the same batches from both starts, each with its
     own rate, after BatchNorm's statistics are re-estimated. It is evaluated before the first epoch and after each.
+    Nothing is computed at a node that tells no metrics.
     """
     client, config = job.client, job.client.config
+    if not job.policy.tells_metrics:
+        return Payload()
     rates = {"received": config.unseen_learning_rate or config.learning_rate, "scratch": config.learning_rate}
     for start in reversed(STARTS):  # the received network may have other widths
         optimisation = replace(client.optimisation(), learning_rate=rates[start], schedule=None)

@@ -82,12 +82,21 @@ class Policy:
         if self.allowed is not None:
             self._check(side.client.config.method_name, {_kind_of("model", name, side) for name in side.shared()})
 
-    def check_examples(self, count: int) -> None:
-        """Check that a client trains on enough examples; raises `Refused`."""
+    def check_examples(self, count: int, batch_size: int) -> None:
+        """Check that a client trains on enough examples, and in each step; raises `Refused`.
+
+        Weights, and all that is computed with them, may depend on the last step alone, such as by a weight decay that
+        forgets the others.
+        """
         if count < self.least:
             raise Refused(
                 f"it has {count} training examples, and its node lets out no number that fewer than {self.least} are "
                 "behind (min-examples)"
+            )
+        if batch_size < self.least:
+            raise Refused(
+                f"batch-size is {batch_size}, and its node trains on no fewer than {self.least} examples at a time "
+                "(min-examples)"
             )
 
     def outgoing(self, payload: Payload, side: AnySide) -> Payload:
@@ -127,8 +136,10 @@ class Policy:
         if ranked:  # n with the label and m without make n m pairs, the fewer the less even n and m are
             fewest = self.least * (examples - self.least) if examples >= 2 * self.least else math.inf
             weights = tuple(weight if weight >= fewest else 0.0 for weight in weights)
+        weighed = zip(values, weights, strict=True)
+        values = tuple(self.rounded(value) if weight > 0 else math.nan for value, weight in weighed)
         shares = {name: self.rounded(value) for name, value in (by_class or {}).items()}
-        return Measured(Metric(tuple(map(self.rounded, values)), weights), self.rounded(loss), shares)
+        return Measured(Metric(values, weights), self.rounded(loss), shares)
 
     def rounded(self, value: float) -> float:
         """A metric or a loss with as many digits as may leave."""

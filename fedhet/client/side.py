@@ -155,7 +155,8 @@ class Client:
             return learning_rate(config.lr_schedule, config.learning_rate, (before + done * share) / rounds)
 
         settings = (config.momentum, config.weight_decay, self.data.batch_size or config.batch_size)
-        return Optimisation(config.optimizer, schedule(0.0), *settings, schedule if stepwise else None, bf16)
+        changing = schedule if stepwise else None
+        return Optimisation(config.optimizer, schedule(0.0), *settings, changing, bf16, self.least)
 
     def prepare(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
         """Transform raw inputs to a training batch, augmented if that is configured."""

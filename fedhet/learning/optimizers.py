@@ -25,6 +25,7 @@ class Optimisation:
         batch_size: examples in a mini-batch.
         schedule: from how much of the phase is done, 0 to 1, to the learning rate of a step.
         bf16: whether forward passes are computed in bfloat16 (and so their gradients); weights and losses are float32.
+        least: examples in the smallest mini-batch: a smaller rest of an epoch joins the one before it.
     """
 
     optimizer: str = "sgd"
@@ -34,6 +35,7 @@ class Optimisation:
     batch_size: int = 32
     schedule: Callable[[float], float] | None = None
     bf16: bool = False
+    least: int = 1
 
     def at(self, rate: float) -> "Optimisation":
         """The same at a constant learning rate; 0: at its own."""

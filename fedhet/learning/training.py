@@ -157,9 +157,10 @@ def train(
     """
     private, before = phase.examples is None, before or Trained()
     model, examples = phase.module or model, phase.examples or examples
-    size, whole, device = phase.optimisation.batch_size, _normalises(model), examples.labels.device
-    total = phase.steps or phase.epochs * len(_ends(len(examples), size, whole=whole))
-    orders = (batches(len(examples), size, generator, device, whole=whole) for _ in count())
+    size, device = phase.optimisation.batch_size, examples.labels.device
+    least = max(phase.optimisation.least, 1 + _normalises(model))  # BatchNorm cannot train on one example
+    total = phase.steps or phase.epochs * len(_ends(len(examples), size, least))
+    orders = (batches(len(examples), size, generator, device, least=least) for _ in count())
     rows = islice(chain.from_iterable(orders), total)
     named, schedule = dict(model.named_parameters()), phase.optimisation.schedule
     losses: list[Tensor] = []
@@ -268,23 +269,23 @@ def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def batches(
-    count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, whole: bool = False
+    count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, least: int = 1
 ) -> Iterator[Tensor]:
     """Mini-batches of one shuffled epoch of `count` examples, as index tensors on a device; the last may be smaller.
 
-    `whole`: a last batch of one example joins the one before it, since BatchNorm cannot train on one.
+    A last batch of fewer than `least` examples joins the one before it.
     """
     order = torch.randperm(count, generator=generator)
     order = order if device is None else brought(order, device)
     start = 0
-    for end in _ends(count, size, whole=whole):
+    for end in _ends(count, size, least):
         yield order[start:end]
         start = end
 
 
-def _ends(count: int, size: int, *, whole: bool) -> list[int]:
+def _ends(count: int, size: int, least: int) -> list[int]:
     ends = list(range(size, count, size))
-    if whole and ends and count - ends[-1] == 1:
+    if ends and count - ends[-1] < least:
         ends.pop()
     return [*ends, count] if count else []
 

@@ -37,6 +37,7 @@ from fedhet.sharing import is_statistic
 from fedhet.testing.faults import where
 from fedhet.testing.runs import Case, Kept
 from fedhet.wire import Refusal
+from fedhet.wire.protocol import JOIN
 
 COUNTS = ("num-examples", "test-examples", "validation-examples", "private-steps", "steps", "forwards")
 """Fields of a reply's metrics that are no metrics: the same for as many examples."""
@@ -46,7 +47,7 @@ NODE = 1
 
 HOSTILE: dict[str, dict[str, Any]] = {
     "as it was": {},
-    "single examples": {"samples-per-client": 2, "validation": 0.5, "batch-size": 1},
+    "single examples": {"samples-per-client": 2, "validation": 0.5, "batch-size": 11},
     "test sets": {"test-on": "both", "validation": 0.4, "evaluate-every": 1, "seed": 7},
 }
 """Settings that somebody hostile has changed."""
@@ -131,8 +132,13 @@ def sent_kinds(case: Case) -> set[str]:
 class Privacy:
     """Private data do not influence a node's replies."""
 
-    def messages(self, kept: Kept, request: Mapping[str, Any], **changes: Any) -> list[tuple[str, RecordDict]]:
-        """One message of each type and question that the node got in an ordinary run, in their order, changed."""
+    def messages(
+        self, case: Case, kept: Kept, request: Mapping[str, Any], **changes: Any
+    ) -> list[tuple[str, RecordDict]]:
+        """One message of each type and question that the node got in an ordinary run, in their order, changed.
+
+        Behind them it is asked to join as an unseen client, if a method has such clients.
+        """
         first: dict[tuple[str, str], tuple[str, RecordDict]] = {}
         for sent, reply in kept("ordinary").exchanges:
             if str(reply.content["report"]["client"]) != str(NODE):
@@ -140,7 +146,11 @@ class Privacy:
             question = str(json.loads(str(sent["request"]["request"]))["question"])
             type = where(reply)[1]
             first.setdefault((type, question), (type, sent))
-        return [(type, from_elsewhere(sent, request=request, **changes)) for type, sent in first.values()]
+        messages = [(type, from_elsewhere(sent, request=request, **changes)) for type, sent in first.values()]
+        if case.traits.starts_unseen_clients:
+            trains, unseen = dict(messages)["train"], {"unseen-clients": 1, "unseen-epochs": 0}
+            messages.append(("query", from_elsewhere(trains, unseen, {"question": JOIN})))
+        return messages
 
     @pytest.mark.parametrize(
         "attack", ["as it was", *(pytest.param(each, marks=pytest.mark.slow) for each in list(HOSTILE)[1:])]
@@ -152,7 +162,7 @@ class Privacy:
         sends, kinds = case.traits.sends, sent_kinds(case)
         scale = 1.0 if attack == "as it was" else -30.0
         request = {} if attack == "as it was" else {"evaluate": True, "expected": -1}
-        messages = self.messages(kept, request, settings=HOSTILE[attack], scale=scale)
+        messages = self.messages(case, kept, request, settings=HOSTILE[attack], scale=scale)
         assert {type for type, _ in messages} == {"query", "train", "evaluate"}
         another = next(kind for kind in KINDS if kind not in kinds)
         allowed = [",".join(kinds), ",".join({*kinds, METRICS}), *kinds, METRICS, another, ""]
@@ -172,7 +182,7 @@ class Privacy:
         kinds = sent_kinds(case)
         for allow in (kinds, kinds | {METRICS}):
             node = Node(same_data, ",".join(allow), tmp_path / str(len(allow)))
-            for reply in node.answers(self.messages(kept, {}, settings={})):
+            for reply in node.answers(self.messages(case, kept, {}, settings={})):
                 assert "refusal" not in reply["report"], reply["report"]
                 metrics = [key for key in reply["metrics"] if key not in COUNTS]
                 assert not metrics or METRICS in allow

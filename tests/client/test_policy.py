@@ -1,6 +1,7 @@
 """The policy of a node: which messages it serves, how many examples are behind a number, and what errors say."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -178,6 +179,25 @@ def test_a_client_of_too_few_examples_is_refused_with_the_number_that_is_needed(
 
 
 @pytest.mark.usefixtures("elsewhere")
+def test_no_step_of_training_is_on_too_few_examples(federate):
+    """Else a weight decay that forgets all other steps (1 / learning-rate) tells the examples of the last one."""
+    sizes = []
+
+    class Net(nn.Linear):
+        def forward(self, inputs):
+            sizes.extend([len(inputs)] * self.training)
+            return super().forward(inputs)
+
+    watch, _ = federate("FedAvg", model=lambda client: Net(4, 3), batch_size=13)
+    assert [row["failures"] for row in watch.rows] == [[]] * len(watch.rows)
+    assert {*sizes} == {13, 14}, "the 40th example joins a batch"
+    watch, _ = federate("FedAvg", {"min-examples": 14}, batch_size=13)
+    assert [failure["reason"] for failure in watch.rows[0]["failures"]] == [
+        "batch-size is 13, and its node trains on no fewer than 14 examples at a time (min-examples)"
+    ]
+
+
+@pytest.mark.usefixtures("elsewhere")
 def test_parts_of_too_few_examples_tell_no_metric_and_the_rest_goes_on(federate, caplog):
     def data(client):
         train, test = forty(client)
@@ -203,7 +223,7 @@ def test_means_of_too_few_examples_stay_at_the_node(name, rule, federate, caplog
     assert "keeps the means of classes [2], of which it has fewer than 10 examples" in caplog.text
     watch, _ = federate(name, {"min-examples": 100}, aggregation=rule)
     assert len(watch.rows[0]["failures"]) == 1
-    watch, _ = federate(name, {"min-examples": 40}, aggregation=rule, clients=2)
+    watch, _ = federate(name, {"min-examples": 40}, aggregation=rule, clients=2, batch_size=40)
     assert all(row["failures"] == [] for row in watch.rows), "it sends the means of no class"
 
 
@@ -211,9 +231,10 @@ def test_means_of_too_few_examples_stay_at_the_node(name, rule, federate, caplog
     ("pairs", "told"), [([10 * 30, 20 * 20, 9 * 31, 0], [True, True, False, False]), ([1 * 39] * 2, [False] * 2)]
 )
 def test_a_ranking_of_too_few_with_a_label_or_too_few_without_stays(pairs, told):
-    metric = Metric((0.5,) * len(pairs), tuple(map(float, pairs)))
+    metric = Metric(tuple(0.5 if pair else math.nan for pair in pairs), tuple(map(float, pairs)))
     found = Policy(None, 10).measured(metric, 1.0, examples=40, ranked=True).metric
     assert [weight > 0 for weight in found.weights] == told
+    assert [math.isfinite(value) for value in found.values] == told, "not even the value of what weighs nothing"
     assert Policy(None, 10).measured(metric, 1.0, examples=40, ranked=False).metric == metric
     free = Policy().measured(metric, 1.0, examples=40, ranked=True).metric
     assert free == metric

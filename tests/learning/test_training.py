@@ -78,7 +78,8 @@ def test_batches_differ_by_epoch_and_follow_the_generator():
 
 def test_a_last_batch_of_one_joins_the_one_before_for_batchnorm_only():
     stream = torch.Generator()
-    assert [len(part) for part in batches(7, 3, stream, whole=True)] == [3, 4]
+    assert [len(part) for part in batches(7, 3, stream, least=2)] == [3, 4]
+    assert [len(part) for part in batches(8, 3, stream, least=3)] == [3, 5]
     assert [len(part) for part in batches(7, 3, stream)] == [3, 3, 1]
     assert math.isfinite(run(network(), Phase(1, Optimisation(batch_size=23))).mean_loss)
 
