@@ -16,9 +16,9 @@ from tests.test_presets import one_round
 
 FOLDER = run_configs() / "papers"
 page: ModuleType = module_of(str(FOLDER / "page.py"))
-NUMBERS: list[dict[str, str]] = page.rows_of("numbers.csv")
+NUMBERS: list[dict[str, str]] = page.costs.rows_of("numbers.csv")
 RUNS: dict[tuple[str, str], dict[str, Any]] = {
-    (row["preset"], row["keys"]): page.settings(row) for row in NUMBERS if row["preset"]
+    (row["preset"], row["keys"]): page.costs.settings(row) for row in NUMBERS if row["preset"]
 }
 
 
@@ -38,6 +38,14 @@ def test_the_numbers_are_the_papers(reference: Path) -> None:
     assert [{key: row[key] for key in papers[0]} for row in NUMBERS] == papers
 
 
+def test_what_looks_out_of_reach_has_the_weight_of_its_run() -> None:
+    rows = [row for row in NUMBERS if "out of reach" in row["note"]]
+    assert len(rows) == 5
+    for row in rows:
+        config = resolve(RUNS[row["preset"], row["keys"]])
+        assert f"at most {config.parameters.eta(config.rounds):.3f} " in row["note"]
+
+
 @pytest.mark.parametrize("run", RUNS)
 def test_a_run_can_be_set(run: tuple[str, str]) -> None:
     config = resolve(RUNS[run])
@@ -46,7 +54,7 @@ def test_a_run_can_be_set(run: tuple[str, str]) -> None:
 
 def test_what_was_measured_is_among_the_numbers() -> None:
     known = {tuple(row[name] for name in page.NUMBER) for row in NUMBERS}
-    assert {tuple(row[name] for name in page.NUMBER) for row in page.rows_of("measured.csv")} <= known
+    assert {tuple(row[name] for name in page.NUMBER) for row in page.costs.rows_of("measured.csv")} <= known
 
 
 def parts(config: Config) -> set[tuple[str, str]]:

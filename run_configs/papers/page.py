@@ -1,49 +1,39 @@
 """Write `run_configs/PAPERS.md`: the papers' numbers, what runs each, what that costs, and what came out.
 
-    python run_configs/papers/page.py                # writes the page
-    python run_configs/papers/page.py --measure DATA # measures before what costs.csv lacks, on the data in that folder
+    python run_configs/papers/page.py
 
 `numbers.csv` has a row for each number: what the paper prints, the preset and keys of its run here, where in the run's
 folder the number stands, and a note: why nothing runs it, or what is ours. `costs.csv` has the seconds on one core that
-a training image takes, and `measured.csv` what was run at the paper's own scale.
+an example and a client take (`costs.py` measures them), and `measured.csv` what was run at the paper's own scale.
 """
 
-import argparse
-import csv
 import itertools
 import math
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import date
 from pathlib import Path
-from typing import Any
 
-import psutil
-import torch
-
-import fedhet
-from fedhet import models
-from fedhet.config import parse_settings, resolve
-from fedhet.observing import Observer, RoundReport, RunInfo
+from fedhet.config import resolve
 from fedhet.options import Config
+from fedhet.registry import module_of
 
 HERE = Path(__file__).resolve().parent
+costs = module_of(str(HERE / "costs.py"))
 PAGE = HERE.parent / "PAPERS.md"
 NUMBER = ("paper", "table", "dataset", "setting", "method", "metric")
 
 EXAMPLES = {
-    "mnist": 55_000,
+    "mnist": 60_000,
     "cifar10": 50_000,
     "cifar10-domains": 50_000,
     "cifar10-domains-balanced": 50_000,
     "cifar10-fedhenn": 50_000,
-    "cifar10-fedharm": 45_000,
+    "cifar10-fedharm": 50_000,
     "cifar100": 50_000,
     "shakespeare": 1_200_000,
     "sentiment140-glove": 6_000,
     "chestxray14": 86_524,
 }
-"""Training examples of all clients together, the public ones aside; of Sentiment140 an estimate for 100 users."""
+"""Training examples; of Sentiment140 an estimate for 100 users."""
 
 LAYERS = {"vgg9": 9, "char-lstm": 3}
 """Rounds in a pass of FedMA."""
@@ -55,26 +45,18 @@ The {count} numbers that the papers of FedHeNN, FedHARM, FedMA and FLHA-GHN prin
 [numbers.csv](papers/numbers.csv), [costs.csv](papers/costs.csv) and [measured.csv](papers/measured.csv); tests hold it
 to them and run a round of every preset.
 
-**Cost** is that of one seed in hours of one CPU core: seconds that a training image takes, measured in a short run on a
-core of a cloud machine ([costs.csv](papers/costs.csv) says when), times images, epochs, clients of a round and rounds.
-Evaluation is not counted. FedMA's is an upper bound: it trains fewer layers from round to round.
+**Cost** is that of one seed on one CPU core. A round's seconds are extrapolated: those that a training example takes in
+an epoch, times examples, epochs and clients of a round, and those that a client takes beside, the server's part for it
+included. Both were measured in short runs ([costs.csv](papers/costs.csv) says of which size, where and when;
+`python run_configs/papers/costs.py` makes it). Core hours are that times rounds, and the closing round. Evaluation is
+not counted. FedMA's round is the mean of those of a pass.
+
+**FedHeNN's term.** With the paper's eta0 = 0.001, the term's weight eta0 sqrt(t) grows from 0 to 0.001 sqrt(199) =
+0.014 in the last of 200 rounds, and the distance 1 - CKA that it multiplies is between 0 and 1. So a client that
+minimises its loss with the term ends at most 0.014 above the least loss without it, which it would reach under FedAvg
+from the same weights. We do not see how that makes a global model 8 to 25 points better than FedAvg's; the five rows
+say so. On Sentiment140 (eta0 = 0.01) the term weighs at most 0.14.
 """
-
-
-def rows_of(name: str) -> list[dict[str, str]]:
-    """The rows of one of the csv files beside this one."""
-    with (HERE / name).open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def settings(number: Mapping[str, str]) -> dict[str, Any]:
-    """A number's preset and the keys on top of it."""
-    return {"preset": number["preset"], **parse_settings(number["keys"].split())}
-
-
-def alike(preset: str, config: Config) -> tuple[str, str, str]:
-    """Preset, networks and the kind of images, by which an image's cost goes; CIFAR-100's cost what CIFAR-10's do."""
-    return preset, config.architectures, config.dataset.split("-")[0].replace("cifar100", "cifar10")
 
 
 def rounds(config: Config) -> int:
@@ -82,87 +64,39 @@ def rounds(config: Config) -> int:
     return config.rounds or config.parameters.passes * LAYERS[config.architectures]
 
 
-def hours(config: Config, seconds: float) -> float:
-    """Hours on one core, of the seconds that an image takes."""
-    epochs = config.fraction_train * config.local_epochs * rounds(config) + config.closing_epochs
-    return EXAMPLES[config.dataset] * epochs * seconds / 3600
+def seconds(config: Config, example: float, client: float) -> float:
+    """Seconds of a round on one core, from those of an example in an epoch and of a client beside."""
+    clients = config.fraction_train * (config.clients - config.unseen_clients)
+    examples = (EXAMPLES[config.dataset] - config.public_samples) / config.clients
+    if config.method_name == "fedharm":  # clients train on the public ones, too
+        examples += config.public_samples
+    return clients * (config.local_epochs * examples * example + client)
 
 
-def worked() -> float:
-    """Seconds that this process and its workers have computed."""
-    here = psutil.Process()
-    return sum(sum(process.cpu_times()[:2]) for process in (here, *here.children(recursive=True)))
-
-
-class Clock(Observer):
-    """Keeps how many seconds this process and its workers had computed when a round ended."""
-
-    def __init__(self) -> None:
-        """No round has ended."""
-        self.ends: dict[int, float] = {}
-
-    def round(self, run: RunInfo, report: RoundReport) -> None:
-        """One more."""
-        self.ends[report.row["round"]] = worked()
-
-
-def measured(preset: str, config: Config, data: str) -> float:
-    """Seconds on one core for a training image, in the second round of a short run."""
-    clients, samples, epochs = max(2, len(models.expand(config.architectures))), 96, 2
-    short = {
-        "dataset": config.dataset.replace("cifar100", "cifar10"),
-        "architectures": config.architectures,
-        "rounds": min(2, config.rounds),
-        "clients": clients,
-        "samples-per-client": samples,
-        "public-samples": min(config.public_samples, 256),
-        "fraction-train": 1,
-        "local-epochs": epochs,
-        "closing-epochs": 0,
-        "unseen-clients": 0,
-        "partition": config.partition if config.partition == "natural" else "iid",
-        "test-on": "local",
-        "evaluate-every": 10,
-        "workers": 1,
-        "data": data,
-    }
-    if config.method_name == "fedrep":
-        short["fedrep.body-epochs"] = 1
-    clock = Clock()
-    with tempfile.TemporaryDirectory() as folder:
-        fedhet.run({"preset": preset} | short, out=f"{folder}/run", progress=False, observers=[clock])
-    last = 1 if config.rounds == 1 else 2
-    return (clock.ends[last] - clock.ends[last - 1]) / (samples * clients * epochs)
-
-
-def measure(data: str) -> None:
-    """Add to `costs.csv` what it lacks."""
-    torch.set_num_threads(1)
-    known = {(row["preset"], row["architectures"], row["dataset"]) for row in rows_of("costs.csv")}
-    for number in rows_of("numbers.csv"):
-        preset = number["preset"]
-        if not preset or (kind := alike(preset, config := resolve(settings(number)))) in known:
-            continue
-        known.add(kind)
-        with (HERE / "costs.csv").open("a", newline="", encoding="utf-8") as file:
-            row = (*kind, f"{measured(preset, config, data):.2g}", date.today().isoformat())
-            csv.writer(file, lineterminator="\n").writerow(row)
-            print(*row)
+def hours(config: Config, example: float, client: float) -> float:
+    """Hours of a run on one core."""
+    closing = config.closing_epochs / (config.local_epochs * config.fraction_train)  # all clients take part
+    if config.method_name == "fedharm":  # it is the half of a round that the first one lacks
+        closing = 0
+    return (rounds(config) + closing) * seconds(config, example, client) / 3600
 
 
 def page() -> str:
     """The text of PAPERS.md."""
-    numbers = rows_of("numbers.csv")
-    costs = {(row["preset"], row["architectures"], row["dataset"]): row["seconds"] for row in rows_of("costs.csv")}
-    results = {tuple(row[name] for name in NUMBER): row for row in rows_of("measured.csv")}
-    runs = {(row["preset"], row["keys"]): settings(row) for row in numbers if row["preset"]}
+    numbers = costs.rows_of("numbers.csv")
+    measured = {
+        costs.key_of(row): (float(row["example_seconds"]), float(row["client_seconds"]))
+        for row in costs.rows_of("costs.csv")
+    }
+    results = {tuple(row[name] for name in NUMBER): row for row in costs.rows_of("measured.csv")}
+    runs = {(row["preset"], row["keys"]): costs.settings(row) for row in numbers if row["preset"]}
     names = {run: f"R{index}" for index, run in enumerate(runs, 1)}
     text = [HEAD.format(count=len(numbers), runnable=sum(bool(row["preset"]) for row in numbers))]
     text += ["## Runs", ""]
     text += table(
-        ("run", "preset", "keys on top of it", "core hours"),
+        ("run", "preset", "keys on top of it", "seconds a round", "rounds", "core hours"),
         (
-            (names[run], f"[{run[0]}]({run[0]}.toml)", code(run[1].split()), cost(run[0], resolve(chosen), costs))
+            (names[run], f"[{run[0]}]({run[0]}.toml)", code(run[1].split()), *cost(run[0], resolve(chosen), measured))
             for run, chosen in runs.items()
         ),
     )
@@ -190,14 +124,18 @@ def lines(
         yield row["dataset"], row["setting"], row["method"], row["metric"], row["value"] + spread, run, where, here
 
 
-def cost(preset: str, config: Config, costs: Mapping[tuple[str, str, str], str]) -> str:
-    """A run's cost in core hours, with two digits."""
-    seconds = costs.get(alike(preset, config))
-    if seconds is None:
-        return "not measured"
-    total = hours(config, float(seconds))
-    digits = max(0, 1 - math.floor(math.log10(total)))
-    return f"{round(total, digits):,.{digits}f}" if total < 100 else f"{round(total, -len(str(int(total))) + 2):,.0f}"
+def cost(preset: str, config: Config, measured: Mapping[tuple[str, str, str], tuple[float, float]]) -> tuple[str, ...]:
+    """A run's seconds a round, rounds and core hours."""
+    known = measured.get(costs.alike(preset, config))
+    if known is None:
+        return "not measured", str(rounds(config)), "not measured"
+    return two_digits(seconds(config, *known)), str(rounds(config)), two_digits(hours(config, *known))
+
+
+def two_digits(value: float) -> str:
+    """A number in two digits."""
+    digits = 1 - math.floor(math.log10(value))
+    return f"{round(value, digits):,.{max(0, digits)}f}"
 
 
 def code(words: Iterable[str]) -> str:
@@ -211,14 +149,5 @@ def table(head: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> list[str]:
     return [*("| " + " | ".join(cells).replace("  ", " ") + " |" for cells in rows), ""]
 
 
-def main() -> None:
-    """Write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", metavar="DATA", help="measure what costs.csv lacks, on the data in this folder")
-    if data := parser.parse_args().measure:
-        measure(data)
-    PAGE.write_text(page(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,197 @@
+"""Measure what a round of the papers' runs costs on one core, and add to `costs.csv` what it lacks.
+
+    python run_configs/papers/costs.py --data FOLDER   # goes on where it stopped; then run page.py
+
+`FOLDER` has the folders `cifar10` and `mnist`; the other data sets are made up, in their own shapes. No preset's round
+is run whole. A preset's second round (of FedMA all rounds of a pass, of a one-shot method its one) runs with a client
+for each network of the preset and few examples, then with twice as many. The difference gives the seconds that an
+example takes in an epoch, and the rest is what a client takes in a round whatever its number of examples, the server's
+part for it included. Seconds are those that the process computed, so that other work on the machine does not count.
+"""
+
+import argparse
+import contextlib
+import csv
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+import fedhet
+from fedhet import models
+from fedhet.config import parse_settings, resolve
+from fedhet.observing import Observer, RoundReport, RunInfo
+from fedhet.options import Config
+
+HERE = Path(__file__).resolve().parent
+
+Key = tuple[str, str, str]
+"""Preset, networks and kind of data."""
+
+
+def rows_of(name: str) -> list[dict[str, str]]:
+    """The rows of one of the csv files beside this one."""
+    with (HERE / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def settings(number: Mapping[str, str]) -> dict[str, Any]:
+    """A number's preset and the keys on top of it."""
+    return {"preset": number["preset"], **parse_settings(number["keys"].split())}
+
+
+def alike(preset: str, config: Config) -> Key:
+    """What an example's cost goes by; one of CIFAR-100 costs what one of CIFAR-10 does."""
+    networks = ",".join(sorted(models.expand(config.architectures)))
+    return preset, networks, config.dataset.split("-")[0].replace("cifar100", "cifar10")
+
+
+def key_of(row: Mapping[str, str]) -> Key:
+    """The key of a row of `costs.csv`."""
+    return row["preset"], row["architectures"], row["dataset"]
+
+
+class Enough(Exception):
+    """The rounds that are to be measured are over."""
+
+
+@dataclass
+class Clock(Observer):
+    """Keeps how many seconds the process had computed when a run began (0) and when its rounds ended.
+
+    It ends the run after the round `last`; 0: the run's own last one.
+    """
+
+    last: int
+    ends: dict[int, float] = field(default_factory=dict)
+
+    def started(self, run: RunInfo, first: int, last: int) -> None:
+        """The first round begins."""
+        self.ends[0] = time.process_time()
+        self.last = self.last or last
+
+    def round(self, run: RunInfo, report: RoundReport) -> None:
+        """One more has ended."""
+        self.ends[report.row["round"]] = time.process_time()
+        if report.row["round"] == self.last:
+            raise Enough
+
+
+def measured(preset: str, config: Config, data: str) -> tuple[float, float, str]:
+    """Seconds of an example, those of a client and round beside, and how they were measured."""
+    kind, method = alike(preset, config)[2], config.method_name
+    # In the hypernetwork's steps a part of the cost is that of a batch.
+    batch = config.batch_size if method == "flha-ghn" else min(config.batch_size, 32)
+    # The exact number where the server matches; matching takes longer the more clients there are.
+    clients = config.clients if method == "fedma" else max(2, len(models.expand(config.architectures)))
+    epochs = config.local_epochs if method == "fedrep" else 1  # of which its head has all but a few
+    first, last, rounds = {  # what is measured is after `first`, to `last` of `rounds`
+        "fedma": (0, 0, 0),
+        "ensemble": (0, 1, 1),
+        "flha-distillation": (1, 3, 4),  # a round of the teacher, and one of the students
+    }.get(method, (1, 2, 20))
+    short = {
+        "preset": preset,
+        "dataset": "cifar10" if kind == "cifar10" and config.dataset == "cifar100" else config.dataset,
+        "architectures": config.architectures,
+        "rounds": rounds,
+        "clients": clients,
+        "fraction-train": 1,
+        "batch-size": batch,
+        "local-epochs": epochs,
+        "closing-epochs": 0,
+        "partition": config.partition if config.partition == "natural" else "iid",
+        "assign": "round-robin",
+        "test-on": "local",
+        "evaluate-every": 20,
+        "workers": 1,
+        "report": False,
+        "data": data,
+        **({"fedma.passes": 1} if method == "fedma" else {}),
+    }
+    if method == "fedhenn":  # the clients' few examples are not enough for the RAD
+        short |= {"fedhenn.rad-source": "held-out", "public-samples": config.parameters.rad_size}
+    # Ten steps at least, unless they are long ones: a step with Procrustes takes all rows of the RAD.
+    fewest = 10 * batch if batch <= 10 and getattr(config.parameters, "kernel", "") != "procrustes" else batch
+    seconds = []
+    for examples in (fewest, 2 * fewest):
+        clock = Clock(last)
+        short |= {"samples-per-client": examples} | ({"public-samples": examples} if config.public_samples else {})
+        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Enough):
+            fedhet.run(short, out=f"{folder}/run", progress=False, observers=[clock])
+        end = max(clock.ends)
+        seconds.append((clock.ends[end] - clock.ends[first]) / ((end - first) * clients))
+    example = (seconds[1] - seconds[0]) / (fewest * epochs * (2 if config.public_samples else 1))
+    how = f"extrapolated: {clients} clients with {fewest} and {2 * fewest} examples"
+    return example, max(0.0, 2 * seconds[0] - seconds[1]), how
+
+
+def made_up(kind: str, folder: Path) -> str:
+    """Write data in the shape of a data set that is not there, and return the folder."""
+    rng = np.random.default_rng(0)
+    if kind == "shakespeare":
+        speech = ["".join(rng.choice(list("abcdefghij ,.!"), size=11_000)) for _ in range(66)]
+        (folder / "input.txt").write_text("\n".join(f"R{'x' * role}:\n{text}\n" for role, text in enumerate(speech)))
+    elif kind == "sentiment140":
+        words = [f"w{number}" for number in range(2000)]
+        tweets = (
+            f'"{n % 8 // 4 * 4}","{n}","","","{n % 20}","{" ".join(rng.choice(words, 25))}"' for n in range(12_000)
+        )
+        (folder / "training.1600000.processed.noemoticon.csv").write_text("\n".join(tweets))
+        vectors = (" ".join((word, *map(str, rng.normal(size=300).round(3)))) for word in words)
+        (folder / "glove.6B.300d.txt").write_text("\n".join(vectors))
+    else:
+        lines = ["Image Index,Finding Labels,Patient ID,Patient Age,Patient Gender"]
+        for patient in range(1, 201):
+            name = f"{patient:08d}_000.png"
+            Image.fromarray(rng.integers(256, size=(224, 224), dtype=np.uint8)).save(folder / name)
+            lines.append(f"{name},{('Mass', 'Mass|Hernia', 'No Finding')[patient % 3]},{patient},{patient % 90},F")
+        (folder / "Data_Entry_2017_v2020.csv").write_text("\n".join(lines))
+    return str(folder)
+
+
+def unlike(methods: Collection[str] = ()) -> Iterator[tuple[Key, Config]]:
+    """The runs (of some methods) of which an example may cost something else than of those before, once each."""
+    known: set[Key] = set()
+    for number in rows_of("numbers.csv"):
+        if number["preset"]:
+            config = resolve(settings(number))
+            key = alike(number["preset"], config)
+            if key not in known and config.method_name in (methods or {config.method_name}):
+                known.add(key)
+                yield key, config
+
+
+def main() -> None:
+    """Complete `costs.csv`."""
+    parser = argparse.ArgumentParser(description="Add to costs.csv what it lacks.")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the folders cifar10 and mnist")
+    parser.add_argument("--methods", nargs="+", default=[], help="only these, so that processes can share the work")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    known = set(map(key_of, rows_of("costs.csv")))
+    for kind, group in itertools.groupby(unlike(given.methods), lambda each: each[0][2]):
+        with tempfile.TemporaryDirectory() as folder:
+            there = str(given.data / kind) if (given.data / kind).is_dir() else made_up(kind, Path(folder))
+            for key, config in group:
+                if key in known:
+                    continue
+                example, client, how = measured(key[0], config, there)
+                machine, today = f"1 of {os.cpu_count()} cores", date.today().isoformat()
+                cost = (f"{example:.3g}", f"{client:.3g}", how, machine, today)
+                with (HERE / "costs.csv").open("a", newline="", encoding="utf-8") as file:
+                    csv.writer(file, lineterminator="\n").writerow((*key, *cost))
+                print(*key, *cost, flush=True)
+
+
+if __name__ == "__main__":
+    main()
