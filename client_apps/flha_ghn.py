@@ -23,6 +23,7 @@ from fedhet.hypernets import Catalogue, catalogue
 from fedhet.hypernets.hypernetwork import GraphHypernetwork, Written
 from fedhet.learning import Phase
 from fedhet.methods.flha_ghn import FLHAGHNParameters
+from fedhet.options import OWN
 from fedhet.wire import Payload
 
 log = logging.getLogger("flwr").getChild("fedhet")
@@ -38,11 +39,8 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
         super().__init__(client)
         settings, config = self.parameters, client.config
         self.graph = layer_graph(client.model, client.transform(client.data.train.inputs[:2]))
-        types = (
-            _types(settings.types or config.architectures, population.dataset_of(config))
-            if settings.head != "tiled"
-            else {}
-        )
+        known = settings.types or ("" if config.dataset == OWN else config.architectures)
+        types = _types(known, population.dataset_of(config)) if known and settings.head != "tiled" else {}
         if settings.share == "own":
             types = _own(types, self.graph)
         hypernetwork = GraphHypernetwork(types, settings.design, seed=None).to(client.device)
@@ -64,11 +62,12 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
         """Raise a ModelError if the hypernetwork generates no layer of the network."""
         reading, name = self.written.reading, self.client.name
         if not reading.names:
+            types = dict.fromkeys(node.type for node in self.graph)
+            log.info("client %s: types of its layers: %s", name, ", ".join(types))  # which the server is not told
             raise ModelError(
-                f"client {name}: the hypernetwork has no head for any of its layers' types "
-                f"({', '.join(dict.fromkeys(node.type for node in self.graph))}): name architectures that have them "
-                "(flha-ghn.types), let clients have heads for their own types (flha-ghn.share = own, which tells them "
-                "to the server), or set flha-ghn.head = tiled, which writes any type"
+                f"client {name}: the hypernetwork has no head for any of its layers' types: set "
+                'flha-ghn.head = "tiled", which writes any type; or name architectures that have them (flha-ghn.types) '
+                "or let clients have heads for their own types (flha-ghn.share = own, which tells them to the server)"
             )
         if reading.unknown:
             log.warning("client %s: layers of types without a head stay its own: %s", name, ", ".join(reading.unknown))

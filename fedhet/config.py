@@ -89,6 +89,11 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
     return without_idle(config, frozenset(by_hand), layers.keys(), method.traits_of(config.parameters))
 
 
+def names_of(chosen: Mapping[str, Any]) -> frozenset[str]:
+    """Return the keys that a user set, as they are written in files, without those of a preset."""
+    return frozenset(_key(key) for key in toml.chosen(chosen)) - {"preset"}
+
+
 def _values_of(
     method: Method | None, layers: Mapping[str, Any], problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -12,10 +12,13 @@ from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.keys import default_of
 from fedhet.machine import check_device_name
 from fedhet.method import Traits
-from fedhet.options import Config, listed
+from fedhet.options import OWN, Config, keys_about, listed
 
 LOGS = ("tensorboard", "wandb", "mlflow")
 """Values of the key `log`; `fedhet.results.loggers` has an observer for each."""
+
+OF_ANY_DATA = ("dataset", "clients", "test-split", "test-share", "validation")
+"""Keys about data that have an effect on a user's own data, too."""
 
 
 def conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
@@ -25,7 +28,7 @@ def conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
     config = Config(**common)
     named: list[tuple[str, str, Collection[str]]] = [
         *(("log", each, LOGS) for each in listed(config.log)),
-        ("dataset", config.dataset, data.names()),
+        ("dataset", config.dataset, [*data.names(), OWN]),
         ("partition", config.partition, data.partitions()),
     ]
     if config.public_dataset:
@@ -62,7 +65,7 @@ def without_idle(config: Config, by_hand: frozenset[str], reported: Collection[s
     Raises:
         ConfigError: such a key was chosen by hand, and so was the one that is the reason; or nobody chose that one.
     """
-    specs, flat, idle = config.specs(), config.flat(), _reasons(config, traits)
+    specs, flat, idle = config.specs(), config.flat(), without_effect(config, traits)
     defaults = {key: default_of(spec) for key, spec in specs.items()}
     written = {key for key, value in defaults.items() if value != ""} - {"clients", "resume"}
     complete = written <= by_hand  # as in a run's own configuration
@@ -84,7 +87,7 @@ def without_idle(config: Config, by_hand: frozenset[str], reported: Collection[s
     return config.but(**back, parameters=dataclasses.replace(config.parameters, **mine), idle=known)
 
 
-def _reasons(config: Config, traits: Traits) -> dict[str, str]:
+def without_effect(config: Config, traits: Traits) -> dict[str, str]:
     """Return keys without effect, each with the key that is the reason; for other keys they have their defaults."""
     from fedhet import data  # which needs torch
 
@@ -102,4 +105,6 @@ def _reasons(config: Config, traits: Traits) -> dict[str, str]:
         idle["aggregation"] = "method"
     if not data.augments(config.dataset):
         idle["augment"] = "dataset"
+    if config.dataset == OWN:
+        idle |= dict.fromkeys((key for key in keys_about("data") if key not in OF_ANY_DATA), "dataset")
     return idle

@@ -19,6 +19,9 @@ from fedhet.keys import option as option
 AGGREGATIONS = ("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped")
 """How what clients send may be averaged."""
 
+OWN = "own"
+"""The value of `dataset` where clients have data of a user's own."""
+
 _split = partial(option, about="data", at_node=True)
 _data = partial(option, about="data")
 _output = partial(option, about="output")
@@ -60,6 +63,18 @@ class Parameters:
         """Whether the method takes its public dataset from elsewhere than `public-samples`."""
         return False
 
+    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
+        """Return keys that take another value than the default or a preset's for what a user supplies.
+
+        Args:
+            own_models: whether the clients have models of the user's own.
+            unlabelled: whether the public examples have no labels.
+
+        Returns:
+            By the method's own key, the value and the reason in words.
+        """
+        return {}
+
     def check(self, config: "Config") -> None:
         """Check the method's keys against the common ones; raises a ConfigError if they do not fit."""
 
@@ -84,7 +99,7 @@ class Config:
     """A complete, valid configuration. Fields are the keys with `_` for `-`; see `fedhet keys` for a table."""
 
     method: str = option("fedhenn", "federated method; `fedhet list` names them, package.module:name is one of yours")
-    dataset: str = _split("digits", "data set; `fedhet list` names them")
+    dataset: str = _split("digits", "data set; `fedhet list` names them; own: what the data function gives")
     data: str = _split(
         "", "folder with the data set's files; empty: its own place, or a download", resumable=True, path=True
     )
@@ -210,7 +225,9 @@ class Config:
         1, "clients that must be there to start, and must reply for a round to count", at_least=1
     )
     wait_for_clients: float = _server(0.0, "seconds to wait for clients to come before the first round", at_least=0)
-    disclose_architecture: bool = _node(True, "clients tell the name of their architecture")
+    disclose_architecture: bool = _node(
+        True, "clients tell the name of their architecture; of a user's own network its class and number of parameters"
+    )
     head: str = option("", "module whose input is the representation; empty: the last nn.Linear")
     device: str = _node(
         "auto", "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps", resumable=True

@@ -13,7 +13,7 @@ from fedhet.data import ClientData, DataSet, PublicDataset, Split
 from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.machine import memory
 from fedhet.method import Traits
-from fedhet.options import Config, keys_about
+from fedhet.options import OWN, Config, keys_about
 from fedhet.representations import Representation
 from fedhet.sharing import NetworkDescription
 
@@ -47,7 +47,17 @@ ModelFunction = Callable[[ClientInfo], nn.Module]
 
 
 def dataset_of(config: Config) -> DataSet:
-    """Return the configured data set, loaded once in a process, with a test set drawn by the seed if configured."""
+    """Return the configured data set, loaded once in a process, with a test set drawn by the seed if configured.
+
+    Raises:
+        ConfigError: the clients' data are a user's own.
+        DataError: as `fedhet.data.load`.
+    """
+    if config.dataset == OWN:
+        raise ConfigError(
+            f"dataset = {OWN}: the data are what a data function gives, and there is none here: give it, "
+            "fedhet.run(..., data=my_data), or name a data set of `fedhet list`"
+        )
     dataset = data.load(config.dataset, config.data or None, input_size=config.input_size)
     if config.test_split == "given":
         return dataset

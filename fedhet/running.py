@@ -8,6 +8,7 @@ from typing import Any
 from fedhet import config as configuration
 from fedhet import population, registry, text
 from fedhet.errors import ConfigError
+from fedhet.flower.insides import colour_terminals_only
 from fedhet.machine import device_of
 from fedhet.observing import Observer
 from fedhet.options import Config, keys_that
@@ -49,13 +50,14 @@ def run(
     Raises:
         FedhetError: the configuration is wrong, the directory holds another run, or the run failed.
     """
+    colour_terminals_only()
     supplied = Supplied(model, data, task)
     complete = config if isinstance(config, Config) else _resolved(config, resume, supplied)
     if resume is not None:
         out = Path(resume)
     if engine is not None:
         complete = complete.but(engine=engine)
-    complete = supplied.tested(complete)
+    complete = supplied.adapted(complete)
     if supplied and complete.engine != "local":
         raise ConfigError(
             f"a model or data given in Python run on the local engine, not on {complete.engine!r}: there, write an app "

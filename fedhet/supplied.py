@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from operator import attrgetter
 from typing import Any
@@ -11,12 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fedhet import registry
+from fedhet.conflicts import without_idle
 from fedhet.data import ClientData
 from fedhet.data.own import as_client_data
 from fedhet.errors import ConfigError, DataError, ModelError
-from fedhet.options import Config
+from fedhet.options import OWN, Config
 from fedhet.population import ClientInfo, ModelFunction
 from fedhet.task import Task, as_task
+from fedhet.toml import toml_value
 
 DataFunction = Callable[[ClientInfo], ClientData]
 
@@ -42,6 +45,7 @@ class Supplied:
     model: Any = None
     data: Any = None
     task: str | Task | None = None
+    _known: dict[int, tuple[bool, bool]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Find out at once what cannot be used."""
@@ -62,21 +66,48 @@ class Supplied:
         said = {name: described(each) for name in ("model", "data") if (each := getattr(self, name)) is not None}
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
-    def tested(self, config: Config) -> Config:
-        """Return the configuration, with `test-on = local` if the first client has no common test set and none was set.
+    def adapted(self, config: Config) -> Config:
+        """Return the configuration for the user's models and data, as far as the user set nothing else.
 
-        A user who chose `test-on` is refused in the handshake.
+        With the user's data, `dataset` is `own`, and keys of a data set have no effect. If the first client has no
+        common test set, `test-on` is `local` (a user who chose it is refused in the handshake). The method may suit its
+        own keys (`Parameters.suited`).
         """
-        function = data_function(self.data)
-        if function is None or config.test_on == "local" or "test-on" in config.chosen:
+        if not self:
             return config
-        first = ClientInfo("0", 0, config.clients, config)
-        try:
-            with torch.random.fork_rng(devices=[]):
-                common = function(first).common
-        except Exception:  # which the client itself will say
-            return config
-        return config if common is not None else config.on_own_test_parts()
+        idle, unlabelled = list(config.idle), False
+        if self.data is not None:
+            if "dataset" not in config.chosen:
+                config = config.but(dataset=OWN)
+            tests = config.test_on != "local" and "test-on" not in config.chosen
+            if tests or registry.traits(config).public == "labelled":
+                common, unlabelled = self._brings(config)
+                if tests and not common:
+                    config = config.on_own_test_parts()
+                    idle.append(config.idle[-1])
+        suited = config.parameters.suited(own_models=self.model is not None, unlabelled=unlabelled)
+        for name, (value, why) in suited.items():
+            if (key := f"{config.family}.{name}") not in config.chosen:
+                changed = {config.specs()[key].name: value}
+                config = config.but(parameters=replace(config.parameters, **changed))
+                idle.append((key, f"{key} = {toml_value(value)}, {why}"))
+        config = without_idle(config, frozenset(), config.chosen, registry.traits(config))
+        return config.but(idle=(*idle, *config.idle))
+
+    def _brings(self, config: Config) -> tuple[bool, bool]:
+        """Return whether the first client's data bring a common test set, and public examples without labels."""
+        if (known := self._known.get(config.clients)) is None:
+            function = data_function(self.data)
+            assert function is not None
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    data = function(ClientInfo("0", 0, config.clients, config))
+            except Exception:  # which the client itself will say
+                known = True, False
+            else:
+                known = data.common is not None, data.public is not None and data.public.labels is None
+            self._known[config.clients] = known
+        return known
 
 
 @dataclass(frozen=True)

@@ -300,7 +300,7 @@ def test_own_models_and_data_in_a_comparison(app: Path) -> None:
         means = {
             row["method"]: float(row["personal_accuracy"]) for row in csv.DictReader(rows) if row["seed"] == "mean"
         }
-    printed = re.findall(r"^(local|fedhenn) +Sequential +3 +(0\.\d+) ±", TEXT[ROOT / "README.md"], re.MULTILINE)
+    printed = re.findall(r"^(local|fedhenn) +10 models +3 +(0\.\d+) ±", TEXT[ROOT / "README.md"], re.MULTILINE)
     assert means == {name: pytest.approx(float(figure), abs=0.03) for name, figure in printed}
 
 

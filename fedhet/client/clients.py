@@ -51,6 +51,7 @@ class Clients:
         self._groups: dict[object, PermutationGroups] = {}
         self._data_kept: dict[tuple[str, object, torch.device], ClientData] = {}
         self._tried: dict[str, Tried] = {}
+        self._named: dict[str, str] = {}
         self._serving: object = None
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -87,7 +88,7 @@ class Clients:
                 request=request,
                 data=data,
                 representation=representation,
-                architecture=type(representation.model).__name__ if self._model else population.architecture_of(info),
+                architecture=self._named[info.name] if self._model else population.architecture_of(info),
                 task=tried.task,
                 tokens=tried.tokens,
                 device=device,
@@ -162,6 +163,7 @@ class Clients:
             self._groups.clear()
             self._data_kept.clear()
             self._tried.clear()
+            self._named.clear()
             resident.cache_clear()
 
     @contextmanager
@@ -207,7 +209,10 @@ class Clients:
     def _build(self, info: ClientInfo, size: Size | None = None) -> nn.Module:
         """Build a whole network; a size is given once its groups are known."""
         side = registry.client_side(info.config.method_name)
-        model = side.adapt(self._model(info) if self._model else population.model_of(info), info.config)
+        model = self._model(info) if self._model else population.model_of(info)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._named[info.name] = f"{type(model).__name__}-{parameters}"  # unlike networks may be of one class
+        model = side.adapt(model, info.config)
         return side.cut(model, size.whole) if size else model
 
     def _redraw(self, info: ClientInfo, size: Size | None, model: nn.Module) -> None:

@@ -12,7 +12,7 @@ from fedhet import config as configuration
 from fedhet import running, text
 from fedhet.comparing.figures import comparison_figure, gains_figure
 from fedhet.comparing.measures import VariantResult, measure
-from fedhet.comparing.runs import Execution, check
+from fedhet.comparing.runs import Execution, by_reason, check
 from fedhet.comparing.settings import SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import (
     accuracies,
@@ -56,7 +56,7 @@ class Comparison:
     @property
     def failure(self) -> str:
         """How many runs failed, and why, in words; empty if none did."""
-        reasons = "\n".join(f"  {name}: {reason}" for name, reason in self.failed.items())
+        reasons = "\n".join(f"  {names}: {reason}" for reason, names in by_reason(self.failed).items())
         wanted = sum(result.seeds_wanted for result in self.results)
         message = f"{len(self.failed)} of {wanted} runs failed; the same command tries them again:\n{reasons}"
         return message if self.failed else ""
@@ -169,8 +169,8 @@ def _compared(
         publish(done, notes, f"{', '.join(shared.own)} on {dataset}")
     *first, last = done.tables()
     for table in first:
-        execute.console.print(terminal_table(table))
-    execute.console.print(terminal_table(last, notes))
+        execute.show(terminal_table(table))
+    execute.show(terminal_table(last, notes))
     if len(failed) == len(runs):
         raise FedhetError(done.failure)
     return done
@@ -179,7 +179,8 @@ def _compared(
 def publish(done: Comparison, notes: Sequence[str], title: str, more: Sequence[Sequence[Sequence[str]]] = ()) -> None:
     """Write the comparison's own files; its page has `more` tables."""
     out, results = done.folder, done.results
-    notes = [*notes, *(f"{name} failed: {'; '.join(reason.splitlines())}" for name, reason in done.failed.items())]
+    failures = by_reason(done.failed).items()
+    notes = [*notes, *(f"{names} failed: {'; '.join(reason.splitlines())}" for reason, names in failures)]
     write_csv(out / "comparison.csv", number_rows(results, done.baseline))
     write_text(out / "comparison.md", markdown(results, done.baseline, notes))
     runs = {each.run.name: each.files for result in results for each in result.outcomes}

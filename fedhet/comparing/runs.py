@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.comparing.settings import PLACES, PlannedRun
+from fedhet.conflicts import without_effect
 from fedhet.engines import messages
 from fedhet.engines.children import Child, ChildError
 from fedhet.errors import ConfigError, FedhetError
@@ -24,7 +25,10 @@ from fedhet.files import LOCK
 from fedhet.results.history import read_history, read_run, scored_curve
 from fedhet.results.tables import format_value
 from fedhet.supplied import Supplied
-from fedhet.text import printable
+from fedhet.text import console, printable
+
+WIDEST = 1000
+"""Characters of a line of a table in a file."""
 
 
 def check(runs: Iterable[PlannedRun], supplied: Supplied = Supplied()) -> None:  # noqa: B008 - it is frozen
@@ -45,9 +49,11 @@ def _conflict(run: PlannedRun, supplied: Supplied) -> str | None:
     if not (run.folder / "config.toml").is_file():
         return f"{run.folder} is there already and is not the directory of a run: choose another folder"
     there, wanted = configuration.read(run.folder / "config.toml", supplied.words.keys()), run.settings.flat()
+    in_vain = {*without_effect(run.settings, registry.traits(run.settings))}
+    in_vain |= {"dataset"} if supplied.data is not None else set()
     different = [
         f"{key} = {there.get(key, 'not set')!r} instead of {wanted.get(key, 'not set')!r}"
-        for key in sorted((there.keys() | wanted.keys()) - PLACES)
+        for key in sorted((there.keys() | wanted.keys()) - PLACES - in_vain)
         if there.get(key, "") != wanted.get(key, "")
     ]
     if different:
@@ -85,9 +91,6 @@ class Execution:
         ended = {run.name for run in runs if why_incomplete(run) is None}
         if ended:
             self.tell(f"{len(ended)} of {len(runs)} runs were completed before and are kept")
-        if not self.brief:
-            for note in dict.fromkeys(f"{run.variant}: {why}" for run in runs for _, why in run.settings.idle):
-                self.tell(note)
         kept = frozenset(ended)
         jobs = (self._job(run) for run in runs if run.name not in kept and self._in_time(run))
         by_name = {run.name: run for run in runs}
@@ -96,18 +99,25 @@ class Execution:
             for name, error in run_jobs(jobs, self.at_once, self.deadline):
                 ended.add(name)
                 reason = error or why_incomplete(by_name[name])
+                before = next((other for other, why in failed.items() if why == reason), None)
                 if reason is not None:
                     failed[name] = reason
                 if reason is not None or not self.brief:
-                    self.tell(f"[{len(ended)}/{len(runs)}] {name}: {reason or 'completed'}")
+                    ending = reason or "completed" if before is None else f"failed as {before} did"
+                    self.tell(f"[{len(ended)}/{len(runs)}] {name}: {ending}")
         return failed
 
     def _in_time(self, run: PlannedRun) -> bool:
         return time.monotonic() + self.expected(run) <= self.deadline
 
-    def tell(self, line: str) -> None:
-        """Print a line without markup."""
-        self.console.print(printable(line), markup=False)
+    def tell(self, text: str) -> None:
+        """Print a line, or several, without markup."""
+        self.console.print(printable(text, keep="\n"), markup=False)
+
+    def show(self, table: RenderableType) -> None:
+        """Print a table, in a file as wide as it is."""
+        whole = self.console if self.console.is_terminal else console(file=self.console.file, width=WIDEST)
+        whole.print(table, soft_wrap=True)
 
     def _job(self, run: PlannedRun) -> "Job":
         settings: Mapping[str, object] | None
@@ -117,6 +127,14 @@ class Execution:
             settings, resume = {"method": reference} if ":" in reference else None, {"resume": run.folder}
         call = partial(self.function, settings, out=run.folder, engine="local", **resume)
         return Job(run.name, call, run.folder.parent / "logs" / f"{run.name}.log")
+
+
+def by_reason(failed: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of failed runs, in one text, by the reason."""
+    names: dict[str, list[str]] = {}
+    for name, reason in failed.items():
+        names.setdefault(reason, []).append(name)
+    return {reason: ", ".join(those) for reason, those in names.items()}
 
 
 @dataclass(frozen=True)

@@ -127,12 +127,16 @@ def shared_settings(
     base = _method_keys_of_presets(variants, base) | base
     rounds = _rounds(variants, base, supplied)
 
+    by_hand = configuration.names_of(config)
+
     def complete(variant: Variant, settings: Mapping[str, Value]) -> Config:
         chosen = {**base, "rounds": rounds[variant.name], **settings, "method": variant.method}
-        return configuration.resolve(chosen, strict=False)
+        resolved, names = configuration.resolve(chosen, strict=False), by_hand | settings.keys()
+        idle = tuple((key, why) for key, why in resolved.idle if key in names)  # and not what presets set
+        return supplied.adapted(resolved.but(chosen=names, idle=idle))
 
     completed = {variant.name: complete(variant, variant.settings) for variant in variants}
-    first = supplied.tested(complete(variants[0], {}))
+    first = complete(variants[0], {})
     for_all = {key: value for key, value in first.flat().items() if "." not in key}
     for key in ("public-samples", "closing-epochs"):
         for_all[key] = max(each.flat()[key] for each in completed.values())
@@ -154,7 +158,11 @@ def shared_settings(
             one_shot = registry.method(variant.method).one_shot
             why = "all that a one-shot method needs" if one_shot else f"as many as {settling} needs"
             notes.append(f"{name}: rounds = {rounds[name]}, {why}")
-    notes += [why for key, why in first.idle if key == "test-on"]
+    said: dict[str, list[str]] = {}
+    for name, config_of in completed.items():
+        for _, why in config_of.idle:
+            said.setdefault(why, []).append(name)
+    notes += [why if len(names) == len(variants) else f"{', '.join(names)}: {why}" for why, names in said.items()]
     fixed = {variant.name: frozenset(variant.settings) for variant in variants}
     return SharedSettings(for_all, by_variant, fixed, frozenset(equalised), notes, supplied)
 

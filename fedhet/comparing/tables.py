@@ -40,7 +40,8 @@ def terminal_table(lines: Sequence[Sequence[str]], notes: Sequence[str] = ()) ->
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, caption="\n".join(notes), caption_justify="left")
     for heading in lines[0]:
-        table.add_column(heading, justify="left" if heading in _LEFT else "right", overflow="fold")
+        left, whole = heading in _LEFT, heading in _WORDS
+        table.add_column(heading, justify="left" if left else "right", overflow="fold", no_wrap=whole)
     for line in lines[1:]:
         table.add_row(*line)
     return table

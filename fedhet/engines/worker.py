@@ -16,7 +16,7 @@ from fedhet.engines.children import Child, ChildError
 from fedhet.engines.messages import SHARES, SharedMessage, receive, send
 from fedhet.flower import ClientApp, Context, Message
 from fedhet.flower.grid import handled
-from fedhet.flower.insides import be_server
+from fedhet.flower.insides import be_server, colour_terminals_only
 from fedhet.learning import ClientBatching
 
 
@@ -78,6 +78,7 @@ def _work(connection: Connection, environment: Mapping[str, str], level: int, ba
     os.environ.update(environment)  # it is forked from a process that may be older than a change of it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
     logging.getLogger("flwr").setLevel(level)
+    colour_terminals_only()
     app, methods, datasets = receive(connection)
     for method in methods:
         registry.give(method)

@@ -3,11 +3,13 @@
 import inspect
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.common.constant import ErrorCode
+from flwr.common.logger import update_console_handler
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore.run import Run
@@ -39,6 +41,11 @@ def identify(message: Message, ids: Iterator[int]) -> str:
     key = str(next(ids))
     message.metadata.__dict__["_message_id"] = key
     return key
+
+
+def colour_terminals_only() -> None:
+    """Leave the colours out of Flower's log if it goes into a file or a pipe."""
+    update_console_handler(colored=sys.stderr.isatty())
 
 
 def be_server() -> None:

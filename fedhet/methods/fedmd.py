@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fedhet.method import METRICS, STRUCTURE, Method, Traits
-from fedhet.options import Parameters, option
+from fedhet.options import Parameters, Value, option
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,11 @@ class FedMDParameters(ScoresParameters):
         25, "epochs on its own examples when a client begins, instead of local-epochs; 0: local-epochs too", at_least=0
     )
     digest_epochs: int = option(1, "epochs of a round in which a client learns the mean scores", at_least=1)
+
+    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
+        """Leave out the epochs on public labels where there are none."""
+        without = unlabelled and self.public_epochs
+        return {"public-epochs": (0, "since the public examples have no labels")} if without else {}
 
 
 def _traits(parameters: FedMDParameters) -> Traits:

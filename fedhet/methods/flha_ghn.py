@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fedhet.method import Method, Traits
-from fedhet.options import Parameters, option
+from fedhet.options import Parameters, Value, option
 
 if TYPE_CHECKING:
     from fedhet.hypernets import Design
@@ -61,6 +61,12 @@ class FLHAGHNParameters(Parameters):
         "nothing, or all",
         choices=("head", "none", "all"),
     )
+
+    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
+        """Write models of a user's own in tiles, unless the user named types or lets clients have their own heads."""
+        if not own_models or self.head == "tiled" or self.types or self.share == "own":
+            return {}
+        return {"head": ("tiled", "which writes layers of any type: the models are not those of `architectures`")}
 
     @property
     def design(self) -> "Design":

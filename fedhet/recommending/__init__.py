@@ -124,7 +124,7 @@ def recommend(
 
     if data is None:
         base = {"test-split": "drawn"} | base
-    base["public-samples"] = configuration.resolve({**base, "method": CONTROL}, strict=False).public_samples
+        base["public-samples"] = configuration.resolve({**base, "method": CONTROL}, strict=False).public_samples
     wanted = [CONTROL, *(name for name in registry.methods() if _alone(name)), *(methods or registry.methods())]
     candidates = ask(distinct(wanted), base, supplied, seed=SEEDS[0], allow=allow, labels=public_labels)
     _introduce(candidates, execute, allow, most, seconds)
@@ -167,9 +167,7 @@ def _introduce(candidates: Candidates, execute: Execution, allow: str | None, mo
     may = "anything may leave the clients (--allow)" if allow is None else f"only {allow} may leave the clients"
     cost = "a round may cost anything (--max-bytes)" if most == math.inf else f"a round {format_bytes(most)} a client"
     execute.tell(f"{may}; {cost}; {format_seconds(seconds)} for all (--budget)")
-    execute.console.print(
-        terminal_table([["method", "sends"], *([n, candidates.sends[n]] for n in candidates.settings)])
-    )
+    execute.show(terminal_table([["method", "sends"], *([n, candidates.sends[n]] for n in candidates.settings)]))
     for name, reason in candidates.refused.items():
         execute.tell(f"{name} cannot serve: {reason}")
 
@@ -182,7 +180,7 @@ def _race(
     tuner = Tuner(Tuning({}, SEEDS), shared, held_out(shared), out / "race", execute)
     race = Race(tuner, choices, candidates.alone, most)
     race.run()
-    execute.console.print(terminal_table(list(race.standing())))
+    execute.show(terminal_table(list(race.standing())))
     for name, why in race.left.items():
         execute.tell(f"{name} left the race: {why}")
     return race
@@ -249,8 +247,7 @@ def _conclude(
     }
     write_text(done.folder / "recommend.json", json.dumps(outcome, indent=2) + "\n")
     for table in done.tables():
-        execute.console.print(terminal_table(table))
-    for line in [*race.notes, *said, "Go on with:", to_toml(settings).rstrip()]:
-        for each in line.splitlines():
-            execute.tell(each)
+        execute.show(terminal_table(table))
+    for lines in [*race.notes, *said, "Go on with:", to_toml(settings).rstrip()]:
+        execute.tell(lines)
     return Recommendation(done.folder, name, verdict.beats, "\n".join(said), settings, refused, done)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from fedhet import toml
 from fedhet.errors import FedhetError
+from fedhet.options import OWN
 from fedhet.rows import ClientRow, client_order
 from fedhet.text import all_printable, printable
 
@@ -203,6 +204,12 @@ class RunFiles:
     def metric(self) -> str:
         """The name of the task's metric, `accuracy` or `auc`."""
         return str((self.summary or {}).get("metric", "accuracy"))
+
+    @property
+    def title(self) -> str:
+        """The method, and on what."""
+        dataset = (self.summary or self.settings).get("dataset", "?")
+        return f"{self.settings.get('method', '?')} on {'own data' if dataset == OWN else dataset}"
 
     @property
     def rounds(self) -> int:

@@ -65,7 +65,7 @@ def write_report(folder: Path | str) -> Path:
         page = render(
             PAGE,
             run=run,
-            title=f"{method} on {run.settings.get('dataset', '?')}",
+            title=run.title,
             about=_about(run),
             facts=_facts(run),
             pictures=_pictures(figures, captions),

@@ -110,10 +110,9 @@ def closing_table(folder: Path | str) -> "Table | str":
     lines = by_architecture(run)
     if not lines:
         return headline(run)
-    where = f"{run.settings.get('method', 'run')} on {run.settings.get('dataset', 'data')}"
     (first, *numbers), *rows, total = lines
     columns = Column(first, no_wrap=True), *(Column(heading, justify="right") for heading in numbers)
-    table = Table(*columns, title=where, caption=headline(run), title_justify="left", caption_justify="left")
+    table = Table(*columns, title=run.title, caption=headline(run), title_justify="left", caption_justify="left")
     for row in rows:
         table.add_row(*row)
     table.add_section()

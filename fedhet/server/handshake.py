@@ -15,6 +15,7 @@ from fedhet.server.federation import Faults, by_node
 from fedhet.server.hooks import Hooks
 from fedhet.server.roster import agree_on_public_dataset, most_alike_first
 from fedhet.state import ClientRecord
+from fedhet.toml import toml_value
 from fedhet.wire import Arrays, Payload, Reply, Report, check_finite
 from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, WHOLE, with_public_dataset
 
@@ -136,7 +137,9 @@ class Handshake:
         if reply.client not in state.clients:
             if traits.public != "none":
                 public, labelled = self.strategy.public_dataset(), traits.public == "labelled"
-                agree_on_public_dataset(state, reply, public, labelled=labelled)
+                suited = self.run.config.parameters.suited(own_models=False, unlabelled=labelled)
+                lines = [f"{self.run.method.family}.{key} = {toml_value(value)}" for key, (value, _) in suited.items()]
+                agree_on_public_dataset(state, reply, public, labelled=labelled, without_labels=", ".join(lines))
             self.strategy.admit(reply)
         if traits.shares.averaged and not joining:
             missing = {key: each for key, each in spec.items() if key not in state.model | self.run.initial}

@@ -186,13 +186,27 @@ def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: 
     return sorted(opened, key=lambda node: (-kinds[opened[node][0]], unlike[node]))
 
 
-def agree_on_public_dataset(state: State, reply: Reply, public: PublicDataset | None, *, labelled: bool) -> None:
-    """Check that a client has the server's public dataset, or else one like the first client's; else a FedhetError."""
+def agree_on_public_dataset(
+    state: State, reply: Reply, public: PublicDataset | None, *, labelled: bool, without_labels: str = ""
+) -> None:
+    """Check that a client has the server's public dataset, or else one like the first client's.
+
+    Args:
+        state: the run's state, in which the first client's is kept.
+        reply: the client's answer to the handshake.
+        public: the server's public dataset.
+        labelled: whether labels are needed.
+        without_labels: the settings by which they are not; may be empty.
+
+    Raises:
+        FedhetError: it has none, or another one.
+    """
     report = reply.report
     digest, size = (report.public, report.public_size) if public is None else (public.digest, len(public))
     if not digest:
+        instead = f"set {without_labels}, which needs no labels; or " if without_labels else ""
         raise FedhetError(
-            f"there is no {'labelled ' * labelled}public dataset to align on: set public-samples, or give "
+            f"there is no {'labelled ' * labelled}public dataset to align on: {instead}set public-samples, or give "
             "make_server_app(public=...), or have the clients' data function return it as `public`"
         )
     if not state.public:

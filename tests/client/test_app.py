@@ -157,7 +157,8 @@ def test_clients_of_different_models_and_classes_train_side_by_side(federate, ti
 
     watch, folder = federate(model, data)
     assert [row["failures"] for row in watch.rows] == [[]] * 3
-    assert [row.architecture for row in watch.clients if row.round == 1] == ["Linear", "Sequential"]
+    named = [row.architecture for row in watch.clients if row.round == 1]
+    assert named == ["Linear-10", "Sequential-51"]  # and their parameters
     shapes = [
         read_tensors(next(folder.rglob(f"models/{c}.safetensors")))["weight" if c == "0" else "2.weight"].shape
         for c in "01"
@@ -169,7 +170,7 @@ def test_architectures_can_be_kept_secret(federate):
     watch, _ = federate(disclose_architecture=False)
     assert {row.architecture for row in watch.clients} == {""}
     watch, _ = federate(nodes={1: {"disclose-architecture": False}})
-    assert [row.architecture for row in watch.clients if row.round == 1] == ["Sequential", ""]
+    assert [row.architecture for row in watch.clients if row.round == 1] == ["Sequential-51", ""]
 
 
 def test_a_node_keeps_its_state_where_it_wants(federate, tmp_path):

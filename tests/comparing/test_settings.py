@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from fedhet import config as configuration
+from fedhet.comparing.runs import check
 from fedhet.comparing.settings import settled_rounds, shared_settings, variants_of
 from fedhet.errors import ConfigError
 from fedhet.supplied import Supplied
+from fedhet.toml import to_toml
 
 FEDMA = {"preset": "fedma/digits", "clients": 2, "fedma.passes": 2}
 
@@ -101,6 +103,37 @@ def test_a_method_that_keeps_architectures_to_the_clients_does_so_whoever_comes_
         assert disclosed == {"local": True, "flha-ghn": False}
     found = shared(methods, {"disclose-architecture": True})
     assert found.settings("flha-ghn", 0).disclose_architecture
+
+
+def test_of_keys_without_effect_those_that_a_user_set_are_told():
+    assert shared(["local", "nearest-neighbour"], {"preset": "local/digits"}).notes == []
+    chosen = shared(["local", "nearest-neighbour"], {"preset": "local/digits", "learning_rate": 0.2})
+    assert chosen.notes == ["nearest-neighbour: learning-rate has no effect with method = nearest-neighbour"]
+
+
+def test_each_variant_suits_a_users_models_and_data():
+    part = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
+    supplied = Supplied(model=lambda client: None, data=lambda client: (part, part, part[0]))
+    found = shared(["local", "flha-ghn", "fedmd"], {"preset": "fedhenn/digits"}, supplied)
+    assert {found.settings(variant, 0).dataset for variant in found.own} == {"own"}
+    assert {found.settings(variant, 0).partition for variant in found.own} == {"iid"}
+    assert found.settings("flha-ghn", 0).parameters.head == "tiled"
+    assert found.settings("fedmd", 0).parameters.public_epochs == 0
+    keys = [note.partition(" = ")[0] for note in found.notes]
+    assert keys == ["flha-ghn: flha-ghn.head", "fedmd: fedmd.public-epochs"]
+    chosen = shared(["fedmd"], {"fedmd.public_epochs": 3}, supplied)
+    assert chosen.settings("fedmd", 0).parameters.public_epochs == 3
+
+
+def test_a_folder_by_the_name_of_a_presets_data_set_holds_the_same_run(tmp_path):
+    supplied = Supplied(data=lambda client: None)
+    run = shared(["local"], {"preset": "local/digits"}, supplied).plan("local", 0, tmp_path)
+    before = run.settings.flat() | {"dataset": "digits", "partition": "classes", "public-samples": 9}
+    (tmp_path / "config.toml").write_text(to_toml(before))
+    check([run], supplied)
+    (tmp_path / "config.toml").write_text(to_toml(before | {"batch-size": 7}))
+    with pytest.raises(ConfigError, match=r"other settings \(batch-size = 7 instead of \d+\)"):
+        check([run], supplied)
 
 
 def test_a_preset_or_method_that_asks_for_a_common_test_set_is_no_users_choice():

@@ -3,13 +3,16 @@
 import math
 import statistics
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 from scipy import stats
 from variants import result
 
 from fedhet.comparing.figures import comparison_figure
-from fedhet.comparing.tables import _in_markdown, markdown, notes_below, number_rows
+from fedhet.comparing.runs import Execution, by_reason
+from fedhet.comparing.tables import _in_markdown, accuracies, markdown, notes_below, number_rows, terminal_table
 
 LOCAL = result("local", {0: 0.5, 1: 0.6, 2: 0.7, 3: 0.9})
 FEDAVG = result("fedavg", {0: 0.6, 1: 0.65, 2: 0.9, 5: 0.1})
@@ -127,3 +130,18 @@ def test_a_cell_of_markdown_is_text():
     assert _in_markdown("a|b <script> [x](http://y) 0.1 [-0.2, +0.3]") == (
         r"a\|b \<script> [x]\(http://y) 0.1 [-0.2, +0.3]"
     )
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_names_of_methods_stay_whole_in_narrow_tables_and_all_does_in_files(terminal):
+    results = [LOCAL, result("nearest-neighbour", {0: 0.6, 1: 0.65, 2: 0.9})]
+    console = Console(file=StringIO(), width=50, force_terminal=terminal)
+    Execution(print, 1, console).show(terminal_table(accuracies(results, LOCAL)))
+    lines = console.file.getvalue().splitlines()
+    assert any("nearest-neighbour" in line for line in lines)
+    assert (len(lines) == 4) == (not terminal)
+
+
+def test_a_reason_is_told_once_with_all_that_failed_by_it():
+    failed = {"a-seed0": "no", "b-seed0": "never", "a-seed1": "no"}
+    assert by_reason(failed) == {"no": "a-seed0, a-seed1", "never": "b-seed0"}

@@ -145,6 +145,16 @@ def test_flower_logs_under_the_name_that_the_command_line_silences():
     assert importlib.import_module("flwr.common.logger").FLOWER_LOGGER is logging.getLogger("flwr")
 
 
+@pytest.mark.parametrize(("terminal", "colours"), [(True, 1), (False, 0)])
+def test_flowers_log_has_colours_on_a_terminal_only(monkeypatch, terminal, colours):
+    handler = importlib.import_module("flwr.common.logger").console_handler
+    monkeypatch.setattr(handler, "colored", not terminal)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    insides.colour_terminals_only()
+    line = handler.format(logging.LogRecord("flwr", logging.INFO, "", 0, "a round", None, None))
+    assert line.count("\x1b[92m") == colours
+
+
 def test_a_run_with_a_number_alone():
     assert insides.only_run().run_id == insides.RUN_ID
 

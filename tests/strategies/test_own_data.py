@@ -11,8 +11,9 @@ import fedhet
 from fedhet import config as configuration
 from fedhet.config import read
 from fedhet.data import Examples
-from fedhet.errors import FedhetError
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.learning import evaluate
+from fedhet.results.history import read_run
 from fedhet.supplied import Supplied
 from fedhet.task import get_task
 
@@ -136,15 +137,14 @@ PRESETS = [name for name in configuration.presets() if configuration.resolve({"p
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name.endswith("/digits")])
 def test_a_preset_that_asks_for_a_common_test_set_is_no_users_choice(preset):
     config = configuration.resolve({"preset": preset})
-    settled = Supplied(data=without_common).tested(config)
+    settled, beside = (Supplied(data=each).adapted(config) for each in (without_common, with_common))
     assert settled.test_on == "local"
-    assert settled.but(test_on=config.test_on, idle=config.idle) == config
-    assert [key for key, _ in settled.idle] == ["test-on"]
-    assert "the data bring no common test set" in settled.idle[0][1]
-    assert Supplied(data=with_common).tested(config) is config
-    assert Supplied(model=model_of).tested(config) is config
+    assert settled.but(test_on=config.test_on, idle=beside.idle) == beside
+    assert [key for key, _ in settled.idle if key == "test-on"] == ["test-on"]
+    assert "the data bring no common test set" in dict(settled.idle)["test-on"]
+    assert beside.test_on == Supplied(model=model_of).adapted(config).test_on == config.test_on
     chosen = configuration.resolve({"preset": preset, "test-on": "both"})
-    assert Supplied(data=without_common).tested(chosen) is chosen
+    assert Supplied(data=without_common).adapted(chosen).test_on == "both"
 
 
 def test_own_data_run_by_such_a_preset_and_go_on(tmp_path, caplog):
@@ -164,4 +164,77 @@ def test_own_data_run_by_such_a_preset_and_go_on(tmp_path, caplog):
 
 def test_data_that_fail_are_left_to_their_client_to_tell():
     config = configuration.resolve({"preset": "layer-average/digits"})
-    assert Supplied(data=lambda client: 1 / 0).tested(config) is config
+    assert Supplied(data=lambda client: 1 / 0).adapted(config).test_on == config.test_on
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, caplog):
+    """Run a method with the model and data above and public examples, as a user does who says nothing more."""
+    monkeypatch.chdir(tmp_path)
+    logging.getLogger("flwr").addHandler(caplog.handler)
+
+    def run(method, model=model_of, **settings):
+        settings = {"method": method, "clients": 2, "rounds": 1, "workers": 1, "report": False, **settings}
+        return fedhet.run(settings, model=model, data=lambda client: {**without_common(client), "public": COMMON[0]})
+
+    yield run
+    logging.getLogger("flwr").removeHandler(caplog.handler)
+
+
+def logged(caplog, words):
+    """Return the messages with these words; a logger that passes records on may have given each of them twice."""
+    records = {record.created: record.getMessage() for record in caplog.records}
+    return [text for text in records.values() if words in text]
+
+
+def test_a_users_data_are_not_called_by_the_presets_data_set(run):
+    done = run("fedhenn", samples_per_client=10)
+    settings = read(done.folder / "config.toml", ("model", "data"))
+    assert done.folder.name.startswith("fedhenn-own-")
+    assert (done.summary["dataset"], settings["dataset"], settings["partition"]) == ("own", "own", "iid")
+    assert read_run(done.folder).title == "fedhenn on own data"
+    with pytest.raises(ConfigError, match="the data are what a data function gives"):
+        fedhet.run({"method": "local", "dataset": "own"})
+
+
+def test_keys_of_a_data_set_have_no_effect_on_a_users_data(run, caplog):
+    run("local", samples_per_client=10)
+    assert logged(caplog, "has no effect") == ["samples-per-client has no effect with dataset = own"]
+
+
+def test_a_run_by_the_name_of_the_presets_data_set_goes_on(run):
+    """As it stands in folders from before there was a name for a user's data."""
+    done = run("local", dataset="digits", partition="classes")
+    assert read(done.folder / "config.toml", ("model", "data"))["dataset"] == "digits"
+    again = fedhet.run({"rounds": 2}, model=model_of, data=without_common, resume=done.folder)
+    assert (again.summary["rounds"], again.summary["dataset"]) == (2, "own")
+    assert read_run(done.folder).title == "local on own data"
+
+
+def test_a_hypernetwork_writes_any_network_of_a_users_and_tells_none(run, caplog):
+    def model(client):
+        width = 5 + client.partition_id
+        return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+
+    done = run("flha-ghn", model, **{"flha-ghn.steps": 1})
+    assert done.summary["failures"] == 0
+    assert {row.architecture for row in read_run(done.folder).clients} == {""}
+    assert len(logged(caplog, 'flha-ghn.head = "tiled"')) == 1
+    for keys in ({"share": "own"}, {"types": "mlp"}, {"head": "dense"}):
+        config = configuration.resolve(
+            {"method": "flha-ghn", **{f"flha-ghn.{key}": each for key, each in keys.items()}}
+        )
+        assert Supplied(model=model).adapted(config).parameters == config.parameters
+
+
+def test_scores_of_unlabelled_examples_need_no_setting(run, caplog):
+    done = run("fedmd")
+    assert done.summary["failures"] == 0
+    assert logged(caplog, "public-epochs") == ["fedmd.public-epochs = 0, since the public examples have no labels"]
+    with pytest.raises(FedhetError, match=r"no labelled public dataset to align on: set fedmd.public-epochs = 0, "):
+        run("fedmd", **{"fedmd.public-epochs": 3})
+
+
+def test_networks_of_one_class_are_told_apart_by_their_parameters(run):
+    done = run("local", lambda client: nn.Linear(4, 3) if client.partition_id else nn.Linear(4, 3, bias=False))
+    assert [row.architecture for row in read_run(done.folder).clients[-2:]] == ["Linear-12", "Linear-15"]
