@@ -118,6 +118,9 @@ class Answers:
             name = info.config.parameters.size_name
             context.state[node.SIZE] = ConfigRecord({name: info.node_config[name]})
         with self._clients.job(info, request, policy, payload) as job:
+            if self._clipping:
+                specs = [spec_of(job.side.shared())]
+                check_one_model("a mod of Flower's", info.config.method_name, job.side.traits, specs)
             yield job
 
     def loop(self, config: Config, message: Message, context: Context) -> Loop | None:
@@ -134,9 +137,6 @@ class Answers:
         jobs.restore(job)
         if question != HANDSHAKE:
             return side.answer(question, job.payload)
-        if self._clipping:
-            specs = [spec_of(side.shared())]
-            check_one_model("a mod of Flower's", client.config.method_name, side.traits, specs)
         client.store.make_room()
         sent = public_dataset_in(job.payload)
         if sent is not None:

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from flwr.app import Message
+from flwr.clientapp.mod import LocalDpMod
 from torch import nn
 
 import fedhet
@@ -22,6 +23,7 @@ from fedhet.method import METRICS, STRUCTURE
 from fedhet.rows import BY_CLASS
 from fedhet.task import Metric
 from fedhet.wire import Payload, Request
+from fedhet.wire.protocol import FIRST
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -111,6 +113,16 @@ def test_at_home_a_node_keeps_nothing_back_unless_it_says_so():
 def test_a_least_number_of_examples_is_a_whole_number(least):
     with pytest.raises(ConfigError, match="the node's min-examples is .* must be a whole number of at least 1"):
         Policy.of({"min-examples": least}, deployed=True)
+
+
+@pytest.mark.parametrize(("type", "question"), [("query", "handshake"), ("query", FIRST), ("evaluate", "")])
+def test_a_node_that_adds_noise_answers_no_message_of_a_method_without_one_model(type, question, caplog):
+    """Noise is added to weights alone, and a server may skip the handshake."""
+    noise = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)
+    grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), forty, mods=[noise]), 2)
+    assert "refusal" in asked(grid, type, {"method": "fedproto"}, question).content["report"]
+    assert "a mod of Flower's works on one model that all clients share" in caplog.text
+    assert "refusal" not in asked(grid, type, {"method": "fedavg"}, question).content["report"]
 
 
 # ---- the split of a node's data
