@@ -136,7 +136,7 @@ class Config:
     weight_decay: float = option(0.0, "weight decay on weights (biases and normalisation have none)", at_least=0)
     augment: bool = option(False, "augment training batches as the data set defines it")
     input_size: int = _split(0, "resize images to this many pixels a side; 0: as they are", at_least=0, at_most=2048)
-    public_samples: int = _data(
+    public_samples: int = _split(
         0, "examples held out of every client's training data for the methods' public dataset", at_least=0
     )
     public_dataset: str = _data(

@@ -144,7 +144,7 @@ def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
     node = dict(node_config)
     path = node.pop("data-path", None)
     if path is not None and node.setdefault("data", path) != path:
-        raise ConfigError(f"the node's config has data = {node['data']!r} and data-path = {path!r}: give one of them")
+        raise ConfigError("the node's config has a data-path, and other data: give one of them")
     return node
 
 
