@@ -37,6 +37,8 @@ class Parameters:
     widths = "1"
     size_name = "width"
     """The setting of a node by which it says its client's size, where clients have parts of one network."""
+    builds_networks = False
+    """Whether a network of `architectures` is built beside those of the clients."""
 
     @property
     def sizes(self) -> tuple[float, ...]:

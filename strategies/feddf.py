@@ -7,7 +7,6 @@ In round t, on the public examples X(t), the server's network w takes steps of A
 where f_k are the logits that client k sends after its local training. w goes on from round to round.
 """
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,19 +17,15 @@ from torch import Tensor, nn
 from fedhet import models, population
 from fedhet.data import Examples
 from fedhet.data.own import as_input
-from fedhet.errors import FedhetError, ModelError
-from fedhet.learning import Optimisation, Phase, Step, learning_rate, read, soft_divergence, train
+from fedhet.errors import FedhetError
+from fedhet.learning import Optimisation, Phase, Step, learning_rate, read, soft_divergence
 from fedhet.machine import device_of, one_thread
 from fedhet.methods import feddf
-from fedhet.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.representations.features import fitted, precision
-from fedhet.task import get_task
 from fedhet.wire import Reply, load_into, to_arrays
 
-from .fedgh import build_here  # noqa: TID251 - this folder is fedhet.strategies
+from .fedgh import build_here, train_here  # noqa: TID251 - this folder is fedhet.strategies
 from .fedmd import Scores, ScoresState  # noqa: TID251
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 
 @dataclass
@@ -72,24 +67,14 @@ class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
         inputs = self.public[torch.from_numpy(self.rows(round + 1)).long()].to(device)
         examples = Examples(inputs, self.mean(replies).to(device))
         transform, metrics = self._transform(network, own_data=self.run.own_data), self.distance(replies)
-        with one_thread(), torch.random.fork_rng(devices=[]):
-            seed_everything(derive_seed(self.config.seed, "dropout", "server", round))
-            try:
-                trained = train(
-                    network,
-                    self._phase(),
-                    examples,
-                    get_task("classification"),
-                    lambda batch, _: transform(batch),
-                    generator=torch_generator(self.config.seed, "server", round),
-                )
-            except ModelError as error:
-                log.warning("round %d: the server's network stays as it was: %s", round, error)
-                return metrics
-            self.state.model = to_arrays(network.state_dict())
-            if self.parameters.teach:
+        trained = train_here(network, self._phase(), examples, self.config.seed, round, transform)
+        if trained is None:
+            return metrics
+        self.state.model = to_arrays(network.state_dict())
+        if self.parameters.teach:
+            with one_thread():
                 self.teach(round, read(network, inputs, transform).cpu())
-        return metrics | ({} if trained.mean_loss is None else {"server_loss": trained.mean_loss})
+        return metrics | trained
 
     def global_model(self) -> nn.Module | None:
         """Return the server's network; None before any client is there."""

@@ -109,12 +109,32 @@ def build_here(build: Callable[[], N], seed: int) -> N:
         return build()
 
 
-def train_here(network: nn.Module, phase: Phase, examples: Examples, seed: int, round: int) -> dict[str, float] | None:
-    """Train a network of the server's; return the metric `server_loss` if it has a loss, and None if that diverges."""
+def train_here(
+    network: nn.Module,
+    phase: Phase,
+    examples: Examples,
+    seed: int,
+    round: int,
+    transform: Callable[[Tensor], Tensor] = lambda batch: batch,
+) -> dict[str, float] | None:
+    """Train a network of the server's on its device, with the random streams of a round.
+
+    Args:
+        network: the network.
+        phase: what is trained.
+        examples: on the network's device.
+        seed: the run's.
+        round: the round.
+        transform: from a batch of raw inputs to the network's.
+
+    Returns:
+        The metric `server_loss`, if there is a loss; None if it diverges.
+    """
     task, generator = get_task("classification"), torch_generator(seed, "server", round)
     try:
-        with one_thread():
-            trained = train(network, phase, examples, task, lambda batch, _: batch, generator=generator)
+        with one_thread(), torch.random.fork_rng(devices=[]):
+            seed_everything(derive_seed(seed, "dropout", "server", round))
+            trained = train(network, phase, examples, task, lambda batch, _: transform(batch), generator=generator)
     except ModelError as error:
         log.warning("round %d: the server's network stays as it was: %s", round, error)
         return None

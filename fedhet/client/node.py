@@ -140,12 +140,15 @@ def opened(message: Message, context: Context, *, in_cluster: bool = False) -> t
 
 
 def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
-    """A node's config in which Flower's usual `data-path` stands as `data`; a ConfigError if it has both, unlike."""
-    node = dict(node_config)
-    path = node.pop("data-path", None)
-    if path is not None and node.setdefault("data", path) != path:
+    """Return a node's config with its folder under both names, `data` and Flower's usual `data-path`.
+
+    Raises:
+        ConfigError: it has both, and unlike.
+    """
+    places = [node_config[name] for name in ("data", "data-path") if name in node_config]
+    if len({*places}) > 1:
         raise ConfigError("the node's config has a data-path, and other data: give one of them")
-    return node
+    return {**node_config, **{name: path for path in places for name in ("data", "data-path")}}
 
 
 def _pin(context: Context, now: dict[str, Any]) -> None:

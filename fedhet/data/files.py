@@ -80,7 +80,9 @@ def _download(dataset: str) -> None:
     """Have torchvision download its data set of this name, that of its class, to the cache folder."""
     cache = cache_folder()
     if not _downloads.get():
-        raise DataError(f"{dataset} is not in {cache}, and nodes download nothing: name its folder, data = ...")
+        raise DataError(
+            f"{dataset} is not in {cache}, and nodes download nothing: name its folder, data = ... (or data-path)"
+        )
     try:
         import torchvision  # late: only a download needs it, and it fails where its build is not torch's
 

@@ -15,6 +15,7 @@ from fedhet.options import Config, Parameters, option
 class FLHADistillationParameters(Parameters):
     """FLHA-distillation's own keys; `learning-rate` is the teacher's."""
 
+    builds_networks = True
     teacher: str = option("", "architecture of the teacher, the same for all; empty: the first of architectures")
     teacher_rounds: float = option(
         0.5,

@@ -10,6 +10,7 @@ from fedhet.options import Parameters, option
 class BesideParameters(Parameters):
     """The keys of methods with a shared network beside the clients' own."""
 
+    builds_networks = True
     shared_model: str = option("", "architecture of the shared network, one for all; empty: the first of architectures")
 
 

@@ -23,7 +23,7 @@ from fedhet.engines import children
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import check_place, write_text
 from fedhet.machine import device_of, runs_at_once
-from fedhet.options import Value
+from fedhet.options import Config, Value
 from fedhet.recommending.race import SEEDS, Race, configurations
 from fedhet.recommending.serving import CONTROL, Candidates, ask
 from fedhet.recommending.verdict import Verdict, judge
@@ -219,6 +219,12 @@ def _compare(race: Race, seeds: Sequence[int], tuner: Tuner) -> tuple[list[Plann
     return sorted(runs, key=lambda run: race.finalists.index(run.variant)), failed
 
 
+def _of_configured_networks(config: Config) -> set[str]:
+    """Return keys of architectures that have no meaning where the clients' networks are a user's own."""
+    architectures = set() if config.parameters.builds_networks else {"architectures"}
+    return architectures | (set() if registry.traits(config).shares.units else {"assign"})
+
+
 def _conclude(
     race: Race, candidates: Candidates, verdict: Verdict, done: Comparison, execute: Execution
 ) -> Recommendation:
@@ -227,7 +233,8 @@ def _conclude(
     choice = race.searches[name].best.choice
     complete = shared.settings(name, 0, {**choice, **WHOLE})
     plain = configuration.resolve({"method": complete.method, "preset": ""}).flat()
-    flat = {key: value for key, value in complete.flat().items() if key not in PLACES | {"seed"}}
+    left_out = PLACES | {"seed"} | (_of_configured_networks(complete) if shared.supplied.model is not None else set())
+    flat = {key: value for key, value in complete.flat().items() if key not in left_out}
     settings: dict[str, Value] = {"method": complete.method}
     settings |= {key: value for key, value in flat.items() if value != plain.get(key)}
     refused = candidates.refused | {each: why for each, why in race.left.items() if "max-bytes" in why}

@@ -51,3 +51,4 @@ def test_three_networks_of_ones_own_without_a_public_dataset(tmp_path):
     assert "fedavg needs equal architectures" in done.refused["fedavg"]
     assert "public" in done.refused["fedhenn"]
     assert "fedhenn cannot serve: " in printed
+    assert not {"architectures", "partition", "samples-per-client"} & done.settings.keys(), "those of a preset"

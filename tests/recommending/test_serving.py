@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from fedhet import config as configuration
 from fedhet import registry
 from fedhet.errors import ConfigError
 from fedhet.options import Parameters, option
+from fedhet.recommending import _of_configured_networks
 from fedhet.recommending.serving import ask
 from fedhet.supplied import Supplied
 
@@ -113,3 +115,16 @@ def test_three_networks_of_ones_own_without_a_public_dataset():
         assert "public" in found.refused[name], name
     assert {"fedharm", "fedprox", "fedrep", "fedma", "pfnm"} <= found.refused.keys()
     assert "equal architectures" in found.refused["fedavg"]
+
+
+@pytest.mark.parametrize(
+    ("method", "keys"),
+    [
+        ("local", {"architectures", "assign"}),
+        ("fml", {"assign"}),
+        ("feddf", {"assign"}),
+        ("heterofl", {"architectures"}),
+    ],
+)
+def test_architectures_are_no_part_of_what_is_recommended_for_a_users_networks(method, keys):
+    assert _of_configured_networks(configuration.resolve({"method": method})) == keys

@@ -15,6 +15,7 @@ from fedhet.client.size import Size
 from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.graphs import UnsupportedArchitecture
 from fedhet.graphs.exits import Exits, groups_by_depth
+from fedhet.results.history import read_clients
 
 DEPTHS = {"0": 3, "1": 2, "2": 1}
 SAME = {
@@ -84,6 +85,7 @@ def deep(federate, float64_travels):
 def test_three_rounds_are_its_papers(deep, distillation):
     done = deep(**{"depthfl.distillation": distillation, "depthfl.ramp-up": 2})
     assert done.failures == []
+    assert {row.architecture.partition("-")[0] for row in read_clients(done.folder)} == {"Small"}, "the user's, uncut"
     transform = population.dataset_of(done.config).transform
     state = {name: torch.from_numpy(array) for name, array in done.received[1, "0"]["model"].items()}
     for weight in (math.exp(-5), math.exp(-5 / 4), 1.0):
