@@ -230,7 +230,7 @@ class Config:
     disclose_architecture: bool = _node(
         True, "clients tell the name of their architecture; of a user's own network its class and number of parameters"
     )
-    head: str = option("", "module whose input is the representation; empty: the last nn.Linear")
+    head: str = option("", "module whose input is the representation; empty: the last nn.Linear", at_node=True)
     device: str = _node(
         "auto", "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps", resumable=True
     )

@@ -172,6 +172,15 @@ def test_within_a_run_the_split_stays_as_it_was(changed):
     assert f"the request has another {key}: start another run" in refusal
 
 
+def test_the_head_is_the_layer_that_a_node_names():
+    """A server that names the first layer asks for class means of inputs."""
+    grid = LocalGrid(make_client_app(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), forty), 2)
+    settings = {"method": "fedproto", "head": "0"}
+    assert asked(grid, "query", settings, "handshake").content["values"]["width"] == 4
+    grid._contexts[FIRST_NODE + 1].node_config["head"] = "2"
+    assert asked(grid, "query", settings, "handshake").content["values"]["width"] == 6
+
+
 # ---- how many examples are behind a number
 
 

@@ -1,10 +1,14 @@
-"""How much of a private image a server reads from losses under weights of its choice: the deployment page's table.
+"""How much of a private image a server reads from losses and scores that it is sent: the deployment page's table.
 
 `python tests/robustness/reading.py [SEEDS]`. A node holds digits and deploys an MLP; the server skips the handshake,
-sends `evaluate` messages and looks at the losses that come back. Two attacks:
+sends `evaluate` messages with weights of its choice and looks at the losses that come back. Two attacks:
 
 - `pixel by pixel`: the network's outputs are one pixel, 64 times, which reads an image where a loss is of one example;
 - `one example`: hidden units that only one example of the part reaches, by a threshold that is searched for first.
+
+In a third one, `last batch`, the node deploys a linear network and lets out posteriors only. A weight decay of 1 /
+learning-rate makes training forget all batches but the last one, whose examples by class are the weights, which the
+scores of unit vectors are.
 """
 
 import sys
@@ -21,10 +25,13 @@ from torch import nn
 
 from fedhet import config as configuration
 from fedhet.client.app import make_client_app
-from fedhet.flower import Encoder, write_request
+from fedhet.data import PublicDataset
+from fedhet.flower import Encoder, decode_arrays, write_request
 from fedhet.flower.grid import FIRST_NODE
 from fedhet.flower.insides import RUN_ID, be_server, identify
+from fedhet.representations.packing import unpack
 from fedhet.wire import Payload, Request, to_arrays
+from fedhet.wire.protocol import HANDSHAKE, with_public_dataset
 
 TRAIN, TEST, HIDDEN = 40, 30, 4
 AMPLIFIED = 1e4
@@ -34,14 +41,18 @@ def model(client=None):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
 
 
-class Victim:
-    """A node elsewhere with digits of its own; `losses` is what a server is told under weights of its choice."""
+def linear(client=None):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
-    def __init__(self, seed, folder, settings=None, *, own_data=True, **node):
+
+class Victim:
+    """A node elsewhere with digits of its own; `loss` is what a server is told under weights of its choice."""
+
+    def __init__(self, seed, folder, settings=None, *, network=model, own_data=True, **node):
         digits = load_digits()
         chosen = np.random.default_rng(seed).permutation(len(digits.data))[: TRAIN + TEST]
         self.inputs, self.labels = torch.tensor(digits.data[chosen] / 16).float(), torch.tensor(digits.target[chosen])
-        self.app = make_client_app(model=model, data=self._data if own_data else None)
+        self.app = make_client_app(model=network, data=self._data if own_data else None)
         chosen = {"method": "fedavg", "batch-norm": "local", "test-on": "local", "threads-per-client": 1}
         self.config = configuration.resolve({**chosen, **(settings or {})}, strict=False)
         node_config = {"partition-id": 0, "num-partitions": 2, "state-dir": str(folder), **node}
@@ -62,16 +73,22 @@ class Victim:
         with torch.no_grad():
             for tensor, values in zip(network.parameters(), (first, bias, second, torch.zeros(10)), strict=True):
                 tensor.copy_(values)
-        record = Encoder()(Payload({"model": to_arrays(network.state_dict())}))
-        write_request(record, Request(round=1, evaluate=True), self.config.text)
+        sent = Payload({"model": to_arrays(network.state_dict())})
+        reply = self.ask("evaluate", sent, Request(round=1, evaluate=True))
+        return None if reply is None else reply["metrics"].get(f"{part}-loss")
+
+    def ask(self, type, payload, request):
+        """The records of the reply to a message; None for a refusal."""
+        record = Encoder()(payload)
+        write_request(record, request, self.config.text)
         be_server()
-        message = Message(record, self.context.node_id, "evaluate", group_id="1")
+        message = Message(record, self.context.node_id, type, group_id="1")
         identify(message, count(1))
         reply = self.app(message, self.context).content
         if "refusal" in reply["report"]:
             self.refusals.append(str(reply["report"]["refusal"]))
             return None
-        return reply["metrics"].get(f"{part}-loss")
+        return reply
 
 
 def pixel_by_pixel(victim, part="received"):
@@ -121,14 +138,32 @@ def one_example(victim):
     return image, victim.evaluated[int((victim.evaluated @ direction).argmax())]
 
 
+def last_batch(seed, folder):
+    """The images that scores tell of a last batch, (10, 64) by class, and those that the node trains on, (n, 64)."""
+    forgetting = {"method": "feddf", "batch-size": 10, "learning-rate": 0.5, "weight-decay": 2.0}
+    victim = Victim(seed, folder, forgetting, network=linear, allow="posteriors")
+    units = PublicDataset(torch.cat([torch.eye(64), torch.zeros(1, 64)]))
+    victim.ask("query", with_public_dataset(units), Request(question=HANDSHAKE))
+    rows = Payload({"next-rows": {"rows": np.arange(len(units))}})
+    reply = victim.ask("train", rows, Request(round=1, epochs=1, public=units.digest))
+    scores = unpack(decode_arrays(reply["scores"])).values
+    weights = (scores[:64] - scores[64]).T
+    return weights - weights[weights.sum(1).argmin()], victim.inputs[:TRAIN]  # a class that the batch lacks
+
+
 def correlation(one, other):
     """Pearson's, of two images."""
     return float(np.corrcoef(one.numpy(), other.numpy())[0, 1])
 
 
+def nearest(read, images):
+    """The largest correlation of any image that was read, where it is not blank, with any private one."""
+    return max(correlation(one, image) for one in read if one.std() > 0 for image in images)
+
+
 def table(seeds) -> Iterator[tuple[str, float, float]]:
     """For each attack the correlation with a private image of what it reads, and of the mean image."""
-    found = {"pixel by pixel": [], "one example": []}
+    found = {"pixel by pixel": [], "one example": [], "last batch": []}
     for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
             victim = Victim(seed, Path(folder))
@@ -139,6 +174,9 @@ def table(seeds) -> Iterator[tuple[str, float, float]]:
             ]
             read, image = one_example(victim)
             found["one example"].append((correlation(read, image), correlation(mean, image)))
+        with tempfile.TemporaryDirectory() as folder:
+            told, images = last_batch(seed, Path(folder))
+            found["last batch"].append((nearest(told, images), nearest(images.mean(0)[None], images)))
     for attack, pairs in found.items():
         yield attack, *(float(np.mean(column)) for column in zip(*pairs, strict=True))
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from .reading import Victim, correlation, one_example, pixel_by_pixel
+from .reading import Victim, correlation, last_batch, nearest, one_example, pixel_by_pixel
 
 pytestmark = pytest.mark.usefixtures("home", "in_a_run")
 
@@ -42,6 +42,12 @@ def test_with_metrics_weights_that_one_example_reaches_tell_it(tmp_path):
     """The figure of the deployment page: whoever lets metrics out trusts the server not to ask in this way."""
     read, image = one_example(Victim(0, tmp_path))
     assert correlation(read, image) > 0.9
+
+
+@pytest.mark.slow
+def test_scores_after_training_that_forgets_tell_examples_of_the_last_batch(tmp_path):
+    """A figure of the deployment page: whoever lets posteriors or weights out trusts the server's settings."""
+    assert nearest(*last_batch(0, tmp_path)) > 0.9
 
 
 def test_losses_have_four_digits_elsewhere(tmp_path):
