@@ -10,5 +10,6 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     """Run the rounds that the run config says."""
-    strategy = FedHeNN(learning_rate=0.1, out="runs/first")  # `fedhet keys fedhenn` shows what there is to set
+    # `fedhet keys fedhenn` shows what there is to set
+    strategy = FedHeNN(dataset="own", learning_rate=0.1, out="runs/first")
     strategy.start(grid=grid, num_rounds=context.run_config["num-server-rounds"])

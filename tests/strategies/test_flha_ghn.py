@@ -150,8 +150,10 @@ def test_layers_of_unknown_types_are_the_clients_own_and_the_run_says_so(federat
 
 
 def test_a_network_of_which_nothing_would_be_written_is_refused_with_the_way_out(federate):
-    with pytest.raises(FedhetError, match=r'set flha-ghn.head = "tiled", .*flha-ghn.types.*flha-ghn.share = own'):
+    ways = r'set flha-ghn.head = "tiled", .*flha-ghn.types.*flha-ghn.share = own'
+    with pytest.raises(FedhetError, match=ways) as refused:
         federate("flha-ghn", model=plain, **{"flha-ghn.types": "cnn-1-1"})
+    assert "l64_20" not in str(refused.value), "types of its layers are for the client's log alone"
 
 
 # ---- unseen clients, statistics, refinement
