@@ -80,7 +80,8 @@ class Policy:
     def check_shared(self, side: AnySide) -> None:
         """Check the kinds of a network's shared arrays before anything is computed; raises `Refused`."""
         if self.allowed is not None:
-            self._check(side.client.config.method_name, {_kind_of("model", name, side) for name in side.shared()})
+            kinds = {_kind_of("model", name, side) for name in side.shared()}
+            self._check(side.client.config.method_name, kinds, way_out="; batch-norm = local keeps statistics")
 
     def check_examples(self, count: int, batch_size: int) -> None:
         """Check that a client trains on enough examples, and in each step; raises `Refused`.
@@ -152,10 +153,11 @@ class Policy:
         _log.error("client %s failed", client, exc_info=error)
         return "it failed, and the reason stands in its node's log, since reasons can tell of data"
 
-    def _check(self, method: str, kinds: Collection[str]) -> None:
+    def _check(self, method: str, kinds: Collection[str], *, way_out: str = "") -> None:
+        """Raise `Refused` for a kind that may not leave; the way out is that of BatchNorm's statistics."""
         refused = sorted({*kinds} - {METRICS, STRUCTURE} - (self.allowed or frozenset()))
         if refused:
-            way_out = "; batch-norm = local keeps statistics" if refused == ["statistics"] else ""
+            way_out = way_out if refused == ["statistics"] else ""
             out = ", ".join(sorted(self.allowed or ())) or "nothing"
             raise Refused(f"this node lets out only {out} (allow), and {method} sends {', '.join(refused)}{way_out}")
 

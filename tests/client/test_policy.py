@@ -384,3 +384,7 @@ def test_a_policy_names_what_it_refuses():
     config, policy = configuration.resolve({"method": "fedavg"}), Policy(frozenset({"prototypes"}))
     with pytest.raises(Refused, match="lets out only prototypes"):
         policy.check_method("fedavg", registry.traits(config))
+    with pytest.raises(Refused, match=r"fedgen sends statistics$"):  # its numbers by class, none of BatchNorm's
+        Policy(frozenset({"weights"})).check_method(
+            "fedgen", registry.traits(configuration.resolve({"method": "fedgen"}))
+        )
