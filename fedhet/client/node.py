@@ -119,7 +119,6 @@ def opened(message: Message, context: Context, *, in_cluster: bool = False) -> t
     node |= dict(context.state.config_records.get(SIZE, {}))
     if not plain_name(name):
         raise ConfigError(f"this node's name {name!r} cannot be that of a file: give it another one")
-    place, partitions = node.get("partition-id"), node.get("num-partitions")
     config = _settings(settings, here, tuple((key, node[key]) for key in keys_that("at_node") if key in node))
     if in_cluster and not (folder := state_folder(config.state_dir, request.run)).is_dir():
         raise ConfigError(
@@ -131,12 +130,20 @@ def opened(message: Message, context: Context, *, in_cluster: bool = False) -> t
         _pin(context, {key: value for key, value in config.flat().items() if key in (*keys_about("data"), "seed")})
     info = ClientInfo(
         name=name,
-        partition_id=None if place is None else int(place),
-        num_partitions=None if partitions is None else int(partitions),
+        partition_id=_whole(node, "partition-id"),
+        num_partitions=_whole(node, "num-partitions"),
         config=config,
         node_config=node,
     )
     return info, request, policy
+
+
+def _whole(node: Mapping[str, Any], name: str) -> int | None:
+    """Return a number of the node's config, None if it has none; raises a ConfigError for one that is not whole."""
+    value = node.get(name)
+    if value is not None and not str(value).isdecimal():
+        raise ConfigError(f"the node's {name} must be a whole number, from 0")
+    return None if value is None else int(value)
 
 
 def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -151,6 +151,12 @@ def test_old_runs_and_public_datasets_are_removed_and_young_ones_stay(federate, 
     assert state.remove_old(base, 1) == []
 
 
+@pytest.mark.parametrize("name", ["partition-id", "num-partitions"])
+def test_a_nodes_place_is_a_whole_number(name, federate):
+    watch, _ = federate("Local", nodes={0: {name: "third"}})
+    assert f"the node's {name} must be a whole number, from 0" in watch.rows[0]["failures"][0]["reason"]
+
+
 # ---- how much it may take
 
 
