@@ -180,7 +180,7 @@ def publish(done: Comparison, notes: Sequence[str], title: str, more: Sequence[S
     """Write the comparison's own files; its page has `more` tables."""
     out, results = done.folder, done.results
     failures = by_reason(done.failed).items()
-    notes = [*notes, *(f"{names} failed: {'; '.join(reason.splitlines())}" for reason, names in failures)]
+    notes = [*notes, *(f"{names} failed: {' '.join(reason.split())}" for reason, names in failures)]
     write_csv(out / "comparison.csv", number_rows(results, done.baseline))
     write_text(out / "comparison.md", markdown(results, done.baseline, notes))
     runs = {each.run.name: each.files for result in results for each in result.outcomes}

@@ -145,3 +145,9 @@ def test_names_of_methods_stay_whole_in_narrow_tables_and_all_does_in_files(term
 def test_a_reason_is_told_once_with_all_that_failed_by_it():
     failed = {"a-seed0": "no", "b-seed0": "never", "a-seed1": "no"}
     assert by_reason(failed) == {"no": "a-seed0, a-seed1", "never": "b-seed0"}
+
+
+def test_a_reason_of_several_lines_is_printed_in_as_many():
+    console = Console(file=StringIO())
+    Execution(print, 1, console).tell("no client can serve:\n  client 0: \x1b[31mno head")
+    assert console.file.getvalue() == "no client can serve:\n  client 0: \\x1b[31mno head\n"
