@@ -7,6 +7,7 @@ is run whole. A preset's second round (of FedMA all rounds of a pass, of a one-s
 for each network of the preset and few examples, then with twice as many. The difference gives the seconds that an
 example takes in an epoch, and the rest is what a client takes in a round whatever its number of examples, the server's
 part for it included. Seconds are those that the process computed, so that other work on the machine does not count.
+Rows that say `as ...` are copies by hand, for presets that differ in their partition only.
 """
 
 import argparse
@@ -68,7 +69,7 @@ class Enough(Exception):
 class Clock(Observer):
     """Keeps how many seconds the process had computed when a run began (0) and when its rounds ended.
 
-    It ends the run after the round `last`; 0: the run's own last one.
+    It ends the run after the round `last`; 0: the run ends by itself.
     """
 
     last: int
@@ -77,12 +78,11 @@ class Clock(Observer):
     def started(self, run: RunInfo, first: int, last: int) -> None:
         """The first round begins."""
         self.ends[0] = time.process_time()
-        self.last = self.last or last
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """One more has ended."""
         self.ends[report.row["round"]] = time.process_time()
-        if report.row["round"] == self.last:
+        if self.last and report.row["round"] == self.last:
             raise Enough
 
 

@@ -20,6 +20,7 @@ from fedhet.registry import module_of, own_methods
 FOLDER = run_configs() / "grid"
 grid: ModuleType = module_of(str(FOLDER / "grid.py"))
 page: ModuleType = module_of(str(FOLDER / "page.py"))
+costs: ModuleType = module_of(str(FOLDER / "costs.py"))
 
 PLAN: dict[str, Any] = {
     "seeds": [0, 1],
@@ -101,6 +102,15 @@ def test_methods_train_alike_whatever_their_papers_do() -> None:
 def test_the_page_says_what_the_csv_says() -> None:
     text = page.PAGE.read_text(encoding="utf-8")
     assert text == page.page(text, page.rows_of()), "run python run_configs/grid/page.py"
+    assert text == costs.page(text, page.rows_of(costs.TABLE)), "run python run_configs/grid/costs.py --table"
+
+
+def test_the_costs_of_every_method_are_known() -> None:
+    rows = page.rows_of(costs.TABLE)
+    assert set(own_methods()) <= {row["method"] for row in rows}
+    found = {(row["method"], row["part"]): float(row["multiplications"]) for row in rows if not row["reason"]}
+    for method in ("heterofl", "fedrolex"):  # a quarter, but for the input and the output
+        assert 0.25 < found[method, "half"] / found[method, "whole"] < 0.35
 
 
 def row(method: str, seed: object, accuracy: object, reason: str = "") -> Mapping[str, str]:
