@@ -156,7 +156,7 @@ class Contract(MethodContract):
     def test_metrics_that_leave_a_node_are_rounded(self, case: Case, kept: Kept, tmp_path: Path) -> None:
         """To four digits, so that they tell little of single examples."""
         node = Node(same_data, ",".join(sent_kinds(case) | {METRICS}), tmp_path)
-        for reply in node.answers(self.messages(kept, {}, settings={})):
+        for reply in node.answers(self.messages(case, kept, {}, settings={})):
             told = [key for key in reply["metrics"] if key not in COUNTS]
             assert all(_short(value) for key in told for value in _numbers(reply["metrics"][key], key))
 
