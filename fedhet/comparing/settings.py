@@ -147,6 +147,9 @@ def shared_settings(
         name, config_of = variant.name, completed[variant.name]
         settings = {key: value for key, value in config_of.flat().items() if key.startswith(f"{config_of.family}.")}
         settings["disclose-architecture"] = config_of.disclose_architecture  # a method's promise, whoever comes first
+        if not config_of.shared_init and for_all["shared-init"]:  # it matches or keeps what clients bring
+            settings["shared-init"] = False
+            notes.append(f"{name}: clients start from initial weights of their own (shared-init = false)")
         settings |= {"method": variant.method, "rounds": rounds[name], **variant.settings}
         configs = [configuration.resolve({**for_all, **settings, "seed": seed}, strict=False) for seed in seeds]
         if supplied.model is None and any(map(population.must_be_equal, configs)):

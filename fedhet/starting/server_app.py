@@ -10,6 +10,7 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     """Run the rounds that the run config says."""
-    # `fedhet keys fedhenn` shows what there is to set
-    strategy = FedHeNN(dataset="own", learning_rate=0.1, out="runs/first")
+    training = {"fraction_train": 1.0, "local_epochs": 5, "batch_size": 10, "learning_rate": 0.05, "momentum": 0.5}
+    method = {"eta0": 1.0, "schedule": "constant", "rad_every": 4}  # `fedhet keys fedhenn` shows what there is to set
+    strategy = FedHeNN(dataset="own", closing_epochs=0, out="runs/first", **training, **method)
     strategy.start(grid=grid, num_rounds=context.run_config["num-server-rounds"])

@@ -105,6 +105,14 @@ def test_a_method_that_keeps_architectures_to_the_clients_does_so_whoever_comes_
     assert found.settings("flha-ghn", 0).disclose_architecture
 
 
+def test_a_method_whose_clients_start_from_weights_of_their_own_keeps_them_whoever_comes_first():
+    found = shared(["local", "pfnm", "fedavg"], {})
+    starts = {name: found.settings(name, 0).shared_init for name in found.own}
+    assert starts == {"local": True, "pfnm": False, "fedavg": True}
+    assert "pfnm: clients start from initial weights of their own (shared-init = false)" in found.notes
+    assert shared(["local", "pfnm"], {"shared-init": True}).settings("pfnm", 0).shared_init
+
+
 def test_of_keys_without_effect_those_that_a_user_set_are_told():
     assert shared(["local", "nearest-neighbour"], {"preset": "local/digits"}).notes == []
     chosen = shared(["local", "nearest-neighbour"], {"preset": "local/digits", "learning_rate": 0.2})
