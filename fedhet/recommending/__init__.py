@@ -255,6 +255,9 @@ def _conclude(
     write_text(done.folder / "recommend.json", json.dumps(outcome, indent=2) + "\n")
     for table in done.tables():
         execute.show(terminal_table(table))
-    for lines in [*race.notes, *said, "Go on with:", to_toml(settings).rstrip()]:
+    goes_on = [f"Go on with these settings ({done.folder / 'recommended.toml'}):", to_toml(settings).rstrip()]
+    if shared.supplied.model is not None:
+        goes_on.append(f"fedhet.run({str(done.folder / 'recommended.toml')!r}, model=..., data=...)")
+    for lines in [*race.notes, *said, *goes_on]:
         execute.tell(lines)
     return Recommendation(done.folder, name, verdict.beats, "\n".join(said), settings, refused, done)

@@ -128,6 +128,7 @@ def test_the_settings_to_go_on_with_are_those_that_won(races):
     done = races.go()
     file = configuration.read(races.folder / "recommended.toml")
     assert file == done.settings
+    assert f"Go on with these settings ({races.folder / 'recommended.toml'}):" in races.printed
     config = configuration.resolve(file)
     assert (config.method, config.clients, config.validation) == ("fedhenn", 2, 0.0)
     assert config.flat().items() >= record(races)["race"]["fedhenn"]["chosen"].items()
