@@ -194,11 +194,11 @@ class Clients:
                     self._groups[alike[:-1]] = side.groups_of(model, example)
                 size = Size(width, self._groups[alike[:-1]])
                 if not size.groups:
-                    raise ModelError(f"no hidden layer of {type(model).__name__} can be cut to a width")
+                    raise ModelError(f"no hidden layer of {model._get_name()} can be cut to a width")
                 model = side.cut(model, size)
             representation = Representation(model, side.head_of(config))
             if odd := next((name for name, tensor in model.state_dict().items() if tensor.is_complex()), None):
-                name = type(model).__name__
+                name = model._get_name()
                 raise ModelError(f"{name}'s {odd} holds complex numbers, which no method shares or saves")
         try:
             yield representation, size
@@ -222,7 +222,7 @@ class Clients:
             model.load_state_dict(size.state(built) if size else built.state_dict())
         except RuntimeError as error:
             raise ModelError(
-                f"its {type(model).__name__} was built again as another network, and must be the same for a client "
+                f"its {model._get_name()} was built again as another network, and must be the same for a client "
                 f"every time: let nothing random decide its layers{supplied.origin(self._model)}"
             ) from error
 
@@ -293,7 +293,7 @@ def try_out(
         ConfigError: the task's own loss cannot be used.
     """
     model, inputs = representation.model.eval(), transform(data.train.inputs[:EXAMPLES])
-    name, origin = type(model).__name__, supplied.origin(function)
+    name, origin = model._get_name(), supplied.origin(function)
     try:
         with representation.head_output() as captured:
             outputs = model(inputs)

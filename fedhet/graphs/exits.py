@@ -62,6 +62,9 @@ class Exits(nn.Module):
             classes, width = shapes[f"{EXITS}.{number}.weight"]
             self.exits.append(nn.Linear(width, classes, dtype=like.dtype, device=like.device))
 
+    def _get_name(self) -> str:
+        return self.network._get_name()  # the class that a user knows, also in PyTorch's errors
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Class scores (n, classes): in training of the last exit, in evaluation the mean of all."""
         scores: list[Tensor] = []

@@ -6,7 +6,7 @@ from collections.abc import Collection, Hashable
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from .graph import ArchitectureGraph, UnsupportedArchitecture
@@ -56,6 +56,8 @@ def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.
                     value = torch.as_tensor(state[key]).detach().to(old).clone()
                     new[place] = old, nn.Parameter(value, old.requires_grad) if store is module._parameters else value
                 setattr(module, name, new[place][1])
+        if isinstance(module, _NormBase) and module.running_mean is None:
+            module.track_running_stats = False  # else PyTorch would expect a counter in a state that is loaded
         if changed and (other := _replaced(module, prefix)) is not module:
             if prefix:
                 result.set_submodule(prefix, other)

@@ -305,7 +305,7 @@ def _frozen(
     if not live:
         raise ModelError(
             f"a phase of training has no parameters to train: of {len(trainable)} trainable ones of "
-            f"{type(model).__name__}, none is in the part that it trains"
+            f"{model._get_name()}, none is in the part that it trains"
         )
     _forget_gradients(live)
     if trains is None:

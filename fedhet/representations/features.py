@@ -30,7 +30,7 @@ def head_name(model: nn.Module, head: str = "") -> str:
             return names[-1]
     present = sorted({type(module).__name__ for name, module in modules.items() if name})
     raise ModelError(
-        f"{type(model).__name__} has no nn.Linear or convolution to take for its head, only "
+        f"{model._get_name()} has no nn.Linear or convolution to take for its head, only "
         f"{', '.join(present) or 'itself'}; name the head in the configuration"
     )
 
@@ -39,7 +39,7 @@ def _submodule(model: nn.Module, name: str, purpose: str = "") -> nn.Module:
     modules: dict[str, nn.Module] = dict(model.named_modules())
     if name not in modules:
         present = ", ".join(name for name in modules if name) or "no submodules"
-        raise ModelError(f"{type(model).__name__} has no module {name!r}{purpose}; it has: {present}")
+        raise ModelError(f"{model._get_name()} has no module {name!r}{purpose}; it has: {present}")
     return modules[name]
 
 
@@ -64,7 +64,7 @@ class Output:
     def __init__(self, model: nn.Module, module: str) -> None:
         self.site = ("output", module)
         self._module = _submodule(model, module)
-        self._title = f"{module!r} of {type(model).__name__}"
+        self._title = f"{module!r} of {model._get_name()}"
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
@@ -159,7 +159,7 @@ class Representation:
 
     def _check(self, values: Sequence[object], inputs: object = None) -> Tensor:
         """The first of the head's inputs in a pass of these inputs of the model."""
-        title = f"head {self.head or type(self._module).__name__!r} of {type(self.model).__name__}"
+        title = f"head {self.head or type(self._module).__name__!r} of {self.model._get_name()}"
         if not values:
             raise ModelError(f"the forward pass did not call {title}; name as head a module that it calls")
         value, rows = values[0], len(inputs) if isinstance(inputs, Tensor) and inputs.ndim else None

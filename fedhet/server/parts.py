@@ -133,7 +133,7 @@ def split(
                 array = models[client][key]
                 if place is not None:
                     array = array[np.ix_(*_local(place, by_client[client] or (None,) * len(place), wholes[key].shape))]
-                pieces[client][name] = np.ascontiguousarray(array)
+                pieces[client][name] = np.asarray(array, order="C")
                 kinds[client][name] = array.shape, specs[client][key][1]
     return pieces, kinds, places
 

@@ -38,6 +38,14 @@ def test_tied_parameters_stay_tied() -> None:
     assert (big[0].embedding_dim, big[1].in_features) == (6, 6)
 
 
+def test_a_network_without_a_norm_loads_a_state_without_it() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.InstanceNorm1d(3, track_running_stats=True))
+    state = {name: tensor + 1 for name, tensor in model.state_dict().items() if name.startswith("0.")}
+    part = resize(model, state, model.state_dict().keys() - state.keys())
+    part.load_state_dict({name: tensor + 1 for name, tensor in state.items()})
+    assert torch.equal(part[0].bias, state["0.bias"] + 1)
+
+
 def test_names_and_layers_that_do_not_fit_are_refused() -> None:
     with pytest.raises(KeyError, match="bias"):
         resize(nn.Linear(2, 3), {"weight": torch.ones(3, 2)})

@@ -382,6 +382,43 @@ def test_networks_of_bfloat16_are_cut(method, federate):
     assert done.failures == []
 
 
+DEPTHS = {"depthfl.depths": "2,1", "depthfl.blocks": "blocks.0"}
+
+
+class ResNet(nn.Module):
+    """A user's own: an input layer, and two residual blocks with BatchNorm."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(1, width, 3, padding=1), nn.Linear(width, 10)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)) for _ in range(2)
+        )
+
+    def forward(self, inputs):
+        maps = F.max_pool2d(self.stem(inputs), 4)
+        for block in self.blocks:
+            maps = F.relu(maps + block(maps))
+        return self.head(maps.mean((2, 3)))
+
+
+@pytest.mark.parametrize("method", ["heterofl", "fjord", "fedrolex", "depthfl"])
+def test_clients_of_all_sizes_take_part_in_the_average_of_statistics(method, federate):
+    settings = DEPTHS if method == "depthfl" else {f"{method}.widths": "1,0.5"}
+    done = federate(method, model=lambda client: ResNet(), rounds=1, batch_norm="aggregate", **settings)
+    assert done.failures == []
+    assert {client for _, client in done.sent} == {"0", "1", "2"}
+    assert {row.architecture.partition("-")[0] for row in done.clients} == {"ResNet"}
+    counters = [done.state.model[f"blocks.{number}.1.num_batches_tracked"] for number in range(2)]
+    assert [(each.shape, int(each)) for each in counters] == [((), 4)] * 2  # two epochs of two batches
+
+
+def test_a_network_with_exits_is_called_by_the_users_class(federate):
+    widths = iter(range(4, 99))
+    with pytest.raises(FedhetError, match="its ResNet was built again as another network"):
+        federate("depthfl", model=lambda client: ResNet(next(widths)), **DEPTHS)
+
+
 def multiplications(model, inputs):
     """How many multiplications with weights each layer does for one example, by name, counted in a forward pass."""
     found = {}

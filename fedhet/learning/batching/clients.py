@@ -143,14 +143,14 @@ class ClientBatching:
                 self._log(kind_of, alike[0], f"no two are built alike, {difference}")
 
     def _refuse(self, asked: Forward, reason: str) -> Verdict:
-        self._log((type(asked.model).__name__, reason), asked.model, reason)
+        self._log((asked.model._get_name(), reason), asked.model, reason)
         return "one by one"
 
     def _log(self, subject: object, model: nn.Module, reason: str) -> None:
         """Log once for each subject why networks are run one by one."""
         if subject not in self._logged:
             self._logged.add(subject)
-            _log.info("client-batching: networks of class %s are passed one by one: %s", type(model).__name__, reason)
+            _log.info("client-batching: networks of class %s are passed one by one: %s", model._get_name(), reason)
 
 
 def _backward(clients: Sequence[BatchedClient]) -> None:
