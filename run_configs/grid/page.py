@@ -36,7 +36,7 @@ Cell = tuple[str, str, str]
 
 
 class Results:
-    """The rows of the csv: the methods that have some, and accuracies by seed and reasons by cell."""
+    """The rows of the csv: the methods that have some, and accuracies by seed, steps and reasons by cell."""
 
     def __init__(self, rows: Sequence[Mapping[str, str]]) -> None:
         """Sort the rows by cell."""
@@ -44,12 +44,14 @@ class Results:
         self.methods = [name for name in METHODS if name in known]
         self.accuracies: dict[Cell, dict[int, float]] = {}
         self.reasons: dict[Cell, str] = {}
+        self.steps: dict[Cell, int] = {}
         for row in rows:
             cell = row["setting"], row["networks"], row["method"]
             if row["reason"]:
                 self.reasons[cell] = row["reason"]
             else:
                 self.accuracies.setdefault(cell, {})[int(row["seed"])] = float(row["personal_accuracy"])
+                self.steps[cell] = int(row["private_steps"])
 
     def mean(self, cell: Cell) -> float:
         """The mean accuracy over all seeds; NaN unless all of them are there."""
@@ -120,6 +122,14 @@ def table(results: Results, networks: str) -> Iterator[str]:
         yield "\nRefused:\n"
     for reason, methods in reasons.items():
         yield f"- {', '.join(f'`{name}`' for name in dict.fromkeys(methods))}: {reason}"
+    other = [
+        f"`{name}` {steps:,} instead of {usual:,} ({setting})"
+        for (setting, where, name), steps in results.steps.items()
+        if where == networks and name not in grid.CONTROLS and name not in PLAN["variants"]
+        if steps != (usual := results.steps.get((setting, networks, "local"), steps))
+    ]
+    if other:
+        yield f"\nOther gradient steps on private examples than `local`, of all clients together: {'; '.join(other)}."
 
 
 def public(name: str) -> str:
