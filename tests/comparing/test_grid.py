@@ -113,9 +113,14 @@ def test_the_costs_of_every_method_are_known() -> None:
         assert 0.25 < found[method, "half"] / found[method, "whole"] < 0.35
 
 
-def row(method: str, seed: object, accuracy: object, reason: str = "") -> Mapping[str, str]:
-    cell = {"setting": page.SETTINGS[0], "networks": "mixed", "method": method}
+def row(method: str, seed: object, accuracy: object, reason: str = "", steps: int = 1000) -> Mapping[str, str]:
+    cell = {"setting": page.SETTINGS[0], "networks": "mixed", "method": method, "private_steps": str(steps)}
     return cell | {"seed": str(seed), "personal_accuracy": str(accuracy), "reason": reason}
+
+
+def test_a_row_with_other_steps_than_local_is_listed() -> None:
+    text = page.generated([row("local", 0, 0.5), row("fd", 0, 0.5), row("fedmd", 0, 0.5, steps=1400)])
+    assert f"all clients together: `fedmd` 1,400 instead of 1,000 ({page.SETTINGS[0]}).\n" in text
 
 
 def test_a_difference_is_to_the_best_control_seed_by_seed() -> None:
