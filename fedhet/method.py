@@ -27,6 +27,13 @@ class Drawing:
     caption: str
 
 
+UNSCORED = (
+    "{}'s model is at the server alone and has no score, and the clients' scores are those of training alone: it needs "
+    "a common test set and test-on = both; with data of your own, return the test set as `common`"
+)
+"""What to say of a method that does not serve clients, by its name, where its model cannot be scored."""
+
+
 @dataclass(frozen=True)
 class Traits:
     """The properties of a method by which servers and clients treat it.
@@ -41,6 +48,8 @@ class Traits:
         common_init: whether clients start from one initialisation, where `shared-init` says so, or each from its own.
         public: what is needed of the public dataset: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
         communicates: whether clients exchange anything; False for training alone.
+        serves_clients: whether clients have anything of what is made of theirs; False if it is a model of the server's
+            alone, whose score on the common test set is the method's.
         other_arrays: how the server aggregates arrays other than weights: an average of `entries`, to which
             `aggregation` applies; something else of `whole` arrays, which can be cut to `clip-norm`; or neither.
         sends: what leaves the client: the kind (`fedhet.client.policy.KINDS`, or `STRUCTURE`) of each group of arrays
@@ -57,6 +66,7 @@ class Traits:
     common_init: bool = False
     public: Literal["none", "inputs", "labelled"] = "none"
     communicates: bool = True
+    serves_clients: bool = True
     other_arrays: Literal["", "entries", "whole"] = ""
     sends: Mapping[str, str] = field(default_factory=dict, hash=False)
 

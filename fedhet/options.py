@@ -290,7 +290,7 @@ class Config:
 
     def on_own_test_parts(self) -> "Config":
         """Return the configuration for data without a common test set, if the user did not set `test-on`."""
-        why = f"test-on = {self.test_on} of the preset or method became local: the data bring no common test set"
+        why = "clients are scored on their own test examples (test-on = local), since the data have no common test set"
         return self.but(test_on="local", idle=(*self.idle, ("test-on", why)))
 
     def but(self, **changes: Any) -> "Config":

@@ -55,8 +55,9 @@ def dataset_of(config: Config) -> DataSet:
     """
     if config.dataset == OWN:
         raise ConfigError(
-            f"dataset = {OWN}: the data are what a data function gives, and there is none here: give it, "
-            "fedhet.run(..., data=my_data), or name a data set of `fedhet list`"
+            f"dataset = {OWN}: the data are what a data function gives, networks what a model function gives, and "
+            "one of them is not here: give both, fedhet.run(..., model=my_model, data=my_data), or name a data set of "
+            "`fedhet list`"
         )
     dataset = data.load(config.dataset, config.data or None, input_size=config.input_size)
     if config.test_split == "given":
@@ -156,6 +157,11 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
             f"{config.method_name} aligns clients on a public dataset: set public-samples, such as public-samples = 500"
         )
     if own_data:
+        if not own_model and config.dataset == OWN:
+            raise ConfigError(
+                "data of your own need a model of your own, since the architectures of `fedhet list` are made for its "
+                "data sets: give both, fedhet.run(..., model=my_model, data=my_data)"
+            )
         return
     dataset_of(config)  # whose files may not be there
     problems: list[FedhetError] = []

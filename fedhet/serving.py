@@ -2,13 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from fedhet import config as configuration
 from fedhet import learning, population, registry, text
 from fedhet.data import PublicDataset, digests
-from fedhet.data.own import as_public_dataset
+from fedhet.data.examples import relabelled
+from fedhet.data.own import as_input, as_public_dataset
 from fedhet.flower import ArrayRecord, Context, Grid, MetricRecord, ServerApp
 from fedhet.flower.insides import simulated
 from fedhet.method import Method
@@ -20,6 +25,7 @@ from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import recorded
 from fedhet.server import EvaluateFunction, FederatedStrategy
 from fedhet.supplied import Supplied
+from fedhet.task import as_task
 
 
 def serve(
@@ -46,7 +52,8 @@ def serve(
         public: the public dataset.
         model: the clients' models, if they are not the configured ones and the server needs them.
         supplied: the user's model and data, for the run's files and, if there is no `model`, for the server.
-        evaluate_fn: evaluates the global model; by default on the common test set, if `test-on` says so.
+        evaluate_fn: evaluates the global model; by default on the common test set, if `test-on` says so; of a user's
+            data that is the first client's, unless clients receive the model and evaluate it themselves.
         observers: notified of every round, after it is recorded.
     """
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
@@ -55,7 +62,7 @@ def serve(
         strategy = make(config, public=public, model=model or supplied.model, observers=[*recording, *observers])
         strategy.state = recording[0].state(strategy.state_class) or strategy.state
         if evaluate_fn is None and config.test_on != "local":
-            evaluate_fn = _on_common_test(strategy, folder)
+            evaluate_fn = _on_common_test(strategy, folder, supplied)
         strategy.start(grid, evaluate_fn=evaluate_fn)
 
 
@@ -106,21 +113,33 @@ def make_server_app(
     return app
 
 
-def _on_common_test(strategy: FederatedStrategy[Any, Any], folder: Path) -> EvaluateFunction:
+def _on_common_test(strategy: FederatedStrategy[Any, Any], folder: Path, supplied: Supplied) -> EvaluateFunction:
+    own = cache(partial(supplied.common_test_set, strategy.config))
+
     def evaluate_globally(round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        if strategy.run.own_data:  # the configured data set is not theirs: they evaluate on what their data call common
+        own_data = strategy.run.own_data
+        if own_data and strategy.run.traits.scored == "received":  # clients evaluate it on what their data call common
             return None
-        network = strategy.global_model()
+        network = strategy.global_model() if not own_data or strategy.run.model else None
         if network is None:
             return None
-        dataset = population.dataset_of(strategy.config)
-        score = learning.evaluate(network, dataset.test, dataset.task, fitted(dataset.transform, precision(network)))
+        if own_data:
+            if (test := own()) is None:
+                return None
+            prepare: Callable[[Tensor], Tensor] = partial(as_input, dtype=precision(network))
+            with torch.no_grad():
+                task = as_task(supplied.task).of(network.eval()(prepare(test.inputs[:2])), test.labels)
+            test = relabelled(test, task.outputs.labels)
+        else:
+            dataset = population.dataset_of(strategy.config)
+            test, task, prepare = dataset.test, dataset.task, fitted(dataset.transform, precision(network))
+        score = learning.evaluate(network, test, task, prepare)
         if score is None:
             return None
         pair = score.classes
         if pair and strategy.config.test_on == "global" and round == strategy.run.last_round:
             right = (pair[0] == pair[1]).numpy()
-            Predictions(digests(dataset.test), right, 1).write(folder / FOLDER / f"{GLOBAL}.safetensors")
+            Predictions(digests(test), right, 1).write(folder / FOLDER / f"{GLOBAL}.safetensors")
         by_class = learning.by_class(*pair) if pair else {}
         return MetricRecord({"accuracy": score.value, "loss": score.loss, **by_class})
 

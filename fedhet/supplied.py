@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from fedhet import registry
 from fedhet.conflicts import without_idle
-from fedhet.data import ClientData
+from fedhet.data import ClientData, Examples
 from fedhet.data.own import as_client_data
 from fedhet.errors import ConfigError, DataError, ModelError
 from fedhet.options import OWN, Config
@@ -94,14 +94,18 @@ class Supplied:
         config = without_idle(config, frozenset(), config.chosen, registry.traits(config))
         return config.but(idle=(*idle, *config.idle))
 
+    def common_test_set(self, config: Config) -> Examples | None:
+        """Return the common test set of the first client's data, or None; raises what the function does."""
+        function = data_function(self.data)
+        return None if function is None else _of_first(function, config).common
+
     def _brings(self, config: Config) -> tuple[bool, bool]:
         """Return whether the first client's data bring a common test set, and public examples without labels."""
         if (known := self._known.get(config.clients)) is None:
             function = data_function(self.data)
             assert function is not None
             try:
-                with torch.random.fork_rng(devices=[]):
-                    data = function(ClientInfo("0", 0, config.clients, config))
+                data = _of_first(function, config)
             except Exception:  # which the client itself will say
                 known = True, False
             else:
@@ -169,6 +173,12 @@ def data_function(data: Any) -> DataFunction | None:
             f"not a {kind}: def data(client): return train, test"
         )
     return Function("data", described(data), _of_client(data, "data"), as_client_data)
+
+
+def _of_first(function: DataFunction, config: Config) -> ClientData:
+    """Return the first client's data, without a trace in torch's generator."""
+    with torch.random.fork_rng(devices=[]):
+        return function(ClientInfo("0", 0, config.clients, config))
 
 
 def counts_function(examples: Any, accept: Callable[[str, Any], ClientData]) -> DataFunction:

@@ -1,7 +1,8 @@
 """Ensemble, server side: the mean of the clients' predictions, to which FedMA's paper compares (tables 1 and 2).
 
 Clients of any architecture train alone and send their networks once. The ensemble predicts the mean of their softmax
-(sigmoid for many labels) and is evaluated on the common test set.
+(sigmoid for many labels) and is evaluated on the common test set,
+of users' data that of the first client.
 
 The client side is the default.
 """
@@ -34,7 +35,7 @@ class Ensemble(FederatedStrategy[Parameters, EnsembleState]):
 
     def admit(self, reply: Reply) -> None:
         """Check that the server can build the network, if it is to evaluate the ensemble."""
-        if self.config.test_on != "local" and not reply.report.own_data:
+        if self.config.test_on != "local" and (self.run.model or not reply.report.own_data):
             self.networks.check(reply)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
@@ -54,20 +55,23 @@ class Ensemble(FederatedStrategy[Parameters, EnsembleState]):
         members = {client: self.networks.like(client) for client in in_order(self.state.member)}
         for client, member in members.items():
             load_into(member.state_dict(), self.state.member[client])
-        return Mean([*members.values()], many_labels=self.run.metric == "auc")
+        return Mean([*members.values()], self.run.metric)
 
 
 class Mean(nn.Module):
-    """The log of the members' mean probabilities, or log odds for many labels."""
+    """The log of the members' mean probabilities, or log odds of labels and of a single output; the mean of numbers."""
 
-    def __init__(self, members: list[nn.Module], *, many_labels: bool = False) -> None:
+    def __init__(self, members: list[nn.Module], metric: str = "accuracy") -> None:
         super().__init__()
-        self.members, self.many_labels = nn.ModuleList(members), many_labels
+        self.members, self.metric = nn.ModuleList(members), metric
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the outputs (n, ..., classes) for a batch."""
+        """Return the outputs for a batch, in the form of the members'."""
         batches = [in_precision(inputs, precision(member)) for member in self.members]
-        outputs = [member(batch) for member, batch in zip(self.members, batches, strict=True)]
-        if self.many_labels:
-            return torch.stack([each.sigmoid() for each in outputs]).mean(0).logit()
-        return torch.stack([each.softmax(-1) for each in outputs]).mean(0).log()
+        outputs = torch.stack([member(batch) for member, batch in zip(self.members, batches, strict=True)])
+        if self.metric == "r2":
+            return outputs.mean(0)
+        classes = 2 if self.metric == "iou" else -1  # their axis, behind that of the members and that of the examples
+        if self.metric == "auc" or outputs.ndim == 2 or outputs.shape[classes] == 1:
+            return outputs.sigmoid().mean(0).logit()
+        return outputs.softmax(classes).mean(0).log()

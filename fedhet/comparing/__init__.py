@@ -170,7 +170,7 @@ def _compared(
     *first, last = done.tables()
     for table in first:
         execute.show(terminal_table(table))
-    execute.show(terminal_table(last, notes))
+    execute.show(terminal_table(last, [note for note in notes if note not in shared.notes]))
     if len(failed) == len(runs):
         raise FedhetError(done.failure)
     return done

@@ -15,6 +15,7 @@ from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError
 from fedhet.flower.grid import LocalGrid
 from fedhet.machine import process_restored
+from fedhet.method import UNSCORED
 from fedhet.options import Config, Value, keys_about
 from fedhet.supplied import Supplied
 
@@ -161,6 +162,8 @@ def shared_settings(
             one_shot = registry.method(variant.method).one_shot
             why = "all that a one-shot method needs" if one_shot else f"as many as {settling} needs"
             notes.append(f"{name}: rounds = {rounds[name]}, {why}")
+        if configs[0].test_on == "local" and not registry.traits(configs[0]).serves_clients:
+            notes.append(UNSCORED.format(name))
     said: dict[str, list[str]] = {}
     for name, config_of in completed.items():
         for _, why in config_of.idle:

@@ -5,7 +5,13 @@ from fedhet.sharing import Sharing
 
 method = Method(
     "ensemble",
-    traits=Traits(shares=Sharing("everything", averaged=False), keeps="model", scored="trained", common_init=True),
+    traits=Traits(
+        shares=Sharing("everything", averaged=False),
+        keeps="model",
+        scored="trained",
+        common_init=True,
+        serves_clients=False,
+    ),
     server="fedhet.strategies.ensemble:Ensemble",
     common={
         "clients": 16,

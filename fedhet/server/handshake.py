@@ -155,7 +155,7 @@ class Handshake:
                 "the data function return it as `common`, or set test-on = local"
             )
         run.config = run.config.on_own_test_parts()
-        log.warning("%s", run.config.idle[-1][1])
+        log.info("%s", run.config.idle[-1][1])
 
     # ---- what is shared before the first round
 

@@ -32,6 +32,7 @@ from fedhet.flower.insides import rounds_of_loop, simulated, wrapper_of
 from fedhet.flower.mods import check_hooks
 from fedhet.flower.privacy import LocalLedger, ledger_of
 from fedhet.flower.settings import settings_of
+from fedhet.method import UNSCORED
 from fedhet.observing import Observer
 from fedhet.options import Config, Value
 from fedhet.server.aggregation import Aggregator
@@ -128,8 +129,8 @@ class FederatedStrategy(Rounds[P, S], Strategy):
         overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
         self.run.override({key: value for key, value in overrides.items() if value is not None})
         self.run.take({**(evaluate_config or {}), **(train_config or {})})
-        for _, why in self.config.idle:
-            log.warning("%s", why)
+        for key, why in self.config.idle:
+            log.log(logging.INFO if key == "test-on" else logging.WARNING, "%s", why)
         with self._recording(grid):
             self.run.initial = {} if initial_arrays is None or self.state.round else decode_arrays(initial_arrays)
             try:
@@ -149,6 +150,8 @@ class FederatedStrategy(Rounds[P, S], Strategy):
             result.train_metrics_clientapp[round] = self.run_round(round)
             self._evaluate_globally(evaluate_fn, result)
         self._check_that_rounds_counted()
+        if not run.traits.serves_clients and self.reporter.on_common_test is None:
+            log.warning("%s", UNSCORED.format(run.method.name))
         result.evaluate_metrics_clientapp[run.last_round] = self.evaluate_last()
         result.arrays = encode_arrays(self.state.model, flower=True)
         return result

@@ -128,8 +128,9 @@ def test_a_comparison_of_which_nothing_completed_fails(comparison):
         comparison.order(name, "refuse")
     why = "client 3: its model has no head"
     with pytest.raises(FedhetError, match=rf"2 of 2 runs failed.*\n  local-seed0, local-seed1: {why}"):
-        comparison.go(methods=("local",))
+        comparison.go(methods=("local",), settings=SETTINGS | {"optimizer": "adam", "momentum": 0.5})
     assert comparison.printed.count(why) == 1
+    assert comparison.printed.count("momentum has no effect") == 1
     assert re.search(r"\[2/2\] local-seed(.): failed as local-seed(?!\1). did", comparison.printed)
     assert (comparison.folder / "comparison.csv").is_file()
 

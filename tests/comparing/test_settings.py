@@ -134,7 +134,7 @@ def test_each_variant_suits_a_users_models_and_data():
 
 
 def test_a_folder_by_the_name_of_a_presets_data_set_holds_the_same_run(tmp_path):
-    supplied = Supplied(data=lambda client: None)
+    supplied = Supplied(model=torch.nn.Linear(4, 3), data=lambda client: None)
     run = shared(["local"], {"preset": "local/digits"}, supplied).plan("local", 0, tmp_path)
     before = run.settings.flat() | {"dataset": "digits", "partition": "classes", "public-samples": 9}
     (tmp_path / "config.toml").write_text(to_toml(before))
@@ -149,4 +149,4 @@ def test_a_preset_or_method_that_asks_for_a_common_test_set_is_no_users_choice()
     supplied = Supplied(data=lambda client: (part, part))
     found = shared(["layer-average", "local"], {"preset": "layer-average/digits"}, supplied)
     assert {found.settings(variant, 0).test_on for variant in found.own} == {"local"}
-    assert [note for note in found.notes if "the data bring no common test set" in note] == list(found.notes)
+    assert [note for note in found.notes if "the data have no common test set" in note] == list(found.notes)

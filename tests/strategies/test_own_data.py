@@ -1,6 +1,7 @@
 """The common test set with data of one's own: what `test-on` needs, and what stands in the history."""
 
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +10,13 @@ from torch import nn
 
 import fedhet
 from fedhet import config as configuration
+from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.config import read
 from fedhet.data import Examples
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.files import read_tensors
 from fedhet.learning import evaluate
+from fedhet.recommending.serving import ask
 from fedhet.results.history import read_run
 from fedhet.supplied import Supplied
 from fedhet.task import get_task
@@ -61,8 +65,8 @@ def test_what_nobody_chose_becomes_local_and_is_said_once(federate, caplog, pres
     done = federate("local", model=model_of, data=without_common, preset=preset)
     assert done.config.test_on == test_on
     assert done.failures == []
-    told = f"test-on = {test_on} of the preset or method became local: the data bring no common test set"
-    assert caplog.messages.count(told) == 1
+    (told,) = [each for each in caplog.records if "the data have no common test set" in each.getMessage()]
+    assert told.levelno == logging.INFO
     assert done.rows[-1]["common"] is None
     assert done.summary["personal_accuracy"] is not None
     assert read(done.folder / "config.toml")["test-on"] == "local", "so a resumed run is the same"
@@ -141,7 +145,7 @@ def test_a_preset_that_asks_for_a_common_test_set_is_no_users_choice(preset):
     assert settled.test_on == "local"
     assert settled.but(test_on=config.test_on, idle=beside.idle) == beside
     assert [key for key, _ in settled.idle if key == "test-on"] == ["test-on"]
-    assert "the data bring no common test set" in dict(settled.idle)["test-on"]
+    assert "the data have no common test set" in dict(settled.idle)["test-on"]
     assert beside.test_on == Supplied(model=model_of).adapted(config).test_on == config.test_on
     chosen = configuration.resolve({"preset": preset, "test-on": "both"})
     assert Supplied(data=without_common).adapted(chosen).test_on == "both"
@@ -154,7 +158,7 @@ def test_own_data_run_by_such_a_preset_and_go_on(tmp_path, caplog):
         done = fedhet.run(settings, model=model_of, data=without_common, out=tmp_path)
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
-    told = {record.created for record in caplog.records if "test-on = both of the preset" in record.getMessage()}
+    told = {record.created for record in caplog.records if "(test-on = local)" in record.getMessage()}
     assert len(told) == 1
     assert configuration.read(tmp_path / "config.toml", ("model", "data"))["test-on"] == "local"
     assert done.summary["failures"] == 0
@@ -195,6 +199,36 @@ def test_a_users_data_are_not_called_by_the_presets_data_set(run):
     assert read_run(done.folder).title == "fedhenn on own data"
     with pytest.raises(ConfigError, match="the data are what a data function gives"):
         fedhet.run({"method": "local", "dataset": "own"})
+    with pytest.raises(ConfigError, match=r"need a model of your own, .*model=my_model, data=my_data"):
+        fedhet.run({"method": "local"}, data=without_common)
+
+
+def test_an_ensemble_of_users_networks_is_scored_by_the_common_test_set(tmp_path):
+    def model(client):
+        width = 5 + client.partition_id
+        return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+
+    settings = {"method": "ensemble", "clients": 2, "local-epochs": 2, "workers": 1, "report": False}
+    done = fedhet.run(settings, model=model, data=with_common, out=tmp_path / "with")
+    members = [model(SimpleNamespace(partition_id=number)) for number in range(2)]
+    for number, member in enumerate(members):
+        member.load_state_dict(read_tensors(tmp_path / "with" / "models" / f"{number}.safetensors"))
+    with torch.no_grad():
+        mean = sum(member(COMMON[0]).softmax(-1) for member in members)
+    right = (mean.argmax(-1) == COMMON[1]).float().mean().item()
+    assert done.summary["common"]["received"]["accuracy"] == pytest.approx(right)
+
+
+def test_an_ensemble_without_a_score_says_so_once_and_does_not_race(run, caplog):
+    run("ensemble", local_epochs=1)
+    assert len(logged(caplog, "ensemble's model is at the server alone and has no score")) == 1
+    supplied = Supplied(model=model_of, data=without_common)
+    base = {"preset": "local/digits", "clients": 2}
+    shared = shared_settings(variants_of(["local", "ensemble"]), seeds=[0], config=base, supplied=supplied)
+    assert [note for note in shared.notes if note.startswith("ensemble's model is at the server alone")]
+    found = ask(["local", "ensemble"], base, supplied, seed=0, allow=None, labels=False)
+    assert [*found.settings] == ["local"]
+    assert "its model is at the server alone" in found.refused["ensemble"]
 
 
 def test_keys_of_a_data_set_have_no_effect_on_a_users_data(run, caplog):
