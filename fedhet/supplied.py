@@ -69,7 +69,8 @@ class Supplied:
     def adapted(self, config: Config) -> Config:
         """Return the configuration for the user's models and data, as far as the user set nothing else.
 
-        With the user's data, `dataset` is `own`, and keys of a data set have no effect. If the first client has no
+        With the user's models and data, `dataset` is `own`, and keys of a data set have no effect; with data alone, the
+        configured architectures are made for examples like the data set's. If the first client has no
         common test set, `test-on` is `local` (a user who chose it is refused in the handshake). The method may suit its
         own keys (`Parameters.suited`).
         """
@@ -77,7 +78,7 @@ class Supplied:
             return config
         idle, unlabelled = list(config.idle), False
         if self.data is not None:
-            if "dataset" not in config.chosen:
+            if self.model is not None and "dataset" not in config.chosen:
                 config = config.but(dataset=OWN)
             tests = config.test_on != "local" and "test-on" not in config.chosen
             if tests or registry.traits(config).public == "labelled":

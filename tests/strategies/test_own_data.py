@@ -200,7 +200,18 @@ def test_a_users_data_are_not_called_by_the_presets_data_set(run):
     with pytest.raises(ConfigError, match="the data are what a data function gives"):
         fedhet.run({"method": "local", "dataset": "own"})
     with pytest.raises(ConfigError, match=r"need a model of your own, .*model=my_model, data=my_data"):
-        fedhet.run({"method": "local"}, data=without_common)
+        fedhet.run({"method": "local", "dataset": "own"}, data=without_common)
+
+
+def test_the_configured_architectures_serve_data_like_the_data_sets(tmp_path):
+    def data(client):
+        generator = torch.Generator().manual_seed(client.partition_id)
+        return tuple((torch.rand(12, 1, 8, 8, generator=generator), torch.arange(12) % 10) for _ in range(2))
+
+    settings = {"method": "fedavg", "preset": "", "architectures": "cnn-1-1", "clients": 2, "rounds": 1}
+    done = fedhet.run(settings, data=data, out=tmp_path / "run")
+    assert done.summary["rounds"] == 1
+    assert done.summary["dataset"] == "digits"
 
 
 def test_an_ensemble_of_users_networks_is_scored_by_the_common_test_set(tmp_path):
