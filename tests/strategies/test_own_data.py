@@ -153,6 +153,7 @@ def test_a_preset_that_asks_for_a_common_test_set_is_no_users_choice(preset):
 
 def test_own_data_run_by_such_a_preset_and_go_on(tmp_path, caplog):
     settings = {"preset": "layer-average/digits", "clients": 2, "rounds": 1, "client-batching": "off", "report": False}
+    caplog.set_level("INFO", logger="flwr")
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:
         done = fedhet.run(settings, model=model_of, data=without_common, out=tmp_path)
@@ -175,6 +176,7 @@ def test_data_that_fail_are_left_to_their_client_to_tell():
 def run(tmp_path, monkeypatch, caplog):
     """Run a method with the model and data above and public examples, as a user does who says nothing more."""
     monkeypatch.chdir(tmp_path)
+    caplog.set_level("INFO", logger="flwr")
     logging.getLogger("flwr").addHandler(caplog.handler)
 
     def run(method, model=model_of, **settings):
