@@ -62,6 +62,7 @@ def test_without_a_common_test_set_a_client_refuses_in_words(federate, method, t
 @pytest.mark.parametrize(("preset", "test_on"), [("ensemble/digits", "both"), ("ensemble/mnist_lenet", "global")])
 def test_what_nobody_chose_becomes_local_and_is_said_once(federate, caplog, preset, test_on):
     """Nodes with data of their own, which a server knows only from the handshake, and a preset that asks for more."""
+    caplog.set_level("INFO", logger="flwr")
     done = federate("local", model=model_of, data=without_common, preset=preset)
     assert done.config.test_on == test_on
     assert done.failures == []
