@@ -31,7 +31,7 @@ UNSCORED = (
     "{}'s model is at the server alone and has no score, and the clients' scores are those of training alone: it needs "
     "a common test set and test-on = both; with data of your own, return the test set as `common`"
 )
-"""What to say of a method that does not serve clients, by its name, where its model cannot be scored."""
+"""The remark on a method that does not serve clients, by its name, where its model cannot be scored."""
 
 
 @dataclass(frozen=True)

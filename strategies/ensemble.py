@@ -1,8 +1,7 @@
 """Ensemble, server side: the mean of the clients' predictions, to which FedMA's paper compares (tables 1 and 2).
 
 Clients of any architecture train alone and send their networks once. The ensemble predicts the mean of their softmax
-(sigmoid for many labels) and is evaluated on the common test set,
-of users' data that of the first client.
+(sigmoid for many labels) and is evaluated on the common test set, of users' data that of the first client.
 
 The client side is the default.
 """

@@ -118,7 +118,7 @@ class Clients:
                 with self.job(sized, request, policy, payload) as job:
                     room = most - data_in_use() - 3 * _bytes_of_whole(job.client)
                     fits = room > 0 and step_memory(job) <= room
-            except Exception as error:
+            except Exception as error:  # of whichever library runs out of memory
                 if not out_of_memory(error):
                     raise
                 fits = False

@@ -56,7 +56,7 @@ def memory_limited(context: Context) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # of whichever library runs out of memory
         if not out_of_memory(error):
             raise
         raise Refused(f"it needs more memory than its node allows (memory-limit = {limit} GB)") from error

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedhet import registry
@@ -30,6 +29,7 @@ from fedhet.client.app import make_client_app
 from fedhet.engines.local import run_locally
 from fedhet.errors import FedhetError
 from fedhet.flower import ClientApp, Context, Message, MessageType, read_request
+from fedhet.machine import peak_memory
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.registry import module_of
 
@@ -89,10 +89,9 @@ class Meter(Observer):
                 reply = self.app(message, context)
             self.values[client] = counter.get_total_flops() / 2
         else:
-            app = make_client_app()
-            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-                reply = app(message, context)
-            self.values[client] = peak(profiler)
+            app, replies = make_client_app(), list[Message]()
+            self.values[client] = peak_memory(lambda: replies.append(app(message, context)))
+            (reply,) = replies
         return reply
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
@@ -102,16 +101,6 @@ class Meter(Observer):
         if report.row["round"] == self.last:
             self.bytes = {int(row.client): (row.bytes_up, row.bytes_down) for row in report.clients}
             raise Enough
-
-
-def peak(profiler: Any) -> int:
-    """The most bytes that torch had allocated at once, above those at the start."""
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    most = now = 0
-    for event in sorted(events, key=lambda each: each.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
 
 
 def measured(method: str, what: str) -> Meter:

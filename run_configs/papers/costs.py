@@ -51,7 +51,7 @@ def settings(number: Mapping[str, str]) -> dict[str, Any]:
 
 
 def alike(preset: str, config: Config) -> Key:
-    """What an example's cost goes by; one of CIFAR-100 costs what one of CIFAR-10 does."""
+    """Return the key that an example's cost goes by; one of CIFAR-100 costs what one of CIFAR-10 does."""
     networks = ",".join(sorted(models.expand(config.architectures)))
     return preset, networks, config.dataset.split("-")[0].replace("cifar100", "cifar10")
 
