@@ -101,7 +101,7 @@ def compare(
         list[str],
         typer.Argument(
             metavar="METHOD...",
-            help="Methods, in the order of the table, or NAME=METHOD,KEY=VALUE,... for one with settings of its own.",
+            help="Methods, in the order of the table, or [NAME=]METHOD,KEY=VALUE,... for one with settings of its own.",
             autocompletion=method_names,
         ),
     ],

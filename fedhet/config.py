@@ -49,7 +49,7 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
     Raises:
         ConfigError: lists every problem, each with its key and what would be right.
     """
-    wanted = {_key(key): value for key, value in toml.chosen(chosen).items()}
+    wanted = flattened(chosen)
     for key in ("preset", EXTRA, "method"):
         if not isinstance(wanted.get(key, ""), str):
             raise ConfigError(f"{key}: must be text, not {type(wanted[key]).__name__}")
@@ -89,9 +89,14 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
     return without_idle(config, frozenset(by_hand), layers.keys(), method.traits_of(config.parameters))
 
 
+def flattened(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a user by keys as they are written in files, without those that are `""`."""
+    return {_key(key): value for key, value in toml.chosen(chosen).items()}
+
+
 def names_of(chosen: Mapping[str, Any]) -> frozenset[str]:
     """Return the keys that a user set, as they are written in files, without those of a preset."""
-    return frozenset(_key(key) for key in toml.chosen(chosen)) - {"preset"}
+    return frozenset(flattened(chosen)) - {"preset"}
 
 
 def _values_of(

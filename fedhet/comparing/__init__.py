@@ -105,8 +105,9 @@ def compare(
     runs and resumes interrupted and failed ones.
 
     Args:
-        methods: in the table's order: names, or `NAME=METHOD,KEY=VALUE,...` for a variant with settings of its own.
-        config: settings for all, as for `fedhet.run` (`method`, `seed`, `out` and `engine` are set here). What is not
+        methods: in the table's order: names, or `[NAME=]METHOD,KEY=VALUE,...` for a variant with settings of its own.
+        config: settings for all, as for `fedhet.run` (`method`, `seed`, `out` and `engine` are set here). A key of one
+            method counts for all methods that inherit it from one class, unless they have their own. What is not
             set comes from the first method's defaults, for all, and a method's own keys from its preset of the same
             name; the public examples and closing epochs that one method needs are given to all. With `rounds = 0`,
             which one method must settle, one-shot methods get one round and the others as many as that one.

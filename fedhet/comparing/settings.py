@@ -16,8 +16,9 @@ from fedhet.errors import ConfigError
 from fedhet.flower.grid import LocalGrid
 from fedhet.machine import process_restored
 from fedhet.method import UNSCORED
-from fedhet.options import Config, Value, keys_about
+from fedhet.options import Config, Value, fields_of, keys_about
 from fedhet.supplied import Supplied
+from fedhet.toml import toml_value
 
 PLACES = frozenset(keys_about("place"))
 """Keys of where and how a run is carried out, which the comparison sets and which do not change results."""
@@ -28,7 +29,7 @@ SAME_FOR_ALL = PLACES | {"method", "seed", "preset", *keys_about("data", "output
 EQUAL_MODEL = "cnn"
 """The model of all clients for methods that need equal architectures, if the settings mix architectures."""
 
-_NAMED = re.compile(r"(?P<name>[\w.@+-]+)=(?P<method>[^,=]+)(?:,(?P<settings>.*))?")
+_VARIANT = re.compile(r"(?:(?P<name>[\w.@+-]+)=)?(?P<method>[^,=]+)(?:,(?P<settings>.*))?")
 _COMMA = re.compile(r",(?=[\w.-]+=)")  # between settings, and not within a value
 
 
@@ -42,7 +43,7 @@ class Variant:
 
 
 def variants_of(texts: Sequence[str]) -> list[Variant]:
-    """Parse variants, in order: `METHOD`, or `NAME=METHOD,KEY=VALUE,...`.
+    """Parse variants, in order: `METHOD`, or `NAME=METHOD,KEY=VALUE,...`, whose name is the method's if it is left out.
 
     Raises a `ConfigError` if a method is unknown, a name is used twice, or a key of `SAME_FOR_ALL` is set.
     """
@@ -56,10 +57,11 @@ def variants_of(texts: Sequence[str]) -> list[Variant]:
 
 
 def _variant(text: str) -> Variant:
-    match = _NAMED.fullmatch(text)
+    match = _VARIANT.fullmatch(text)
     if not match:
-        return Variant(registry.method(text).name, text)
-    name, method = match["name"], match["method"]
+        raise ConfigError(f"{text}: write METHOD, or NAME=METHOD,KEY=VALUE,... for a variant with settings of its own")
+    method = match["method"]
+    name = match["name"] or registry.method(method).name
     settings = configuration.parse_settings(each for each in _COMMA.split(match["settings"] or "") if each)
     if same := sorted(SAME_FOR_ALL & settings.keys()):
         raise ConfigError(f"{name}: {', '.join(same)} must be the same for all variants of a comparison")
@@ -125,10 +127,11 @@ def shared_settings(
     """Determine the settings that the variants share (see `compare`); raises a `FedhetError` with all problems."""
     base = {key: value for key, value in config.items() if key not in PLACES | {"method", "seed"}}
     base["seed"] = seeds[0]
-    base = _method_keys_of_presets(variants, base) | base
+    of_siblings = _keys_of_siblings(variants, configuration.flattened(base))
+    base = _method_keys_of_presets(variants, base) | of_siblings | base
     rounds = _rounds(variants, base, supplied)
 
-    by_hand = configuration.names_of(config)
+    by_hand = configuration.names_of(config) | of_siblings.keys()
 
     def complete(variant: Variant, settings: Mapping[str, Value]) -> Config:
         chosen = {**base, "rounds": rounds[variant.name], **settings, "method": variant.method}
@@ -143,7 +146,7 @@ def shared_settings(
         for_all[key] = max(each.flat()[key] for each in completed.values())
 
     by_variant: dict[str, dict[str, Value]] = {}
-    equalised, notes = set(), []
+    equalised, notes = set(), _note_on_sizes(completed)
     for variant in variants:
         name, config_of = variant.name, completed[variant.name]
         settings = {key: value for key, value in config_of.flat().items() if key.startswith(f"{config_of.family}.")}
@@ -188,6 +191,47 @@ def _method_keys_of_presets(variants: Sequence[Variant], base: Mapping[str, Any]
                 key: settings[key] for key in settings.keys() - for_all.keys() if key.startswith(f"{prefix}.")
             }
     return method_keys
+
+
+def _keys_of_siblings(variants: Sequence[Variant], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chosen keys of single methods by the names of compared methods that have the same key, unless chosen.
+
+    Methods have the same key if their `Parameters` inherit it from one class, such as `SizedParameters.widths`. Where
+    it is chosen for several methods, with unlike values, no other method takes it.
+    """
+    families = {registry.method(variant.method).family for variant in variants}
+    values: dict[str, list[Any]] = {}
+    for key, value in chosen.items():
+        prefix, _, name = key.rpartition(".")
+        field = _field(prefix, name) if prefix else None
+        for family in families:
+            if field is not None and _field(family, name) is field and f"{family}.{name}" not in chosen:
+                values.setdefault(f"{family}.{name}", []).append(value)
+    return {key: first for key, (first, *more) in values.items() if all(each == first for each in more)}
+
+
+def _field(family: str, name: str) -> Any:
+    """Return the field of a method's own key, or None; methods that inherit a key have the same object."""
+    if family not in registry.methods():
+        return None
+    keys: Any = registry.method(family).Parameters
+    return fields_of(keys).get(name)
+
+
+def _note_on_sizes(completed: Mapping[str, Config]) -> list[str]:
+    """Return a remark if methods whose clients have parts of one network say unlike sizes, not all set by the user."""
+    sizes: dict[str, Value] = {}
+    chosen: set[str] = set()
+    for config in completed.values():
+        flat = config.flat()
+        if (key := f"{config.family}.{config.parameters.size_name}s") in flat:
+            sizes[key] = flat[key]
+            chosen |= {key} & config.chosen
+    alike = {(key.rpartition(".")[2], value) for key, value in sizes.items()}
+    if len(alike) < 2 or chosen == sizes.keys():
+        return []
+    said = ", ".join(f"{key} = {toml_value(value)}" for key, value in sizes.items())
+    return [f"clients' sizes are {said}: set these keys to compare on clients of the same sizes"]
 
 
 def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], supplied: Supplied) -> dict[str, int]:

@@ -1,12 +1,17 @@
 """The settings that methods of a comparison share, and where their own keys come from."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
 from fedhet import config as configuration
+from fedhet import registry
 from fedhet.comparing.runs import check
 from fedhet.comparing.settings import settled_rounds, shared_settings, variants_of
 from fedhet.errors import ConfigError
+from fedhet.options import fields_of
 from fedhet.supplied import Supplied
 from fedhet.toml import to_toml
 
@@ -66,6 +71,11 @@ class TestVariants:
         assert (few.name, few.method, few.settings, many.name) == ("few", "fedavg", {"rounds": 2}, "fedavg")
         assert variants_of(["local", "local"]) == variants_of(["local"])
 
+    def test_without_a_name_a_variant_has_its_methods(self):
+        (variant,) = variants_of(["flha-ghn,learning-rate=.003,optimizer=adam"])
+        assert (variant.name, variant.method) == ("flha-ghn", "flha-ghn")
+        assert variant.settings == {"learning-rate": 0.003, "optimizer": "adam"}
+
     @pytest.mark.parametrize(
         ("texts", "reason"),
         [
@@ -73,6 +83,8 @@ class TestVariants:
             (["a=fedavg,alpha=.1,rounds=3"], "a: alpha must be the same for all variants"),
             (["a=fedavg,fedprox.mu=1"], r"a: fedprox\.mu is no key of fedavg"),
             (["a=fedavgg"], "fedavgg"),
+            (["fedavg,rounds=2", "fedavg,rounds=3"], "are called fedavg: give one another name, NAME=METHOD"),
+            (["a=b=fedavg"], "a=b=fedavg: write METHOD, or NAME=METHOD,KEY=VALUE"),
         ],
     )
     def test_what_is_no_variant_is_refused(self, texts, reason):
@@ -93,6 +105,53 @@ def test_a_methods_own_keys_are_those_of_its_preset_as_in_a_run():
         assert found["fedhenn"] == configuration.resolve({"preset": "fedhenn/digits"}).parameters
     complete = configuration.resolve({"preset": "fedhenn/digits"}).flat()  # a file has all that counts
     assert shared(["fedproto"], complete).settings("fedproto", 0).parameters.width == 0
+
+
+PARTS = ["heterofl", "fedrolex", "fjord", "depthfl"]
+
+
+def sizes(found):
+    of = {name: found.settings(name, 0).parameters for name in found.own}
+    return [getattr(each, f"{each.size_name}s", None) for each in of.values()]
+
+
+def test_a_key_that_several_methods_have_is_set_for_all_by_setting_it_for_one():
+    found = shared([*PARTS, "fedavg"], {"preset": "fedavg/digits", "heterofl": {"widths": "1,0.5"}})
+    assert sizes(found) == ["1,0.5", "1,0.5", "1,0.5", "4,2", "1"]
+    sizes_said = 'heterofl.widths = "1,0.5", fedrolex.widths = "1,0.5", fjord.widths = "1,0.5", depthfl.depths = "4,2"'
+    assert found.notes == [f"clients' sizes are {sizes_said}: set these keys to compare on clients of the same sizes"]
+    found = shared(PARTS, {"heterofl.widths": "1,0.5", "depthfl.depths": "4,2", "heterofl.masked_loss": False})
+    assert found.notes == []
+    assert [found.settings(name, 0).parameters.masked_loss for name in ("heterofl", "fedrolex")] == [False, False]
+    found = shared([*PARTS[1:], "x=heterofl,heterofl.widths=1,0.2"], {"heterofl.widths": "1,0.5", "fjord.widths": "1"})
+    assert sizes(found)[1:] == [
+        "1",
+        "4,3,2,1",
+        "1,0.2",
+    ]  # each has its own, and fedrolex's is not said: it was set twice
+    assert sizes(found)[0] == configuration.resolve({"method": "fedrolex"}).parameters.widths
+
+
+def test_the_page_names_the_keys_that_several_methods_have():
+    owners = {}
+    for name in registry.own_methods():
+        for key, field in fields_of(registry.method(name).Parameters).items():
+            owners.setdefault((id(field), key), set()).add(name)
+    several = {key: names for (_, key), names in owners.items() if len(names) > 1}
+    page = (Path(__file__).parents[2] / "fedhet" / "comparing" / "README.md").read_text(encoding="utf-8")
+    table = [line.split(" | ") for line in page.split("| methods | keys |")[1].split("\n\n")[0].splitlines()[2:]]
+    named = {key: re.findall("`(.+?)`", row[0]) for row in table for key in re.findall("`(.+?)`", row[1])}
+    assert several.keys() <= named.keys()
+    assert [key for key, names in several.items() if not names <= {*named[key]}] == []
+
+
+def test_keys_of_one_name_and_unlike_meanings_stay_with_their_method():
+    found = shared(["fedproto", "fedtgp", "fedgh"], {"fedproto.weight": 0.3, "fedproto.width": 16})
+    of = {name: found.settings(name, 0).parameters for name in found.own}
+    assert [each.width for each in of.values()] == [16, 16, 16]
+    assert [of["fedproto"].weight, of["fedtgp"].weight] == [0.3, 0.1]
+    with pytest.raises(ConfigError, match=r"did you mean 'heterofl\.widths'"):
+        shared(["fjord", "heterofl"], {"heterofl.width": 1})
 
 
 @pytest.mark.parametrize("methods", [["flha-ghn", "local"], ["local", "flha-ghn"]])
