@@ -3,11 +3,13 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # reports are read without torch
     from fedhet.task import Metric
 
+K = TypeVar("K")
+V = TypeVar("V")
 Statistics = dict[str, float | None]
 STATISTICS = ("weighted", "mean", "std", "min", "max")
 BY_CLASS = ("balanced_accuracy", "macro_f1")
@@ -53,6 +55,14 @@ def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     took_part = {client for row in rows for client in row["participants"]}
     failures = [failure for row in rows for failure in row["failures"] if failure.get("client") not in took_part]
     return {str(failure.get("client")): str(failure.get("reason")) for failure in failures}
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return lists of the values of (key, value) pairs by key, all in the order in which they come."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def client_order(client: str) -> tuple[bool, int, str]:

@@ -28,7 +28,7 @@ from fedhet.graphs import PermutationGroups
 from fedhet.graphs.exits import EXITS, Exits
 from fedhet.matching import understand
 from fedhet.methods import depthfl
-from fedhet.rows import in_order
+from fedhet.rows import grouped, in_order
 from fedhet.server import ArraysBy, FederatedStrategy, State, average_shared
 from fedhet.sharing import is_statistic
 from fedhet.wire import Arrays, Payload, Reply, cast, load_into
@@ -135,11 +135,8 @@ def _depth(names: Iterable[str], blocks: Mapping[str, int]) -> int:
 
 def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
     """Group arrays of repeated layers: equal names but for the first number in them, and equal shapes; no exits."""
-    groups: dict[object, list[str]] = {}
-    for name, shape in shapes.items():
-        if not (is_statistic(name) or name.startswith(f"{EXITS}.")):
-            groups.setdefault((re.sub(r"\d+", "", name, count=1), shape), []).append(name)
-    return groups.values()
+    inside = (name for name in shapes if not (is_statistic(name) or name.startswith(f"{EXITS}.")))
+    return grouped(((re.sub(r"\d+", "", name, count=1), shapes[name]), name) for name in inside).values()
 
 
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:

@@ -1,6 +1,6 @@
 """Comparing methods: the same clients, data, splits, participation and rounds for all, over several seeds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from fedhet import config as configuration
 from fedhet import running, text
 from fedhet.comparing.figures import comparison_figure, gains_figure
 from fedhet.comparing.measures import VariantResult, measure
-from fedhet.comparing.runs import Execution, by_reason, check
+from fedhet.comparing.runs import Execution, check
 from fedhet.comparing.settings import SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import (
     accuracies,
@@ -34,6 +34,7 @@ from fedhet.results.page import TABLE, render
 from fedhet.results.plotting import save_png
 from fedhet.results.report import write_together
 from fedhet.results.run_result import data_frame
+from fedhet.rows import grouped
 from fedhet.supplied import Supplied
 from fedhet.task import Task
 
@@ -54,9 +55,15 @@ class Comparison:
     failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def reasons(self) -> Iterator[tuple[str, str]]:
+        """Yield the names of failed runs, and why they failed: all that failed for one reason together."""
+        for reason, names in grouped((reason, name) for name, reason in self.failed.items()).items():
+            yield ", ".join(names), reason
+
+    @property
     def failure(self) -> str:
         """How many runs failed, and why, in words; empty if none did."""
-        reasons = "\n".join(f"  {names}: {reason}" for reason, names in by_reason(self.failed).items())
+        reasons = "\n".join(f"  {names}: {reason}" for names, reason in self.reasons)
         wanted = sum(result.seeds_wanted for result in self.results)
         message = f"{len(self.failed)} of {wanted} runs failed; the same command tries them again:\n{reasons}"
         return message if self.failed else ""
@@ -180,8 +187,7 @@ def _compared(
 def publish(done: Comparison, notes: Sequence[str], title: str, more: Sequence[Sequence[Sequence[str]]] = ()) -> None:
     """Write the comparison's own files; its page has `more` tables."""
     out, results = done.folder, done.results
-    failures = by_reason(done.failed).items()
-    notes = [*notes, *(f"{names} failed: {' '.join(reason.split())}" for reason, names in failures)]
+    notes = [*notes, *(f"{names} failed: {' '.join(reason.split())}" for names, reason in done.reasons)]
     write_csv(out / "comparison.csv", number_rows(results, done.baseline))
     write_text(out / "comparison.md", markdown(results, done.baseline, notes))
     runs = {each.run.name: each.files for result in results for each in result.outcomes}

@@ -18,7 +18,7 @@ from fedhet.comparing.uncertainty import paired_difference as paired_difference
 from fedhet.predictions import Predictions, read_predictions
 from fedhet.results.history import RunFiles, read_run
 from fedhet.results.tables import UNDISCLOSED
-from fedhet.rows import BY_CLASS, never_took_part
+from fedhet.rows import BY_CLASS, grouped, never_took_part
 
 ACCURACIES = ("personal_accuracy", "trained_accuracy", "global_accuracy", "common_accuracy")
 EXAMPLES, WORK = ("labelled", "unlabelled"), ("private_steps", "steps", "forwards")
@@ -123,11 +123,8 @@ def corrected_p_values(results: Iterable[VariantResult], baseline: VariantResult
 
 def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantResult]:
     """Read the runs' outcomes, by variant in order of the runs, without runs whose names are in `failed`."""
-    by_variant: dict[str, list[PlannedRun]] = {}
-    for run in runs:
-        by_variant.setdefault(run.variant, []).append(run)
     results = []
-    for variant, planned in by_variant.items():
+    for variant, planned in grouped((run.variant, run) for run in runs).items():
         outcomes = [_outcome(run, read_run(run.folder)) for run in planned if run.name not in failed]
         results.append(VariantResult(variant, len(planned), outcomes, planned[0].equalised))
     alone = next((result for result in results if is_local(result)), None)

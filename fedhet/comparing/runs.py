@@ -129,14 +129,6 @@ class Execution:
         return Job(run.name, call, run.folder.parent / "logs" / f"{run.name}.log")
 
 
-def by_reason(failed: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of failed runs, in one text, by the reason."""
-    names: dict[str, list[str]] = {}
-    for name, reason in failed.items():
-        names.setdefault(reason, []).append(name)
-    return {reason: ", ".join(those) for reason, those in names.items()}
-
-
 @dataclass(frozen=True)
 class Job:
     """A call with a name, and a file for its output."""

@@ -17,6 +17,7 @@ from fedhet.flower.grid import LocalGrid
 from fedhet.machine import process_restored
 from fedhet.method import UNSCORED
 from fedhet.options import Config, Value, fields_of, keys_about
+from fedhet.rows import grouped
 from fedhet.supplied import Supplied
 from fedhet.toml import toml_value
 
@@ -167,11 +168,8 @@ def shared_settings(
             notes.append(f"{name}: rounds = {rounds[name]}, {why}")
         if configs[0].test_on == "local" and not registry.traits(configs[0]).serves_clients:
             notes.append(UNSCORED.format(name))
-    said: dict[str, list[str]] = {}
-    for name, config_of in completed.items():
-        for _, why in config_of.idle:
-            said.setdefault(why, []).append(name)
-    notes += [why if len(names) == len(variants) else f"{', '.join(names)}: {why}" for why, names in said.items()]
+    idle = grouped((why, name) for name, config_of in completed.items() for _, why in config_of.idle)
+    notes += [why if len(names) == len(variants) else f"{', '.join(names)}: {why}" for why, names in idle.items()]
     fixed = {variant.name: frozenset(variant.settings) for variant in variants}
     return SharedSettings(for_all, by_variant, fixed, frozenset(equalised), notes, supplied)
 

@@ -37,7 +37,7 @@ from fedhet.results.plotting import (
     whole_numbers,
 )
 from fedhet.results.tables import UNDISCLOSED
-from fedhet.rows import client_order
+from fedhet.rows import client_order, grouped
 
 MEGABYTE = 1e6
 MOST_NAMED = 100
@@ -91,10 +91,8 @@ def accuracy_figure(run: RunFiles) -> Figure | None:
 
 def clients_figure(run: RunFiles) -> Figure | None:
     """The clients' last accuracies by architecture, a dot a client and a bar at the mean."""
-    by_name: dict[str, list[float]] = {}
-    for row in final_clients(run.clients):
-        if row.accuracy is not None:
-            by_name.setdefault(row.architecture, []).append(row.accuracy)
+    rows = final_clients(run.clients)
+    by_name = grouped((row.architecture, row.accuracy) for row in rows if row.accuracy is not None)
     if not by_name:
         return None
     labels = [f"{name or UNDISCLOSED} ({len(by_name[name])})" for name in sorted(by_name)]

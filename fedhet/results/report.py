@@ -15,7 +15,7 @@ from fedhet.files import write_text
 from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.results.page import PAGE, TOGETHER, render
 from fedhet.results.tables import by_architecture, format_bytes, format_seconds, format_value, stage
-from fedhet.rows import BY_CLASS, STATISTICS, client_order
+from fedhet.rows import BY_CLASS, STATISTICS, client_order, grouped
 from fedhet.text import printable
 
 if TYPE_CHECKING:
@@ -147,12 +147,10 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
 
 def _failures(run: RunFiles) -> list[tuple[str, str, str, str]]:
     """The failures as reason, times, rounds and clients, one line a reason: one cause often hits many clients."""
-    by_reason: dict[str, list[tuple[int, str]]] = {}
-    for row in run.rows:
-        for failure in row["failures"]:
-            by_reason.setdefault(str(failure.get("reason")), []).append((row["round"], str(failure.get("client"))))
+    failures = ((row["round"], failure) for row in run.rows for failure in row["failures"])
+    hit = grouped((str(each.get("reason")), (round, str(each.get("client")))) for round, each in failures)
     lines = []
-    for reason, hits in by_reason.items():
+    for reason, hits in hit.items():
         rounds, clients = sorted({round for round, _ in hits}), sorted({client for _, client in hits}, key=client_order)
         lines.append((reason, str(len(hits)), _few(map(str, rounds)), _few(clients)))
     return lines

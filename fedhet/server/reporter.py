@@ -10,8 +10,8 @@ from typing import Any
 from fedhet.flower import MetricRecord
 from fedhet.keys import kebab
 from fedhet.observing import Observer, RoundReport, RunInfo
-from fedhet.rows import ClientRow, Work, in_order, never_took_part, summarise, weighted_mean
-from fedhet.server.run import Run, by_reason
+from fedhet.rows import ClientRow, Work, grouped, in_order, never_took_part, summarise, weighted_mean
+from fedhet.server.run import Run, named
 from fedhet.state import ClientRecord, State
 from fedhet.task import Metric
 from fedhet.wire import Reply
@@ -211,8 +211,8 @@ def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rounds = run.last_round
     trained = {client: record.trained for client, record in run.state.clients.items()}
     absent = {client: why for client, why in never_took_part(rows).items() if trained.get(client, -1) < 0}
-    for reason, clients in by_reason(absent.items()).items():
-        yield f"{clients} completed no round: {reason}"
+    for reason, clients in grouped((why, client) for client, why in absent.items()).items():
+        yield f"{named(clients)} completed no round: {reason}"
     last = max(trained.values(), default=rounds)
     if rounds and last < rounds:
         yield f"the last round that counted is {max(last, 0)} of {rounds}"

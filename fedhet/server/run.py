@@ -14,6 +14,7 @@ from fedhet.flower.privacy import PrivacyLedger
 from fedhet.method import Method, Traits
 from fedhet.options import Config
 from fedhet.population import ModelFunction
+from fedhet.rows import grouped
 from fedhet.state import State
 from fedhet.wire import Arrays
 
@@ -46,8 +47,8 @@ class Round:
 
     def lines(self) -> list[str]:
         """Return all failures in words, one for each reason, with how many clients it hit."""
-        hit = by_reason((failure["client"], failure["reason"]) for failure in self.failures)
-        return [f"{clients}: {reason}" for reason, clients in hit.items()]
+        hit = grouped((failure["reason"], failure["client"]) for failure in self.failures)
+        return [f"{named(clients)}: {reason}" for reason, clients in hit.items()]
 
     def reasons(self, otherwise: str = "") -> str:
         """Return all failures as indented lines; without any, the words given."""
@@ -123,14 +124,6 @@ class Run:
         flat = self.config.flat()
         ours, self.further = flower_settings.split(settings, flat)
         self.override({key: value for key, value in ours.items() if flat[key] != value})
-
-
-def by_reason(failures: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the clients of failures, pairs of client and reason, in words by the reason."""
-    clients: dict[str, list[str]] = {}
-    for client, reason in failures:
-        clients.setdefault(reason, []).append(client)
-    return {reason: named(those) for reason, those in clients.items()}
 
 
 def named(clients: Sequence[str], most: int = 3) -> str:

@@ -4,14 +4,16 @@ import math
 import statistics
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from scipy import stats
 from variants import result
 
+from fedhet.comparing import Comparison
 from fedhet.comparing.figures import comparison_figure
-from fedhet.comparing.runs import Execution, by_reason
+from fedhet.comparing.runs import Execution
 from fedhet.comparing.tables import _in_markdown, accuracies, markdown, notes_below, number_rows, terminal_table
 
 LOCAL = result("local", {0: 0.5, 1: 0.6, 2: 0.7, 3: 0.9})
@@ -144,7 +146,7 @@ def test_names_of_methods_stay_whole_in_narrow_tables_and_all_does_in_files(term
 
 def test_a_reason_is_told_once_with_all_that_failed_by_it():
     failed = {"a-seed0": "no", "b-seed0": "never", "a-seed1": "no"}
-    assert by_reason(failed) == {"no": "a-seed0, a-seed1", "never": "b-seed0"}
+    assert [*Comparison(Path(), [], LOCAL, failed).reasons] == [("a-seed0, a-seed1", "no"), ("b-seed0", "never")]
 
 
 def test_a_reason_of_several_lines_is_printed_in_as_many():

@@ -7,7 +7,7 @@ those of one client after the other up to rounding.
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +23,9 @@ from fedhet.learning.batching.layouts import Unfit, first_difference, kind, layo
 from fedhet.learning.batching.passes import Backward, BatchedClient, Forward, Passed
 from fedhet.machine import describe
 from fedhet.representations import RandomStream
+from fedhet.rows import grouped
 
 S = TypeVar("S")
-K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ class ClientBatching:
         return [client.outcome for client in clients]
 
     def _forward(self, waiting: Sequence[tuple[BatchedClient, Forward]]) -> None:
-        kinds = _grouped(waiting, lambda each: (kind(each[1]), layout(each[1].model).momenta))
+        kinds = grouped(((kind(each[1]), layout(each[1].model).momenta), each) for each in waiting)
         if len(kinds) == len(waiting) > 1:
             self._log_unlike([asked.model for _, asked in waiting])
         for (which, _), alike in kinds.items():
@@ -136,7 +136,7 @@ class ClientBatching:
 
     def _log_unlike(self, models: Sequence[nn.Module]) -> None:
         """Log of networks of one class that no two of them can be run as one, and how two of them differ."""
-        for kind_of, alike in _grouped(models, type).items():
+        for kind_of, alike in grouped((type(model), model) for model in models).items():
             texts = [layout(model).built for model in alike]
             if kind_of not in self._logged and len(alike) > 1 and all(texts) and len(set(texts)) == len(texts):
                 difference = first_difference(*alike[:2])
@@ -180,14 +180,7 @@ def _most_at_once(passes: Sequence[Forward]) -> int:
 
 
 def _by_size(these: Sequence[tuple[S, Forward]]) -> list[list[tuple[S, Forward]]]:
-    return list(_grouped(these, lambda each: len(each[1].inputs)).values())
-
-
-def _grouped(these: Iterable[S], key: Callable[[S], K]) -> dict[K, list[S]]:
-    groups: dict[K, list[S]] = {}
-    for each in these:
-        groups.setdefault(key(each), []).append(each)
-    return groups
+    return list(grouped((len(each[1].inputs), each) for each in these).values())
 
 
 def _measured_ratio(which: tuple[object, ...], passes: Sequence[Forward]) -> float:
