@@ -14,7 +14,7 @@ from fedhet.errors import FedhetError
 from fedhet.files import write_text
 from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.results.page import PAGE, TOGETHER, render
-from fedhet.results.tables import by_architecture, format_bytes, format_seconds, format_value, stage
+from fedhet.results.tables import absence, by_architecture, format_bytes, format_seconds, format_value, stage
 from fedhet.rows import BY_CLASS, STATISTICS, client_order, grouped
 from fedhet.text import printable
 
@@ -137,11 +137,11 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
         if privacy["epsilon"] is not None:
             value, note = f"epsilon {privacy['epsilon']:.4g}", f"delta {privacy['delta']:g}; {note}"
         facts.append(("privacy", value, note))
-    failures = f"failures: {summary['failures']}" if summary.get("failures") else ""
+    failures = [absence(run), f"failures: {summary['failures']}" if summary.get("failures") else ""]
     return [
         *facts,
         ("time", format_seconds(summary.get("seconds")), ""),
-        ("clients", str(summary.get("clients", "?")), failures),
+        ("clients", str(summary.get("clients", "?")), "; ".join(filter(None, failures))),
     ]
 
 

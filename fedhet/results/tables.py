@@ -79,11 +79,20 @@ def headline(run: RunFiles) -> str:
             f"unseen clients {format_value(received[0])} as received, {format_value(received[-1])} after "
             f"{len(received) - 1} epochs alone (from scratch {format_value(scratch[-1])})"
         )
+    if absent := absence(run):
+        parts.append(absent)
     if summary.get("failures"):
         parts.append(f"failures: {summary['failures']}")
     if summary.get("status") != "completed":
         parts.append(str(summary.get("status")).upper())
     return f"{summary.get('method', method)}: " + "; ".join(parts)
+
+
+def absence(run: RunFiles) -> str:
+    """Return how many clients took no part in a finished run, in words; empty if none."""
+    absent = len((run.summary or {}).get("never_took_part") or ())
+    there = {client for row in run.rows for client in row["participants"]}
+    return f"{absent} of {absent + len(there)} clients took no part" if absent else ""
 
 
 def stage(run: RunFiles, which: str) -> str:

@@ -13,7 +13,7 @@ from fedhet.flower.insides import simulated
 from fedhet.server.aggregation import average_shared
 from fedhet.server.federation import Faults, by_node
 from fedhet.server.hooks import Hooks
-from fedhet.server.roster import agree_on_public_dataset, most_alike_first
+from fedhet.server.roster import agree_on_public_dataset, most_alike_first, with_remedy
 from fedhet.state import ClientRecord
 from fedhet.toml import toml_value
 from fedhet.wire import Arrays, Payload, Reply, Report, check_finite
@@ -50,7 +50,7 @@ class Handshake:
             (left,) = roster.nodes
             raise FedhetError(
                 f"refusals leave {self.run.method.name} with client {left} alone, who has nobody to share with:\n"
-                f"{round.reasons()}"
+                f"{with_remedy(round.reasons())}"
             )
 
     # ---- who is there

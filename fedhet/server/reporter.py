@@ -11,6 +11,7 @@ from fedhet.flower import MetricRecord
 from fedhet.keys import kebab
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.rows import ClientRow, Work, grouped, in_order, never_took_part, summarise, weighted_mean
+from fedhet.server.roster import with_remedy
 from fedhet.server.run import Run, named
 from fedhet.state import ClientRecord, State
 from fedhet.task import Metric
@@ -211,8 +212,10 @@ def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rounds = run.last_round
     trained = {client: record.trained for client, record in run.state.clients.items()}
     absent = {client: why for client, why in never_took_part(rows).items() if trained.get(client, -1) < 0}
-    for reason, clients in grouped((why, client) for client, why in absent.items()).items():
-        yield f"{named(clients)} completed no round: {reason}"
+    if absent:
+        by_reason = grouped((why, client) for client, why in absent.items())
+        reasons = "; ".join(f"{named(clients)}: {reason}" for reason, clients in by_reason.items())
+        yield f"{len(absent)} of {len(trained.keys() | absent.keys())} clients took no part: {with_remedy(reasons)}"
     last = max(trained.values(), default=rounds)
     if rounds and last < rounds:
         yield f"the last round that counted is {max(last, 0)} of {rounds}"

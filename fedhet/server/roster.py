@@ -24,6 +24,11 @@ log = logging.getLogger("flwr").getChild("fedhet")
 GRACE = 10.0
 """Seconds to wait for nodes that must be there and are only just starting."""
 
+UNLIKE = "needs equal architectures"
+"""Words in the reason for which a client with a network unlike the others' is refused."""
+
+TAKES_UNLIKE = "layer-average, or fedproto with fedproto.width, takes networks that differ"
+
 MOST_TOKENS = 2**16
 """Tokens of one example."""
 
@@ -109,8 +114,7 @@ class Roster:
             if spec != theirs:
                 but = " but for their widths" * (networks == "widths")
                 raise FedhetError(
-                    f"{method} needs equal architectures{but}, and this one's {difference(spec, theirs)} unlike that "
-                    f"of client {first}"
+                    f"{method} {UNLIKE}{but}, and this one's {difference(spec, theirs)} unlike that of client {first}"
                 )
         for key, array in report.spec.items() if averaged and networks not in ("widths", "parts") else ():
             known, owner = self.keys.get(key, (array, name))
@@ -184,6 +188,11 @@ def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: 
         most[key] = max(most.get(key, 0), count)
     unlike = {node: sum(votes[array] < most[array[0]] for array in each) for node, each in arrays.items()}
     return sorted(opened, key=lambda node: (-kinds[opened[node][0]], unlike[node]))
+
+
+def with_remedy(reasons: str) -> str:
+    """Return reasons for refusals, and which methods would take the clients if networks that differ are one of them."""
+    return f"{reasons}; {TAKES_UNLIKE}" if UNLIKE in reasons else reasons
 
 
 def agree_on_public_dataset(

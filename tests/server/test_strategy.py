@@ -227,8 +227,8 @@ def test_a_run_whose_last_half_or_last_three_rounds_came_to_nothing_fails_with_t
 def test_a_client_that_completed_no_round_is_named_at_the_end(start, failing, caplog):
     _, watch, _ = start(app=failing((None, "train", "2"), (1, "train", "0")), rounds=3)
     assert watch.ended == "finished"
-    assert [line for line in caplog.messages if "completed no round" in line] == [
-        "client 2 completed no round: failed: RuntimeError: out of order"
+    assert [line for line in caplog.messages if "took no part" in line] == [
+        "1 of 3 clients took no part: client 2: failed: RuntimeError: out of order"
     ]
 
 

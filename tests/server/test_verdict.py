@@ -15,6 +15,9 @@ from fedhet.client.app import make_client_app
 from fedhet.engines.local import run_locally
 from fedhet.errors import FedhetError
 from fedhet.flower.grid import LocalGrid
+from fedhet.results.history import read_run
+from fedhet.results.run_result import RunResult
+from fedhet.results.tables import headline
 from fedhet.rows import never_took_part
 from fedhet.server.reporter import verdict
 from fedhet.state import ClientRecord
@@ -74,7 +77,7 @@ def test_who_never_took_part_is_who_failed_and_is_no_participant() -> None:
     rows = [row(1.0, 1.0, failures=failed), row(1.0, 1.0, failures=[{"client": "1", "reason": "then"}])]
     rows.append(row(1.0, 1.0, participants=["0", "2"]))
     assert never_took_part(rows) == {"1": "then"}
-    assert said(rows) == ["client 1 completed no round: then"]
+    assert said(rows) == ["1 of 2 clients took no part: client 1: then"]
     assert said(rows, **{"1": 1}) == []  # before the run was resumed
 
 
@@ -126,6 +129,32 @@ def test_a_client_that_completed_no_round_is_in_the_summary(tmp_path: Path, fail
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["never_took_part"] == {"1": "failed: RuntimeError: out of order"}
     assert summary["status"] == "completed"
+
+
+def test_a_run_that_keeps_two_of_six_unlike_clients_says_so_and_what_would_take_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    inputs, labels = torch.randn(20, 4), torch.arange(20) % 3
+    widths = [5, 5, 6, 6, 7, 7]
+
+    def ran_by(method: str) -> RunResult:
+        return fedhet.run(
+            {"method": method, "clients": 6, "rounds": 1, "learning-rate": 0.01},
+            model=lambda partition_id: nn.Sequential(
+                nn.Linear(4, widths[partition_id]), nn.Linear(widths[partition_id], 3)
+            ),
+            data=lambda client: ((inputs, labels), (inputs, labels)),
+            out=tmp_path / method,
+        )
+
+    result = ran_by("fedavg")
+    (line,) = [line for line in caplog.messages if "took no part" in line]
+    assert line.startswith("4 of 6 clients took no part: 2 clients (2, 3): fedavg needs equal architectures, and this")
+    assert line.endswith("; layer-average, or fedproto with fedproto.width, takes networks that differ")
+    assert "; 4 of 6 clients took no part; failures: 4" in headline(read_run(result.folder))
+    assert (result.summary["status"], len(result.summary["never_took_part"])) == ("completed", 4)
+    for method in ("layer-average", "fedproto"):
+        assert ran_by(method).summary["clients"] == 6
 
 
 @pytest.mark.parametrize("rounds", [2, 3])
