@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedhet import models
 from fedhet.client import Client, ClientSide
+from fedhet.errors import ModelError
 from fedhet.learning import Phase, reestimate
 from fedhet.methods.fml import BesideParameters
 from fedhet.randomness import derive_seed, seed_everything
@@ -30,7 +31,11 @@ def network_beside(client: Client, name: str, role: str) -> nn.Module:
     Args:
         client: the client, which is not changed.
         name: the architecture; empty for the run's first one.
-        role: the purpose, from which the seed is derived; the seed is the same for all clients with `shared-init`.
+        role: the key that names it, in words, from which the seed is derived; the seed is the same for all clients with
+            `shared-init`.
+
+    Raises:
+        ModelError: it does not take the client's examples.
     """
     config = client.config
     client.model.eval()
@@ -39,7 +44,14 @@ def network_beside(client: Client, name: str, role: str) -> nn.Module:
         outputs = client.model(batch).shape[-1]
         seed_everything(derive_seed(config.seed, role, "all" if config.shared_init else client.name))
         name = name or models.expand(config.architectures)[0]
-        network = models.build(name, tuple(batch.shape[1:]), outputs).to(client.device)
+        try:
+            network = models.build(name, tuple(batch.shape[1:]), outputs).to(client.device)
+        except ModelError as error:
+            why = str(error).removeprefix(f"model {name!r}: ")  # which may be a preset's and new to the user
+            key = f"{config.family}.{role.replace(' ', '-')}"
+            raise ModelError(
+                f"{key} {why}: set it to a model for these inputs (mlp-20: for rows of numbers)"
+            ) from error
     if (dtype := precision(network)) and client.precision not in (None, dtype):
         network.register_forward_pre_hook(partial(_in_precision, dtype))
     return network

@@ -111,6 +111,8 @@ def _chosen(model: nn.Module, keys: LoRAParameters, head: str) -> list[nn.Linear
     if keys.train_head or not keys.layers:
         linear = {name: each for name, each in linear.items() if not f"{name}.".startswith(f"{head}.")}
     matching = {pattern: filter(linear, pattern) for pattern in listed(keys.layers) or ["*"]}
+    if not keys.layers and not linear:
+        raise ModelError(f"lora adapts nn.Linear layers, and {type(model).__name__} has none but its head")
     if idle := [pattern for pattern, names in matching.items() if not names]:
         raise ModelError(
             f"lora.layers: {type(model).__name__} has no nn.Linear for {', '.join(idle)}; an adapter can be added to "

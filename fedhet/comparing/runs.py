@@ -29,6 +29,7 @@ from fedhet.text import console, printable
 
 WIDEST = 1000
 """Characters of a line of a table in a file."""
+HEARTBEAT = 30.0
 
 
 def check(runs: Iterable[PlannedRun], supplied: Supplied = Supplied()) -> None:  # noqa: B008 - it is frozen
@@ -76,7 +77,7 @@ class Execution:
         at_once: so many runs at once.
         deadline: by `time.monotonic()`; runs that are under way then are stopped, and can be resumed.
         expected: the seconds that a run will take, where they are known; it is not started if it would be stopped.
-        brief: whether only failures are printed.
+        brief: whether only failures are printed, and every `HEARTBEAT` seconds how many runs there are so far.
     """
 
     function: Callable[..., object]
@@ -95,6 +96,7 @@ class Execution:
         jobs = (self._job(run) for run in runs if run.name not in kept and self._in_time(run))
         by_name = {run.name: run for run in runs}
         failed: dict[str, str] = {}
+        told = time.monotonic()
         with RunsProgress(runs, ended, self.console):
             for name, error in run_jobs(jobs, self.at_once, self.deadline):
                 ended.add(name)
@@ -102,7 +104,8 @@ class Execution:
                 before = next((other for other, why in failed.items() if why == reason), None)
                 if reason is not None:
                     failed[name] = reason
-                if reason is not None or not self.brief:
+                if reason is not None or not self.brief or time.monotonic() - told > HEARTBEAT:
+                    told = time.monotonic()
                     ending = reason or "completed" if before is None else f"failed as {before} did"
                     self.tell(f"[{len(ended)}/{len(runs)}] {name}: {ending}")
         return failed

@@ -25,8 +25,8 @@ from fedhet.files import check_place, write_text
 from fedhet.machine import device_of, runs_at_once
 from fedhet.options import Config, Value
 from fedhet.recommending.race import SEEDS, Race, configurations
-from fedhet.recommending.serving import CONTROL, Candidates, ask
-from fedhet.recommending.verdict import Verdict, judge
+from fedhet.recommending.serving import CONTROL, Candidates, ask, by_reason
+from fedhet.recommending.verdict import Verdict, judge, still_learning
 from fedhet.results.tables import format_bytes, format_seconds
 from fedhet.supplied import Supplied
 from fedhet.toml import to_toml
@@ -168,8 +168,8 @@ def _introduce(candidates: Candidates, execute: Execution, allow: str | None, mo
     cost = "a round may cost anything (--max-bytes)" if most == math.inf else f"a round {format_bytes(most)} a client"
     execute.tell(f"{may}; {cost}; {format_seconds(seconds)} for all (--budget)")
     execute.show(terminal_table([["method", "sends"], *([n, candidates.sends[n]] for n in candidates.settings)]))
-    for name, reason in candidates.refused.items():
-        execute.tell(f"{name} cannot serve: {reason}")
+    for names, reason in by_reason(candidates.refused):
+        execute.tell(f"{names} cannot serve: {reason}")
 
 
 def _race(
@@ -181,8 +181,8 @@ def _race(
     race = Race(tuner, choices, candidates.alone, most)
     race.run()
     execute.show(terminal_table(list(race.standing())))
-    for name, why in race.left.items():
-        execute.tell(f"{name} left the race: {why}")
+    for names, why in by_reason(race.left):
+        execute.tell(f"{names} left the race: {why}")
     return race
 
 
@@ -200,6 +200,10 @@ def _compare(race: Race, seeds: Sequence[int], tuner: Tuner) -> tuple[list[Plann
     """Run the best methods with seeds not used in the race, as time permits; return the runs and their failures."""
     best = [race.searches[name].best for name in race.by_turns()]
     runs, failed, compared = list[PlannedRun](), dict[str, str](), 0
+    left = format_seconds(max(tuner.execute.deadline - time.monotonic(), 0.0))
+    tuner.execute.tell(
+        f"comparison on test parts, {len(seeds)} seeds at most: {', '.join(each.variant for each in best)}; {left} left"
+    )
     for number, seed in enumerate(seeds):
         planned = [tuner.plan(tried, seed, WHOLE) for tried in best]
         if number and not race.fits(planned, tuner.execute.deadline):
@@ -238,9 +242,9 @@ def _conclude(
     settings: dict[str, Value] = {"method": complete.method}
     settings |= {key: value for key, value in flat.items() if value != plain.get(key)}
     refused = candidates.refused | {each: why for each, why in race.left.items() if "max-bytes" in why}
-    said = list(verdict.lines())
+    said = [*verdict.lines(), *still_learning(done.results)]
     notes = [*said, *race.notes, *notes_below(done.results, done.baseline, shared.notes)]
-    refusals = [["left the race, or cannot serve", "why"], *map(list, (race.left | candidates.refused).items())]
+    refusals = [["left the race, or cannot serve", "why"], *map(list, by_reason(race.left | candidates.refused))]
     publish(done, notes, "Which method for these clients", more=[list(race.standing()), refusals])
     write_text(done.folder / "recommended.toml", to_toml(settings))
     outcome = {

@@ -14,9 +14,9 @@ from itertools import zip_longest
 
 from fedhet.comparing.runs import why_incomplete
 from fedhet.comparing.search import Choice, Search, Tried
-from fedhet.comparing.settings import PlannedRun
+from fedhet.comparing.settings import PlannedRun, distinct
 from fedhet.comparing.tuning import RATE, Tuner, Tuning
-from fedhet.results.tables import format_bytes, format_value
+from fedhet.results.tables import format_bytes, format_seconds, format_value
 
 SEEDS = (1000, 1001, 1002, 1003)
 TRIES = 6
@@ -75,7 +75,7 @@ class Race:
         self._first_tries()
         for number, seed in enumerate(SEEDS[1:], start=1):
             asked = self._better_halves(number)
-            if not asked or not self._whole(asked, seed):
+            if not asked or not self._whole(asked, seed, "race"):
                 for tried in asked:
                     tried.by_seed.pop(seed, None)
                     tried.failed.pop(seed, None)
@@ -136,11 +136,12 @@ class Race:
                 if number < len(choices) and name not in self.left
             ]
             planned = [self.tuner.plan(tried, SEEDS[0], self.tuner.held_out) for tried in asked]
-            if number and not (self.fits(planned, until) and self._whole(asked, SEEDS[0])):
+            doing = f"configuration {number + 1} of {most}"
+            if number and not (self.fits(planned, until) and self._whole(asked, SEEDS[0], doing)):
                 self.notes.append(f"Each method tried at most {number} of {most} configurations.")
                 break
             if not number:
-                self._whole(asked, SEEDS[0])
+                self._whole(asked, SEEDS[0], doing)
             for tried in asked:
                 search = Search(tried.variant, len(self.choices[tried.variant]), [])
                 self.searches.setdefault(tried.variant, search).tried.append(tried)
@@ -175,8 +176,12 @@ class Race:
         going_on = {name: tried for name, tried in racing.items() if name not in self.left}
         return [each for tried in going_on.values() for each in tried[: math.ceil(TRIES / 2**seeds)]]
 
-    def _whole(self, asked: Sequence[Tried], seed: int) -> bool:
-        """Run configurations with another seed; returns whether there was time for all of them."""
+    def _whole(self, asked: Sequence[Tried], seed: int, doing: str) -> bool:
+        """Say what is done, and run configurations with another seed; return whether there was time for all of them."""
+        names, left = ", ".join(distinct(each.variant for each in asked)), self.execute.deadline - time.monotonic()
+        self.execute.tell(
+            f"{doing}, seed {seed}, {len(asked)} runs: {names}; {format_seconds(max(left, 0.0))} left for the race"
+        )
         self.tuner.run(asked, [seed])
         return all(seed in each.by_seed or seed in each.failed for each in asked)
 

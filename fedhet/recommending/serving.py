@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from fedhet.comparing.settings import SharedSettings, shake_hands, shared_settin
 from fedhet.keys import kebab
 from fedhet.method import METRICS, STRUCTURE, Traits
 from fedhet.options import Config
+from fedhet.rows import grouped
+from fedhet.server.handshake import NOBODY
 from fedhet.supplied import Supplied
 
 CONTROL = "local"
@@ -114,7 +117,25 @@ def _refusal(config: Config, supplied: Supplied, policy: Policy, allow: str | No
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    """Return an error in one line; of one that all clients have, which the handshake lists, only the reason."""
+    first, *others = [" ".join(line.split()) for line in str(error).splitlines()] or [type(error).__name__]
+    if first == NOBODY:
+        first = ""
+        others = [each.partition("): ")[2] or each for each in others] if len(others) == 1 else others
+    return " ".join(filter(None, [first, "; ".join(others)]))
+
+
+def by_reason(reasons: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return methods, separated by commas, and their reason; they share one if the reasons differ in their names."""
+
+    def common(name: str) -> str:
+        named = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", "the method", reasons[name])
+        return named.replace(f"{name}.", "METHOD.")  # keys
+
+    return [
+        (", ".join(names), reasons[names[0]] if len(names) == 1 else reason)
+        for reason, names in grouped((common(name), name) for name in reasons).items()
+    ]
 
 
 @contextmanager

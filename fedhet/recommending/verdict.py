@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from fedhet import registry
 from fedhet.comparing.measures import CONFIDENCE, Difference, VariantResult, corrected_p_values, paired_difference
 from fedhet.comparing.search import round_bytes
 from fedhet.results.history import final_clients
@@ -11,6 +12,10 @@ from fedhet.results.tables import format_bytes, format_seconds, format_value
 from fedhet.rows import client_order
 
 SCORE = "personal_accuracy"
+RISE = 0.02
+"""A rise of the accuracy over the last rounds, against as many before, at which a method still learns."""
+LAST = 5
+"""Of so many rounds, or of a quarter of all."""
 NAMED = 8
 """So many clients are named."""
 
@@ -86,6 +91,26 @@ def judge(results: Sequence[VariantResult], alone: Collection[str], rivals: int)
     above = all(each is not None and each.low is not None and each.low > 0 for each in differences)
     beats = above and corrected_p_values(results, best).get(federated.variant, 0.0) < 1 - CONFIDENCE
     return Verdict(best, federated, differences[0], beats, rivals, _losers(federated, best))
+
+
+def still_learning(results: Sequence[VariantResult]) -> Iterator[str]:
+    """Yield a sentence on the methods whose accuracy still rises at the end, if there are any."""
+    rising = [
+        f"{result.variant} ({rise:+.3f})"
+        for result in results
+        if result.outcomes and not registry.method(result.outcomes[0].run.settings.method_name).one_shot
+        if (rise := statistics.fmean(_rise(each.files.curve) for each in result.outcomes)) > RISE
+    ]
+    if rising:
+        yield f"Still learning in the last rounds: {', '.join(rising)}. Set rounds higher."
+
+
+def _rise(curve: Sequence[tuple[int, float]]) -> float:
+    """Return by how much the mean accuracy of the last rounds is above that of as many before; 0 for a single one."""
+    last = min(LAST, max(1, len(curve) // 4))
+    values = [accuracy for _, accuracy in curve]
+    before = values[-2 * last : -last]
+    return statistics.fmean(values[-last:]) - statistics.fmean(before) if before else 0.0
 
 
 def _losers(mine: VariantResult, theirs: VariantResult) -> list[tuple[str, float]]:

@@ -21,6 +21,9 @@ from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, WHOLE, with_public_data
 
 log = logging.getLogger("flwr").getChild("fedhet")
 
+NOBODY = "no client can serve:"
+"""The first line of an error, above the reasons."""
+
 
 class Handshake:
     """Asks new nodes for their names and what they have, and admits those that the method's hooks accept."""
@@ -44,7 +47,7 @@ class Handshake:
             self._ask(new, unseen=unseen)
         if not roster.nodes:
             nobody = "there are no nodes" if not roster.waiting else "all come after the last round (unseen-clients)"
-            raise FedhetError(f"no client can serve:\n{round.reasons(nobody)}")
+            raise FedhetError(f"{NOBODY}\n{round.reasons(nobody)}")
         learns = shares.keys != "nothing" or type(self.strategy).aggregate_fit is not Hooks.aggregate_fit
         if len(roster.nodes) == 1 and roster.refused and learns:
             (left,) = roster.nodes

@@ -39,7 +39,7 @@ class Networks:
             built = build()
         if (spec := spec_of(built.state_dict())) != report.spec:
             raise FedhetError(
-                f"its {difference(report.spec, spec)} unlike in the network that the server would build for it: "
+                f"its network is not the one that the server would build for it ({difference(report.spec, spec)}): "
                 f"{self._way_out}"
             )
 

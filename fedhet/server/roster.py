@@ -114,7 +114,7 @@ class Roster:
             if spec != theirs:
                 but = " but for their widths" * (networks == "widths")
                 raise FedhetError(
-                    f"{method} {UNLIKE}{but}, and this one's {difference(spec, theirs)} unlike that of client {first}"
+                    f"{method} {UNLIKE}{but}, and this one is not that of client {first}: {difference(spec, theirs)}"
                 )
         for key, array in report.spec.items() if averaged and networks not in ("widths", "parts") else ():
             known, owner = self.keys.get(key, (array, name))

@@ -117,11 +117,15 @@ def difference(spec: Spec, other: Spec) -> str:
     """Describe the first difference of two models; for models without widths, compare the number of axes."""
     name = next((name for name in [*spec, *other] if spec.get(name) != other.get(name)), None)
     if name is None:
-        return "order of arrays is"
-    if name not in spec:
-        return f"{name} is missing,"
-    shape = spec[name][0]
-    return f"{name} has {len(shape)} axes," if shape and not any(shape) else f"{name} has shape {list(shape)},"
+        return "its arrays are in another order"
+    if name not in spec or name not in other:
+        return f"it lacks {name}" if name not in spec else f"it alone has {name}"
+    (shape, dtype), (other_shape, other_dtype) = spec[name], other[name]
+    if shape == other_shape:
+        return f"its {name} is {dtype}, not {other_dtype}"
+    if not any((*shape, *other_shape)):
+        return f"its {name} has {len(shape)} axes, not {len(other_shape)}"
+    return f"its {name} has shape {list(shape)}, not {list(other_shape)}"
 
 
 def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:

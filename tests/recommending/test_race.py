@@ -25,6 +25,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.recommending import race, recommend
 from fedhet.recommending.race import FINALISTS, SEEDS, TRIES, configurations
 from fedhet.recommending.serving import Candidates
+from fedhet.recommending.verdict import still_learning
 
 SETTINGS = {"preset": "fedhenn/digits", "clients": 2, "rounds": 3}
 ALONE = {"local", "label-spreading", "logistic-regression", "nearest-neighbour"}
@@ -147,9 +148,33 @@ def test_the_budget_is_kept_and_what_had_no_time_is_told(races, budget):
     assert re.search(r"Each method tried at most \d of 6 configurations", told) or "of 4 seeds" in told
 
 
-def test_a_method_that_had_no_turn_is_named(races):
-    races.go("60s")
-    assert "layer-average left the race: there was no time to try it within the budget" in races.printed
+def test_methods_that_had_no_turn_are_named(races):
+    races.go("50s")
+    assert "fedproto, layer-average left the race: there was no time to try it within the budget" in races.printed
+
+
+def test_what_runs_and_the_time_left_are_told(races):
+    races.go()
+    told = races.printed
+    assert "configuration 1 of 6, seed 1000, 8 runs: local, " in told
+    assert (
+        "configuration 5 of 6, seed 1000, 5 runs: local, fedhenn, fedmd, fedproto, layer-average; 36 min 35 s" in told
+    )
+    assert re.search(r"race, seed 1001, 18 runs: .*fedhenn.*; 35 min 45 s left for the race\n", told)
+    assert re.search(r"comparison on test parts, 5 seeds at most: local, fedhenn, .*; 53 min 5 s left\n", told)
+    assert told.count(": completed\n") == 6, "one in half a minute"
+
+
+def test_methods_that_are_still_learning_are_named():
+    def result(variant, *accuracies):
+        files = SimpleNamespace(curve=[*enumerate(accuracies)])
+        run = SimpleNamespace(settings=SimpleNamespace(method_name=variant))
+        return SimpleNamespace(variant=variant, outcomes=[SimpleNamespace(files=files, run=run)])
+
+    few, many = result("fedhenn", 0.1, 0.2, 0.35), result("local", *(min(each / 20, 0.8) for each in range(30)))
+    (line,) = still_learning([few, many, result("pfnm", 0.1, 0.8), result("nearest-neighbour", 0.9)])
+    assert line == "Still learning in the last rounds: fedhenn (+0.150). Set rounds higher."
+    assert not [*still_learning([many])]
 
 
 def test_little_time_is_for_both_sides_of_the_comparison(races):

@@ -11,7 +11,7 @@ from fedhet import registry
 from fedhet.errors import ConfigError
 from fedhet.options import Parameters, option
 from fedhet.recommending import _of_configured_networks
-from fedhet.recommending.serving import ask
+from fedhet.recommending.serving import ask, by_reason
 from fedhet.supplied import Supplied
 
 DIGITS = {"preset": "fedhenn/digits", "clients": 5, "public-samples": 50}
@@ -115,6 +115,25 @@ def test_three_networks_of_ones_own_without_a_public_dataset():
         assert "public" in found.refused[name], name
     assert {"fedharm", "fedprox", "fedrep", "fedma", "pfnm"} <= found.refused.keys()
     assert "equal architectures" in found.refused["fedavg"]
+    lines = dict(by_reason(found.refused))
+    assert "the method needs equal architectures" in lines["class-average, fedavg, fedprox, fedrep"]
+    assert "; client 2: " in lines["class-average, fedavg, fedprox, fedrep"]
+    assert not [line for line in lines.values() if "no client can serve" in line or "\n" in line]
+
+
+def test_refusals_of_a_users_networks_name_no_model_that_the_user_did_not_give():
+    rows = Supplied(
+        lambda client: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
+        lambda client: {name: (part[0].flatten(1), part[1]) for name, part in some_data(client).items()},
+    )
+    refused = asked("fedkd", "fml", "lora", "flha-distillation", supplied=rows).refused
+    reason = (
+        "takes images of (channels, height, width) of at least 4 x 4, not (64,): set it to a model for these inputs"
+    )
+    assert refused["flha-distillation"] == f"flha-distillation.teacher {reason} (mlp-20: for rows of numbers)"
+    assert refused["lora"] == "lora adapts nn.Linear layers, and Sequential has none but its head"
+    del refused["lora"], refused["flha-distillation"]
+    assert by_reason(refused) == [("fedkd, fml", f"METHOD.shared-model {reason} (mlp-20: for rows of numbers)")]
 
 
 @pytest.mark.parametrize(

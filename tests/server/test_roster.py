@@ -49,9 +49,9 @@ def test_clients_need_one_metric():
 def test_equal_architectures_are_asked_of_methods_that_need_them():
     roster, other = roster_with(handshake("3"), handshake("1")), handshake("4", {"w": ((4, 3), "float32")})
     assert refused(roster, other, networks="equal") == (
-        "fedthis needs equal architectures, and this one's w has shape [4, 3], unlike that of client 1"
+        "fedthis needs equal architectures, and this one is not that of client 1: its w has shape [4, 3], not [2, 3]"
     )
-    assert "w is missing" in refused(roster, handshake("4", {}), networks="equal")
+    assert "it lacks w" in refused(roster, handshake("4", {}), networks="equal")
     roster.check("fedthis", other, networks="any", averaged=False)
 
 
@@ -59,12 +59,14 @@ def test_one_architecture_in_several_widths_is_asked_of_methods_that_match():
     roster, wider = roster_with(handshake("3")), handshake("4", {"w": ((4, 5), "float32")})
     roster.check("fedthis", wider, networks="widths", averaged=True)
     for spec, told in (
-        ({"w": ((2, 3, 1), "float32")}, "w has 3 axes,"),
-        ({"v": ((2, 3), "float32")}, "v has 2 axes,"),
-        ({}, "w is missing"),
+        ({"w": ((2, 3, 1), "float32")}, "its w has 3 axes, not 2"),
+        ({"v": ((2, 3), "float32")}, "it alone has v"),
+        ({}, "it lacks w"),
     ):
         reason = refused(roster, handshake("4", spec), networks="widths")
-        assert reason.startswith(f"fedthis needs equal architectures but for their widths, and this one's {told}")
+        assert reason.startswith(
+            f"fedthis needs equal architectures but for their widths, and this one is not that of client 3: {told}"
+        )
 
 
 def test_what_goes_by_one_key_must_be_alike_where_it_is_averaged():

@@ -186,7 +186,10 @@ def test_unequal_architectures_are_refused_by_layer(start, tiny):
     _, watch, _ = start(app=tiny.app(model=model))
     (failure,) = watch.rows[0]["failures"]
     assert failure["client"] == "1"
-    assert "fedavg needs equal architectures, and this one's 0.weight has shape [7, 4]" in failure["reason"]
+    assert (
+        "fedavg needs equal architectures, and this one is not that of client 0: its 0.weight has shape [7, 4]"
+        in failure["reason"]
+    )
 
 
 def test_the_first_weights_come_from_whoever_answers(start, failing):

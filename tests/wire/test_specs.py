@@ -26,6 +26,8 @@ def test_a_narrowed_spec_has_floats_as_they_travel():
 
 def test_the_first_difference_of_two_models_is_told():
     spec = {"w": ((2,), "float32"), "b": ((3,), "float32")}
-    assert difference(spec, {**spec, "b": ((4,), "float32")}) == "b has shape [3],"
-    assert difference({"w": spec["w"]}, spec) == "b is missing,"
-    assert difference(dict(reversed(spec.items())), spec) == "order of arrays is"
+    assert difference(spec, {**spec, "b": ((4,), "float32")}) == "its b has shape [3], not [4]"
+    assert difference(spec, {**spec, "b": ((3,), "float16")}) == "its b is float32, not float16"
+    assert difference(spec, {"w": spec["w"]}) == "it alone has b"
+    assert difference({"w": spec["w"]}, spec) == "it lacks b"
+    assert difference(dict(reversed(spec.items())), spec) == "its arrays are in another order"
