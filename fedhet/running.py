@@ -29,7 +29,7 @@ def run(
     engine: str | None = None,
     resume: str | Path | None = None,
     observers: Sequence[Observer] = (),
-    progress: bool | None = None,
+    progress: bool = True,
 ) -> RunResult:
     """Run a federation from beginning to end.
 
@@ -45,7 +45,7 @@ def run(
         resume: directory of a run to resume with its configuration, of which `config` may change single keys. A method
             that no package installs is imported only if `config` names it too.
         observers: notified of every round, if its history can be read here.
-        progress: whether to print a line for each round; None: on a terminal and in a notebook.
+        progress: whether to show the rounds as `fedhet run` does: a bar on a terminal, else a line for each.
 
     Raises:
         FedhetError: the configuration is wrong, the directory holds another run, or the run failed.
@@ -68,7 +68,7 @@ def run(
         check_folder(folder, resume=resume is not None)
         device_of(complete.device)  # which raises unless it is here
         population.check(complete, own_model=model is not None, own_data=data is not None)
-    watching = [*observers, *progress_lines(progress)]
+    watching = [*observers, *([progress_line()] if progress else [])]
     if complete.engine == "local":
         from fedhet.engines.local import run_locally
 
@@ -81,16 +81,13 @@ def run(
     return RunResult(folder, json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {})
 
 
-def progress_lines(wanted: bool | None) -> list[Observer]:
-    """Observers that show the progress of a run that is called in Python."""
+def progress_line() -> Observer:
+    """Return the observer that shows the progress of a run that is called in Python."""
     from fedhet.results.progress import ProgressLine
 
-    console = text.console()
-    if wanted is None:
-        wanted = console.is_terminal or console.is_jupyter
-    if console.is_jupyter:  # a cell keeps what is printed, line by line
-        console = text.console(force_jupyter=False, force_terminal=False, width=100)
-    return [ProgressLine(console)] if wanted else []
+    if text.console().is_jupyter:  # a cell keeps what is printed, line by line
+        return ProgressLine(text.console(force_jupyter=False, force_terminal=False, width=100))
+    return ProgressLine(text.terminal())
 
 
 def _resolved(config: Mapping[str, Any] | str | Path | None, resume: str | Path | None, supplied: Supplied) -> Config:

@@ -103,7 +103,7 @@ def test_what_is_tested_on_the_common_set_alone_is_seen_everywhere(run, tiny, ca
         train, test = tiny.data(client)
         return {"train": train, "test": test, "common": test}
 
-    done = run({"method": "local", "test_on": "global", "closing_epochs": 1}, data=data, progress=True)
+    done = run({"method": "local", "test_on": "global", "closing_epochs": 1}, data=data)
     last = [row.accuracy for row in final_clients(read_clients(done.folder))]
     assert fmean(last) == pytest.approx(done.summary["personal_accuracy"]["mean"])
     assert scored_curve(done.history, "trained")[-1] == (3, done.summary["personal_accuracy"]["weighted"])
@@ -113,6 +113,17 @@ def test_what_is_tested_on_the_common_set_alone_is_seen_everywhere(run, tiny, ca
     page = write_report(done.folder).read_text()
     assert "Completed: 3 of 3 rounds, the last of them of closing epochs" in page
     assert all(f'<figure id="{name}">' in page for name in ("accuracy", "clients", "losses", "courses"))
+
+
+def test_a_run_shows_its_rounds_as_the_command_does_unless_it_is_told_not_to(run, capsys):
+    done = run()
+    told = capsys.readouterr().out
+    assert "round 1/2: 3 clients, accuracy " in told
+    assert "fedavg: 2 rounds in" in told
+    assert str(done).startswith("fedavg: global accuracy ")
+    assert str(done).endswith(f"\n{done.folder}")
+    run(out="quiet", progress=False)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_network_that_is_given_is_where_all_begin(run):

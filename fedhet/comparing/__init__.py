@@ -144,7 +144,7 @@ def compare(
     if baseline is not None and baseline not in names:
         raise ConfigError(f"baseline {baseline} is not among the variants compared: {', '.join(names)}")
     check_place(out)
-    run = partial(running.run, model=model, data=data, task=task, progress=False) if supplied else running.run
+    run = partial(running.run, model=model, data=data, task=task) if supplied else running.run
     jobs = jobs or runs_at_once(device_of(str(config.get("device", "auto"))))
     execute = Execution(run, jobs, console or text.console(soft_wrap=True))
     all_seeds = distinct([*seeds, *(tuning.seeds if tuning else ())])

@@ -117,7 +117,7 @@ def recommend(
     base, seeds = configuration.completed(config, supplied.words.keys()), distinct(seeds)
     out = Path(out or Path("runs") / "recommend")
     check_place(out)
-    run = partial(running.run, model=model, data=data, task=task, progress=False) if supplied else running.run
+    run = partial(running.run, model=model, data=data, task=task) if supplied else running.run
     jobs = jobs or runs_at_once(device_of(str(base.get("device", "auto"))))
     deadline = began + seconds - min(PAGE * seconds, PAGE_SECONDS)
     execute = Execution(run, jobs, console or text.console(soft_wrap=True), deadline)

@@ -49,6 +49,10 @@ class RunResult:
             raise FedhetError(f"{self.folder}: no client was evaluated, so there is nothing to draw")
         return figure
 
+    def __str__(self) -> str:
+        """The last line of `fedhet run`, and the folder."""
+        return f"{headline(read_run(self.folder))}\n{self.folder}" if self.summary else str(self.folder)
+
     def _repr_html_(self) -> str:
         from fedhet.results.figures import accuracy_figure
         from fedhet.results.plotting import to_svg
