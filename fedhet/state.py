@@ -47,7 +47,7 @@ class State:
         public_size: examples in it.
         model: what is shared, by key (if whole networks are, the global model), BatchNorm's statistics and counters.
         validation: validation accuracies of the rounds that were evaluated, where early stopping watches them.
-        stopped: the round after which early stopping ended training; 0 if it did not.
+        stopped: the round after which early stopping, or an observer that set this, ended training; 0 if none did.
     """
 
     serves: ClassVar[bool] = False

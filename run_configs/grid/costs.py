@@ -12,7 +12,6 @@ scikit-learn do is in the seconds only.
 """
 
 import argparse
-import contextlib
 import json
 import tempfile
 import time
@@ -51,10 +50,6 @@ SIZES = {
 
 PARTS = {2: "whole", 3: "half"}
 """The clients that are measured, after others have warmed up the process, and the parts of a network that they have."""
-
-
-class Enough(Exception):
-    """The round that is to be measured is over."""
 
 
 @dataclass
@@ -100,7 +95,7 @@ class Meter(Observer):
             raise RuntimeError(report.row["failures"])
         if report.row["round"] == self.last:
             self.bytes = {int(row.client): (row.bytes_up, row.bytes_down) for row in report.clients}
-            raise Enough
+            run.state.stopped = self.last
 
 
 def measured(method: str, what: str) -> Meter:
@@ -111,8 +106,7 @@ def measured(method: str, what: str) -> Meter:
     with tempfile.TemporaryDirectory() as folder:
         config = settings.settings(method, 0).but(workers=1)
         meter = Meter(what, min(2, config.rounds))
-        with contextlib.suppress(Enough):
-            run_locally(config, Path(folder) / "run", observers=[meter], app=meter)  # type: ignore[arg-type]
+        run_locally(config, Path(folder) / "run", observers=[meter], app=meter)  # type: ignore[arg-type]
     return meter
 
 

@@ -11,7 +11,6 @@ Rows that say `as ...` are copies by hand, for presets that differ in their part
 """
 
 import argparse
-import contextlib
 import csv
 import itertools
 import os
@@ -61,15 +60,11 @@ def key_of(row: Mapping[str, str]) -> Key:
     return row["preset"], row["architectures"], row["dataset"]
 
 
-class Enough(Exception):
-    """The rounds that are to be measured are over."""
-
-
 @dataclass
 class Clock(Observer):
     """Keeps how many seconds the process had computed when a run began (0) and when its rounds ended.
 
-    It ends the run after the round `last`; 0: the run ends by itself.
+    It ends the run after the round `last`; 0: after as many as the method needs.
     """
 
     last: int
@@ -77,13 +72,13 @@ class Clock(Observer):
 
     def started(self, run: RunInfo, first: int, last: int) -> None:
         """The first round begins."""
-        self.ends[0] = time.process_time()
+        self.ends[0], self.last = time.process_time(), self.last or last
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """One more has ended."""
         self.ends[report.row["round"]] = time.process_time()
-        if self.last and report.row["round"] == self.last:
-            raise Enough
+        if report.row["round"] == self.last:
+            run.state.stopped = self.last
 
 
 def measured(preset: str, config: Config, data: str) -> tuple[float, float, str]:
@@ -122,14 +117,15 @@ def measured(preset: str, config: Config, data: str) -> tuple[float, float, str]
         short |= {"fedhenn.rad-source": "held-out", "public-samples": config.parameters.rad_size}
     # Ten steps at least, unless they are long ones: a step with Procrustes takes all rows of the RAD.
     fewest = 10 * batch if batch <= 10 and getattr(config.parameters, "kernel", "") != "procrustes" else batch
+    if config.partition != "natural":  # else the whole test set is evaluated at the end
+        short |= {"test-split": "drawn", "test-share": 0.1}
     seconds = []
     for examples in (fewest, 2 * fewest):
         clock = Clock(last)
         short |= {"samples-per-client": examples} | ({"public-samples": examples} if config.public_samples else {})
-        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Enough):
+        with tempfile.TemporaryDirectory() as folder:
             fedhet.run(short, out=f"{folder}/run", progress=False, observers=[clock])
-        end = max(clock.ends)
-        seconds.append((clock.ends[end] - clock.ends[first]) / ((end - first) * clients))
+        seconds.append((clock.ends[clock.last] - clock.ends[first]) / ((clock.last - first) * clients))
     example = (seconds[1] - seconds[0]) / (fewest * epochs * (2 if config.public_samples else 1))
     how = f"extrapolated: {clients} clients with {fewest} and {2 * fewest} examples"
     return example, max(0.0, 2 * seconds[0] - seconds[1]), how

@@ -8,6 +8,7 @@ from fedhet import config as configuration
 from fedhet.client.app import make_client_app
 from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError
+from fedhet.observing import Observer
 from fedhet.results.history import read_history
 from fedhet.server.reporter import watch_validation
 from fedhet.state import State
@@ -27,10 +28,10 @@ SETTINGS = {
 
 @pytest.fixture
 def federate(tmp_path):
-    def federate(name="run", app=None, **settings):
+    def federate(name="run", app=None, observers=(), **settings):
         config = configuration.resolve({**SETTINGS, **{key.replace("_", "-"): v for key, v in settings.items()}})
         folder = tmp_path / name
-        run_locally(config, folder, app=app, resume=(folder / "config.toml").exists())
+        run_locally(config, folder, app=app, observers=observers, resume=(folder / "config.toml").exists())
         return read_history(folder), json.loads((folder / "summary.json").read_text())
 
     return federate
@@ -116,6 +117,18 @@ def test_a_run_that_ended_early_says_so_and_closes_as_usual(federate):
     assert (summary["stopped_early"], summary["rounds"]) == (3, 4)
     assert len(rows[4]["participants"]) == 3
     assert [row["round"] for row in rows] == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_observer_can_end_training(federate):
+    class AfterTwo(Observer):
+        def round(self, run, report):
+            if report.row["round"] == 2:
+                run.state.stopped = 2
+
+    rows, summary = federate(observers=[AfterTwo()])
+    assert [row["round"] for row in rows] == [0, 1, 2, 3]
+    assert rows[-1]["final"]
+    assert (summary["rounds"], summary["status"]) == (2, "completed")
 
 
 def test_a_resumed_run_ends_where_it_would_have_ended(federate, tmp_path):
