@@ -50,13 +50,13 @@ def dataset_of(config: Config) -> DataSet:
     """Return the configured data set, loaded once in a process, with a test set drawn by the seed if configured.
 
     Raises:
-        ConfigError: the clients' data are a user's own.
+        ConfigError: the data set is a user's own, and their data or model are not here.
         DataError: as `fedhet.data.load`.
     """
     if config.dataset == OWN:
         raise ConfigError(
-            f"dataset = {OWN}: the data are what a data function gives, networks what a model function gives, and "
-            "one of them is not here: give both, fedhet.run(..., model=my_model, data=my_data), or name a data set of "
+            f"dataset = {OWN}: data of your own need a model of your own, since the architectures of `fedhet list` are "
+            "made for its data sets: give both, fedhet.run(..., model=my_model, data=my_data), or name a data set of "
             "`fedhet list`"
         )
     dataset = data.load(config.dataset, config.data or None, input_size=config.input_size)
@@ -156,14 +156,10 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
         raise ConfigError(
             f"{config.method_name} aligns clients on a public dataset: set public-samples, such as public-samples = 500"
         )
+    if not (own_data and own_model):
+        dataset_of(config)  # whose files may not be there
     if own_data:
-        if not own_model and config.dataset == OWN:
-            raise ConfigError(
-                "data of your own need a model of your own, since the architectures of `fedhet list` are made for its "
-                "data sets: give both, fedhet.run(..., model=my_model, data=my_data)"
-            )
         return
-    dataset_of(config)  # whose files may not be there
     problems: list[FedhetError] = []
     for check_part in [_check_data] if own_model else [_check_data, _check_models]:
         try:

@@ -200,10 +200,9 @@ def test_a_users_data_are_not_called_by_the_presets_data_set(run):
     assert done.folder.name.startswith("fedhenn-own-")
     assert (done.summary["dataset"], settings["dataset"], settings["partition"]) == ("own", "own", "iid")
     assert read_run(done.folder).title == "fedhenn on own data"
-    with pytest.raises(ConfigError, match="the data are what a data function gives"):
-        fedhet.run({"method": "local", "dataset": "own"})
-    with pytest.raises(ConfigError, match=r"need a model of your own, .*model=my_model, data=my_data"):
-        fedhet.run({"method": "local", "dataset": "own"}, data=without_common)
+    for data in (None, without_common):
+        with pytest.raises(ConfigError, match=r"need a model of your own, .*model=my_model, data=my_data"):
+            fedhet.run({"method": "local", "dataset": "own"}, data=data)
 
 
 def test_the_configured_architectures_serve_data_like_the_data_sets(tmp_path):
