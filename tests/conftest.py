@@ -29,7 +29,6 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import settings
-from PIL import Image
 from torch import Tensor, nn
 
 from fedhet import config as configuration
@@ -226,23 +225,12 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> str:
             values = rng.integers(10 if kind == "labels-idx1" else 256, size=shape, dtype=np.uint8)
             head = struct.pack(f">BBBB{len(shape)}i", 0, 0, 8, len(shape), *shape)
             (folder / f"{part}-{kind}-ubyte").write_bytes(head + values.tobytes())
-    speech = "".join(rng.choice(list("abcdefgh ,.!"), size=600))
-    (folder / "input.txt").write_text("\n".join(f"{role}:\n{speech}\n" for role in "ABCDE"))
-    words = list("abcdefghijkl")
-    tweets = [
-        f'"{row % 8 // 4 * 4}","{row}","","","{row % 4}","{" ".join(rng.choice(words, 9))}"' for row in range(240)
-    ]
-    (folder / "training.1600000.processed.noemoticon.csv").write_text("\n".join(tweets))
-    vectors = [" ".join(map(str, (word, *rng.normal(size=5).round(3)))) for word in words]
-    (folder / "glove.6B.50d.txt").write_text("\n".join(vectors))
+    made_up = registry.module_of(str(configuration.run_configs() / "papers" / "made_up.py"))
+    made_up.shakespeare(folder, roles=5, characters=600)
+    made_up.sentiment140(folder, users=4, tweets=240, vocabulary=12, words=9, width=5)
     chest = folder / "chestxray"
     chest.mkdir()
-    lines = ["Image Index,Finding Labels,Patient ID,Patient Age,Patient Gender"]
-    for patient in range(1, 121):
-        name = f"{patient:08d}_000.png"
-        Image.fromarray(rng.integers(256, size=(16, 16), dtype=np.uint8)).save(chest / name)
-        lines.append(f"{name},{('Mass', 'Mass|Hernia', 'No Finding')[patient % 3]},{patient},{patient % 90},F")
-    (chest / "Data_Entry_2017_v2020.csv").write_text("\n".join(lines))
+    made_up.chestxray14(chest, patients=120, side=16)
     return str(folder)
 
 

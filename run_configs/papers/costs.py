@@ -19,20 +19,28 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
 import fedhet
 from fedhet import models
 from fedhet.config import parse_settings, resolve
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.options import Config
+from fedhet.registry import module_of
 
 HERE = Path(__file__).resolve().parent
+
+made_up = module_of(str(HERE / "made_up.py"))
+MADE_UP = {
+    "shakespeare": partial(made_up.shakespeare, roles=66, characters=11_000),
+    "sentiment140": partial(made_up.sentiment140, users=20, tweets=12_000, vocabulary=2000, words=25, width=300),
+    "chestxray14": partial(made_up.chestxray14, patients=200, side=224),
+}
+"""Write data sets, by name, into a folder."""
 
 Key = tuple[str, str, str]
 """Preset, networks and kind of data."""
@@ -131,30 +139,6 @@ def measured(preset: str, config: Config, data: str) -> tuple[float, float, str]
     return example, max(0.0, 2 * seconds[0] - seconds[1]), how
 
 
-def made_up(kind: str, folder: Path) -> str:
-    """Write data in the shape of a data set that is not there, and return the folder."""
-    rng = np.random.default_rng(0)
-    if kind == "shakespeare":
-        speech = ["".join(rng.choice(list("abcdefghij ,.!"), size=11_000)) for _ in range(66)]
-        (folder / "input.txt").write_text("\n".join(f"R{'x' * role}:\n{text}\n" for role, text in enumerate(speech)))
-    elif kind == "sentiment140":
-        words = [f"w{number}" for number in range(2000)]
-        tweets = (
-            f'"{n % 8 // 4 * 4}","{n}","","","{n % 20}","{" ".join(rng.choice(words, 25))}"' for n in range(12_000)
-        )
-        (folder / "training.1600000.processed.noemoticon.csv").write_text("\n".join(tweets))
-        vectors = (" ".join((word, *map(str, rng.normal(size=300).round(3)))) for word in words)
-        (folder / "glove.6B.300d.txt").write_text("\n".join(vectors))
-    else:
-        lines = ["Image Index,Finding Labels,Patient ID,Patient Age,Patient Gender"]
-        for patient in range(1, 201):
-            name = f"{patient:08d}_000.png"
-            Image.fromarray(rng.integers(256, size=(224, 224), dtype=np.uint8)).save(folder / name)
-            lines.append(f"{name},{('Mass', 'Mass|Hernia', 'No Finding')[patient % 3]},{patient},{patient % 90},F")
-        (folder / "Data_Entry_2017_v2020.csv").write_text("\n".join(lines))
-    return str(folder)
-
-
 def unlike(methods: Collection[str] = ()) -> Iterator[tuple[Key, Config]]:
     """The runs (of some methods) of which an example may cost something else than of those before, once each."""
     known: set[Key] = set()
@@ -177,11 +161,12 @@ def main() -> None:
     known = set(map(key_of, rows_of("costs.csv")))
     for kind, group in itertools.groupby(unlike(given.methods), lambda each: each[0][2]):
         with tempfile.TemporaryDirectory() as folder:
-            there = str(given.data / kind) if (given.data / kind).is_dir() else made_up(kind, Path(folder))
+            if kind in MADE_UP:
+                MADE_UP[kind](Path(folder))
             for key, config in group:
                 if key in known:
                     continue
-                example, client, how = measured(key[0], config, there)
+                example, client, how = measured(key[0], config, folder if kind in MADE_UP else str(given.data / kind))
                 machine, today = f"1 of {os.cpu_count()} cores", date.today().isoformat()
                 cost = (f"{example:.3g}", f"{client:.3g}", how, machine, today)
                 with (HERE / "costs.csv").open("a", newline="", encoding="utf-8") as file:
