@@ -64,7 +64,8 @@ class Score:
         """The predicted and the right class of each example, (n,) each; None where an example has not just one."""
         if self.task.metric != "accuracy" or any(labels.ndim != 1 for _, labels in self.batches):
             return None
-        predicted, labels = (torch.cat(column) for column in zip(*self.batches, strict=True))
+        columns = self.batches[0] if len(self.batches) == 1 else map(torch.cat, zip(*self.batches, strict=True))
+        predicted, labels = columns
         return predicted, labels
 
     def __add__(self, other: "Score") -> "Score":

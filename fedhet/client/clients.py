@@ -77,7 +77,7 @@ class Clients:
         policy.check_examples(len(data.train), data.batch_size or config.batch_size)
         dataset = population.dataset_of(config) if self._data is None else None
         with self._network(info, data, device) as (representation, size):
-            transform = _transform(representation.model, dataset)
+            transform = _transform(representation.precision, dataset)
             if (tried := self._tried.get(info.name)) is None:
                 tried = self._tried[info.name] = self._try(representation, data, transform, dataset, config)
             data = self._relabelled(data, tried.task)
@@ -190,7 +190,7 @@ class Clients:
             if parts:
                 known = population.dataset_of(config) if self._data is None else None
                 if alike[:-1] not in self._groups:
-                    example = _transform(model, known)(data.train.inputs[:2])
+                    example = _transform(precision(model), known)(data.train.inputs[:2])
                     self._groups[alike[:-1]] = side.groups_of(model, example)
                 size = Size(width, self._groups[alike[:-1]])
                 if not size.groups:
@@ -261,9 +261,8 @@ def _bytes_of_whole(client: Client) -> int:
     return sum(map(math.prod, groups.shapes(groups.widths).values())) * next(iter(client.tensors.values())).itemsize
 
 
-def _transform(model: nn.Module, dataset: DataSet | None) -> Callable[[Tensor], Tensor]:
-    """Return the transform from raw inputs to a network's, for the configured data set or a user's data."""
-    dtype = precision(model)
+def _transform(dtype: torch.dtype | None, dataset: DataSet | None) -> Callable[[Tensor], Tensor]:
+    """Return the transform from raw inputs to a network's of a dtype, for the configured data set or a user's data."""
     return fitted(dataset.transform, dtype) if dataset else partial(as_input, dtype=dtype)
 
 

@@ -21,7 +21,7 @@ from fedhet.method import Traits
 from fedhet.options import Config, Parameters
 from fedhet.randomness import derive_seed, torch_generator
 from fedhet.representations import Representation
-from fedhet.representations.features import ROWS_AT_ONCE, in_precision, precision, scores_of
+from fedhet.representations.features import ROWS_AT_ONCE, in_precision, scores_of
 from fedhet.sharing import NetworkDescription
 from fedhet.task import Task
 from fedhet.wire import Payload, Request, WireError, load_into, to_arrays
@@ -96,7 +96,7 @@ class Client:
     @property
     def precision(self) -> torch.dtype | None:
         """The floating dtype of the network's parameters; None without parameters."""
-        return precision(self.model)
+        return self.representation.precision
 
     def beside(self, tensor: Tensor) -> Tensor:
         """Move a tensor to the network's device, and convert floats to its dtype."""

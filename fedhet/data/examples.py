@@ -33,6 +33,11 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def at(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the examples at these indices (k,) int64."""
+        inputs, labels = self.inputs, self.labels.index_select(0, indices)  # faster than labels[indices]
+        return inputs[indices] if isinstance(inputs, LazyInputs) else inputs.index_select(0, indices), labels
+
     def subset(self, indices: Indices | Tensor) -> "Examples":
         """Return the examples at these indices, in this order; examples in memory are copied."""
         chosen = torch.as_tensor(indices)

@@ -200,7 +200,8 @@ def _passes(
     """Yield mini-batches, given by their rows, each after its forward pass."""
     bf16 = phase.optimisation.bf16
     for number, index in enumerate(batches):
-        inputs, labels = prepare(examples.inputs[index]), examples.labels[index]
+        inputs, labels = examples.at(index)
+        inputs = prepare(inputs)
         outputs, captured = Forward(model, inputs, phase.captures, bf16=bf16).run()
         yield Step(number, model, parameters, inputs, labels, index, outputs, captured, bf16)
 

@@ -106,6 +106,11 @@ class Representation:
         """Names of the model's arrays, in the order of its state dict."""
         return tuple(self.model.state_dict())
 
+    @cached_property
+    def precision(self) -> torch.dtype | None:
+        """The floating dtype of the model's parameters; None without parameters."""
+        return precision(self.model)
+
     @property
     def site(self) -> tuple[str, ...]:
         """Which value of a model it is."""
