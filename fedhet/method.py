@@ -29,7 +29,8 @@ class Drawing:
 
 UNSCORED = (
     "{}'s model is at the server alone and has no score, and the clients' scores are those of training alone: it needs "
-    "a common test set and test-on = both; with data of your own, return the test set as `common`"
+    "a common test set and test-on = both (with data of your own, return it as `common`), or an evaluate_fn, as in "
+    "make_server_app(evaluate_fn=...)"
 )
 """The remark on a method that does not serve clients, by its name, where its model cannot be scored."""
 

@@ -9,10 +9,10 @@ from fedhet.testing import Case
 from fedhet.testing.runs import MIXED
 
 from .contract.further import Contract
+from .small import SMALL
 
 # What a method needs beside the settings of all to be run, and to learn, in a few seconds.
-OF_METHOD: dict[str, dict[str, Any]] = {
-    "depthfl": {"depthfl.depths": "2,1"},
+OF_METHOD: dict[str, dict[str, Any]] = SMALL | {
     "fedharm": {
         "learning-rate": 0.01,
         "fedharm.blocks": "body.2,body.4,head; body.1,body.2,head",

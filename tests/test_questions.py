@@ -12,6 +12,7 @@ from fedhet.errors import FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.method import Traits
 from fedhet.population import ClientInfo
+from tests.small import SMALL
 
 PAGE = Path(__file__).resolve().parents[1] / "fedhet" / "methods" / "README.md"
 HEADING = (
@@ -25,8 +26,7 @@ WORDS = {
     "descriptors": "activations for public examples",
     "hypernetwork": "weights of a hypernetwork",
 }
-OF_METHOD: dict[str, dict[str, Any]] = {
-    "depthfl": {"depthfl.depths": "2,1"},
+OF_METHOD: dict[str, dict[str, Any]] = SMALL | {
     "fedharm": {"fedharm.blocks": "0,2,4,5", "fedharm.slots": "8,8,8,10"},
     "flha-ghn": {"flha-ghn.head": "tiled"},
 }
@@ -45,7 +45,7 @@ def lines(heads: dict[str, str]) -> list[str]:
 
 
 def learnt(traits: Traits) -> str:
-    """What arrays tell the server of a client."""
+    """Return in words what arrays tell the server of a client."""
     keys = traits.shares.keys
     words = WORDS | {
         "weights": SHARED.get(keys, "") if isinstance(keys, str) else "weights that it shares",

@@ -1,6 +1,7 @@
 """The house: imports go down and nowhere in circles, and no module is a drawer."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import fedhet
 
 ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("fedhet", "strategies", "client_apps", "run_configs", "tests")
 LONGEST = 350
 BELOW_FLOWER = ("learning", "graphs", "matching", "representations", "hypernets", "data", "models")
 
@@ -49,6 +51,12 @@ def test_no_module_is_longer_than_a_reader_likes():
     folders = (package, ROOT / "strategies", ROOT / "client_apps")
     lengths = {path: len(path.read_text().splitlines()) for folder in folders for path in folder.rglob("*.py")}
     assert {str(path): length for path, length in lengths.items() if length > LONGEST} == {}
+
+
+def test_docstrings_say_what_a_thing_does_or_is():
+    """Their first words are no question."""
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    assert [str(path) for path in files if re.search(r'"{3}What\b', path.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.slow

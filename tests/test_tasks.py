@@ -15,6 +15,7 @@ from fedhet.client.policy import Policy
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.metric import Metric
+from tests.small import SMALL
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 
@@ -147,11 +148,10 @@ def test_methods_that_need_an_output_for_each_class_say_so(method, run):
 
 # ---- methods whose clients have parts of one network, or a small one beside theirs
 
-PARTS = {
+PARTS = SMALL | {
     "heterofl": {"heterofl.widths": "1,0.5"},
     "fedrolex": {"fedrolex.widths": "1,0.5"},
     "fjord": {"fjord.widths": "1,0.5"},
-    "depthfl": {"depthfl.depths": "2,1"},
     "fml": {"fml.shared-model": "mlp-20"},
 }
 TASKS = ("one logit", "several labels", "numbers", "pixels", "tokens")
@@ -209,7 +209,7 @@ def test_every_task_is_served_in_parts_or_refused_with_the_reason(method, task, 
     ("method", "settings"),
     [
         ("fjord", {"fjord.widths": "1,0.5", "fjord.distil": False}),
-        ("depthfl", {"depthfl.depths": "2,1", "depthfl.blocks": "2", "depthfl.momentum-distillation": 0.2}),
+        ("depthfl", SMALL["depthfl"] | {"depthfl.blocks": "2", "depthfl.momentum-distillation": 0.2}),
     ],
 )
 def test_numbers_are_learnt_where_nothing_is_distilled(method, settings, run):

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedhet.flower import MetricRecord
 from fedhet.keys import kebab
+from fedhet.method import UNSCORED
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.rows import ClientRow, Work, grouped, in_order, never_took_part, summarise, weighted_mean
 from fedhet.server.roster import with_remedy
@@ -221,6 +222,8 @@ def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"the last round that counted is {max(last, 0)} of {rounds}"
     if not rounds:
         return
+    if run.flower and not run.traits.serves_clients:  # fedhet's own loop knows whether its model was scored
+        yield UNSCORED.format(run.method.name)
     scored = run.traits.scored
     evaluations = [row.get(scored) or (row.get("common") or {}).get(scored) for row in rows]
     evaluated = next(filter(None, reversed(evaluations)), None)

@@ -16,6 +16,7 @@ from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.graphs import UnsupportedArchitecture
 from fedhet.graphs.exits import Exits, groups_by_depth
 from fedhet.results.history import read_clients
+from tests.small import SMALL
 
 DEPTHS = {"0": 3, "1": 2, "2": 1}
 SAME = {
@@ -203,7 +204,7 @@ def test_inclusivefls_scores_are_the_last_exits(depth):
 
 
 def test_inclusivefls_global_model_is_the_network_alone(federate):
-    settings = {"depthfl.depths": "2,1", "depthfl.blocks": "body.5", "depthfl.momentum-distillation": 0.2}
+    settings = SMALL["depthfl"] | {"depthfl.blocks": "body.5", "depthfl.momentum-distillation": 0.2}
     done = federate("depthfl", architectures="cnn-3-2", rounds=1, **settings)
     assert done.failures == []
     assert done.global_model.state_dict().keys() == population.model_of(done.info()).state_dict().keys()
@@ -211,7 +212,7 @@ def test_inclusivefls_global_model_is_the_network_alone(federate):
 
 def test_momentum_distillation_needs_blocks_that_are_alike(federate):
     with pytest.raises(FedhetError, match="needs blocks of repeated layers.* blocks 1 and 2 of its network have none"):
-        federate("depthfl", **{"depthfl.depths": "2,1", "depthfl.momentum-distillation": 0.2})
+        federate("depthfl", **SMALL["depthfl"], **{"depthfl.momentum-distillation": 0.2})
 
 
 def test_a_client_has_none_of_the_later_arrays(deep):

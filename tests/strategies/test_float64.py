@@ -13,6 +13,7 @@ from fedhet.engines.local import run_locally
 from fedhet.files import read_tensors
 from fedhet.supplied import Supplied
 from fedhet.testing.runs import Case, Run
+from tests.small import SMALL
 
 HARM: dict[str, Any] = {
     **{"learning-rate": 0.02, "architectures": "mlp-30"},
@@ -24,7 +25,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "fedma": {"rounds": 0},
     "feddf": {"feddf.server-steps": 30, "feddf.teach": True, "rounds": 5},
     "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 1, "fedmd.private-epochs": 0, "fedmd.public-batch": 32},
-    "depthfl": {"rounds": 6, "depthfl.depths": "2,1"},
+    "depthfl": SMALL["depthfl"] | {"rounds": 6},
     "fedgen": {"fedgen.width": 32, "rounds": 5},
     "fedgh": {"fedgh.width": 32, "fedgh.server-learning-rate": 0.1, "rounds": 5},
     "fedproto": {"fedproto.width": 32},

@@ -6,7 +6,7 @@ import pytest
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedhet import FedAvg, FedMA, make_client_app, models
+from fedhet import Ensemble, FedAvg, FedMA, make_client_app, models
 from fedhet.config import parse
 from fedhet.flower import decode_arrays
 from fedhet.flower.grid import LocalGrid
@@ -81,6 +81,12 @@ def test_a_strategy_that_closed_a_run_of_its_own_closes_none_of_flowers(watch, t
     first = ArrayRecord(models.build("mlp", (1, 8, 8), 10).state_dict())
     Strategy.start(strategy, LocalGrid(watch, 3), initial_arrays=first, num_rounds=3, timeout=5)
     assert [(round, epochs) for round, epochs, *_ in watch.asked] == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_an_ensemble_says_there_too_that_it_has_no_score(start, caplog):
+    start(Ensemble, 1, local_epochs=1)
+    (line,) = [line for line in caplog.messages if "has no score" in line]
+    assert line.endswith("make_server_app(evaluate_fn=...)")
 
 
 def test_fedmas_number_of_rounds_is_settled_there_too(start, watch):

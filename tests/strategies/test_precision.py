@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from fedhet import registry
+from tests.small import SMALL
 
 
 @pytest.mark.slow
@@ -15,7 +16,7 @@ def test_every_method_trains_in_mixed_precision_near_what_it_does_without(federa
     keys: dict[str, Any] = {"public_samples": 64, "learning_rate": 0.01, "local_epochs": 2}
     keys["architectures"] = "fedharm-small" if method == "fedharm" else "mlp"
     keys |= {"input_size": 16} if method == "fedharm" else {}
-    keys |= {"depthfl.depths": "2,1"} if method == "depthfl" else {}
+    keys |= SMALL.get(method, {})
     mixed, plain = (federate(method, name, precision=name, **keys) for name in ("bf16", "float32"))
     assert mixed.failures == []
     losses, plainly = ([row["train_loss"] for row in done.rows if row.get("train_loss")] for done in (mixed, plain))

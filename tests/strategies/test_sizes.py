@@ -21,6 +21,7 @@ from fedhet.server.aggregation import cut_to_bound
 from fedhet.server.parts import Sizes, cut, joined, split
 from fedhet.sharing import FIRST_UNITS, ROLLING_UNITS, is_statistic
 from fedhet.wire import Report, WireError, spec_of
+from tests.small import SMALL
 
 WIDTHS = {"0": 1.0, "1": 0.5, "2": 0.3}
 UNITS = {"one": 8, "two": 6, "three": 10}
@@ -382,7 +383,7 @@ def test_networks_of_bfloat16_are_cut(method, federate):
     assert done.failures == []
 
 
-DEPTHS = {"depthfl.depths": "2,1", "depthfl.blocks": "blocks.0"}
+DEPTHS = SMALL["depthfl"] | {"depthfl.blocks": "blocks.0"}
 
 
 class ResNet(nn.Module):
