@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet import comparing, population, registry
+from fedhet import comparing, models, population, registry
 from fedhet import config as configuration
 from fedhet.errors import ModelError
 from fedhet.graphs import layer_graph
@@ -245,3 +245,45 @@ def test_messages_go_elsewhere_or_nowhere(name: str, federate: Any, monkeypatch:
         return
     assert {edges.shape[1] for edges in found} == {len(edges) for edges in own}
     assert all(edges.T.tolist() not in own for edges in found)
+
+
+# ---- HeteroFL
+
+
+def test_large_clients_only_are_averaged(federate: Any) -> None:
+    """With widths of 1, .5 and 1: the model is the mean of the first and the last client's by examples."""
+    done = federate(control("heterofl", "large_only"), rounds=1, **{"heterofl.widths": "1,0.5"})
+    assert done.failures == []
+    sent = {client: done.sent[1, client]["model"] for client in "012"}
+    share = done.examples["0"] / (done.examples["0"] + done.examples["2"])
+    for name, array in done.state.model.items():
+        expected = share * np.asarray(sent["0"][name]) + (1 - share) * np.asarray(sent["2"][name])
+        np.testing.assert_allclose(array, expected, atol=1e-6)
+    assert any(sent["1"][name].shape != array.shape for name, array in done.state.model.items())
+
+
+def test_without_a_large_client_nothing_is_averaged(federate: Any) -> None:
+    done = federate(control("heterofl", "large_only"), rounds=2, **{"heterofl.widths": "0.5"})
+    first = done.received[1, "0"]["model"]
+    for name, array in done.received[2, "0"]["model"].items():
+        np.testing.assert_array_equal(array, first[name])
+
+
+# ---- FML
+
+
+def test_the_shared_network_alone_is_trained_averaged_and_scored(federate: Any) -> None:
+    settings = {"rounds": 2, "architectures": "cnn-1-1,cnn", "fml.shared-model": "mlp"}
+    done = federate(control("fml", "shared_alone"), **settings)
+    assert done.failures == []
+    dataset = population.dataset_of(done.config)
+    network = models.build("mlp", dataset.input_shape, dataset.classes)
+    network.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in done.state.model.items()})
+    right = total = 0
+    for client in "012":
+        test = population.data_of(done.info(client)).test
+        scores = read(network, test.inputs, dataset.transform)
+        right, total = right + int((scores.argmax(1) == test.labels).sum()), total + len(test)
+    assert done.summary["personal_accuracy"]["weighted"] == pytest.approx(right / total, abs=1e-6)
+    own = population.model_of(done.info("0")).state_dict()
+    assert {*done.state.model} == {*network.state_dict()} != {*own}

@@ -1,0 +1,35 @@
+"""The shared network of FML and its relatives alone: FedAvg of it, without the clients' own networks.
+
+What a method with a network beside the clients' own gives beyond this is what the own networks add. It takes FML's
+keys, of which `shared-model` counts, and is named on the command line by file and name:
+
+    fedhet compare fml alone=run_configs/fml/controls.py:shared_alone --config run_configs/fml/digits.toml
+"""
+
+from collections.abc import Callable, Sequence
+
+from fedhet.client_apps.fml import FML
+from torch import Tensor
+
+from fedhet.learning import Phase
+from fedhet.method import Traits
+from fedhet.methods import fml
+from fedhet.wire import Payload
+
+
+class SharedAlone(FML):
+    """Trains the shared network by the labels; it is what is scored."""
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        """One phase for the shared network."""
+        return [Phase(self.client.request.epochs, self.client.optimisation(), module=self.small)]
+
+    def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
+        """The shared network's scores."""
+        return self.small
+
+
+TRAITS = Traits(common_init=True, sends={"model": "weights"})
+"""FML's, but that clients keep nothing of their own and are scored with what they received, as in FedAvg."""
+
+shared_alone = fml.method.variant("fml-shared-alone", client=SharedAlone, traits=TRAITS)
