@@ -20,7 +20,7 @@ from fedhet.client import ClientSide
 from fedhet.client.size import Size
 from fedhet.graphs import PermutationGroups
 from fedhet.graphs.exits import EXITS, Exits, groups_by_depth
-from fedhet.learning import Loss, Phase, Step, soft_divergence
+from fedhet.learning import Loss, Phase, Step, divergence
 from fedhet.methods.depthfl import DepthFLParameters
 from fedhet.options import Config
 from fedhet.representations import Output
@@ -89,7 +89,6 @@ class DepthFL(ClientSide[DepthFLParameters]):
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return what the other exits learn from labels, and all from each other."""
         keys, task, names = self.parameters, self.client.task, list(self._others)
-        many_labels, scores = task.outputs.meaning == "labels", task.outputs.scores
         left = 1 - min(self.client.request.round - 1, keys.ramp_up) / keys.ramp_up if keys.ramp_up else 0.0
         weight = keys.distillation * math.exp(-5 * left**2)
 
@@ -97,8 +96,7 @@ class DepthFL(ClientSide[DepthFLParameters]):
             others = [step.captured[name].to(step.outputs.dtype) for name in names]
             loss = torch.stack([task.loss(outputs, step.labels) for outputs in others]).sum()
             if weight:
-                pairs = permutations([*map(scores, others), scores(step.outputs)], 2)
-                learnt = [soft_divergence(one, other, 1.0, many_labels=many_labels) for one, other in pairs]
+                learnt = [divergence(task, one, other) for one, other in permutations([*others, step.outputs], 2)]
                 loss = loss + weight / len(others) * torch.stack(learnt).sum()
             return loss
 

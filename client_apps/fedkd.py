@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.learning import Loss, Phase, Step, soft_divergence
+from fedhet.learning import Loss, Phase, Step, divergence
 from fedhet.methods.fedkd import FedKDParameters
 from fedhet.representations import Representation
 from fedhet.wire import Arrays, Payload, spec_of, to_arrays, to_tensor
@@ -57,15 +57,12 @@ class FedKD(Projected[FedKDParameters]):
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return the shared network's loss and the distillation."""
         task = self.client.task
-        many_labels, scores = task.outputs.meaning == "labels", task.outputs.scores
 
         def mutual(step: Step) -> Tensor:
-            small_outputs, hidden = step.captured[SMALL].to(step.outputs.dtype), step.captured["own"]
-            shared_loss = task.loss(small_outputs, step.labels)
+            shared, hidden = step.captured[SMALL].to(step.outputs.dtype), step.captured["own"]
+            shared_loss = task.loss(shared, step.labels)
             both = (task.loss(step.outputs, step.labels) + shared_loss).detach().clamp(min=LEAST)
-            outputs, shared = scores(step.outputs), scores(small_outputs)
-            learnt = soft_divergence(outputs, shared, 1.0, many_labels=many_labels)
-            taught = soft_divergence(shared, outputs, 1.0, many_labels=many_labels)
+            learnt, taught = divergence(task, step.outputs, shared), divergence(task, shared, step.outputs)
             projected = self.pair.projector(step.captured["shared"].to(hidden.dtype))
             return shared_loss + (learnt + taught + F.mse_loss(projected, hidden)) / both
 

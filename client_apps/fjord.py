@@ -16,7 +16,7 @@ from fedhet.client import ClientSide
 from fedhet.client.size import Size
 from fedhet.errors import DataError
 from fedhet.graphs import cut_out, entries_of, resize
-from fedhet.learning import Phase, Step, soft_divergence
+from fedhet.learning import Phase, Step, divergence
 from fedhet.methods.fjord import FjORDParameters
 from fedhet.wire import Payload
 
@@ -40,10 +40,9 @@ class FjORD(ClientSide[FjORDParameters]):
         assert size is not None
         widths = sorted({*(each for each in self.parameters.all_widths if each < size.width), size.width})
         ordered = Ordered(client.model, size, widths, client.generator("widths"), keeps_widest=distil)
-        scores, many_labels = client.task.outputs.scores, client.task.outputs.meaning == "labels"
 
         def learnt(step: Step) -> Tensor:
-            return soft_divergence(scores(ordered.narrow), scores(step.outputs), 1.0, many_labels=many_labels)
+            return divergence(client.task, ordered.narrow, step.outputs)
 
         terms = (learnt,) if distil else ()
         return [Phase(client.request.epochs, client.optimisation(), module=ordered, terms=terms)]

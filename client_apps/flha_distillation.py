@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhet.client import Client, ClientSide
-from fedhet.learning import Loss, Optimisation, Phase, Step, reestimate, soft_divergence
+from fedhet.learning import Loss, Optimisation, Phase, Step, divergence, reestimate
 from fedhet.methods.flha_distillation import FLHADistillationParameters
 from fedhet.wire import Payload
 
@@ -63,15 +63,12 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
         """Return the distillation loss; none for a client that lost the teacher with its state."""
         if not self.client.memory:
             return ()
-        many_labels, scores = self.client.task.outputs.meaning == "labels", self.client.task.outputs.scores
         self.teacher.eval()
 
         def distance(step: Step) -> Tensor:
             with torch.no_grad():
                 wanted = self.teacher(step.inputs)
-            outputs, wanted = scores(step.outputs), scores(wanted)
-            divergence = soft_divergence(outputs, wanted, TEMPERATURE, many_labels=many_labels)
-            return ALPHA * 2 * TEMPERATURE**2 * divergence
+            return ALPHA * 2 * TEMPERATURE**2 * divergence(self.client.task, step.outputs, wanted, TEMPERATURE)
 
         return (distance,)
 

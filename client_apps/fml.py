@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedhet.learning import Loss, Phase, Step, soft_divergence
+from fedhet.learning import Loss, Phase, Step, divergence
 from fedhet.methods.fml import FMLParameters
 from fedhet.wire import Payload
 
@@ -28,13 +28,11 @@ class FML(Beside[FMLParameters]):
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return the other parts of both losses."""
         alpha, beta, task = self.parameters.alpha, self.parameters.beta, self.client.task
-        many_labels, scores = task.outputs.meaning == "labels", task.outputs.scores
 
         def mutual(step: Step) -> Tensor:
-            theirs = step.captured[SMALL].to(step.outputs.dtype)
-            outputs, shared = scores(step.outputs), scores(theirs)
-            learnt = (1 - alpha) * soft_divergence(outputs, shared, 1.0, many_labels=many_labels)
-            taught = (1 - beta) * soft_divergence(shared, outputs, 1.0, many_labels=many_labels)
-            return learnt + taught + beta * task.loss(theirs, step.labels)
+            shared = step.captured[SMALL].to(step.outputs.dtype)
+            learnt = (1 - alpha) * divergence(task, step.outputs, shared)
+            taught = (1 - beta) * divergence(task, shared, step.outputs)
+            return learnt + taught + beta * task.loss(shared, step.labels)
 
         return (mutual,)

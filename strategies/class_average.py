@@ -12,8 +12,8 @@ import numpy as np
 from fedhet.errors import FedhetError
 from fedhet.matching import class_weighted_average
 from fedhet.methods import class_average
-from fedhet.server import ArraysBy, FederatedStrategy, State, check_class_counts
-from fedhet.wire import Reply, Spec, check
+from fedhet.server import ArraysBy, FederatedStrategy, State, class_counts
+from fedhet.wire import Reply, Spec
 
 
 @dataclass
@@ -31,15 +31,14 @@ class ClassAverage(FederatedStrategy[class_average.ClassAverageParameters, Class
 
     def admit(self, reply: Reply) -> None:
         """Keep the client's class counts, one for each row of the output layer."""
-        head, counts = reply.values.text("head"), reply.arrays.get("classes", {})
+        head = reply.values.text("head")
         rows = {shape[:1] for shape, _ in _of(reply.report.spec, head).values()}
-        if len(rows) != 1:
+        if len(rows) != 1 or () in rows:
             raise FedhetError(f"class-average needs a row for each class in all arrays of its {head!r}")
-        check(counts, {"counts": (rows.pop(), "int64")}, "its class counts")
-        check_class_counts(counts["counts"], reply)
+        counts = class_counts(reply, *rows.pop())
         if other := next((known for known in self.state.classes if head not in self.state.classes[known]), None):
             raise FedhetError(f"its output layer is {head!r}, unlike that of client {other}")
-        self.state.classes[reply.client] = {head: counts["counts"]}
+        self.state.classes[reply.client] = {head: counts}
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average the models by examples, then the output layer by examples of each class."""

@@ -19,8 +19,8 @@ from fedhet.learning import Optimisation, Phase, Step
 from fedhet.methods import fedgen
 from fedhet.models.generator import Generator, draw
 from fedhet.randomness import torch_generator
-from fedhet.server import ArraysBy, FederatedStrategy, State, check_class_counts
-from fedhet.wire import Arrays, Payload, Reply, cast, check, load_into, to_arrays
+from fedhet.server import ArraysBy, FederatedStrategy, State, class_counts
+from fedhet.wire import Arrays, Payload, Reply, cast, load_into, to_arrays
 
 from .fedgh import build_here, train_here  # noqa: TID251 - this folder is fedhet.strategies
 from .fedproto import MOST_CLASSES  # noqa: TID251
@@ -45,10 +45,7 @@ class FedGen(FederatedStrategy[fedgen.FedGenParameters, FedGenState]):
         shape, _ = reply.report.spec.get("head.weight", ((), ""))
         if len(shape) != 2 or max(shape) > MOST_CLASSES:
             raise ModelError(f"the server cannot train a generator for a head of shape {shape}")
-        counts = reply.arrays.get("classes", {})
-        check(counts, {"counts": (shape[:1], "int64")}, "its class counts")
-        check_class_counts(counts["counts"], reply)
-        self.state.classes[reply.client] = {"counts": counts["counts"]}
+        self.state.classes[reply.client] = {"counts": class_counts(reply, shape[0])}
 
     @property
     def counts(self) -> Tensor:

@@ -16,9 +16,9 @@ from fedhet.graphs import PermutationGroups, resize, widths_of
 from fedhet.matching import Matching, assemble, average_rest, describe, match_networks, pictures, understand
 from fedhet.methods import pfnm
 from fedhet.randomness import derive_seed
-from fedhet.server import ArraysBy, FederatedStrategy, State, check_class_counts, in_order
+from fedhet.server import ArraysBy, FederatedStrategy, State, class_counts, in_order
 from fedhet.sharing import is_statistic
-from fedhet.wire import Arrays, Payload, Reply, WireError, check, to_tensor
+from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
 
 @dataclass
@@ -106,8 +106,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         if not self.state.classes:
             return
         classes = self.federation.specs[reply.client][self.groups.fixed[-1]][0][0]
-        check(reply.arrays.get("classes", {}), {"counts": ((classes,), "int64")}, "its class counts")
-        check_class_counts(reply.arrays["classes"]["counts"], reply)
+        class_counts(reply, classes)
 
     def average_rest(
         self,

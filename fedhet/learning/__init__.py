@@ -2,6 +2,7 @@
 
 from fedhet.learning.batching import ClientBatching as ClientBatching
 from fedhet.learning.batching import Forward as Forward
+from fedhet.learning.distillation import divergence as divergence
 from fedhet.learning.distillation import soft_divergence as soft_divergence
 from fedhet.learning.evaluation import BATCH as BATCH
 from fedhet.learning.evaluation import by_class as by_class

@@ -3,7 +3,7 @@
 from fedhet.rows import in_order as in_order
 from fedhet.server.aggregation import RunningMean as RunningMean
 from fedhet.server.aggregation import average_shared as average_shared
-from fedhet.server.aggregation import check_class_counts as check_class_counts
+from fedhet.server.aggregation import class_counts as class_counts
 from fedhet.server.aggregation import class_means as class_means
 from fedhet.server.aggregation import weighted_average as weighted_average
 from fedhet.server.hooks import Hooks as Hooks

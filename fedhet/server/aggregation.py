@@ -12,7 +12,7 @@ from fedhet.flower.rules import robust
 from fedhet.server.federation import Federation
 from fedhet.server.parts import Parts, cut, joined, split
 from fedhet.server.run import Run
-from fedhet.wire import Arrays, Reply, Spec, WireError
+from fedhet.wire import Arrays, Reply, Spec, WireError, check
 from fedhet.wire import cast as cast_arrays
 
 Array = np.ndarray[Any, Any]
@@ -211,14 +211,18 @@ def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
     return {"classes": classes[order], "means": means[order].astype(np.float32)}
 
 
-def check_class_counts(counts: Array, reply: Reply) -> None:
-    """Raise a WireError if class counts, (classes,) int64, cannot be those of the client's training examples."""
+def class_counts(reply: Reply, classes: int) -> Array:
+    """Return a client's class counts, (classes,) int64; raises WireError if they cannot be of its training examples."""
+    arrays = reply.arrays.get("classes", {})
+    check(arrays, {"counts": ((classes,), "int64")}, "its class counts")
+    counts = arrays["counts"]
     if counts.min(initial=0) < 0:
         raise WireError("its class counts are negative")
     if counts.sum(dtype=float) != reply.examples:
         raise WireError(
             f"its class counts are of {counts.sum(dtype=float):g} examples, and it trains on {reply.examples}"
         )
+    return counts
 
 
 def _zeros(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
