@@ -37,6 +37,7 @@ from fedhet.toml import toml_value
 from fedhet.version import __version__
 
 FAILED, BAD_INPUT = 1, 2
+GOES_ON = "stopped; the same command goes on where it was"
 
 app = typer.Typer(
     help="Federated learning among clients whose neural networks differ.",
@@ -117,18 +118,15 @@ def compare(
     data: Data = None,
 ) -> None:
     """Run several methods on the same clients and data; interrupted, the same command goes on."""
-    with _errors():
+    with _errors(stopped=GOES_ON):
         reported, for_tuning = numbers("--seeds", seeds), numbers("--tune-seeds", tune_seeds)
         chosen = {"preset": ""} | configuration.named(config) | _settings_of(settings, data=data)
         comparing = _quietly("fedhet.comparing")
         tuning = comparing.Tuning(tuning_grid(tune), for_tuning, tune_runs) if tune else None
         if tuning is None and tune_runs is not None:
             raise ConfigError("--tune-runs: there is nothing to tune; name keys and their values with --tune")
-        try:
-            how: dict[str, Any] = {"jobs": jobs, "baseline": baseline, "tuning": tuning, "console": terminal()}
-            done = comparing.compare(methods, chosen, seeds=reported, out=out, **how)
-        except KeyboardInterrupt as stopped:
-            _stop("stopped; the same command goes on where it was", exit_code(stopped))
+        how: dict[str, Any] = {"jobs": jobs, "baseline": baseline, "tuning": tuning, "console": terminal()}
+        done = comparing.compare(methods, chosen, seeds=reported, out=out, **how)
         typer.echo(f"{done.folder.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
         done.check()
 
@@ -161,16 +159,13 @@ def recommend(
     data: Data = None,
 ) -> None:
     """Find out which methods can serve clients and which is best, by a race; interrupted, the same command goes on."""
-    with _errors():
+    with _errors(stopped=GOES_ON):
         chosen = configuration.named(config) | _settings_of(settings, data=data)
         names = [name.strip() for name in methods.split(",") if name.strip()]
         limits: dict[str, Any] = {"allow": allow, "max_bytes": max_bytes, "budget": budget}
         limits |= {"public_labels": public_labels, "methods": names}
-        try:
-            recommending = _quietly("fedhet.recommending")
-            done = recommending.recommend(chosen, **limits, out=out, jobs=jobs, console=terminal())
-        except KeyboardInterrupt as stopped:
-            _stop("stopped; the same command goes on where it was", exit_code(stopped))
+        recommending = _quietly("fedhet.recommending")
+        done = recommending.recommend(chosen, **limits, out=out, jobs=jobs, console=terminal())
         folder = done.folder.resolve()
         typer.echo(f"fedhet run {folder / 'recommended.toml'}\n{folder}: comparison.html, recommend.json, all runs")
 
@@ -325,8 +320,11 @@ def _quietly(name: str = "fedhet.running") -> Any:
 
 
 @contextmanager
-def _errors(*, everything_is_input: bool = False) -> Iterator[None]:
-    """Errors for people: one message, no traceback; bad input exits with 2, a run that failed with 1."""
+def _errors(*, everything_is_input: bool = False, stopped: str = "stopped") -> Iterator[None]:
+    """Errors for people: one message, no traceback; bad input exits with 2, a run that failed with 1.
+
+    With `everything_is_input` all errors are of bad input; `stopped` is said where the command is interrupted.
+    """
     with ended_by_signals():
         try:
             yield
@@ -338,8 +336,8 @@ def _errors(*, everything_is_input: bool = False) -> Iterator[None]:
             raise
         except OSError as error:
             _stop(f"{type(error).__name__}: {error}", FAILED)
-        except KeyboardInterrupt as stopped:
-            _stop("stopped", exit_code(stopped))
+        except KeyboardInterrupt as error:
+            _stop(stopped, exit_code(error))
 
 
 def _stop(message: str, code: int) -> NoReturn:
