@@ -132,6 +132,8 @@ class Method:
             trains the network on the client's examples.
         common: the paper's values of keys that all methods share.
         drawings: pictures of its report by the name of their matrices.
+        trains: what clients train in place of their networks, in words; empty if it is these. In a comparison its
+            optimiser and rate are its own, since those of networks have no meaning for it.
         family: the method under whose name its keys stand: itself, or the one that it is a `variant` of.
     """
 
@@ -142,6 +144,7 @@ class Method:
     client: str = "fedhet.client:ClientSide"
     common: Mapping[str, Value] = field(default_factory=dict, hash=False)
     drawings: Mapping[str, Drawing] = field(default_factory=dict, hash=False)
+    trains: str = ""
     family: str = ""
 
     def __post_init__(self) -> None:

@@ -304,6 +304,28 @@ def test_own_models_and_data_in_a_comparison(app: Path) -> None:
     assert means == {name: pytest.approx(float(figure), abs=0.03) for name, figure in printed}
 
 
+@pytest.mark.usefixtures("planning")
+def test_tuning_in_python_is_understood(app: Path) -> None:
+    with pytest.raises(Planned):
+        exec(compile(blocks()["tuned"], "tuned.py", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.slow
+def test_tuning_in_python(app: Path) -> None:
+    short = [('"clients": 10, "rounds": 20', '"clients": 2, "rounds": 1'), ("0.1, 0.2]", "0.1]"), ("1.0, 3.0]", "1.0]")]
+    code = blocks()["tuned"]
+    for printed, run in (
+        *short,
+        ("seeds=[1000, 1001]", "seeds=[1000]"),
+        ("settings, model", "settings, seeds=[0], model"),
+    ):
+        assert printed in code
+        code = code.replace(printed, run)
+    exec(compile(code, "tuned.py", "exec"), {"__name__": "__main__"})
+    with (app / "runs" / "tuned" / "tuning.csv").open(encoding="utf-8", newline="") as rows:
+        assert {row["method"] for row in csv.DictReader(rows)} == {"local", "fedhenn"}
+
+
 def test_keys_that_are_named_exist() -> None:
     named = re.findall(r"`([a-z][a-z0-9.-]*) ?= ?[^`]+`", ALL)
     known = {key for key, *_ in configuration.keys()} | {"lg.warm-up", "extra-keys", "task"}  # noqa: SIM118

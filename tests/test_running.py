@@ -126,6 +126,17 @@ def test_a_run_shows_its_rounds_as_the_command_does_unless_it_is_told_not_to(run
     assert capsys.readouterr().out == ""
 
 
+def test_a_width_that_a_preset_sets_is_said_to_users_with_models_of_their_own(run, caplog):
+    def model(partition_id):
+        return Net(6 + partition_id)
+
+    assert run({"method": "fedproto", "rounds": 1}, model=model).summary["clients"] == 3
+    assert "fedproto.width = 32, to which a further layer before the head brings each client's" in caplog.text
+    caplog.clear()
+    run({"method": "fedproto", "rounds": 1, "fedproto.width": 8}, model=model, out="chosen")
+    assert "fedproto.width" not in caplog.text
+
+
 def test_a_network_that_is_given_is_where_all_begin(run):
     net = Net()
     done = run({"rounds": 1, "local_epochs": 0}, model=net)

@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +26,9 @@ PLACES = frozenset(keys_about("place"))
 
 SAME_FOR_ALL = PLACES | {"method", "seed", "preset", *keys_about("data", "output")}
 """Keys that no variant can set."""
+
+OPTIMISER = ("optimizer", "learning-rate", "lr-schedule", "momentum", "weight-decay")
+"""Keys that are a method's own in a comparison if clients do not train their networks (`Method.trains`)."""
 
 EQUAL_MODEL = "cnn"
 """The model of all clients for methods that need equal architectures, if the settings mix architectures."""
@@ -155,7 +158,9 @@ def shared_settings(
         if not config_of.shared_init and for_all["shared-init"]:  # it matches or keeps what clients bring
             settings["shared-init"] = False
             notes.append(f"{name}: clients start from initial weights of their own (shared-init = false)")
-        settings |= {"method": variant.method, "rounds": rounds[name], **variant.settings}
+        training, note = _own_training(variant, base, for_all, by_hand)
+        notes += note
+        settings |= training | {"method": variant.method, "rounds": rounds[name], **variant.settings}
         configs = [configuration.resolve({**for_all, **settings, "seed": seed}, strict=False) for seed in seeds]
         if supplied.model is None and any(map(population.must_be_equal, configs)):
             equalised.add(name)
@@ -181,14 +186,36 @@ def _preset(base: Mapping[str, Any]) -> dict[str, Any]:
 def _method_keys_of_presets(variants: Sequence[Variant], base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the method keys of each method's preset that has the name of the preset for all."""
     for_all, method_keys = _preset(base), dict[str, Any]()
-    name = str(base.get("preset", "")).rpartition("/")[2]
     for prefix in {registry.method(variant.method).family for variant in variants}:
-        if name and f"{prefix}/{name}" in configuration.presets():
-            settings = _preset({"preset": f"{prefix}/{name}"})
-            method_keys |= {
-                key: settings[key] for key in settings.keys() - for_all.keys() if key.startswith(f"{prefix}.")
-            }
+        settings = _own_preset(prefix, base)
+        method_keys |= {key: settings[key] for key in settings.keys() - for_all.keys() if key.startswith(f"{prefix}.")}
     return method_keys
+
+
+def _own_preset(family: str, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a method's preset that has the name of the preset for all; empty if there is none."""
+    name = str(base.get("preset", "")).rpartition("/")[2]
+    own = f"{family}/{name}"
+    return _preset({"preset": own}) if name and own in configuration.presets() else {}
+
+
+def _own_training(
+    variant: Variant, base: Mapping[str, Any], for_all: Mapping[str, Value], by_hand: Set[str]
+) -> tuple[dict[str, Value], list[str]]:
+    """Return the optimiser and rate of a method that does not train networks, of its own preset, and a remark.
+
+    Where the user set some of them for all variants, these count, and the remark is an advice.
+    """
+    method = registry.method(variant.method)
+    preset = _own_preset(method.family, base) if method.trains else {}
+    other = {key: preset[key] for key in OPTIMISER if key in preset and preset[key] != for_all[key]}
+    other = {key: value for key, value in other.items() if key not in variant.settings}
+    said = ", ".join(f"{key} = {toml_value(value)}" for key, value in other.items())
+    if not other:
+        return {}, []
+    if by_hand & {*OPTIMISER}:
+        return {}, [f"{variant.name}: its clients train {method.trains}; {said} (of its preset) may suit it better"]
+    return other, [f"{variant.name}: its clients train {method.trains}, with {said} of its own preset"]
 
 
 def _keys_of_siblings(variants: Sequence[Variant], chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _WORDS = ("method", "models")
 _LEFT = (*_WORDS, "sends", "settings")
-_COUNTS = dict(zip((*EXAMPLES, *WORK), ("labelled", "public", "own steps", "steps", "forwards"), strict=True))
+_COUNTS = dict(zip((*EXAMPLES, *WORK), ("labelled", "public", "own steps", "steps", "examples seen"), strict=True))
 """Measures that are counts, and their headings."""
 _CLIENTS = dict(
     zip(CLIENTS, (("balanced", ".3f"), ("macro F1", ".3f"), ("worse off", ".0%"), ("worst tenth", "+.3f")), strict=True)
@@ -162,13 +162,13 @@ def notes_below(
     notes = [
         f"{' and '.join(metrics).capitalize()} after the last round, weighted by examples, on {where}: "
         "mean ± sample standard deviation over seeds (- with one seed). Examples (labelled, and unlabelled public "
-        "ones), gradient steps (on clients' own examples, and all), examples that went forward in training, bytes (up "
-        "and down) and time: mean of a run, all clients together."
+        "ones), gradient steps (on clients' own examples, and all), examples seen in training (one counts each time "
+        "that it passes a network), bytes (up and down) and time: mean of a run, all clients together."
     ]
     if "trained_accuracy" in _shown(results):
         notes.append(
-            "After training: after the last local training, before the last aggregation, where that is not the "
-            "headline score."
+            "After training: after the last local training, before the last aggregation, where the method is scored "
+            "after it."
         )
     if "common_accuracy" in _shown(results):
         notes.append("Common: on the common test set, of the global model where there is one, else of clients' models.")

@@ -20,8 +20,8 @@ class FedHARMParameters(Parameters):
 
     align: Literal["cosine", "cka", "spectral"] = option(
         "cosine",
-        "what is aligned on the shared set: descriptors by their cosine (the paper's), block outputs by CKA, or Phi "
-        "with how the class posteriors cluster the set",
+        "what is aligned on the shared set: descriptors by their cosine (the paper's), block outputs by CKA, or "
+        "representations with how the class posteriors cluster the set",
         choices=("cosine", "cka", "spectral"),
         tries=("cosine", "spectral"),
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fedhet.method import STRUCTURE, Method, Traits
-from fedhet.options import Parameters, option
+from fedhet.options import Parameters, Value, option
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class WidthParameters(Parameters):
 
     width: int = option(
         0,
-        "width to which a layer between body and head brings all clients' Phi, which is behind it; 0: no such layer",
+        "width to which a layer before the head brings the representations of all clients; 0: no such layer",
         at_least=0,
         at_most=2**16,
     )
@@ -22,6 +22,15 @@ class WidthParameters(Parameters):
         choices=("projection", "pooling"),
         needs={"width": ()},
     )
+
+    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
+        """Keep the width, of which users learn: a preset set it, and it changes their models."""
+        if not own_models or not self.width:
+            return {}
+        why = (
+            "to which a further layer before the head brings each client's representations, which must be equally wide"
+        )
+        return {"width": (self.width, f"{why} (0: no such layer)")}
 
     @property
     def changes_heads(self) -> bool:

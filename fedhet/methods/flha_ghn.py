@@ -66,7 +66,8 @@ class FLHAGHNParameters(Parameters):
         """Write models of a user's own in tiles, unless the user named types or lets clients have their own heads."""
         if not own_models or self.head == "tiled" or self.types or self.share == "own":
             return {}
-        return {"head": ("tiled", "which writes layers of any type: the models are not those of `architectures`")}
+        why = "which writes layers of any type: the models are not those of `architectures`"
+        return {"head": ("tiled", f"{why}. It needs a small learning-rate (Adam: 0.001 or less) and 50 rounds or more")}
 
     @property
     def design(self) -> "Design":
@@ -97,4 +98,5 @@ method = Method(
         "batch-norm": "re-estimate",
         "disclose-architecture": False,
     },
+    trains="a hypernetwork",
 )

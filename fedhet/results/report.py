@@ -36,7 +36,7 @@ _CAPTIONS_TOGETHER = {
     "comparison": "Personal accuracy by round, and after the last one.",
     "gains": "Each client's gain over the same client under local, from the least to the greatest, all seeds together. "
     "Dots are clients that are worse off than alone by more than two standard errors.",
-    "overlay": "Accuracy by round, each run by its method's headline score.",
+    "overlay": "Accuracy by round: of each run the one by which its method is scored.",
     "cost": "Accuracy by bytes sent so far; a method that sends nothing is not in it.",
 }
 

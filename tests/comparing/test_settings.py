@@ -164,6 +164,26 @@ def test_a_method_that_keeps_architectures_to_the_clients_does_so_whoever_comes_
     assert found.settings("flha-ghn", 0).disclose_architecture
 
 
+def test_clients_that_train_a_hypernetwork_do_so_by_an_optimiser_of_their_own_unless_the_user_set_one():
+    own = 'optimizer = "adam", learning-rate = 0.005'
+
+    def training(methods, config):
+        found = shared(methods, configuration.completed(config))
+        settings = [found.settings(name, 0) for name in found.own]
+        return [(each.optimizer, each.learning_rate) for each in settings], found.notes
+
+    for methods in (["local", "flha-ghn"], ["flha-ghn", "local"]):
+        values, notes = training(methods, {})
+        assert dict(zip(methods, values, strict=True)) == {"local": ("sgd", 0.05), "flha-ghn": ("adam", 0.005)}
+        assert [note for note in notes if note.startswith(f"flha-ghn: its clients train a hypernetwork, with {own}")]
+    assert training(["local", "flha-ghn,learning-rate=.003"], {})[0][1] == ("adam", 0.003)
+    values, notes = training(["local", "flha-ghn"], {"learning-rate": 0.1})
+    assert values == [("sgd", 0.1)] * 2
+    assert notes[0].startswith(f"flha-ghn: its clients train a hypernetwork; {own}")
+    assert notes[0].endswith(" (of its preset) may suit it better")
+    assert training(["local", "flha-ghn"], {"preset": "flha-ghn/cifar10"}) == ([("sgd", 0.009)] * 2, [])
+
+
 def test_a_method_whose_clients_start_from_weights_of_their_own_keeps_them_whoever_comes_first():
     found = shared(["local", "pfnm", "fedavg"], {})
     starts = {name: found.settings(name, 0).shared_init for name in found.own}
@@ -186,7 +206,7 @@ def test_each_variant_suits_a_users_models_and_data():
     assert {found.settings(variant, 0).partition for variant in found.own} == {"iid"}
     assert found.settings("flha-ghn", 0).parameters.head == "tiled"
     assert found.settings("fedmd", 0).parameters.public_epochs == 0
-    keys = [note.partition(" = ")[0] for note in found.notes]
+    keys = [note.partition(" = ")[0] for note in found.notes if "hypernetwork" not in note]
     assert keys == ["flha-ghn: flha-ghn.head", "fedmd: fedmd.public-epochs"]
     chosen = shared(["fedmd"], {"fedmd.public_epochs": 3}, supplied)
     assert chosen.settings("fedmd", 0).parameters.public_epochs == 3

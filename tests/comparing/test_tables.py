@@ -90,7 +90,7 @@ def test_the_table_has_differences_and_what_each_method_had():
     assert float(fedavg[6]) == pytest.approx(stats.ttest_1samp([0.1, 0.05, 0.2], 0).pvalue, abs=5e-4)
     margin = stats.t.ppf(0.975, 2) * statistics.stdev([0.1, 0.05, 0.2]) / math.sqrt(3)
     assert fedavg[5] == f"{0.35 / 3:+.3f} [{0.35 / 3 - margin:+.3f}, {0.35 / 3 + margin:+.3f}]"
-    assert dict(zip(heading, fedavg, strict=True))["forwards"] == "28,800"
+    assert dict(zip(heading, fedavg, strict=True))["examples seen"] == "28,800"
 
 
 def test_the_numbers_have_the_ends_of_the_interval():
