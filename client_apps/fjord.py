@@ -83,13 +83,7 @@ class Cut:
             name: [(axis, torch.from_numpy(at)) for axis, at in enumerate(axes) if at is not None]
             for name, axes in entries_of(groups, narrow.units).items()
         }
-        self._skeleton = resize(
-            network,
-            {
-                name: torch.from_numpy(array)
-                for name, array in cut_out(network.state_dict(), groups, narrow.units).items()
-            },
-        ).train()
+        self._skeleton = resize(network, cut_out(network.state_dict(), groups, narrow.units)).train()
 
     def __call__(self, inputs: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
         """The outputs for inputs (n, ...), part of the graph of the wide network's parameters."""

@@ -11,7 +11,7 @@ from fedhet.graphs import PermutationGroups, cut_out, resizable_groups, resize
 from fedhet.learning import Phase
 from fedhet.matching import describe
 from fedhet.methods.pfnm import PFNMParameters
-from fedhet.wire import Arrays, Payload, to_arrays, to_tensor
+from fedhet.wire import Arrays, Payload, to_arrays
 
 from .class_average import class_counts  # noqa: TID251 - this folder is fedhet.client_apps
 
@@ -42,7 +42,7 @@ class Matched(ClientSide[M]):
 
     def _use(self, state: Arrays) -> None:
         """Continue with a network that has these weights, in their widths."""
-        self.client.work_on(resize(self._configured, {name: to_tensor(array) for name, array in state.items()}))
+        self.client.work_on(resize(self._configured, state))
 
 
 class PFNM(Matched[PFNMParameters]):

@@ -18,7 +18,7 @@ from fedhet.methods import pfnm
 from fedhet.randomness import derive_seed
 from fedhet.server import ArraysBy, FederatedStrategy, State, class_counts, in_order
 from fedhet.sharing import is_statistic
-from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
+from fedhet.wire import Arrays, Payload, Reply, WireError
 
 
 @dataclass
@@ -143,7 +143,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         if not self.has_global_model:
             return None
         model = self.networks.like(in_order(self.state.clients)[0])
-        return resize(model, {name: to_tensor(array) for name, array in self.state.model.items()})
+        return resize(model, self.state.model)
 
     def matrices(self) -> dict[str, Any]:
         """Return the clients of each global unit."""
