@@ -17,23 +17,22 @@ from fedhet.graphs import UnsupportedArchitecture
 from fedhet.graphs.exits import Exits, groups_by_depth
 from fedhet.results.history import read_clients
 from tests.small import SMALL
+from tests.strategies.by_hand import AT_ONCE, UNLIKE
 
 DEPTHS = {"0": 3, "1": 2, "2": 1}
-SAME = {
-    "clients": 3,
-    "rounds": 3,
-    "local_epochs": 3,
-    "batch_size": 1000,  # one batch an epoch, so that the order of examples is nobody's
-    "momentum": 0.5,
-    "learning_rate": 0.1,
-    "partition": "classes",
-    "classes_per_client": 4,
-    "samples_per_client": 24,
-    "batch_norm": "re-estimate",
-    "wire_dtype": "float64",
-    "depthfl.depths": "3,2,1",
-    "depthfl.blocks": "one,two",
-}
+SAME = (
+    UNLIKE
+    | AT_ONCE
+    | {
+        "clients": 3,
+        "learning_rate": 0.1,
+        "samples_per_client": 24,
+        "batch_norm": "re-estimate",
+        "wire_dtype": "float64",
+        "depthfl.depths": "3,2,1",
+        "depthfl.blocks": "one,two",
+    }
+)
 
 
 class Small(nn.Module):

@@ -16,44 +16,18 @@ from fedhet.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.representations import packing
 from fedhet.results.history import read_run
 from fedhet.results.tables import headline
+from tests.strategies.by_hand import UNLIKE, divergence, live, logits, own_network, tanh_network
 
-SETTINGS = {"rounds": 3, "momentum": 0.5, "partition": "classes", "classes_per_client": 4, "batch_size": 12}
+SETTINGS = UNLIKE | {"batch_size": 12}
 FEW = {"public_samples": 48, "feddf.server-steps": 7, "feddf.public-batch": 20}
 RATE = 0.02
-
-
-def own_network(client):
-    """Tanh networks that are as wide as the client's number says, from weights of its own."""
-    with torch.random.fork_rng():
-        torch.manual_seed(client.partition_id)
-        width = 8 + client.partition_id
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10)).double()
-
-
-def server_network(input_shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Tanh(), nn.Linear(5, classes)).double()
 
 
 @pytest.fixture
 def double(monkeypatch):
     """Scores travel in float32, and a network of float64 for the server has a name."""
     monkeypatch.setattr(packing, "DTYPE", "float32")
-    monkeypatch.setitem(models._BUILDERS, "server-float64", server_network)
-
-
-def live(state):
-    return {name: tensor.detach().clone().requires_grad_() for name, tensor in state.items()}
-
-
-def logits(state, inputs):
-    hidden = torch.tanh(inputs.flatten(1) @ state["1.weight"].T + state["1.bias"])
-    return hidden @ state["3.weight"].T + state["3.bias"]
-
-
-def divergence(outputs, wanted):
-    """KL(wanted || outputs), written out."""
-    shares = wanted.double().softmax(1)
-    return (shares * (shares.log() - outputs.log_softmax(1))).sum(1).mean()
+    monkeypatch.setitem(models._BUILDERS, "server-float64", lambda input_shape, classes: tanh_network(5, classes))
 
 
 def sgd(done, state, order, inputs, wanted, epochs, size, loss):
@@ -93,7 +67,7 @@ def test_three_rounds_are_its_papers(federate, teach):
     own = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
     with torch.random.fork_rng():
         seed_everything(derive_seed(seed, "initial weights", "server"))
-        server = live(server_network((1, 8, 8), 10).state_dict())
+        server = live(tanh_network(5).state_dict())
     taught = None
     for round in (1, 2, 3):
         rows, sent = torch.from_numpy(done.received[round, "0"]["next-rows"]["rows"].copy()).long(), []

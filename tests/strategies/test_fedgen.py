@@ -9,9 +9,10 @@ from torch import nn
 from fedhet import population
 from fedhet.errors import FedhetError
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
+from tests.strategies.by_hand import UNLIKE, live
 
 WEIGHT, DIVERSITY, RATE, STEPS, BATCH = 0.7, 0.4, 0.01, 3, 12
-SETTINGS = {"rounds": 3, "momentum": 0.5, "partition": "classes", "classes_per_client": 4, "batch_size": BATCH}
+SETTINGS = UNLIKE | {"batch_size": BATCH}
 KEYS = {"weight": WEIGHT, "diversity": DIVERSITY, "server-learning-rate": RATE, "server-steps": STEPS}
 
 
@@ -22,10 +23,6 @@ def own_network(client):
         width = 8 + client.partition_id
         body = nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 6), nn.Tanh()
         return nn.Sequential(*body, nn.Linear(6, 10)).double()
-
-
-def live(state):
-    return {name: tensor.detach().clone().requires_grad_() for name, tensor in state.items()}
 
 
 def features(state, inputs):

@@ -11,17 +11,10 @@ from torch import nn
 
 from fedhet import population
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
+from tests.strategies.by_hand import UNLIKE, live, own_network
 
-SETTINGS = {"rounds": 3, "momentum": 0.5, "partition": "classes", "classes_per_client": 4, "batch_size": 12}
+SETTINGS = UNLIKE | {"batch_size": 12}
 WIDTH, WEIGHT, RATE = 6, 0.7, 0.2
-
-
-def own_network(client):
-    """Tanh networks that are as wide as the client's number says, from weights of its own."""
-    with torch.random.fork_rng():
-        torch.manual_seed(client.partition_id)
-        width = 8 + client.partition_id
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10)).double()
 
 
 def first_weights(done, client, projects):
@@ -43,10 +36,6 @@ def servers_network(done, *layers):
     with torch.random.fork_rng():
         seed_everything(derive_seed(done.config.seed, "initial weights", "server"))
         return [parameter for layer in layers for parameter in live(layer().double().state_dict()).values()]
-
-
-def live(state):
-    return {name: tensor.detach().clone().requires_grad_() for name, tensor in state.items()}
 
 
 def phi(state, inputs):

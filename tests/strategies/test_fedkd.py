@@ -12,32 +12,21 @@ from fedhet.models import registry as models
 from fedhet.randomness import derive_seed, seed_everything
 from fedhet.testing.faults import Tampering, at, where
 from fedhet.testing.runs import Case, run
+from tests.strategies.by_hand import (
+    AT_ONCE,
+    UNLIKE,
+    divergence,
+    head,
+    hidden,
+    live,
+    own_network,
+    own_width,
+    stepped,
+    tanh_network,
+)
 
-SETTINGS = {
-    "rounds": 3,
-    "local_epochs": 3,
-    "batch_size": 1000,  # one batch an epoch, so that the order of examples is nobody's
-    "momentum": 0.5,
-    "partition": "classes",
-    "classes_per_client": 4,
-}
+SETTINGS = UNLIKE | AT_ONCE
 KEYS = {"fedkd.shared-model": "small-float64", "fedkd.first-energy": 0.6, "fedkd.last-energy": 0.9}
-
-
-def own_width(client):
-    return 8 + int(client)
-
-
-def own_network(client):
-    """Tanh networks that are as wide as the client's number says, from weights of its own."""
-    with torch.random.fork_rng():
-        torch.manual_seed(client.partition_id)
-        width = own_width(client.partition_id)
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10)).double()
-
-
-def small_network(input_shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, classes)).double()
 
 
 def projector(width, seed):
@@ -45,32 +34,6 @@ def projector(width, seed):
     with torch.random.fork_rng():
         seed_everything(derive_seed(seed, "projector", "all"))
         return dict(nn.Linear(12, width, bias=False, dtype=torch.float64).state_dict())
-
-
-def hidden(state, inputs):
-    return torch.tanh(inputs.flatten(1) @ state["1.weight"].T + state["1.bias"])
-
-
-def head(state, representation):
-    return representation @ state["3.weight"].T + state["3.bias"]
-
-
-def divergence(learner, teacher):
-    """KL(teacher || learner), written out."""
-    wanted = teacher.detach().softmax(1)
-    return (wanted * (wanted.log() - learner.log_softmax(1))).sum(1).mean()
-
-
-def stepped(state, velocity, loss):
-    """A step of SGD with momentum on the loss's gradient."""
-    gradients = torch.autograd.grad(loss, list(state.values()), retain_graph=True)
-    for (name, weights), gradient in zip(state.items(), gradients, strict=True):
-        velocity[name] = SETTINGS["momentum"] * velocity.get(name, 0.0) + gradient
-        state[name] = (weights - 0.1 * velocity[name]).detach().requires_grad_()
-
-
-def live(state):
-    return {name: tensor.detach().clone().requires_grad_() for name, tensor in state.items()}
 
 
 def truncated(matrix, energy):
@@ -92,7 +55,7 @@ def as_arrays(state):
 @pytest.fixture
 def double(monkeypatch, float64_travels):
     """Weights travel in float64, and a small network of that dtype has a name."""
-    monkeypatch.setitem(models._BUILDERS, "small-float64", small_network)
+    monkeypatch.setitem(models._BUILDERS, "small-float64", lambda input_shape, classes: tanh_network(12, classes))
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.6], ids=["all", "two of three"])

@@ -9,32 +9,10 @@ from torch import nn
 from fedhet import population
 from fedhet.models import registry as models
 from fedhet.randomness import derive_seed, seed_everything
+from tests.strategies.by_hand import AT_ONCE, UNLIKE, hidden, live, own_network, own_width, tanh_network
 
-SETTINGS = {
-    "rounds": 3,
-    "local_epochs": 3,
-    "batch_size": 1000,  # one batch an epoch, so that the order of examples is nobody's
-    "momentum": 0.5,
-    "partition": "classes",
-    "classes_per_client": 4,
-}
+SETTINGS = UNLIKE | AT_ONCE
 WEIGHT = 0.7
-
-
-def own_width(client):
-    return 8 + int(client)
-
-
-def own_network(client):
-    """Tanh networks that are as wide as the client's number says, from weights of its own."""
-    with torch.random.fork_rng():
-        torch.manual_seed(client.partition_id)
-        width = own_width(client.partition_id)
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10)).double()
-
-
-def small_network(input_shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.Tanh(), nn.Linear(9, classes)).double()
 
 
 def projector(own, shared, seed):
@@ -42,10 +20,6 @@ def projector(own, shared, seed):
     with torch.random.fork_rng():
         seed_everything(derive_seed(seed, "projector", "all"))
         return dict(nn.Linear(own + shared, max(own, shared), dtype=torch.float64).state_dict())
-
-
-def hidden(state, inputs):
-    return torch.tanh(inputs.flatten(1) @ state["1.weight"].T + state["1.bias"])
 
 
 def head(state, fused):
@@ -62,10 +36,6 @@ def stepped(states, velocities, loss):
         states[part][name] = (states[part][name] - 0.1 * velocities[part, name]).detach().requires_grad_()
 
 
-def live(state):
-    return {name: tensor.detach().clone().requires_grad_() for name, tensor in state.items()}
-
-
 def assert_equal(one, other):
     for name, tensor in other.items():
         np.testing.assert_allclose(one[name], tensor.detach().numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
@@ -74,7 +44,7 @@ def assert_equal(one, other):
 @pytest.fixture
 def double(monkeypatch, float64_travels):
     """Weights travel in float64, and a small network of that dtype has a name."""
-    monkeypatch.setitem(models._BUILDERS, "small-float64", small_network)
+    monkeypatch.setitem(models._BUILDERS, "small-float64", lambda input_shape, classes: tanh_network(9, classes))
 
 
 @pytest.mark.parametrize("width", [0, 3], ids=["as wide as it is", "pooled"])  # the first is wider than client 0's own

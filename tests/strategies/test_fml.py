@@ -4,61 +4,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from fedhet import population
 from fedhet.models import registry as models
+from tests.strategies.by_hand import AT_ONCE, UNLIKE, divergence, live, logits, own_network, stepped, tanh_network
 
-SETTINGS = {
-    "rounds": 3,
-    "local_epochs": 3,
-    "batch_size": 1000,  # one batch an epoch, so that the order of examples is nobody's
-    "momentum": 0.5,
-    "partition": "classes",
-    "classes_per_client": 4,
-}
+SETTINGS = UNLIKE | AT_ONCE
 ALPHA, BETA = 0.6, 0.3
-
-
-def own_network(client):
-    """Tanh networks that are as wide as the client's number says, from weights of its own."""
-    with torch.random.fork_rng():
-        torch.manual_seed(client.partition_id)
-        width = 8 + client.partition_id
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10)).double()
-
-
-def small_network(input_shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Tanh(), nn.Linear(5, classes)).double()
-
-
-def outputs(state, inputs):
-    hidden = torch.tanh(inputs.flatten(1) @ state["1.weight"].T + state["1.bias"])
-    return hidden @ state["3.weight"].T + state["3.bias"]
-
-
-def divergence(learner, teacher):
-    """KL(teacher || learner), written out."""
-    wanted = teacher.detach().softmax(1)
-    return (wanted * (wanted.log() - learner.log_softmax(1))).sum(1).mean()
-
-
-def stepped(state, velocity, loss):
-    """A step of SGD with momentum on the loss's gradient."""
-    gradients = torch.autograd.grad(loss, list(state.values()))
-    for (name, weights), gradient in zip(state.items(), gradients, strict=True):
-        velocity[name] = SETTINGS["momentum"] * velocity.get(name, 0.0) + gradient
-        state[name] = (weights - 0.1 * velocity[name]).detach().requires_grad_()
-
-
-def live(state):
-    return {name: tensor.detach().clone().requires_grad_() for name, tensor in state.items()}
 
 
 @pytest.fixture
 def double(monkeypatch, float64_travels):
     """Weights travel in float64, and a small network of that dtype has a name."""
-    monkeypatch.setitem(models._BUILDERS, "small-float64", small_network)
+    monkeypatch.setitem(models._BUILDERS, "small-float64", lambda input_shape, classes: tanh_network(5, classes))
 
 
 def test_three_rounds_are_its_papers(federate, double):
@@ -76,7 +34,7 @@ def test_three_rounds_are_its_papers(federate, double):
             small, mine = live(shared), own[client]
             velocities = {}, {}
             for _ in range(SETTINGS["local_epochs"]):
-                theirs, ours = outputs(small, inputs), outputs(mine, inputs)
+                theirs, ours = logits(small, inputs), logits(mine, inputs)
                 loss = ALPHA * F.cross_entropy(ours, labels) + (1 - ALPHA) * divergence(ours, theirs)
                 shared_loss = BETA * F.cross_entropy(theirs, labels) + (1 - BETA) * divergence(theirs, ours)
                 stepped(mine, velocities[0], loss)

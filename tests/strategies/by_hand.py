@@ -1,0 +1,61 @@
+"""Tanh networks, losses and steps, for tests that compute a run by hand from the paper of a method."""
+
+import torch
+from torch import nn
+
+UNLIKE = {"rounds": 3, "momentum": 0.5, "partition": "classes", "classes_per_client": 4}
+"""Settings of a short run of clients whose data differ."""
+
+AT_ONCE = {"local_epochs": 3, "batch_size": 1000}
+"""One batch an epoch, so that the order of examples is nobody's."""
+
+
+def tanh_network(width, outputs=10):
+    """A network of float64 for digits, with one hidden layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, outputs)).double()
+
+
+def own_width(client):
+    """Every client's hidden layer is wider than that of the one before."""
+    return 8 + int(client)
+
+
+def own_network(client):
+    """A client's network, from weights of its own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(client.partition_id)
+        return tanh_network(own_width(client.partition_id))
+
+
+def live(state):
+    """A copy of a state with gradients."""
+    return {name: tensor.detach().clone().requires_grad_() for name, tensor in state.items()}
+
+
+def hidden(state, inputs):
+    """Outputs of the hidden layer."""
+    return torch.tanh(inputs.flatten(1) @ state["1.weight"].T + state["1.bias"])
+
+
+def head(state, representation):
+    """Outputs of the last layer."""
+    return representation @ state["3.weight"].T + state["3.bias"]
+
+
+def logits(state, inputs):
+    """Outputs of the network."""
+    return head(state, hidden(state, inputs))
+
+
+def divergence(learner, teacher):
+    """KL(teacher || learner), written out."""
+    wanted = teacher.detach().double().softmax(1)
+    return (wanted * (wanted.log() - learner.log_softmax(1))).sum(1).mean()
+
+
+def stepped(state, velocity, loss, rate=0.1):
+    """A step of SGD with momentum on the loss's gradient, of a dictionary of weights in place."""
+    gradients = torch.autograd.grad(loss, list(state.values()), retain_graph=True)
+    for (name, weights), gradient in zip(state.items(), gradients, strict=True):
+        velocity[name] = UNLIKE["momentum"] * velocity.get(name, 0.0) + gradient
+        state[name] = (weights - rate * velocity[name]).detach().requires_grad_()
