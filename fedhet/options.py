@@ -73,7 +73,7 @@ class Parameters:
             unlabelled: whether the public examples have no labels.
 
         Returns:
-            By the method's own key, the value and the reason in words.
+            By the method's own key, or else by a common one, the value and the reason in words.
         """
         return {}
 

@@ -88,9 +88,10 @@ class Supplied:
                     idle.append(config.idle[-1])
         suited = config.parameters.suited(own_models=self.model is not None, unlabelled=unlabelled)
         for name, (value, why) in suited.items():
-            if (key := f"{config.family}.{name}") not in config.chosen:
-                changed = {config.specs()[key].name: value}
-                config = config.but(parameters=replace(config.parameters, **changed))
+            specs, own = config.specs(), f"{config.family}.{name}"
+            if (key := own if own in specs else name) not in config.chosen:
+                changed: dict[str, Any] = {specs[key].name: value}
+                config = config.but(**changed if key == name else {"parameters": replace(config.parameters, **changed)})
                 idle.append((key, f"{key} = {toml_value(value)}, {why}"))
         config = without_idle(config, frozenset(), config.chosen, registry.traits(config))
         return config.but(idle=(*idle, *config.idle))

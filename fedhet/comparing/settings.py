@@ -144,8 +144,8 @@ def shared_settings(
         return supplied.adapted(resolved.but(chosen=names, idle=idle))
 
     completed = {variant.name: complete(variant, variant.settings) for variant in variants}
-    first = complete(variants[0], {})
-    for_all = {key: value for key, value in first.flat().items() if "." not in key}
+    for_all = {key: value for key, value in complete(variants[0], {}).flat().items() if "." not in key}
+    for_all |= _training_for_all(base, variants[0])
     for key in ("public-samples", "closing-epochs"):
         for_all[key] = max(each.flat()[key] for each in completed.values())
 
@@ -158,8 +158,8 @@ def shared_settings(
         if not config_of.shared_init and for_all["shared-init"]:  # it matches or keeps what clients bring
             settings["shared-init"] = False
             notes.append(f"{name}: clients start from initial weights of their own (shared-init = false)")
-        training, note = _own_training(variant, base, for_all, by_hand)
-        notes += note
+        training, said = _own_training(variant, _suited_training(config_of, base, supplied), for_all, by_hand)
+        notes += said
         settings |= training | {"method": variant.method, "rounds": rounds[name], **variant.settings}
         configs = [configuration.resolve({**for_all, **settings, "seed": seed}, strict=False) for seed in seeds]
         if supplied.model is None and any(map(population.must_be_equal, configs)):
@@ -199,23 +199,42 @@ def _own_preset(family: str, base: Mapping[str, Any]) -> dict[str, Any]:
     return _preset({"preset": own}) if name and own in configuration.presets() else {}
 
 
-def _own_training(
-    variant: Variant, base: Mapping[str, Any], for_all: Mapping[str, Value], by_hand: Set[str]
-) -> tuple[dict[str, Value], list[str]]:
-    """Return the optimiser and rate of a method that does not train networks, of its own preset, and a remark.
+def _training_for_all(base: Mapping[str, Any], first: Variant) -> dict[str, Value]:
+    """Return the optimiser and rate of all variants, without what suits the first method alone."""
+    flat = configuration.resolve({**base, "rounds": 1, "method": first.method}, strict=False).flat()
+    return {key: flat[key] for key in OPTIMISER}
 
-    Where the user set some of them for all variants, these count, and the remark is an advice.
+
+def _suited_training(config: Config, base: Mapping[str, Any], supplied: Supplied) -> dict[str, Value]:
+    """Return the optimiser and rate that suit a method that does not train networks; empty for other methods.
+
+    They are those of its own preset and, for a user's models, what the method says.
     """
-    method = registry.method(variant.method)
-    preset = _own_preset(method.family, base) if method.trains else {}
-    other = {key: preset[key] for key in OPTIMISER if key in preset and preset[key] != for_all[key]}
-    other = {key: value for key, value in other.items() if key not in variant.settings}
-    said = ", ".join(f"{key} = {toml_value(value)}" for key, value in other.items())
-    if not other:
-        return {}, []
-    if by_hand & {*OPTIMISER}:
-        return {}, [f"{variant.name}: its clients train {method.trains}; {said} (of its preset) may suit it better"]
-    return other, [f"{variant.name}: its clients train {method.trains}, with {said} of its own preset"]
+    if not registry.method(config.method_name).trains:
+        return {}
+    preset = _own_preset(config.family, base)
+    suited = config.parameters.suited(own_models=supplied.model is not None, unlabelled=False)
+    values = preset | {key: value for key, (value, _) in suited.items()}
+    return {key: values[key] for key in OPTIMISER if key in values}
+
+
+def _own_training(
+    variant: Variant, wanted: Mapping[str, Value], for_all: Mapping[str, Value], by_hand: Set[str]
+) -> tuple[dict[str, Value], list[str]]:
+    """Return the optimiser and rate of a method that does not train networks, and remarks.
+
+    Those that the user set for all variants count for it, too, and a remark advises otherwise.
+    """
+    other = {key: value for key, value in wanted.items() if value != for_all[key] and key not in variant.settings}
+    own = {key: value for key, value in other.items() if key not in by_hand}
+    advised = {key: value for key, value in other.items() if key in by_hand}
+    trains, notes = f"{variant.name}: its clients train {registry.method(variant.method).trains}", list[str]()
+    for settings, words in ((own, "{}, with {} of its own"), (advised, "{}, which may need {}")):
+        if settings:
+            notes.append(
+                words.format(trains, ", ".join(f"{key} = {toml_value(each)}" for key, each in settings.items()))
+            )
+    return own, notes
 
 
 def _keys_of_siblings(variants: Sequence[Variant], chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,10 +64,13 @@ class FLHAGHNParameters(Parameters):
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
         """Write models of a user's own in tiles, unless the user named types or lets clients have their own heads."""
-        if not own_models or self.head == "tiled" or self.types or self.share == "own":
+        if not own_models or (self.head != "tiled" and (self.types or self.share == "own")):
             return {}
-        why = "which writes layers of any type: the models are not those of `architectures`"
-        return {"head": ("tiled", f"{why}. It needs a small learning-rate (Adam: 0.001 or less) and 50 rounds or more")}
+        suited: dict[str, tuple[Value, str]] = {"learning-rate": (0.001, "since tiles learn at small rates only")}
+        if self.head != "tiled":
+            why = "which writes layers of any type: the models are not those of `architectures`"
+            suited["head"] = "tiled", why
+        return suited
 
     @property
     def design(self) -> "Design":

@@ -178,10 +178,24 @@ def test_clients_that_train_a_hypernetwork_do_so_by_an_optimiser_of_their_own_un
         assert [note for note in notes if note.startswith(f"flha-ghn: its clients train a hypernetwork, with {own}")]
     assert training(["local", "flha-ghn,learning-rate=.003"], {})[0][1] == ("adam", 0.003)
     values, notes = training(["local", "flha-ghn"], {"learning-rate": 0.1})
-    assert values == [("sgd", 0.1)] * 2
-    assert notes[0].startswith(f"flha-ghn: its clients train a hypernetwork; {own}")
-    assert notes[0].endswith(" (of its preset) may suit it better")
+    assert values == [("sgd", 0.1), ("adam", 0.1)]
+    assert "flha-ghn: its clients train a hypernetwork, which may need learning-rate = 0.005" in notes
     assert training(["local", "flha-ghn"], {"preset": "flha-ghn/cifar10"}) == ([("sgd", 0.009)] * 2, [])
+
+
+@pytest.mark.parametrize("methods", [["local", "flha-ghn"], ["flha-ghn", "local"]])
+def test_a_hypernetwork_of_a_users_models_learns_at_a_small_rate(methods):
+    part = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
+    supplied = Supplied(model=lambda client: None, data=lambda client: (part, part))
+    found = shared(methods, configuration.completed({}), supplied)
+    settings = {name: found.settings(name, 0) for name in methods}
+    assert (settings["local"].optimizer, settings["local"].learning_rate) == ("sgd", 0.05)
+    assert (settings["flha-ghn"].optimizer, settings["flha-ghn"].learning_rate) == ("adam", 0.001)
+    alone = supplied.adapted(configuration.resolve(configuration.completed({"method": "flha-ghn"})))
+    assert (alone.optimizer, alone.learning_rate, alone.parameters.head) == ("adam", 0.001, "tiled")
+    assert ("learning-rate", "learning-rate = 0.001, since tiles learn at small rates only") in alone.idle
+    chosen = configuration.resolve(configuration.completed({"method": "flha-ghn", "learning-rate": 0.02}))
+    assert supplied.adapted(chosen).learning_rate == 0.02
 
 
 def test_a_method_whose_clients_start_from_weights_of_their_own_keeps_them_whoever_comes_first():
@@ -207,7 +221,7 @@ def test_each_variant_suits_a_users_models_and_data():
     assert found.settings("flha-ghn", 0).parameters.head == "tiled"
     assert found.settings("fedmd", 0).parameters.public_epochs == 0
     keys = [note.partition(" = ")[0] for note in found.notes if "hypernetwork" not in note]
-    assert keys == ["flha-ghn: flha-ghn.head", "fedmd: fedmd.public-epochs"]
+    assert keys == ["flha-ghn: learning-rate", "flha-ghn: flha-ghn.head", "fedmd: fedmd.public-epochs"]
     chosen = shared(["fedmd"], {"fedmd.public_epochs": 3}, supplied)
     assert chosen.settings("fedmd", 0).parameters.public_epochs == 3
 
