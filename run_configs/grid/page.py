@@ -10,6 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -31,6 +32,9 @@ PLAN = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
 SETTINGS, METHODS = list(PLAN["settings"]), list(grid.methods(PLAN))
 
 NETWORKS = {"mixed": "four architectures", "equal": "equal networks"}
+NEEDS = ("", "unlabelled", "labelled")
+"""How methods need the public examples, the least first."""
+
 Cell = tuple[str, str, str]
 """Setting, networks and method."""
 
@@ -70,6 +74,30 @@ class Results:
             return None
         return paired_difference(self.accuracies[cell], self.accuracies[*cell[:2], line])
 
+    @property
+    def there(self) -> set[Cell]:
+        """The cells with all seeds or a reason."""
+        return {*self.reasons, *(cell for cell in self.accuracies if not math.isnan(self.mean(cell)))}
+
+    def complete(self, networks: str) -> list[str]:
+        """The settings in which every method has all seeds or a reason."""
+        there = self.there
+        return [setting for setting in SETTINGS if all((setting, networks, name) in there for name in METHODS)]
+
+    def level(self, setting: str, networks: str, names: Sequence[str]) -> list[str]:
+        """Of these methods the best one by its mean, and those whose interval of the difference to it includes 0."""
+        serving = [name for name in names if (setting, networks, name) in self.accuracies]
+        best = max(serving, key=lambda name: self.mean((setting, networks, name)))
+        return [name for name in serving if name == best or self.beside(setting, networks, name, best)[1] >= 0]
+
+    def beside(self, setting: str, networks: str, name: str, other: str) -> tuple[float, float]:
+        """The interval of the paired difference of two methods."""
+        ours, theirs = self.accuracies[setting, networks, name], self.accuracies[setting, networks, other]
+        found = paired_difference(ours, theirs)
+        if found is None or found.low is None or found.high is None:
+            return -math.inf, math.inf
+        return found.low, found.high
+
     def clear(self, setting: str, networks: str) -> list[str]:
         """The methods above the best control, by p-values corrected for the number of methods (Holm)."""
         others = [name for name in self.methods if name != self.line(setting, networks)]
@@ -83,7 +111,7 @@ class Results:
 def generated(rows: Sequence[Mapping[str, str]]) -> str:
     """The tables, and how much of the grid there is."""
     results = Results(rows)
-    there = {*results.reasons, *(cell for cell in results.accuracies if not math.isnan(results.mean(cell)))}
+    there = results.there
     every = [(setting, networks) for networks in NETWORKS for setting in SETTINGS]
     counts = {cell: sum((*cell, method) in there for method in results.methods) for cell in every}
     words = [f"{setting}, {NETWORKS[networks]}: {count}" for (setting, networks), count in counts.items() if count]
@@ -91,7 +119,7 @@ def generated(rows: Sequence[Mapping[str, str]]) -> str:
     for networks, name in NETWORKS.items():
         text += [f"### {name.capitalize()}: `{PLAN['networks'][networks]['architectures']}`\n"]
         text += [*table(results, networks), ""]
-    return "\n".join(text)
+    return "\n".join([*text, *for_whom(results)])
 
 
 def table(results: Results, networks: str) -> Iterator[str]:
@@ -132,8 +160,51 @@ def table(results: Results, networks: str) -> Iterator[str]:
         yield f"\nOther gradient steps on private examples than `local`, of all clients together: {'; '.join(other)}."
 
 
+def taken(results: Results, networks: str, needs: str) -> list[str]:
+    """The methods to take with these networks, which need no other public examples, by settings level with the best.
+
+    They are level with the best of them in at least half of the complete settings, or in as many as any.
+    """
+    settings, counts = results.complete(networks), dict.fromkeys(METHODS, 0)
+    serving = [
+        name for name in METHODS if name not in grid.CONTROLS and NEEDS.index(public(name)) <= NEEDS.index(needs)
+    ]
+    for setting in settings:
+        for name in results.level(setting, networks, serving):
+            counts[name] += 1
+    enough = min(max(counts.values()), len(settings) / 2)
+    return [name for name in sorted(counts, key=lambda name: -counts[name]) if settings and counts[name] >= enough]
+
+
+def for_whom(results: Results) -> Iterator[str]:
+    """Lines of Markdown: which methods to take, and which controls they leave behind."""
+    yield "### Which method for whom\n"
+    yield "| networks | public examples | settings | methods | controls that the best of them is not clearly above |"
+    yield f"|{' --- |' * 5}"
+    for networks, words in NETWORKS.items():
+        settings = results.complete(networks)
+        for needs in NEEDS if settings else ():
+            methods = taken(results, networks, needs)
+            controls = [name for name in grid.CONTROLS if NEEDS.index(public(name)) <= NEEDS.index(needs)]
+            better = {name: beaten(results, networks, methods, name) for name in controls}
+            said = [f"`{name}` in {len(settings) - many}" for name, many in better.items() if many < len(settings)]
+            named = ", ".join(f"`{name}`" for name in methods)
+            yield f"| {words} | {needs or 'none'} | {len(settings)} | {named} | {', '.join(said) or 'none'} |"
+
+
+def beaten(results: Results, networks: str, methods: Sequence[str], control: str) -> int:
+    """In how many settings the best of the methods is clearly above a control."""
+    count = 0
+    for setting in results.complete(networks):
+        serving = [name for name in methods if (setting, networks, name) in results.accuracies]
+        best = max(serving, key=lambda name: results.mean((setting, networks, name)))
+        count += results.beside(setting, networks, best, control)[0] > 0
+    return count
+
+
+@cache
 def public(name: str) -> str:
-    """How a method gets the 500 public examples."""
+    """How a method gets the 500 public examples, one of `NEEDS`."""
     (variant,) = variants_of([grid.methods(PLAN)[name]])
     config = resolve({**PLAN["all"], "preset": "", "method": variant.method, **variant.settings}, strict=False)
     return {"none": "", "inputs": "unlabelled", "labelled": "labelled"}[registry.traits(config).public]

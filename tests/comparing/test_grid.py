@@ -142,3 +142,44 @@ def test_a_difference_is_to_the_best_control_seed_by_seed() -> None:
     without = page.Results([each for each in known if (each["method"], each["seed"]) != ("local", "4")])
     assert without.difference(cell) is None, "a control is not complete"
     assert page.heat_map(known).axes
+
+
+CHOOSER = {
+    "any networks, and unlabelled": ("mixed", "unlabelled"),
+    "any networks, and *labelled*": ("mixed", "labelled"),
+    "any networks, no common": ("mixed", ""),
+    "one network at all clients": ("equal", ""),
+}
+"""Rows of the README's table of methods, and what the grid has of them."""
+
+
+def test_the_first_page_names_methods_that_the_grid_finds_level_with_the_best() -> None:
+    text = (run_configs().parent / "README.md").read_text(encoding="utf-8")
+    table = text.split("## Which method")[1].split("```mermaid")[0]
+    results = page.Results(page.rows_of())
+    for begins, (networks, needs) in CHOOSER.items():
+        (row,) = (line for line in table.splitlines() if line.startswith(f"| {begins}"))
+        named = {*re.findall(r"`([\w-]+)`", row.split("|")[2])}
+        named |= {"local-mixed"} if "local.public = mixed" in row else set()
+        taken = page.taken(results, networks, needs)
+        assert not results.complete(networks) or named & {*taken}, f"{row}: the grid has {taken}"
+
+
+def test_whom_to_take_is_counted_by_settings() -> None:
+    levels = dict.fromkeys(page.METHODS, 0.5)
+    levels |= {"fd": 0.7, "fedproto": 0.8, "fedhenn": 0.9, "label-spreading": 0.85}
+    noise = {"fedproto": 0.04}  # by seed, so that it is not clearly below fedhenn
+    known = [
+        row(name, seed, level + noise.get(name, 0.01) * seed)
+        for name, level in levels.items()
+        for seed in page.PLAN["seeds"]
+    ]
+    results = page.Results(known)
+    assert (results.complete("mixed"), results.complete("equal")) == (page.SETTINGS[:1], [])
+    assert page.taken(results, "mixed", "") == ["fedproto"]
+    assert sorted(page.taken(results, "mixed", "unlabelled")) == ["fedhenn", "fedproto"]
+    assert page.taken(results, "equal", "") == []
+    assert page.beaten(results, "mixed", ["fedhenn"], "label-spreading") == 1
+    assert page.beaten(results, "mixed", ["fd"], "label-spreading") == 0
+    lines = "\n".join(page.for_whom(results))
+    assert re.search(r"four architectures \| none \| 1 \| `fedproto` \| none \|", lines)
