@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from fedhet.randomness import torch_generator
 from fedhet.representations.descriptors import agreement
 from fedhet.representations.packing import Factor, pack_all, unpack_all
 from fedhet.representations.shared_images import check_sent, target_of
-from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
+from fedhet.server import ArraysBy, FederatedStrategy, State, in_order, mean_distance
 from fedhet.task import Metric
 from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
@@ -136,8 +135,8 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         for name in (fedharm.BETWEEN, f"common-{fedharm.BETWEEN}"):
             if measured := [reply.measured[name].metric for reply in replies.values() if name in reply.measured]:
                 metrics[f"{self.run.metric}-after-shared"] = Metric.total(measured).value
-        distances = [r.payload.values["distance"] for r in replies.values() if "distance" in r.payload.values]
-        return metrics | ({"alignment": 1 - float(np.mean(distances))} if distances else {})
+        distance = mean_distance(replies.values())
+        return metrics if distance is None else metrics | {"alignment": 1 - distance}
 
     def _agreement(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Return cosines of descriptors of the same image and of different images (see `agreement`)."""

@@ -21,10 +21,19 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import fedhenn
 from fedhet.randomness import numpy_generator, torch_generator
 from fedhet.representations import linear_cka
-from fedhet.representations.packing import Factor, check_received_features, pack, pack_blocks, unpack
+from fedhet.representations.packing import Factor, pack, pack_blocks, unpack
 from fedhet.representations.spectral import check_posteriors, cluster_rows
 from fedhet.representations.targets import mean_rbf_blocks, mean_target
-from fedhet.server import ArraysBy, FederatedStrategy, State, agreed_tokens, in_order, public_rows
+from fedhet.server import (
+    ArraysBy,
+    FederatedStrategy,
+    State,
+    agreed_tokens,
+    in_order,
+    mean_distance,
+    packed_rows,
+    public_rows,
+)
 from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
 
@@ -103,10 +112,8 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         """Check that the reply has representations of the requested rows."""
         super().check_reply(reply)
         reply.values.number("distance", 0.0)
-        if self.sent in reply.arrays:
+        if self.sent in reply.arrays or self._sent_in(self.state.round + 1):
             self._check_rows(self.sent, reply, len(self.rad(1)))
-        elif self._sent_in(self.state.round + 1):
-            raise WireError(f"its {self.sent} are missing")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average weights (homogeneous), and compute the next target."""
@@ -116,8 +123,8 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         if sent:
             values = {client: unpack(arrays).values for client, arrays in sent.items()}
             self.state.target, self.state.target_round = self.target_of(values, round + 1), round + 1
-        distances = [r.payload.values["distance"] for r in replies.values() if "distance" in r.payload.values]
-        return {"alignment": 1 - float(np.mean(distances))} if distances else {}
+        distance = mean_distance(replies.values())
+        return {} if distance is None else {"alignment": 1 - distance}
 
     def rad(self, round: int) -> np.ndarray[Any, Any]:
         """Return X(t), drawn from the seed: (L,) row numbers of the public dataset."""
@@ -158,13 +165,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         return bool(reply.arrays.get("probe"))
 
     def _check_rows(self, name: str, reply: Reply, rows: int) -> None:
-        try:
-            values = unpack(reply.arrays[name]).values
-            check_received_features(values, name)
-            if name == "posteriors":
-                check_posteriors(values)
-        except ValueError as error:
-            raise WireError(f"its {name} cannot be read: {error}") from error
+        values = packed_rows(reply, name, check_posteriors if name == "posteriors" else None)
         if len(values) != rows:
             raise WireError(f"its {name} have {len(values)} rows, the RAD {rows}")
 

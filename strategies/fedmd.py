@@ -15,8 +15,8 @@ from torch import Tensor
 from fedhet.errors import FedhetError
 from fedhet.methods import fedmd
 from fedhet.randomness import numpy_generator
-from fedhet.representations.packing import Factor, check_received_features, pack, unpack
-from fedhet.server import FederatedStrategy, State, agreed_tokens, public_rows
+from fedhet.representations.packing import Factor, pack, unpack
+from fedhet.server import FederatedStrategy, State, agreed_tokens, mean_distance, packed_rows, public_rows
 from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
 
@@ -70,13 +70,7 @@ class Scores(FederatedStrategy[Q, T]):
         reply.values.number("distance", 0.0)
         if not self._sent_in(self.state.round + 1):
             return
-        if "scores" not in reply.arrays:
-            raise WireError("its scores are missing")
-        try:
-            scores = unpack(reply.arrays["scores"]).values
-            check_received_features(scores, "scores")
-        except ValueError as error:
-            raise WireError(f"its scores cannot be read: {error}") from error
+        scores = packed_rows(reply, "scores")
         expected = (len(self.rows(1)), self.state.classes)
         if scores.shape != expected:
             raise WireError(f"its scores have shape {list(scores.shape)}, expected {list(expected)}")
@@ -107,8 +101,8 @@ class Scores(FederatedStrategy[Q, T]):
 
     def distance(self, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Return the mean distance to the scores that clients learnt, as a metric."""
-        distances = [r.payload.values["distance"] for r in replies.values() if "distance" in r.payload.values]
-        return {"distance": float(np.mean(distances))} if distances else {}
+        distance = mean_distance(replies.values())
+        return {} if distance is None else {"distance": distance}
 
 
 class FedMD(Scores[fedmd.FedMDParameters, ScoresState]):

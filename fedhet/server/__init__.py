@@ -5,6 +5,8 @@ from fedhet.server.aggregation import RunningMean as RunningMean
 from fedhet.server.aggregation import average_shared as average_shared
 from fedhet.server.aggregation import class_counts as class_counts
 from fedhet.server.aggregation import class_means as class_means
+from fedhet.server.aggregation import mean_distance as mean_distance
+from fedhet.server.aggregation import packed_rows as packed_rows
 from fedhet.server.aggregation import weighted_average as weighted_average
 from fedhet.server.hooks import Hooks as Hooks
 from fedhet.server.roster import agreed_tokens as agreed_tokens

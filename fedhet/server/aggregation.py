@@ -1,7 +1,7 @@
 """Aggregation of what clients send: averages, Byzantine-robust rules, and clipping."""
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, TypeVar, cast
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedhet.flower.rules import robust
+from fedhet.representations.packing import check_received_features, unpack
 from fedhet.server.federation import Federation
 from fedhet.server.parts import Parts, cut, joined, split
 from fedhet.server.run import Run
@@ -209,6 +210,26 @@ def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
         means = np.concatenate([means, known["means"][kept]])
     order = np.argsort(classes)
     return {"classes": classes[order], "means": means[order].astype(np.float32)}
+
+
+def packed_rows(reply: Reply, name: str, check: Callable[[torch.Tensor], object] | None = None) -> torch.Tensor:
+    """Return rows (n, d) that a client packed; raises WireError if there are none, or `check` raises a ValueError."""
+    if name not in reply.arrays:
+        raise WireError(f"its {name} are missing")
+    try:
+        rows = unpack(reply.arrays[name]).values
+        check_received_features(rows, name)
+        if check:
+            check(rows)
+    except ValueError as error:
+        raise WireError(f"its {name} cannot be read: {error}") from error
+    return rows
+
+
+def mean_distance(replies: Iterable[Reply]) -> float | None:
+    """Return the mean of the values `distance` of replies; None if no reply has one."""
+    distances = [reply.payload.values["distance"] for reply in replies if "distance" in reply.payload.values]
+    return float(np.mean(distances)) if distances else None
 
 
 def class_counts(reply: Reply, classes: int) -> Array:
