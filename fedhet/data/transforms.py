@@ -22,8 +22,8 @@ class Normalise:
     def __call__(self, images: Tensor) -> Tensor:
         """Normalise (n, channels, height, width); returns a new float32 tensor on the images' device."""
         floats = images.to(torch.float32, copy=True)
-        # They stay where images are: copying them for each batch would make a GPU wait.
-        self._factor, self._offset = (each.to(images.device) for each in (self._factor, self._offset))
+        if self._factor.device != images.device:  # copying them for each batch would make a GPU wait
+            self._factor, self._offset = self._factor.to(images.device), self._offset.to(images.device)
         return floats.mul_(self._factor).add_(self._offset)
 
 
