@@ -1,6 +1,5 @@
 """FedProto, client side: prototypes of classes in the space of the representation (Tan et al., AAAI 2022)."""
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,11 +18,10 @@ from fedhet.methods.fedproto import FedProtoParameters, WidthParameters
 from fedhet.models import place_before
 from fedhet.options import Config
 from fedhet.representations import Representation, head_name
+from fedhet.text import log
 from fedhet.wire import Payload, to_arrays, to_tensor
 
 W = TypeVar("W", bound=WidthParameters)
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 
 class ByClass(ClientSide[P], ABC):

@@ -6,7 +6,6 @@ messages learns the client's layer types (secure aggregation would hide them). W
 disclose them. `disclose-architecture`, off by default with this method, discloses the architecture's name.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -24,9 +23,8 @@ from fedhet.hypernets.hypernetwork import GraphHypernetwork, Written
 from fedhet.learning import Phase
 from fedhet.methods.flha_ghn import FLHAGHNParameters
 from fedhet.options import OWN
+from fedhet.text import log
 from fedhet.wire import Payload
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 REFINE_RATE = 0.001
 """Learning rate of the refinement."""

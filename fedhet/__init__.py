@@ -1,10 +1,8 @@
 """Federated learning among clients whose neural networks differ, as a Flower app."""
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhet.text import PrintableLog
 from fedhet.version import __version__
 
 if TYPE_CHECKING:
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from fedhet.serving import make_server_app
     from fedhet.task import Task
 
-logging.getLogger("flwr").getChild("fedhet").addFilter(PrintableLog())
 
 # In a checkout (and in a Flower app bundle) `strategies/` and `client_apps/` lie beside this folder; a wheel has
 # them inside it. Either way their modules have one name: `fedhet.strategies.X`, `fedhet.client_apps.X`.

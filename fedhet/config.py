@@ -6,7 +6,6 @@ file in `run_configs/`), then the method's values (the paper's), then the defaul
 """
 
 import dataclasses
-import logging
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -20,8 +19,7 @@ from fedhet.errors import ConfigError, nearest
 from fedhet.keys import checked, default_of, fits, kebab, takes
 from fedhet.method import Method
 from fedhet.options import Config, Value, fields_of
-
-log = logging.getLogger("flwr").getChild("fedhet")
+from fedhet.text import log
 
 DEFAULT_PRESET = "fedhenn/digits"
 EXTRA = "extra-keys"

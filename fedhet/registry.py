@@ -6,7 +6,6 @@ entry point of the group `fedhet.methods`; one that was given in this process; o
 """
 
 import importlib
-import logging
 import pkgutil
 import sys
 from collections.abc import Mapping
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import ConfigError, nearest
 from fedhet.method import Drawing, Method, Traits
+from fedhet.text import log
 
 if TYPE_CHECKING:
     from fedhet.options import Config
 
-_log = logging.getLogger("flwr").getChild("fedhet")
 
 GROUP = "fedhet.methods"
 
@@ -152,7 +151,7 @@ def _installed() -> dict[str, EntryPoint]:
     included = {name: f"fedhet.methods.{name.replace('-', '_')}:method" for name in own_methods()}
     installed = {point.name: point for point in entry_points(group=GROUP)}
     for name in installed.keys() & included.keys():
-        _log.warning("method %r, installed as %s, goes by the name of one of fedhet's", name, installed[name].value)
+        log.warning("method %r, installed as %s, goes by the name of one of fedhet's", name, installed[name].value)
     return installed | {name: EntryPoint(name, value, GROUP) for name, value in included.items()}
 
 

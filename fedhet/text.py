@@ -60,3 +60,8 @@ class PrintableLog(logging.Filter):
         """Format the message; no record is dropped."""
         record.msg, record.args = printable(record.getMessage(), keep="\n\t"), None
         return True
+
+
+log = logging.getLogger("flwr").getChild("fedhet")
+"""fedhet's messages, which are at the level of Flower's."""
+log.addFilter(PrintableLog())

@@ -1,6 +1,5 @@
 """FedGH, server side: one head learns from clients' mean representations of classes (Yi et al., ACM MM 2023)."""
 
-import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,14 +16,13 @@ from fedhet.machine import one_thread
 from fedhet.methods import fedgh
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.task import get_task
+from fedhet.text import log
 from fedhet.wire import Arrays, Payload, Reply, WireError, cast, load_into, to_arrays
 
 from .fedproto import MOST_CLASSES, ByClass, ClassState  # noqa: TID251 - this folder is fedhet.strategies
 
 LARGEST = 2**27
 """Entries of a layer of the server's network."""
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 
 @dataclass

@@ -4,7 +4,6 @@ A round takes one exchange: clients send descriptors in their replies, and recei
 begins with the shared phase. The shared phase of the last round is therefore the closing round. No weights travel.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +19,8 @@ from fedhet.representations.packing import Factor, pack_all, unpack_all
 from fedhet.representations.shared_images import check_sent, target_of
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order, mean_distance
 from fedhet.task import Metric
+from fedhet.text import log
 from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 
 @dataclass

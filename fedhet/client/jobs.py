@@ -3,7 +3,6 @@
 A job has a network and random streams of its own, so that several can run at once (client batching).
 """
 
-import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -22,10 +21,9 @@ from fedhet.machine import peak_memory
 from fedhet.predictions import Predictions
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.task import LARGEST, Task
+from fedhet.text import log
 from fedhet.wire import Payload, to_arrays
 from fedhet.wire.protocol import STARTS, WHOLE, Measured
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 
 class Tried(NamedTuple):

@@ -1,6 +1,5 @@
 """A ClientApp of the user's own under fedhet's strategies: its train and evaluate functions stay as they are."""
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,9 +20,8 @@ from fedhet.keys import kebab
 from fedhet.learning import Trained
 from fedhet.options import Config
 from fedhet.task import Metric, Task, as_task
+from fedhet.text import log
 from fedhet.wire import Payload, check, load_into, spec_of, to_arrays
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 
 def wrap(

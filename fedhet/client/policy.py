@@ -1,6 +1,5 @@
 """The policy of a node: the messages that it serves, and how much the numbers that leave it may disclose."""
 
-import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from fedhet.method import METRICS, STRUCTURE, Traits
 from fedhet.options import listed
 from fedhet.sharing import is_statistic
 from fedhet.task import Metric
+from fedhet.text import log
 from fedhet.wire import Payload, WireError
 from fedhet.wire.protocol import WHOLE, Measured
 
@@ -28,8 +28,6 @@ LEAST = 10
 
 DIGITS = 4
 """Significant digits of metrics that leave a deployed node."""
-
-_log = logging.getLogger("flwr").getChild("fedhet")
 
 
 class Refused(FedhetError):
@@ -150,7 +148,7 @@ class Policy:
         """Return the reason of a failure for the server; at a deployed node nothing that could disclose data."""
         if not self.deployed or isinstance(error, Refused | LostState | WireError):
             return str(error)
-        _log.error("client %s failed", client, exc_info=error)
+        log.error("client %s failed", client, exc_info=error)
         return "it failed, and the reason stands in its node's log, since reasons can tell of data"
 
     def _check(self, method: str, kinds: Collection[str], *, way_out: str = "") -> None:

@@ -4,7 +4,6 @@ The server names the round that it expects. A client whose answer was lost goes 
 died in mid-round trains again from where it was, and none ever trains twice on top of itself.
 """
 
-import logging
 import shutil
 import time
 from functools import lru_cache
@@ -16,11 +15,10 @@ from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
 from fedhet.files import read_tensors, state_folder, write_tensors
 from fedhet.predictions import FOLDER, Predictions
+from fedhet.text import log
 
 KEPT_DAYS = 90
 """Runs and public datasets not touched for so long are removed from a node's own folder when a new run begins there."""
-
-_log = logging.getLogger("flwr").getChild("fedhet")
 
 
 class LostState(FedhetError):
@@ -48,7 +46,7 @@ class ClientStore:
         """Remove old files, if several runs keep their state in one folder."""
         if self._run:
             for path in remove_old(self._base, KEPT_DAYS):
-                _log.info("%s was not used for %d days and is removed", path, KEPT_DAYS)
+                log.info("%s was not used for %d days and is removed", path, KEPT_DAYS)
 
     def save(self, round: int, tensors: dict[str, torch.Tensor], *, after: int) -> None:
         """Write the state after `round`, and keep of the earlier ones only that of the round `after`.
@@ -65,7 +63,7 @@ class ClientStore:
         try:
             return read_tensors(self._states / f"{round}.safetensors")
         except FedhetError as error:
-            _log.warning("%s", error)
+            log.warning("%s", error)
             return None
 
     def write_model(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -73,7 +71,7 @@ class ClientStore:
         path = self._base / self._run / "models" / f"{self._client}.safetensors"
         write_tensors(path, tensors)
         if self._run:  # else the server collects it
-            _log.info("client %s: its personal model is %s", self._client, path)
+            log.info("client %s: its personal model is %s", self._client, path)
 
     def write_predictions(self, predictions: Predictions) -> None:
         """Save which test examples are predicted right, for the server of a simulation to collect."""
@@ -117,7 +115,7 @@ def _read_public(path: Path, modified: int) -> PublicDataset:
         if public.digest != path.stem:
             raise FedhetError(f"{path} is another public dataset")
     except (FedhetError, KeyError, ValueError) as error:
-        _log.warning("%s: it is removed, and asked for again", error)
+        log.warning("%s: it is removed, and asked for again", error)
         path.unlink(missing_ok=True)
         raise LookupError(path) from error
     return public

@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import io
-import logging
 import re
 from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from fedhet.errors import DataError, FedhetError
 from fedhet.files import read_tensors, write_tensors
 from fedhet.machine import cores
 from fedhet.task import get_task
+from fedhet.text import log
 
 FINDINGS = (
     *("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax"),
@@ -133,7 +133,6 @@ def _images(files: Sequence[Path], size: int) -> Tensor:
     try:
         write_tensors(cache, {"images": images})
     except OSError as error:
-        log = logging.getLogger("flwr").getChild("fedhet")
         log.warning("decoded images cannot be kept in %s for the next time: %s", cache.parent, error)
     return images
 

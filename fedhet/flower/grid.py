@@ -5,7 +5,6 @@ client raises.
 """
 
 import itertools
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -18,10 +17,9 @@ from flwr.supercore.run import Run
 from fedhet.flower.insides import RUN_ID, be_server, failure, filled, identify, no_handler, only_run
 from fedhet.learning import ClientBatching
 from fedhet.learning.batching import outcome
+from fedhet.text import log
 
 FIRST_NODE = 100
-
-_log = logging.getLogger("flwr").getChild("fedhet")
 
 
 class LocalGrid(Grid):
@@ -120,7 +118,7 @@ def _failed(message: Message, context: Context, error: Exception, logged: set[st
     reason = f"{type(error).__name__}: {error}"
     if not no_handler(reason) and reason not in logged:
         logged.add(reason)
-        _log.error("client at node %d failed", context.node_id, exc_info=error)
+        log.error("client at node %d failed", context.node_id, exc_info=error)
     return failure(message, reason)
 
 

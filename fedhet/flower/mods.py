@@ -1,6 +1,5 @@
 """Flower's mods around a client and wrappers around a strategy, such as those for differential privacy."""
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -13,9 +12,8 @@ from flwr.serverapp.strategy import Strategy
 from fedhet.errors import ConfigError
 from fedhet.flower.records import decode_arrays, encode_arrays
 from fedhet.method import Traits
+from fedhet.text import log
 from fedhet.wire import Payload, Spec
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 
 @lru_cache(maxsize=8)

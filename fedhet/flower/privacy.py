@@ -1,6 +1,5 @@
 """Privacy accounting: epsilon and delta of a run under Flower's wrappers and mods for differential privacy."""
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -23,9 +22,8 @@ from flwr.serverapp.strategy import (
 from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdaptiveBase
 
 from fedhet.method import METRICS, STRUCTURE, Traits
+from fedhet.text import log
 from fedhet.wire import Arrays, Reply
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 FIXED = DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping
 """Wrappers whose noise is the same in all rounds."""

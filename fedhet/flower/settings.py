@@ -1,6 +1,5 @@
 """Flower's names for settings, and the keys of fedhet for which they stand."""
 
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
@@ -9,8 +8,7 @@ from typing import Any
 from fedhet.errors import ConfigError
 from fedhet.keys import kebab
 from fedhet.method import Method
-
-log = logging.getLogger("flwr").getChild("fedhet")
+from fedhet.text import log
 
 OURS = {
     "lr": "learning-rate",

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import hashlib
 import json
-import logging
 import platform
 import shlex
 import shutil
@@ -29,10 +28,9 @@ from fedhet.results.report import write_report
 from fedhet.results.summary import summarised
 from fedhet.rows import ClientRow, client_order
 from fedhet.state import State
+from fedhet.text import log
 from fedhet.toml import to_toml
 from fedhet.version import __version__
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 S = TypeVar("S", bound=State)
 

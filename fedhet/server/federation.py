@@ -1,7 +1,6 @@
 """The exchange between server and clients: who is present, messages, replies, and traffic."""
 
 import copy
-import logging
 import math
 import time
 import traceback
@@ -19,10 +18,9 @@ from fedhet.server.parts import Parts, Sizes
 from fedhet.server.roster import Roster
 from fedhet.server.run import Round, Run
 from fedhet.state import State
+from fedhet.text import log
 from fedhet.wire import LostReply, Payload, Reply, Request, Spec, WireError, check, check_finite, narrowed
 from fedhet.wire.protocol import WHOLE
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 POLL = 0.1
 """Seconds between looks for a reply, while replies are taken in one by one."""

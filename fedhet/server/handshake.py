@@ -1,6 +1,5 @@
 """The handshake: admits clients, and settles what all of them must know before a round."""
 
-import logging
 from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
@@ -15,11 +14,10 @@ from fedhet.server.federation import Faults, by_node
 from fedhet.server.hooks import Hooks
 from fedhet.server.roster import agree_on_public_dataset, most_alike_first, with_remedy
 from fedhet.state import ClientRecord
+from fedhet.text import log
 from fedhet.toml import toml_value
 from fedhet.wire import Arrays, Payload, Reply, Report, check_finite
 from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, WHOLE, with_public_dataset
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 NOBODY = "no client can serve:"
 """The first line of an error, above the reasons."""

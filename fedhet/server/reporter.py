@@ -1,6 +1,5 @@
 """The reports of a run: its rounds for observers, statistics over clients, and warnings at its end."""
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,10 +15,9 @@ from fedhet.server.roster import with_remedy
 from fedhet.server.run import Run, named
 from fedhet.state import ClientRecord, State
 from fedhet.task import Metric
+from fedhet.text import log
 from fedhet.wire import Reply
 from fedhet.wire.protocol import STARTS
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 
 class Reporter:

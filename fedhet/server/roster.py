@@ -1,6 +1,5 @@
 """Who is there: clients by their own names, whatever nodes they are at, and what each shares."""
 
-import logging
 import math
 import time
 from collections import Counter
@@ -17,9 +16,8 @@ from fedhet.flower import Grid
 from fedhet.rows import client_order
 from fedhet.server.run import named
 from fedhet.state import State
+from fedhet.text import log
 from fedhet.wire import Reply, Spec, WireError, difference, without_widths
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 GRACE = 10.0
 """Seconds to wait for nodes that must be there and are only just starting."""

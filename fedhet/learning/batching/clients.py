@@ -6,7 +6,6 @@ those of one client after the other up to rounding.
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -24,6 +23,7 @@ from fedhet.learning.batching.passes import Backward, BatchedClient, Forward, Pa
 from fedhet.machine import describe
 from fedhet.representations import RandomStream
 from fedhet.rows import grouped
+from fedhet.text import log
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -38,7 +38,6 @@ ROWS = 2048
 LIMIT = 0.9
 """The part of the time of one network after the other below which a batch of networks is worth it."""
 
-_log = logging.getLogger("flwr").getChild("fedhet")
 
 Verdict = Literal["one by one", "equal sizes", "any sizes"]
 """Which passes of a kind are run as one: none, those of batches of one size, or all, smaller batches filled up."""
@@ -150,7 +149,7 @@ class ClientBatching:
         """Log once for each subject why networks are run one by one."""
         if subject not in self._logged:
             self._logged.add(subject)
-            _log.info("client-batching: networks of class %s are passed one by one: %s", model._get_name(), reason)
+            log.info("client-batching: networks of class %s are passed one by one: %s", model._get_name(), reason)
 
 
 def _backward(clients: Sequence[BatchedClient]) -> None:
