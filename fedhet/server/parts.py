@@ -49,7 +49,7 @@ class Sizes:
         if self._first is not None and report.groups != self._first[0]:
             raise FedhetError(
                 f"it has a part of another network than client {self._first[1]}: all clients need one architecture, "
-                "of which each may have a part (width)"
+                f"of which each may have a part ({self._run.config.parameters.size_name})"
             )
         try:
             groups = understand(report.groups) if self._first is None else self._groups

@@ -35,7 +35,8 @@ def test_digits_with_five_unlike_networks_and_a_public_dataset(tmp_path):
     settings = {"preset": "fedhenn/digits", "clients": 5, "samples-per-client": 30, "partition": "iid", "rounds": 2}
     done, printed = recommended(tmp_path, settings, 40, methods=["fedhenn", "fedmd"], seeds=[0, 1, 2])
     assert not done.beats_alone, "networks learn little in two rounds"
-    assert done.method in ("label-spreading", "nearest-neighbour", "logistic-regression")
+    controls = ("label-spreading", "nearest-neighbour", "logistic-regression")
+    assert done.method in controls or "No time to compare label-spreading" in printed
     assert any(verdict in printed for verdict in VERDICTS)
     config = configuration.resolve(configuration.read(tmp_path / "recommended.toml"))
     assert (config.method, config.clients, config.test_split) == (done.method, 5, "drawn")
