@@ -49,6 +49,7 @@ Settings = Annotated[
 ]
 Named = Annotated[str | None, typer.Option("--method", metavar="MODULE:NAME", help="The method, if it is a file's.")]
 Data = Annotated[Path | None, place("Folder with the data set's files.", resolve_path=True)]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; else as many as have room.")]
 Folders = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.", click_type=Place())
 ]

@@ -16,6 +16,7 @@ from fedhet import registry
 from fedhet.arguments import (
     Data,
     Folders,
+    Jobs,
     Named,
     Place,
     Settings,
@@ -110,7 +111,7 @@ def compare(
     config: Annotated[str | None, typer.Option(metavar="FILE", help="Settings for all: a TOML file or preset.")] = None,
     settings: Settings = None,
     out: Annotated[Path | None, place("Folder of the comparison; else named by the methods, in runs/.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; else as many as have room.")] = None,
+    jobs: Jobs = None,
     baseline: Annotated[str | None, typer.Option(metavar="NAME", help="Differences are to it; else the first.")] = None,
     tune: Tune = None,
     tune_runs: TuneRuns = None,
@@ -155,7 +156,7 @@ def recommend(
     ] = False,
     methods: Annotated[str, typer.Option(help="Methods to try, with commas; else all that can serve.")] = "",
     out: Annotated[Path | None, place("Folder for everything; runs/recommend if left out.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; else as many as have room.")] = None,
+    jobs: Jobs = None,
     data: Data = None,
 ) -> None:
     """Find out which methods can serve clients and which is best, by a race; interrupted, the same command goes on."""

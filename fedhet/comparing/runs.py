@@ -22,7 +22,7 @@ from fedhet.engines import messages
 from fedhet.engines.children import Child, ChildError
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import LOCK
-from fedhet.results.history import read_history, read_run, scored_curve
+from fedhet.results.history import last_round, read_history, read_run, scored_curve
 from fedhet.results.tables import format_value
 from fedhet.supplied import Supplied
 from fedhet.text import console, printable
@@ -220,5 +220,4 @@ def _state(run: PlannedRun) -> dict[str, Any]:
     except FedhetError:  # being written
         return {}
     curve = scored_curve(rows, registry.traits(run.settings).scored)
-    done = max((row["round"] for row in rows if not row.get("final")), default=0)
-    return {"completed": done, "accuracy": format_value(curve[-1][1]) if curve else ""}
+    return {"completed": last_round(rows), "accuracy": format_value(curve[-1][1]) if curve else ""}

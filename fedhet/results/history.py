@@ -116,6 +116,11 @@ def learning_curve(
     return sorted(curve.items())
 
 
+def last_round(rows: Iterable[Row]) -> int:
+    """Return the last round, without the evaluation after it; 0 for none."""
+    return max((row["round"] for row in rows if not row.get("final")), default=0)
+
+
 def models_round(row: Row, which: Which) -> int:
     """Return the round whose models a row evaluates; received models are those of the previous round."""
     before = which == "received" or row.get("final", False)

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedhet.observing import RunInfo
 from fedhet.options import Config
-from fedhet.results.history import Row, TestSet, Which, learning_curve, unseen_lines
+from fedhet.results.history import Row, TestSet, Which, last_round, learning_curve, unseen_lines
 from fedhet.rows import BY_CLASS, STATISTICS, Work, never_took_part
 
 
@@ -18,7 +18,7 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         "method": config.method_name,
         "dataset": "own" if run.own_data else config.dataset,
         "clients": len(run.state.clients),
-        "rounds": _last_round(rows),
+        "rounds": last_round(rows),
         "seed": config.seed,
         "devices": run.devices,
         "personal": scored,
@@ -57,7 +57,7 @@ def last10(
     `personal_accuracy` has all `STATISTICS` and `global_accuracy` has `weighted` and `mean`, each None where one of the
     ten rounds was not evaluated; None where both are.
     """
-    last = _last_round(rows)
+    last = last_round(rows)
     ten = range(last - 9, last + 1)
 
     def means(which: Which, statistics: Sequence[str]) -> dict[str, float] | None:
@@ -83,10 +83,6 @@ def _last(
     """Return the last value of each statistic; None unless each has one."""
     curves = {name: learning_curve(rows, which, name, test, measure) for name in statistics}
     return {name: curve[-1][1] for name, curve in curves.items()} if all(curves.values()) else None
-
-
-def _last_round(rows: Sequence[Row]) -> int:
-    return max((row["round"] for row in rows if not row.get("final")), default=0)
 
 
 def _examples(run: RunInfo) -> dict[str, int]:
