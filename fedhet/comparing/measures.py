@@ -113,11 +113,15 @@ class VariantResult:
         return {each.run.seed: value for each in self.outcomes if (value := each.values[measure]) is not None}
 
 
+def differences(results: Iterable[VariantResult], baseline: VariantResult) -> dict[str, Difference | None]:
+    """Return by variant its difference to the baseline in personal accuracy, without the baseline itself."""
+    return {each.variant: each.difference(baseline, "personal_accuracy") for each in results if each is not baseline}
+
+
 def corrected_p_values(results: Iterable[VariantResult], baseline: VariantResult) -> dict[str, float]:
     """Return by variant the p-value of its difference to the baseline in personal accuracy, corrected (Holm)."""
-    others = [result for result in results if result is not baseline]
-    differences = {each.variant: each.difference(baseline, "personal_accuracy") for each in others}
-    known = {variant: p for variant, each in differences.items() if each is not None and (p := each.p) is not None}
+    found = differences(results, baseline).items()
+    known = {variant: p for variant, each in found if each is not None and (p := each.p) is not None}
     return dict(zip(known, holm(list(known.values())), strict=True))
 
 

@@ -13,6 +13,7 @@ from fedhet.comparing.measures import (
     WORK,
     VariantResult,
     corrected_p_values,
+    differences,
 )
 from fedhet.comparing.search import Search
 from fedhet.comparing.settings import EQUAL_MODEL
@@ -78,9 +79,9 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
             yield [result.variant, name, result.models, result.equalised, *map(of, MEASURES)]
     for result in results:
         if result is not baseline:
-            differences = [result.difference(baseline, measure) for measure in MEASURES]
+            of_all = [result.difference(baseline, measure) for measure in MEASURES]
             for name, end in (("", "mean"), ("_low", "low"), ("_high", "high")):
-                values = [getattr(each, end, None) for each in differences]
+                values = [getattr(each, end, None) for each in of_all]
                 yield [result.variant, f"difference{name}", result.models, result.equalised, *values]
     for variant, p in corrected_p_values(results, baseline).items():
         yield [variant, "p", "", "", *(p if measure == "personal_accuracy" else None for measure in MEASURES)]
@@ -187,11 +188,10 @@ def notes_below(
 
 def _differences(results: Sequence[VariantResult], baseline: VariantResult, metric: str) -> Iterator[str]:
     """Yield sentences on how differences to the baseline are measured, and which are significant."""
-    others = [result for result in results if result is not baseline]
-    if not others:
+    found = differences(results, baseline)
+    if not found:
         return
-    differences = {each.variant: each.difference(baseline, "personal_accuracy") for each in others}
-    wider = {name: each.widening for name, each in differences.items() if each and each.widening is not None}
+    wider = {name: each.widening for name, each in found.items() if each and each.widening is not None}
     covers = f"with its {CONFIDENCE:.0%} interval of seeds alone (Student's t)"
     if wider:
         most = max(wider, key=lambda name: wider[name])
@@ -199,7 +199,7 @@ def _differences(results: Sequence[VariantResult], baseline: VariantResult, metr
             f"with its {CONFIDENCE:.0%} interval of seeds and test examples; these widen it by up to "
             f"{wider[most]:.0%} ({most})"
         )
-    if few := {each.seeds for each in differences.values() if each and each.low is None}:
+    if few := {each.seeds for each in found.values() if each and each.low is None}:
         covers = f"{max(few)} here: too few seeds for an interval"
     paired = "paired over the seeds that both completed"
     yield f"Minus {baseline.variant}: difference of personal {metric}, {paired}, {covers}."

@@ -9,10 +9,6 @@ from fedhet.hypernets.personal import PersonalHypernetwork
 OWN = {"architectures": "mlp,cnn-1-1", "local_epochs": 1}
 
 
-def tensors_of(arrays):
-    return {name: torch.from_numpy(array.copy()).requires_grad_() for name, array in arrays.items()}
-
-
 def test_a_round_is_a_step_of_adam_towards_where_the_clients_went(federate):
     one = federate("pfedhn", "one", rounds=1, **OWN)
     two = federate("pfedhn", "two", rounds=2, **OWN)
