@@ -6,7 +6,6 @@ that server and clients cannot come from another checkout.
 
 import contextlib
 import json
-import logging
 import shutil
 import subprocess
 import tempfile
@@ -31,13 +30,13 @@ from fedhet.results.history import read_clients, read_history
 from fedhet.rows import client_order
 from fedhet.signals import ended_by_signals
 from fedhet.state import State
+from fedhet.text import log
 from fedhet.toml import to_toml
 from fedhet.version import __version__
 
 PATIENCE = 30.0
 """Seconds for a command to answer."""
 
-_log = logging.getLogger("flwr").getChild("fedhet")
 _BESIDE = ("strategies", "client_apps", "run_configs")
 _PROJECT = """[project]
 name = "fedhet"
@@ -113,10 +112,10 @@ def _keep_log(log: Path, folder: Path) -> None:
 
 
 def _follow(
-    arguments: Sequence[str], place: Path, environment: Mapping[str, str], engine: str, log: Path, watch: "_Watch"
+    arguments: Sequence[str], place: Path, environment: Mapping[str, str], engine: str, output: Path, watch: "_Watch"
 ) -> None:
     """Start the run, look at its rounds until it ends, and find out how it ended."""
-    process = begin(["flwr", "run", *arguments], place, environment, log)
+    process = begin(["flwr", "run", *arguments], place, environment, output)
 
     def ask(*words: str) -> str:
         options: Any = {"cwd": place, "env": environment, "capture_output": True, "text": True, "timeout": PATIENCE}
@@ -125,7 +124,7 @@ def _follow(
         return ""
 
     def started() -> str | None:
-        return started_run(log.read_text(encoding="utf-8", errors="replace"))
+        return started_run(output.read_text(encoding="utf-8", errors="replace"))
 
     try:
         while process.poll() is None:
@@ -134,18 +133,18 @@ def _follow(
         watch.look()
     except BaseException:
         if (run := started()) is not None:
-            _log.warning("stopping the run")
+            log.warning("stopping the run")
             ask("stop", run, engine)
         raise
     finally:
         end(process)
     if (run := started()) is None:
-        raise FedhetError(f"Flower did not start the run:\n{tail(log)}")
+        raise FedhetError(f"Flower did not start the run:\n{tail(output)}")
     # Flower exits with 0 whatever became of a run; the truth is in its list and in the run's own summary.
     status, details = status_of_run(ask("list", "--run-id", run, engine, "--format", "json"))
     summary = watch.summary()
     if summary.get("status", "completed") != "completed" or status != "finished:completed":
-        raise FedhetError(str(summary.get("error", f"the run ended as {status}: {details}\n{tail(log)}")))
+        raise FedhetError(str(summary.get("error", f"the run ended as {status}: {details}\n{tail(output)}")))
 
 
 class _Watch:

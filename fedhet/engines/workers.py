@@ -6,7 +6,6 @@ process already. A client's results do not depend on its process: it is seeded f
 """
 
 import heapq
-import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -20,11 +19,10 @@ from fedhet.flower import ClientApp, Context, Message, MessageType
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import failure, identify
 from fedhet.learning import ClientBatching
+from fedhet.text import log
 
 AHEAD = 2
 """Replies for each worker that may wait to be fetched one by one: they may be large."""
-
-_log = logging.getLogger("flwr").getChild("fedhet")
 
 
 class WorkerGrid(LocalGrid):
@@ -146,7 +144,7 @@ class WorkerGrid(LocalGrid):
             if self._room:
                 self._number = min(self._number, self._room(), math.ceil(len(self._contexts) / self._side_by_side))
             if self._number < 2:
-                _log.info("clients go on in one process: they have no room, or no use, for several on the GPU")
+                log.info("clients go on in one process: they have no room, or no use, for several on the GPU")
                 return False
             try:
                 self._recipe = recipe(self._client_app, self._datasets)
@@ -163,7 +161,7 @@ class WorkerGrid(LocalGrid):
 
     def _alone(self, reason: str) -> None:
         self._number, self._team, self._took_over = 1, [], False
-        _log.warning("clients go on one after the other: %s", reason)
+        log.warning("clients go on one after the other: %s", reason)
 
     def _hand_out(self, wanted: Sequence[str]) -> None:
         """Send messages to free workers, and one more that waits at each; those whose replies are awaited go first."""

@@ -220,7 +220,7 @@ def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"the last round that counted is {max(last, 0)} of {rounds}"
     if not rounds:
         return
-    if run.flower and not run.traits.serves_clients:  # fedhet's own loop knows whether its model was scored
+    if not run.traits.serves_clients and not (rows and (rows[-1].get("common") or {}).get("received")):
         yield UNSCORED.format(run.method.name)
     scored = run.traits.scored
     evaluations = [row.get(scored) or (row.get("common") or {}).get(scored) for row in rows]

@@ -1,6 +1,5 @@
 """A round of a strategy. It is one exchange: evaluation rides in the training reply."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -10,9 +9,8 @@ from fedhet.server.handshake import Handshake
 from fedhet.server.hooks import Hooks, P, S
 from fedhet.server.reporter import Reporter
 from fedhet.server.run import Round
+from fedhet.text import log
 from fedhet.wire import Payload, Reply
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 
 class Rounds(Hooks[P, S]):

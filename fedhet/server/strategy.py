@@ -32,7 +32,6 @@ from fedhet.flower.insides import rounds_of_loop, simulated, wrapper_of
 from fedhet.flower.mods import check_hooks
 from fedhet.flower.privacy import LocalLedger, ledger_of
 from fedhet.flower.settings import settings_of
-from fedhet.method import UNSCORED
 from fedhet.observing import Observer
 from fedhet.options import Config, Value
 from fedhet.server.aggregation import Aggregator
@@ -44,9 +43,8 @@ from fedhet.server.reporter import Reporter, metric_record, statistics, unseen_c
 from fedhet.server.roster import await_nodes
 from fedhet.server.rounds import Rounds
 from fedhet.server.run import Round, Run
+from fedhet.text import log
 from fedhet.wire import Reply
-
-log = logging.getLogger("flwr").getChild("fedhet")
 
 LAST = 3
 """So many last rounds in a row that did not count, or half of all, make a run a failed one."""
@@ -150,8 +148,6 @@ class FederatedStrategy(Rounds[P, S], Strategy):
             result.train_metrics_clientapp[round] = self.run_round(round)
             self._evaluate_globally(evaluate_fn, result)
         self._check_that_rounds_counted()
-        if not run.traits.serves_clients and self.reporter.on_common_test is None:
-            log.warning("%s", UNSCORED.format(run.method.name))
         result.evaluate_metrics_clientapp[run.last_round] = self.evaluate_last()
         result.arrays = encode_arrays(self.state.model, flower=True)
         return result
