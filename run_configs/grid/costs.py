@@ -16,7 +16,7 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ def measured(method: str, what: str) -> Meter:
     """Run the first rounds of a method."""
     cell = next(cell for cell in grid.cells(PLAN, None) if (cell.setting, cell.networks) == ("digits-72-iid", "equal"))
     keys = {**cell.keys, "clients": 4, "evaluate-every": 10, "report": False, **SIZES.get(method, {})}
-    settings = grid.shared(grid.Cell(cell.setting, cell.networks, cell.tuned, keys), method, [0])
+    settings = grid.shared(replace(cell, keys=keys), method, [0])
     with tempfile.TemporaryDirectory() as folder:
         config = settings.settings(method, 0).but(workers=1)
         meter = Meter(what, min(2, config.rounds))

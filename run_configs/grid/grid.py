@@ -44,26 +44,25 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A setting with a set of networks: its name, what it is tuned as, and its keys."""
+    """A setting with a set of networks: its name, what it is tuned as, its keys, and variants that differ in it."""
 
     setting: str
     networks: str
     tuned: str
     keys: Mapping[str, Any]
+    variants: Mapping[str, str]
 
 
 def cells(plan: Mapping[str, Any], data: Path | None) -> list[Cell]:
     """The cells of `settings.json`; data sets with files are looked for in folders of `data`."""
     found = []
-    for tuned in dict.fromkeys(setting["tuned"] for setting in plan["settings"].values()):
+    for name, setting in plan["settings"].items():
         for networks, models in plan["networks"].items():
-            for name, setting in plan["settings"].items():
-                if setting["tuned"] == tuned:
-                    keys = {**plan["all"], **models, **setting}
-                    del keys["tuned"]
-                    if "data" in keys and data is not None:
-                        keys["data"] = str(data / keys["data"])
-                    found.append(Cell(name, networks, tuned, keys))
+            keys = {**plan["all"], **models, **setting}
+            tuned, variants = keys.pop("tuned"), keys.pop("variants", {})
+            if "data" in keys and data is not None:
+                keys["data"] = str(data / keys["data"])
+            found.append(Cell(name, networks, tuned, keys, variants))
     return found
 
 
@@ -178,7 +177,7 @@ class Grid:
             yield row | {"seed": "", "reason": chosen["reason"]}
             return
         try:
-            settings = shared(cell, self.methods[method], self.plan["seeds"])
+            settings = shared(cell, cell.variants.get(method, self.methods[method]), self.plan["seeds"])
         except FedhetError as error:
             yield row | {"seed": "", "reason": _one_line(error)}
             return
