@@ -112,4 +112,7 @@ class Regression(Vectors):
         if outputs[0].numel() == labels[0].numel():
             return ""
         maybe = "; several labels of 0 and 1 need one, too (task = multi-label)" * zeros_and_ones(labels)
+        maybe += "; classes must be whole numbers (labels.long())" * bool(
+            labels[0].numel() == 1 and (labels == labels.round()).all()
+        )
         return f"its targets are {sizes(labels)} where its outputs are {sizes(outputs)}: each needs an output{maybe}"

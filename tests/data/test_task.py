@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedhet.errors import ConfigError, nearest
-from fedhet.task import TASKS, Metric, Score, get_task
+from fedhet.task import TASKS, Metric, Score, Task, get_task
 
 
 def in_batches(name: str, outputs: torch.Tensor, labels: torch.Tensor, size: int) -> Score:
@@ -134,3 +134,10 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown task 'multilabel'; did you mean 'multi-label'"):
         get_task("multilabel")
     assert nearest("model", "x", []) == "unknown model 'x'; known: none"
+
+
+@pytest.mark.parametrize(("labels", "said"), [([0.0, 1.0, 4.0], True), ([0.5, 1.0, 4.0], False)])
+def test_whole_numbers_as_floats_are_taken_for_classes_in_the_message(labels, said):
+    problem = Task("regression").problem(torch.zeros(3, 10), torch.tensor(labels)[:, None])
+    assert problem.startswith("its targets are of shape (n, 1) where its outputs are of shape (n, 10)")
+    assert problem.endswith("; classes must be whole numbers (labels.long())") is said
