@@ -5,7 +5,6 @@ import operator
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field
-from functools import cache
 from typing import Any, Literal
 
 from fedhet.errors import ConfigError
@@ -84,7 +83,6 @@ def takes(key: Field[Any]) -> str:
     return ", ".join([kind, *(f"{sign} {bound:g}" for sign, bound in limits if bound is not None)])
 
 
-@cache  # asked for every value of every message
 def kebab(name: str) -> str:
     """A field's name as a key."""
     return name.replace("_", "-")

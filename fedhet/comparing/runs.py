@@ -29,7 +29,9 @@ from fedhet.text import console, printable
 
 WIDEST = 1000
 """Characters of a line of a table in a file."""
+
 HEARTBEAT = 30.0
+"""Seconds after which a run's end is printed even where only failures are."""
 
 
 def check(runs: Iterable[PlannedRun], supplied: Supplied = Supplied()) -> None:  # noqa: B008 - it is frozen

@@ -37,7 +37,7 @@ class Fields:
         """Read those fields of a dataclass that are there: lines, names, counts (within their metadata) and flags."""
         readers: dict[Any, Any] = {str: self.line, Name: self.name, int: self.count, bool: self.flag}
         values = {}
-        for each, key in _fields_of(dataclass):
+        for each, key in named_fields(dataclass):
             if each.type in readers and (key in self._fields or each.default is MISSING):
                 default = None if each.default is MISSING else each.default
                 values[each.name] = readers[each.type](key, default, **each.metadata)
@@ -100,7 +100,8 @@ class Fields:
 
 
 @cache
-def _fields_of(dataclass: Any) -> list[tuple[Field[Any], str]]:
+def named_fields(dataclass: Any) -> list[tuple[Field[Any], str]]:
+    """Return the fields of a class, each with its name in a message."""
     return [(each, kebab(each.name)) for each in fields(dataclass)]
 
 

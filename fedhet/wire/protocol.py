@@ -7,7 +7,7 @@ measurements and its `Report`, or a refusal with a reason. `fedhet.flower.messag
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from fedhet.rows import BY_CLASS, Work
 from fedhet.task import LARGEST, Metric
 from fedhet.toml import from_json
 from fedhet.wire.arrays import DTYPES, Arrays, Payload, Spec, WireError, to_arrays, to_tensor
-from fedhet.wire.fields import LONGEST, Fields, Name, shortened
+from fedhet.wire.fields import LONGEST, Fields, Name, named_fields, shortened
 
 HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
 """Questions to clients: for its report, for the weights from which all start, and, to an unseen client after the last
@@ -136,8 +136,10 @@ class Report:
         """Return the fields as they travel, without those that have their default."""
         values = vars(self) | {"partition": list(self.partition or ()), "note": self.note[:LONGEST]}
         specified = {f"spec.{name}": ",".join([dtype, *map(str, shape)]) for name, (shape, dtype) in self.spec.items()}
-        plain = [each for each in fields(self) if each.name != "spec" and values[each.name] not in (each.default, [])]
-        return {kebab(each.name): values[each.name] for each in plain} | specified
+        report: Any = type(self)
+        named = [(key, each) for each, key in named_fields(report) if each.name != "spec"]
+        plain = {key: values[each.name] for key, each in named if values[each.name] not in (each.default, [])}
+        return plain | specified
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Report":
