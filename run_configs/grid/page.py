@@ -86,9 +86,14 @@ class Results:
 
     def level(self, setting: str, networks: str, names: Sequence[str]) -> list[str]:
         """Of these methods the best one by its mean, and those whose interval of the difference to it includes 0."""
+        best = self.best(setting, networks, names)
         serving = [name for name in names if (setting, networks, name) in self.accuracies]
-        best = max(serving, key=lambda name: self.mean((setting, networks, name)))
         return [name for name in serving if name == best or self.beside(setting, networks, name, best)[1] >= 0]
+
+    def best(self, setting: str, networks: str, names: Sequence[str]) -> str:
+        """Of these methods the one with the highest mean."""
+        serving = [name for name in names if (setting, networks, name) in self.accuracies]
+        return max(serving, key=lambda name: self.mean((setting, networks, name)))
 
     def beside(self, setting: str, networks: str, name: str, other: str) -> tuple[float, float]:
         """The interval of the paired difference of two methods."""
@@ -166,9 +171,7 @@ def taken(results: Results, networks: str, needs: str) -> list[str]:
     They are level with the best of them in at least half of the complete settings, or in as many as any.
     """
     settings, counts = results.complete(networks), dict.fromkeys(METHODS, 0)
-    serving = [
-        name for name in METHODS if name not in grid.CONTROLS and NEEDS.index(public(name)) <= NEEDS.index(needs)
-    ]
+    serving = [name for name in enough_for(needs) if name not in grid.CONTROLS]
     for setting in settings:
         for name in results.level(setting, networks, serving):
             counts[name] += 1
@@ -185,7 +188,7 @@ def for_whom(results: Results) -> Iterator[str]:
         settings = results.complete(networks)
         for needs in NEEDS if settings else ():
             methods = taken(results, networks, needs)
-            controls = [name for name in grid.CONTROLS if NEEDS.index(public(name)) <= NEEDS.index(needs)]
+            controls = [name for name in enough_for(needs) if name in grid.CONTROLS]
             better = {name: beaten(results, networks, methods, name) for name in controls}
             said = [f"`{name}` in {len(settings) - many}" for name, many in better.items() if many < len(settings)]
             named = ", ".join(f"`{name}`" for name in methods)
@@ -194,12 +197,13 @@ def for_whom(results: Results) -> Iterator[str]:
 
 def beaten(results: Results, networks: str, methods: Sequence[str], control: str) -> int:
     """In how many settings the best of the methods is clearly above a control."""
-    count = 0
-    for setting in results.complete(networks):
-        serving = [name for name in methods if (setting, networks, name) in results.accuracies]
-        best = max(serving, key=lambda name: results.mean((setting, networks, name)))
-        count += results.beside(setting, networks, best, control)[0] > 0
-    return count
+    best = {setting: results.best(setting, networks, methods) for setting in results.complete(networks)}
+    return sum(results.beside(setting, networks, name, control)[0] > 0 for setting, name in best.items())
+
+
+def enough_for(needs: str) -> list[str]:
+    """The methods and controls for which so much of the public examples is enough."""
+    return [name for name in METHODS if NEEDS.index(public(name)) <= NEEDS.index(needs)]
 
 
 @cache
