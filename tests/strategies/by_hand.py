@@ -10,6 +10,10 @@ AT_ONCE = {"local_epochs": 3, "batch_size": 1000}
 """One batch an epoch, so that the order of examples is nobody's."""
 
 
+THREE = UNLIKE | AT_ONCE | {"clients": 3, "learning_rate": 0.1, "samples_per_client": 24}
+"""Settings of a run of three clients that have parts of one network."""
+
+
 def tanh_network(width, outputs=10):
     """A network of float64 for digits, with one hidden layer."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, outputs)).double()

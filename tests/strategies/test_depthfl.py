@@ -17,22 +17,15 @@ from fedhet.graphs import UnsupportedArchitecture
 from fedhet.graphs.exits import Exits, groups_by_depth
 from fedhet.results.history import read_clients
 from tests.small import SMALL
-from tests.strategies.by_hand import AT_ONCE, UNLIKE
+from tests.strategies.by_hand import THREE
 
 DEPTHS = {"0": 3, "1": 2, "2": 1}
-SAME = (
-    UNLIKE
-    | AT_ONCE
-    | {
-        "clients": 3,
-        "learning_rate": 0.1,
-        "samples_per_client": 24,
-        "batch_norm": "re-estimate",
-        "wire_dtype": "float64",
-        "depthfl.depths": "3,2,1",
-        "depthfl.blocks": "one,two",
-    }
-)
+SAME = THREE | {
+    "batch_norm": "re-estimate",
+    "wire_dtype": "float64",
+    "depthfl.depths": "3,2,1",
+    "depthfl.blocks": "one,two",
+}
 
 
 class Small(nn.Module):

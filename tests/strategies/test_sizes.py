@@ -22,22 +22,13 @@ from fedhet.server.parts import Sizes, cut, joined, split
 from fedhet.sharing import FIRST_UNITS, ROLLING_UNITS, is_statistic
 from fedhet.wire import Report, WireError, spec_of
 from tests.small import SMALL
-from tests.strategies.by_hand import AT_ONCE, UNLIKE
+from tests.strategies.by_hand import THREE as SAME
 
 WIDTHS = {"0": 1.0, "1": 0.5, "2": 0.3}
 UNITS = {"one": 8, "two": 6, "three": 10}
 PIXELS = 4  # of each of the second convolution's maps
 
 PLAIN = {"heterofl.scaler": False, "heterofl.masked_loss": False}
-SAME = (
-    UNLIKE
-    | AT_ONCE
-    | {
-        "clients": 3,
-        "learning_rate": 0.1,
-        "samples_per_client": 24,
-    }
-)
 
 
 class Small(nn.Module):
