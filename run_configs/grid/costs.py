@@ -15,7 +15,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from fedhet.errors import FedhetError
 from fedhet.flower import ClientApp, Context, Message, MessageType, read_request
 from fedhet.machine import peak_memory
 from fedhet.observing import Observer, RoundReport, RunInfo
+from fedhet.options import Config
 from fedhet.registry import module_of
 
 HERE = Path(__file__).resolve().parent
@@ -59,12 +60,14 @@ class Meter(Observer):
     Attributes:
         what: `seconds`, `multiplications` or `memory`.
         last: the round.
+        clients: the partition ids of those that are measured.
         values: what was measured, by partition id.
         bytes: up and down in the round, by client.
     """
 
     what: str
     last: int
+    clients: Container[int]
     app: ClientApp = field(default_factory=make_client_app)
     values: dict[int, float] = field(default_factory=dict)
     bytes: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -73,7 +76,7 @@ class Meter(Observer):
         """Answer a message, as the ClientApp does."""
         client = int(context.node_config["partition-id"])
         trains = message.metadata.message_type == MessageType.TRAIN
-        if not trains or read_request(message.content)[0].round != self.last or client not in PARTS:
+        if not trains or read_request(message.content)[0].round != self.last or client not in self.clients:
             return self.app(message, context)
         if self.what == "seconds":
             start = time.process_time()
@@ -98,22 +101,27 @@ class Meter(Observer):
             run.state.stopped = self.last
 
 
-def measured(method: str, what: str) -> Meter:
-    """Run the first rounds of a method."""
+def measured(config: Config, what: str, clients: Container[int]) -> Meter:
+    """Run the first rounds of a federation, and measure some of its clients in the last of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        meter = Meter(what, min(2, config.rounds), clients)
+        run_locally(config.but(workers=1), Path(folder) / "run", observers=[meter], app=meter)  # type: ignore[arg-type]
+    return meter
+
+
+def settings_of(method: str) -> Config:
+    """The settings of the four clients with a method."""
     cell = next(cell for cell in grid.cells(PLAN, None) if (cell.setting, cell.networks) == ("digits-72-iid", "equal"))
     keys = {**cell.keys, "clients": 4, "evaluate-every": 10, "report": False, **SIZES.get(method, {})}
-    settings = grid.shared(replace(cell, keys=keys), method, [0])
-    with tempfile.TemporaryDirectory() as folder:
-        config = settings.settings(method, 0).but(workers=1)
-        meter = Meter(what, min(2, config.rounds))
-        run_locally(config, Path(folder) / "run", observers=[meter], app=meter)  # type: ignore[arg-type]
-    return meter
+    config: Config = grid.shared(replace(cell, keys=keys), method, [0]).settings(method, 0)
+    return config
 
 
 def measured_rows(method: str) -> list[dict[str, Any]]:
     """A method's rows of the csv: one, or a second one for half a network, or one with the reason why there is none."""
     try:
-        meters = [measured(method, what) for what in ("seconds", "multiplications", "memory")]
+        config = settings_of(method)
+        meters = [measured(config, what, PARTS) for what in ("seconds", "multiplications", "memory")]
     except FedhetError as error:
         return [{"method": method, "part": "", "reason": "; ".join(str(error).splitlines())}]
     parts = PARTS if method in SIZES else {min(PARTS): ""}
