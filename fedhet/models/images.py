@@ -183,3 +183,14 @@ class ResNet8(Classifier):
         layers: list[nn.Module] = [*convolution(channels, 16)]
         layers += [ResidualBlock(16, 16), ResidualBlock(16, 32, stride=2), ResidualBlock(32, 64, stride=2)]
         super().__init__([*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(1)], 64, classes)
+
+
+@register_model("resnet10")
+class ResNet10(Classifier):
+    """The ResNet for ImageNet (He et al., 2016) with one block a stage, as in HtFLlib; 4,910,922 parameters there."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int):
+        channels, _, _ = image_shape(input_shape, smallest=4)
+        layers: list[nn.Module] = [*convolution(channels, 64, stride=2, kernel=7), nn.MaxPool2d(3, 2, padding=1)]
+        layers += [ResidualBlock(64, 64), *(ResidualBlock(width, 2 * width, stride=2) for width in (64, 128, 256))]
+        super().__init__([*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(1)], 512, classes)

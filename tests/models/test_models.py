@@ -22,6 +22,7 @@ def parameters(model: nn.Module) -> int:
         ("vgg9", CIFAR10, 10, 3_491_530),  # FedMA, table 7
         ("lenet", MNIST, 10, 431_080),  # FedMA, "431k"
         ("fedavg-cnn", MNIST, 10, 582_026),  # HtFLlib's FedAvgCNN with dim=1024
+        ("resnet10", CIFAR10, 10, 4_910_922),  # HtFLlib's
         ("char-lstm", SHAKESPEARE, 80, 293_584),  # FedMA, table 6
         ("word-lstm-2", (25, 300), 2, 160_800 + 80_800 + 3_030 + 62),  # LSTMs of 100 units, layers of 30 and 2
     ],
