@@ -1,5 +1,6 @@
 """A shared network beside the client's own, for methods whose clients have different networks."""
 
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
@@ -30,7 +31,7 @@ def network_beside(client: Client, name: str, role: str) -> nn.Module:
 
     Args:
         client: the client, which is not changed.
-        name: the architecture; empty for the run's first one.
+        name: the architecture; empty for the run's first one (`fedhet.models.build_beside`).
         role: the key that names it, in words, from which the seed is derived; the seed is the same for all clients with
             `shared-init`.
 
@@ -43,15 +44,12 @@ def network_beside(client: Client, name: str, role: str) -> nn.Module:
         batch = client.transform(client.data.train.inputs[:1])
         outputs = client.model(batch).shape[-1]
         seed_everything(derive_seed(config.seed, role, "all" if config.shared_init else client.name))
-        name = name or models.expand(config.architectures)[0]
         try:
-            network = models.build(name, tuple(batch.shape[1:]), outputs).to(client.device)
+            network = models.build_beside(name, config.architectures, batch, outputs).to(client.device)
         except ModelError as error:
-            why = str(error).removeprefix(f"model {name!r}: ")  # which may be a preset's and new to the user
+            why = re.sub("^model '[^']*': ", "", str(error))  # the model may be a preset's, and new to the user
             key = f"{config.family}.{role.replace(' ', '-')}"
-            raise ModelError(
-                f"{key} {why}: set it to a model for these inputs (mlp-20: for rows of numbers)"
-            ) from error
+            raise ModelError(f"{key} {why}: set it to a model for these inputs") from error
     if (dtype := precision(network)) and client.precision not in (None, dtype):
         network.register_forward_pre_hook(partial(_in_precision, dtype))
     return network

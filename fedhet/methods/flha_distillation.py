@@ -16,7 +16,9 @@ class FLHADistillationParameters(Parameters):
     """FLHA-distillation's own keys; `learning-rate` is the teacher's."""
 
     builds_networks = True
-    teacher: str = option("", "architecture of the teacher, the same for all; empty: the first of architectures")
+    teacher: str = option(
+        "", "architecture of the teacher, the same for all; empty: the first of architectures, mlp-20 for rows"
+    )
     teacher_rounds: float = option(
         0.5,
         "part of the rounds that trains the teacher; in the others each client trains its own network",

@@ -11,7 +11,9 @@ class BesideParameters(Parameters):
     """The keys of methods with a shared network beside the clients' own."""
 
     builds_networks = True
-    shared_model: str = option("", "architecture of the shared network, one for all; empty: the first of architectures")
+    shared_model: str = option(
+        "", "architecture of the shared network, one for all; empty: the first of architectures, mlp-20 for rows"
+    )
 
 
 @dataclass(frozen=True)

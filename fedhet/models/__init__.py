@@ -2,12 +2,23 @@
 
 from fedhet.models import fedharm, flha, images, text
 from fedhet.models.pooled import place_before
-from fedhet.models.registry import ASSIGNMENTS, FAMILIES, build, deal, expand, names, register_model, spread
+from fedhet.models.registry import (
+    ASSIGNMENTS,
+    FAMILIES,
+    build,
+    build_beside,
+    deal,
+    expand,
+    names,
+    register_model,
+    spread,
+)
 
 __all__ = [
     "ASSIGNMENTS",
     "FAMILIES",
     "build",
+    "build_beside",
     "deal",
     "expand",
     "fedharm",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedhet.errors import ModelError, nearest
 from fedhet.models.libraries import build_from_library, check_name, of_library
@@ -63,6 +63,21 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         return pooled(model, int(width)) if width else model
     except ModelError as error:
         raise ModelError(f"model {name!r}: {error}") from None
+
+
+def build_beside(name: str, architectures: str, inputs: Tensor, classes: int) -> nn.Module:
+    """A network beside the clients' own: by its name, or the first of the architectures if there is none.
+
+    For rows of numbers (n, features) that this first one does not take it is `mlp-20`. `inputs` (n, ...) are such as it
+    gets. A `ModelError` says that it cannot take them.
+    """
+    shape, rows = tuple(inputs.shape[1:]), inputs.ndim == 2 and inputs.is_floating_point()
+    try:
+        return build(name or expand(architectures)[0], shape, classes)
+    except ModelError:
+        if name or not rows:
+            raise
+        return build("mlp-20", shape, classes)
 
 
 def expand(architectures: str) -> list[str]:

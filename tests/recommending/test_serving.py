@@ -121,19 +121,28 @@ def test_three_networks_of_ones_own_without_a_public_dataset():
     assert not [line for line in lines.values() if "no client can serve" in line or "\n" in line]
 
 
-def test_refusals_of_a_users_networks_name_no_model_that_the_user_did_not_give():
-    rows = Supplied(
+def one_layer_on(*shape: int) -> Supplied:
+    """Clients with a linear network on inputs of a shape."""
+    return Supplied(
         lambda client: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
-        lambda client: {name: (part[0].flatten(1), part[1]) for name, part in some_data(client).items()},
+        lambda client: {name: (part[0].reshape(-1, *shape), part[1]) for name, part in some_data(client).items()},
     )
-    refused = asked("fedkd", "fml", "lora", "flha-distillation", supplied=rows).refused
+
+
+def test_a_shared_network_of_rows_of_numbers_needs_no_name():
+    served = asked("fedkd", "fml", "flha-distillation", supplied=one_layer_on(64)).settings
+    assert served.keys() >= {"fedkd", "fml", "flha-distillation"}
+
+
+def test_refusals_of_a_users_networks_name_no_model_that_the_user_did_not_give():
+    refused = asked("fedkd", "fml", "lora", "flha-distillation", supplied=one_layer_on(16, 4)).refused
     reason = (
-        "takes images of (channels, height, width) of at least 4 x 4, not (64,): set it to a model for these inputs"
+        "takes images of (channels, height, width) of at least 4 x 4, not (16, 4): set it to a model for these inputs"
     )
-    assert refused["flha-distillation"] == f"flha-distillation.teacher {reason} (mlp-20: for rows of numbers)"
+    assert refused["flha-distillation"] == f"flha-distillation.teacher {reason}"
     assert refused["lora"] == "lora adapts nn.Linear layers, and Sequential has none but its head"
     del refused["lora"], refused["flha-distillation"]
-    assert by_reason(refused) == [("fedkd, fml", f"METHOD.shared-model {reason} (mlp-20: for rows of numbers)")]
+    assert by_reason(refused) == [("fedkd, fml", f"METHOD.shared-model {reason}")]
 
 
 @pytest.mark.parametrize(
