@@ -26,8 +26,8 @@ from fedhet.machine import device_of, runs_at_once
 from fedhet.options import Config, Value
 from fedhet.recommending.race import SEEDS, Race, configurations
 from fedhet.recommending.serving import CONTROL, Candidates, ask, by_reason
-from fedhet.recommending.verdict import Verdict, judge, still_learning
-from fedhet.results.tables import format_bytes, format_seconds
+from fedhet.recommending.verdict import SCORE, Verdict, judge, still_learning
+from fedhet.results.tables import format_bytes, format_seconds, format_value
 from fedhet.supplied import Supplied
 from fedhet.toml import to_toml
 
@@ -216,7 +216,12 @@ def _compare(race: Race, seeds: Sequence[int], tuner: Tuner) -> tuple[list[Plann
         runs, failed, compared = [*runs, *ended], failed | now, number + 1
         race.notes += [f"No time to compare {run.variant}." for run in planned if run not in ended]
     if compared < len(seeds):
-        race.notes.append(f"Compared with {compared} of {len(seeds)} seeds within the budget.")
+        one = sum(map(race.expected, (tuner.plan(tried, seeds[0], WHOLE) for tried in best))) / tuner.execute.at_once
+        more = format_seconds((len(seeds) - compared) * one)
+        race.notes.append(
+            f"Compared with {compared} of {len(seeds)} seeds within the budget: the same command goes on, and the "
+            f"others take about {more}."
+        )
     if not any(run.variant in race.alone and run.name not in failed for run in runs):
         reasons = "\n".join(failed.values()) or "give --budget more; the same command goes on where it was"
         raise FedhetError(f"the budget ended, and training alone has no result on test parts:\n{reasons}")
@@ -229,20 +234,31 @@ def _of_configured_networks(config: Config) -> set[str]:
     return architectures | (set() if registry.traits(config).shares.units else {"assign"})
 
 
+def _settings_of(race: Race, name: str) -> dict[str, Value]:
+    """Return a method's best settings, without those that its defaults have or that say where a run lies."""
+    shared = race.tuner.shared
+    complete = shared.settings(name, 0, {**race.searches[name].best.choice, **WHOLE})
+    plain = configuration.resolve({"method": complete.method, "preset": ""}).flat()
+    left_out = PLACES | {"seed"} | (_of_configured_networks(complete) if shared.supplied.model is not None else set())
+    flat = {key: value for key, value in complete.flat().items() if key not in left_out}
+    return {"method": complete.method} | {key: value for key, value in flat.items() if value != plain.get(key)}
+
+
 def _conclude(
     race: Race, candidates: Candidates, verdict: Verdict, done: Comparison, execute: Execution
 ) -> Recommendation:
     """Write and print the results."""
     shared, name = race.tuner.shared, verdict.winner.variant
-    choice = race.searches[name].best.choice
-    complete = shared.settings(name, 0, {**choice, **WHOLE})
-    plain = configuration.resolve({"method": complete.method, "preset": ""}).flat()
-    left_out = PLACES | {"seed"} | (_of_configured_networks(complete) if shared.supplied.model is not None else set())
-    flat = {key: value for key, value in complete.flat().items() if key not in left_out}
-    settings: dict[str, Value] = {"method": complete.method}
-    settings |= {key: value for key, value in flat.items() if value != plain.get(key)}
+    settings = _settings_of(race, name)
     refused = candidates.refused | {each: why for each, why in race.left.items() if "max-bytes" in why}
     said = [*verdict.lines(), *still_learning(done.results)]
+    if (network := verdict.network) is not None and network is not verdict.winner:
+        file = done.folder / "recommended_network.toml"
+        write_text(file, to_toml(_settings_of(race, network.variant)))
+        said.append(
+            f"{name} trains no network. Of the methods that do, {network.variant} has most, "
+            f"{format_value(network.mean(SCORE))}: its settings are in {file}."
+        )
     notes = [*said, *race.notes, *notes_below(done.results, done.baseline, shared.notes)]
     refusals = [["left the race, or cannot serve", "why"], *map(list, by_reason(race.left | candidates.refused))]
     publish(done, notes, "Which method for these clients", more=[list(race.standing()), refusals])

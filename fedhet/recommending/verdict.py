@@ -31,6 +31,7 @@ class Verdict:
         beats: whether it is above every method without exchange, by the intervals of the paired differences.
         rivals: how many methods whose clients exchange something could serve.
         losers: clients that have less by it than by `alone`, and by how much (mean over seeds), most first.
+        network: the best method whose clients train networks; None without any.
     """
 
     alone: VariantResult
@@ -39,6 +40,7 @@ class Verdict:
     beats: bool
     rivals: int
     losers: Sequence[tuple[str, float]]
+    network: VariantResult | None = None
 
     @property
     def winner(self) -> VariantResult:
@@ -60,11 +62,11 @@ class Verdict:
         if self.beats:
             yield f"{method} wins with {its}: {by} to the best training alone ({best})."
         elif low is None or high is None:
-            yield f"Too few seeds for an interval, so there is no verdict: {both} A longer budget gives more seeds."
+            yield f"Too few seeds for an interval, so there is no verdict: {both}"
         elif high < 0:
             yield f"Nothing beats training alone here: {both}"
         else:
-            yield f"Nothing clearly beats training alone here: {both} More seeds, or a longer budget, may tell."
+            yield f"Nothing clearly beats training alone here: {both} More seeds may tell."
         clients = {row.client for each in self.federated.outcomes for row in each.files.clients}
         named = ", ".join(f"{client} ({less:+.3f})" for client, less in self.losers[:NAMED])
         more = f" and {len(self.losers) - NAMED} more" if len(self.losers) > NAMED else ""
@@ -84,13 +86,18 @@ def judge(results: Sequence[VariantResult], alone: Collection[str], rivals: int)
     )
     controls = [each for each in ranked if each.variant in alone]
     federated = next((each for each in ranked if each.variant not in alone), None)
-    best = controls[0]
+    best, network = controls[0], next(filter(_trains_networks, ranked), None)
     if federated is None:
-        return Verdict(best, None, None, beats=False, rivals=rivals, losers=[])
+        return Verdict(best, None, None, beats=False, rivals=rivals, losers=[], network=network)
     differences = [federated.difference(each, SCORE) for each in controls]
     above = all(each is not None and each.low is not None and each.low > 0 for each in differences)
     beats = above and corrected_p_values(results, best).get(federated.variant, 0.0) < 1 - CONFIDENCE
-    return Verdict(best, federated, differences[0], beats, rivals, _losers(federated, best))
+    return Verdict(best, federated, differences[0], beats, rivals, _losers(federated, best), network)
+
+
+def _trains_networks(result: VariantResult) -> bool:
+    config = result.outcomes[0].run.settings
+    return "optimizer" not in config.parameters.idle(config)
 
 
 def still_learning(results: Sequence[VariantResult]) -> Iterator[str]:

@@ -145,6 +145,8 @@ def test_the_budget_is_kept_and_what_had_no_time_is_told(races, budget):
     assert {each.variant for each in done.comparison.results} >= ALONE
     assert record(races)["notes"]
     told = races.printed
+    if "of 5 seeds" in told:
+        assert re.search(r"the same command goes on, and the others take about \d+", told)
     assert re.search(r"Each method tried at most \d of 6 configurations", told) or "of 4 seeds" in told
 
 
@@ -235,6 +237,14 @@ def test_nothing_beats_training_alone(races):
     assert "With fedhenn, 2 of 2 clients have less than with local" in done.verdict
     assert races.page[0] in done.verdict, "the page begins with it"
     assert configuration.read(races.folder / "recommended.toml")["method"] == "local"
+
+
+def test_where_no_network_is_best_the_best_network_is_told_too(races):
+    races.levels["nearest-neighbour"] = 0.97
+    done = races.go()
+    assert done.method == "nearest-neighbour"
+    assert "nearest-neighbour trains no network. Of the methods that do, fedhenn has most, " in done.verdict
+    assert configuration.read(races.folder / "recommended_network.toml")["method"] == "fedhenn"
 
 
 def test_one_seed_gives_no_verdict(races):
