@@ -212,9 +212,10 @@ def agree_on_public_dataset(
     digest, size = (report.public, report.public_size) if public is None else (public.digest, len(public))
     if not digest:
         instead = f"set {without_labels}, which needs no labels; or " if without_labels else ""
+        held_out = "" if report.own_data else "set public-samples, or "
         raise FedhetError(
-            f"there is no {'labelled ' * labelled}public dataset to align on: {instead}set public-samples, or give "
-            "make_server_app(public=...), or have the clients' data function return it as `public`"
+            f"there is no {'labelled ' * labelled}public dataset to align on: {instead}{held_out}have the clients' data "
+            "function return it as `public`, or give make_server_app(public=...)"
         )
     if not state.public:
         state.public, state.public_size = digest, size
