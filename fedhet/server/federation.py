@@ -56,6 +56,10 @@ class Federation:
         """The clients that are present, in order of name."""
         return list(self.roster.nodes)
 
+    def size_of(self, client: str) -> str:
+        """Return the size of a client's part of a common network in words; empty if it has the whole or is absent."""
+        return self.sizes.words(spec) if (spec := self.specs.get(client)) else ""
+
     def parts(self, client: str) -> Parts:
         """Return the shared arrays of which a client has only a part in the current round."""
         return self.sizes.parts(self.specs.get(client, {}), self.run.round.number)

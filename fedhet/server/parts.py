@@ -80,6 +80,19 @@ class Sizes:
         shapes = self._groups.shapes(self._groups.widths)
         return {name: (shapes[name], dtype) for name, (_, dtype) in spec.items()}
 
+    def words(self, spec: Spec) -> str:
+        """Return the size of a client with these arrays, such as `width 0.5`; empty if it has the whole network."""
+        if self._units is None:
+            return ""
+        few, most = widths_of({name: shape for name, (shape, _) in spec.items()}, self._groups), self._groups.widths
+        if few == most:
+            return ""
+        keys, share = self._run.config.parameters, few[0] / most[0]
+        shares = {f"{size:g}": keys.width_at({keys.size_name: size}) or 1.0 for size in keys.sizes}
+        nearest = min(shares, key=lambda size: abs(shares[size] - share))
+        known = abs(shares[nearest] - share) < 1 / most[0]  # a node may have said another one
+        return f"{keys.size_name} {nearest if known else format(share, '.2g')}"
+
     def parts(self, spec: Spec, round: int) -> Parts:
         """Return the parts of a client with these arrays in a round (from 1); clients of one width share the object."""
         if (chosen := self._units) is None:

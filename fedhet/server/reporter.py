@@ -24,13 +24,14 @@ class Reporter:
     """Reports a run to its observers.
 
     Attributes:
+        size_of: what a client's part of a common network is called; empty if it has the whole.
         observers: the observers of the run.
         on_common_test: the server's accuracy and loss of the global model on the common test set; the next record
             holds them as those of the received model.
     """
 
-    def __init__(self, run: Run, observers: Sequence[Observer]) -> None:
-        self.run, self.observers = run, list(observers)
+    def __init__(self, run: Run, size_of: Callable[[str], str], observers: Sequence[Observer]) -> None:
+        self.run, self.size_of, self.observers = run, size_of, list(observers)
         self.on_common_test: Mapping[str, Any] | None = None
         self._rows: list[dict[str, Any]] = []
 
@@ -110,7 +111,8 @@ class Reporter:
             measured = evaluations.get(scored) or evaluations.get(f"common-{scored}")
             accuracy, loss = (measured.metric.value, measured.loss) if measured else (None, None)
             traffic = round.up[client], round.down[client]
-            rows.append(ClientRow(round.number, client, known.architecture, known.examples, accuracy, loss, *traffic))
+            network = ", ".join(filter(None, [known.architecture, self.size_of(client)]))
+            rows.append(ClientRow(round.number, client, network, known.examples, accuracy, loss, *traffic))
         return rows
 
 

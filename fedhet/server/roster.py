@@ -214,8 +214,8 @@ def agree_on_public_dataset(
         instead = f"set {without_labels}, which needs no labels; or " if without_labels else ""
         held_out = "" if report.own_data else "set public-samples, or "
         raise FedhetError(
-            f"there is no {'labelled ' * labelled}public dataset to align on: {instead}{held_out}have the clients' data "
-            "function return it as `public`, or give make_server_app(public=...)"
+            f"there is no {'labelled ' * labelled}public dataset to align on: {instead}{held_out}have the clients' "
+            "data function return it as `public`, or give make_server_app(public=...)"
         )
     if not state.public:
         state.public, state.public_size = digest, size

@@ -86,7 +86,7 @@ class FederatedStrategy(Rounds[P, S], Strategy):
         self.federation = Federation(self.run)
         self.aggregator = Aggregator(self.run, self.federation)
         self.networks = Networks(self.run, type(self).__name__)
-        self.reporter = Reporter(self.run, observers)
+        self.reporter = Reporter(self.run, self.federation.size_of, observers)
         self._handshake = Handshake(self)
         self._flowers_loop: ExitStack | None = None  # the contexts of a run under it
         self._trained: tuple[Mapping[str, Reply], Mapping[str, float]] | None = None  # in its round under way

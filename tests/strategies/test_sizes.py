@@ -500,3 +500,13 @@ def test_a_part_of_another_network_is_refused():
             own = [None if at is None else at.tolist() for at in found[name]][: 1 + len(columns)]
             assert own == [None if name.startswith("head") else list(rows), *map(list, columns)]
     assert "head.bias" not in found
+
+
+def test_the_table_of_clients_says_which_part_of_the_network_they_have(federate):
+    done = federate("heterofl", rounds=1, clients=4, architectures="cnn-2-2", **{"heterofl.widths": "1,0.5,0.3"})
+    assert [row.architecture for row in done.clients if row.round == 1] == [
+        "cnn-2-2",
+        "cnn-2-2, width 0.5",
+        "cnn-2-2, width 0.3",
+        "cnn-2-2",
+    ]
