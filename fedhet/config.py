@@ -302,6 +302,18 @@ def _extra(text: str) -> dict[str, Any]:
         raise ConfigError(f"{EXTRA} = {text!r}: must be TOML, such as 'mine.weight = 0.1': {error}") from error
 
 
+ELSEWHERE = {
+    "lr": "learning-rate",
+    "num-clients": "clients",
+    "num-rounds": "rounds",
+    "num-server-rounds": "rounds",
+    "epochs": "local-epochs",
+    "fraction-fit": "fraction-train",
+    "lambda": "weight",
+}
+"""What Flower's examples and papers call keys."""
+
+
 def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
     """Return the field of a key; raises a ConfigError with the nearest key if there is none."""
     try:
@@ -314,6 +326,8 @@ def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
             f"{key} is no key of the configuration but an argument: give it to fedhet.run(..., {key}=...), "
             "fedhet.compare or fedhet.make_client_app"
         )
+    if (ours := ELSEWHERE.get(name)) in known and name not in known:
+        raise ConfigError(f"unknown key {key!r}; did you mean {f'{prefix}.{ours}' if prefix else ours!r}?")
     if name not in known:
         raise ConfigError(nearest("key", key, [f"{prefix}.{each}" if prefix else each for each in known]))
     return known[name]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedhet import config as configuration
 from fedhet import registry
-from fedhet.config import parse, parse_setting, read, resolve
+from fedhet.config import ELSEWHERE, parse, parse_setting, read, resolve
 from fedhet.errors import ConfigError
 from fedhet.flower.grid import LocalGrid
 from fedhet.options import Config
@@ -333,3 +333,17 @@ def test_extra_keys_carry_those_that_flowers_table_cannot_declare():
         resolve({"method": "fedprox", "extra-keys": "mu is 3"})
     with pytest.raises(ConfigError, match="did you mean 'fedprox.mu'"):
         resolve({"method": "fedprox", "extra-keys": "fedprox.muu = 1"})
+
+
+@pytest.mark.parametrize(
+    ("key", "ours"), [("lr", "learning-rate"), ("num_clients", "clients"), ("fedproto.lambda", "fedproto.weight")]
+)
+def test_names_that_others_use_are_known(key: str, ours: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean '{ours}'"):
+        resolve({"method": "fedproto", key: 1})
+
+
+def test_names_that_others_use_stand_for_keys() -> None:
+    keys = {row[0].rpartition(".")[2] for row in configuration.keys()}
+    assert not ELSEWHERE.keys() & keys
+    assert {*ELSEWHERE.values()} <= keys
