@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fedhet import config as configuration
 from fedhet import registry
 from fedhet.config import ELSEWHERE, parse, parse_setting, read, resolve
+from fedhet.config import keys as every_key
 from fedhet.errors import ConfigError
 from fedhet.flower.grid import LocalGrid
 from fedhet.options import Config
@@ -344,6 +345,6 @@ def test_names_that_others_use_are_known(key: str, ours: str) -> None:
 
 
 def test_names_that_others_use_stand_for_keys() -> None:
-    keys = {row[0].rpartition(".")[2] for row in configuration.keys()}
+    keys = {row[0].rpartition(".")[2] for row in every_key()}
     assert not ELSEWHERE.keys() & keys
     assert {*ELSEWHERE.values()} <= keys
