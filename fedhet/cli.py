@@ -128,7 +128,6 @@ def compare(
             raise ConfigError("--tune-runs: there is nothing to tune; name keys and their values with --tune")
         how: dict[str, Any] = {"jobs": jobs, "baseline": baseline, "tuning": tuning, "console": terminal()}
         done = comparing.compare(methods, chosen, seeds=reported, out=out, **how)
-        typer.echo(f"{done.folder.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
         done.check()
 
 

@@ -179,6 +179,7 @@ def _compared(
     for table in first:
         execute.show(terminal_table(table))
     execute.show(terminal_table(last, [note for note in notes if note not in shared.notes]))
+    execute.tell(f"{out.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
     if len(failed) == len(runs):
         raise FedhetError(done.failure)
     return done
