@@ -21,19 +21,27 @@ class FedDFParameters(ScoresParameters):
         0.001, "learning rate of the server's Adam, which falls to 0 by a cosine in every round", above=0
     )
     teach: bool = option(
-        False, "whether clients learn the server's scores, for an epoch, before they train on their own examples"
+        False,
+        "whether clients learn the server's scores, for an epoch, before they train on their own examples",
+        tries=(True,),
+    )
+
+
+def traits(parameters: FedDFParameters) -> Traits:
+    """The method's traits: without `teach` clients have nothing of the server's network."""
+    return Traits(
+        keeps="model",
+        scored="trained",
+        public="inputs",
+        serves_clients=parameters.teach,
+        other_arrays="entries",
+        sends={"scores": "posteriors", "classes": STRUCTURE, "distance": METRICS},
     )
 
 
 method = Method(
     "feddf",
-    traits=Traits(
-        keeps="model",
-        scored="trained",
-        public="inputs",
-        other_arrays="entries",
-        sends={"scores": "posteriors", "classes": STRUCTURE, "distance": METRICS},
-    ),
+    traits=traits,
     Parameters=FedDFParameters,
     server="fedhet.strategies.feddf:FedDF",
     client="fedhet.client_apps.feddf:FedDF",

@@ -156,3 +156,10 @@ def test_refusals_of_a_users_networks_name_no_model_that_the_user_did_not_give()
 )
 def test_architectures_are_no_part_of_what_is_recommended_for_a_users_networks(method, keys):
     assert _of_configured_networks(configuration.resolve({"method": method})) == keys
+
+
+def test_feddf_races_with_a_server_that_teaches():
+    """Without, its clients train alone."""
+    choices = asked("feddf").settings["feddf"]
+    assert choices
+    assert all(choice["feddf.teach"] for choice in choices)
