@@ -311,7 +311,7 @@ ELSEWHERE = {
     "fraction-fit": "fraction-train",
     "lambda": "weight",
 }
-"""What Flower's examples and papers call keys."""
+"""Names that Flower's examples and papers give keys."""
 
 
 def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
