@@ -3,7 +3,6 @@
     L = sum_i CE(p_i, y) + w(t) / (d - 1) sum_i sum_{j != i} KL(p_j || p_i)
 
 over the client's d exits, where p_j is a constant in the KL, and w(t) = exp(-5 (1 - min(t - 1, T) / T)^2) in round t.
-With `momentum-distillation` (InclusiveFL: Liu et al., KDD 2022) it is the CE of the last exit, which alone is scored.
 """
 
 import math
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import permutations
-from typing import cast
+from typing import ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,35 +20,24 @@ from fedhet.client.size import Size
 from fedhet.graphs import PermutationGroups
 from fedhet.graphs.exits import EXITS, Exits, groups_by_depth
 from fedhet.learning import Loss, Phase, Step, divergence
-from fedhet.methods.depthfl import DepthFLParameters
+from fedhet.methods.depthfl import DepthFLParameters, DepthParameters
 from fedhet.options import Config
 from fedhet.representations import Output
 from fedhet.wire import Payload
 
-
-class LastExit(Exits):
-    """A network with exits whose outputs are those of the last one, in evaluation, too."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Class scores (n, classes) of the last exit."""
-        if self.depth < self.count:
-            with Output(self, f"{EXITS}.{self.depth - 1}").capture() as last:
-                super().forward(inputs)
-            return last.features
-        self.network.training = self.training
-        scores: Tensor = self.network(inputs)
-        return scores
+D = TypeVar("D", bound=DepthParameters)
 
 
-class DepthFL(ClientSide[DepthFLParameters]):
-    """Trains its first blocks, and the exits behind them; the runtime has cut off the rest."""
+class ByDepth(ClientSide[D]):
+    """Has the first blocks, and the exits behind them; the runtime has cut off the rest."""
+
+    kind: ClassVar[type[Exits]] = Exits
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
         """Return the model as one that gets exits; raises a ModelError if it has a module of that name."""
         keys = config.parameters
-        kind = LastExit if keys.momentum_distillation else Exits
-        return kind(model, count=max(keys.all_sizes), names=keys.blocks)
+        return cls.kind(model, count=max(keys.all_sizes), names=keys.blocks)
 
     @classmethod
     def head_of(cls, config: Config) -> str:
@@ -69,17 +57,19 @@ class DepthFL(ClientSide[DepthFLParameters]):
         part.depth = len(size.units[0])
         return part
 
+
+class DepthFL(ByDepth[DepthFLParameters]):
+    """Trains all exits that it has."""
+
     def handshake(self, payload: Payload) -> Payload:
         """Check the task."""
-        if not self.parameters.momentum_distillation:
-            self.client.check_scores("which its exits exchange")
+        self.client.check_scores("which its exits exchange")
         return super().handshake(payload)
 
     @cached_property
     def _others(self) -> dict[str, Output]:
-        """All exits but the last, if they train."""
-        others = 0 if self.parameters.momentum_distillation else cast(Exits, self.client.model).depth - 1
-        names = [f"{EXITS}.{number}" for number in range(others)]
+        """All exits but the last."""
+        names = [f"{EXITS}.{number}" for number in range(cast(Exits, self.client.model).depth - 1)]
         return {name: Output(self.client.model, name) for name in names}
 
     def phases(self, payload: Payload) -> Sequence[Phase]:

@@ -2,5 +2,8 @@
 
 from typing import Any
 
-SMALL: dict[str, dict[str, Any]] = {"depthfl": {"depthfl.depths": "2,1"}}
-"""By method; of a network with two hidden layers no client can have four blocks."""
+SMALL: dict[str, dict[str, Any]] = {
+    "depthfl": {"depthfl.depths": "2,1"},
+    "inclusivefl": {"inclusivefl.depths": "2,1", "inclusivefl.blocks": "body.5", "architectures": "cnn-3-2"},
+}
+"""By method; of a network with two hidden layers no client can have four blocks, nor are these alike."""

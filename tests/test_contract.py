@@ -38,11 +38,6 @@ OF_METHOD: dict[str, dict[str, Any]] = SMALL | {
 CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.methods()} | {
     "fedhenn-kernel": Case.of("fedhenn", {"fedhenn.eta0": 0.1, "fedhenn.target": "kernel"}),
     "fedharm-cka": Case.of("fedharm", OF_METHOD["fedharm"] | {"fedharm.align": "cka", "fedharm.alpha": 0.0}),
-    "depthfl-inclusive": Case.of(
-        "depthfl",
-        OF_METHOD["depthfl"] | {"depthfl.blocks": "body.5", "depthfl.momentum-distillation": 0.2},
-        "cnn-3-2",
-    ),
     "layer-average-architecture": Case.of("layer-average", {"layer-average.by": "architecture"}),
     "layer-average-prefix": Case.of("layer-average", {"layer-average.by": "prefix"}),
 }
@@ -57,6 +52,7 @@ ALIKE = {
     "fedmrl",
     "fml",
     "depthfl",
+    "inclusivefl",
 }
 """Methods for which label-spreading, heterofl, fedgh and fedkd stand in the quick suite."""
 

@@ -66,6 +66,7 @@ NEIGHBOURS = [
     "fedrolex",
     "fjord",
     "depthfl",
+    "inclusivefl",
     "fedgh",
     "fedtgp",
     "fedgen",

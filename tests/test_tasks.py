@@ -209,7 +209,7 @@ def test_every_task_is_served_in_parts_or_refused_with_the_reason(method, task, 
     ("method", "settings"),
     [
         ("fjord", {"fjord.widths": "1,0.5", "fjord.distil": False}),
-        ("depthfl", SMALL["depthfl"] | {"depthfl.blocks": "2", "depthfl.momentum-distillation": 0.2}),
+        ("inclusivefl", {"inclusivefl.depths": "2,1", "inclusivefl.blocks": "2"}),
     ],
 )
 def test_numbers_are_learnt_where_nothing_is_distilled(method, settings, run):

@@ -217,7 +217,7 @@ def by_shards(job: Job) -> Dealt:
         counts[client] += np.bincount(shard, minlength=job.dataset.classes)
     shares = counts / np.maximum(counts.sum(0), 1)
     sizes = np.bincount(test, minlength=job.dataset.classes)
-    tested = np.stack([_rounded(share, size) for share, size in zip(shares.T, sizes, strict=True)], axis=1)
+    tested = np.stack([_rounded(share, size) for share, size in zip(shares.T, sizes.tolist(), strict=True)], axis=1)
     return _dealt(job, (counts, tested))
 
 

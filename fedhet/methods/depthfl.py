@@ -11,10 +11,8 @@ from ._counted import CountedParameters
 
 
 @dataclass(frozen=True)
-class DepthFLParameters(CountedParameters):
-    """DepthFL's own keys, with the paper's values."""
-
-    counted = "depthfl.depths"
+class DepthParameters(CountedParameters):
+    """Which blocks clients have."""
 
     depths: str = option(
         "4,3,2,1",
@@ -25,36 +23,33 @@ class DepthFLParameters(CountedParameters):
         "modules that end all blocks but the last, separated by commas; empty: blocks of one spatial size each, or of "
         "about equal numbers of layers if there are too few of these",
     )
+
+    def check(self, config: Config) -> None:
+        """Check the depths, and that all arrays of the whole network have a value from the start."""
+        _ = self.all_sizes
+        if not config.shared_init:
+            raise ConfigError(f"shared-init = false: {config.method} needs first weights of the whole network")
+
+
+@dataclass(frozen=True)
+class DepthFLParameters(DepthParameters):
+    """DepthFL's own keys, with the paper's values."""
+
+    counted = "depthfl.depths"
+
     distillation: float = option(1.0, "weight of what a client's exits learn from each other; 0: nothing", at_least=0)
     ramp_up: int = option(
         300,
         "rounds over which this weight grows from exp(-5) of it, as exp(-5 (1 - t / ramp-up)^2); 0: none",
         at_least=0,
     )
-    momentum_distillation: float = option(
-        0.0,
-        "InclusiveFL's beta, 0.2 there: what deeper clients' later blocks learnt is this share of what a last block "
-        "learns; clients then train and score their last exit alone, and share last blocks with those of their depth "
-        "only; 0: DepthFL",
-        at_least=0,
-        below=1,
-    )
 
-    def check(self, config: Config) -> None:
-        """Check the depths, and that all arrays of the whole network have a value from the start."""
-        _ = self.all_sizes
-        if not config.shared_init:
-            raise ConfigError("shared-init = false: depthfl needs first weights of the whole network")
 
-    def idle(self, config: Config) -> dict[str, str]:
-        """A single exit has no others to learn from."""
-        names = ("distillation", "ramp-up") if self.momentum_distillation else ()
-        return {f"depthfl.{name}": "depthfl.momentum-distillation" for name in names}
-
+traits = Traits(networks="equal", shares=FIRST_UNITS, common_init=True)
 
 method = Method(
     "depthfl",
-    traits=Traits(networks="equal", shares=FIRST_UNITS, common_init=True),
+    traits=traits,
     Parameters=DepthFLParameters,
     server="fedhet.strategies.depthfl:DepthFL",
     client="fedhet.client_apps.depthfl:DepthFL",

@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedhet.client_apps.depthfl import DepthFL, LastExit
 from torch import nn
 
 from fedhet import config as configuration
 from fedhet import models, population
 from fedhet.client.size import Size
-from fedhet.errors import ConfigError, FedhetError, ModelError
+from fedhet.errors import ConfigError, ModelError
 from fedhet.graphs import UnsupportedArchitecture
 from fedhet.graphs.exits import Exits, groups_by_depth
 from fedhet.results.history import read_clients
-from tests.small import SMALL
 from tests.strategies.by_hand import THREE
 
 DEPTHS = {"0": 3, "1": 2, "2": 1}
@@ -107,104 +105,6 @@ def test_three_rounds_are_its_papers(deep, distillation):
     assert done.state.model.keys() == state.keys()
     for name, tensor in state.items():
         np.testing.assert_allclose(done.state.model[name], tensor.numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
-
-
-class Stack(nn.Module):
-    """Three equal layers between an input layer and a head; of images of 8 x 8."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.head = nn.Linear(64, 6), nn.Linear(6, 10)
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)))
-
-    def forward(self, inputs):
-        return self.head(self.layers(self.first(inputs.flatten(1))))
-
-
-def of_stack(state, inputs, depth):
-    """The scores of the last of the first `depth` exits of `Stack`."""
-    hidden = F.linear(inputs.flatten(1), state["first.weight"], state["first.bias"])
-    for number in range(depth):
-        hidden = torch.tanh(F.linear(hidden, state[f"layers.{number}.0.weight"], state[f"layers.{number}.0.bias"]))
-    exit = "head" if depth == 3 else f"exits.{depth - 1}"
-    return F.linear(hidden, state[f"{exit}.weight"], state[f"{exit}.bias"])
-
-
-def test_three_rounds_are_inclusivefls(federate, float64_travels):
-    """Networks of each depth apart, whose first blocks are averaged after each round; by hand, with beta 0.3."""
-    beta, names = 0.3, ("weight", "bias")
-    settings = {"depthfl.blocks": "layers.0,layers.1", "depthfl.momentum-distillation": beta}
-    done = federate("depthfl", model=lambda client: Stack().double(), **{**SAME, **settings, "clients": 4})
-    assert done.failures == []
-    transform, depths = population.dataset_of(done.config).transform, {"0": 3, "1": 2, "2": 1, "3": 3}
-    whole = {name: torch.from_numpy(array) for name, array in done.received[1, "0"]["model"].items()}
-    blocks = {1: ["first", "layers.0.0", "exits.0"], 2: ["layers.1.0", "exits.1"], 3: ["layers.2.0", "head"]}
-    states = {
-        depth: {
-            f"{layer}.{n}": whole[f"{layer}.{n}"] for d in range(1, depth + 1) for layer in blocks[d] for n in names
-        }
-        for depth in (1, 2, 3)
-    }
-    momentum = {1: {}, 2: {}, 3: {}}
-    for _ in range(SAME["rounds"]):
-        changes, counts = {}, {}
-        for depth, state in states.items():
-            sent = []
-            for client in (client for client, each in depths.items() if each == depth):
-                part = population.data_of(done.info(client)).train
-                inputs, own = (
-                    transform(part.inputs[:]).double(),
-                    {n: t.clone().requires_grad_() for n, t in state.items()},
-                )
-                optimizer = torch.optim.SGD(own.values(), lr=SAME["learning_rate"], momentum=SAME["momentum"])
-                for _ in range(SAME["local_epochs"]):
-                    optimizer.zero_grad()
-                    F.cross_entropy(of_stack(own, inputs, depth), part.labels).backward()
-                    optimizer.step()
-                sent.append((len(part.labels), {name: tensor.detach() for name, tensor in own.items()}))
-            counts[depth] = sum(count for count, _ in sent)
-            mean = {name: sum(count * each[name] for count, each in sent) / counts[depth] for name in state}
-            changes[depth] = {name: state[name] - mean[name] for name in state}
-        for depth, state in states.items():
-            for name, change in changes[depth].items():
-                learnt = momentum[depth].get(name)
-                state[name] = state[name] - (change if learnt is None else beta * learnt + (1 - beta) * change)
-        for depth in (1, 2):  # layers 0 and 1 of the middle network, 1 and 2 of the deepest one
-            one, two = f"layers.{depth - 1}.0", f"layers.{depth}.0"
-            of = changes[depth + 1]
-            momentum[depth] = {f"{one}.{n}": (of[f"{one}.{n}"] + of[f"{two}.{n}"]) / 2 for n in names}
-        for block, layers in blocks.items():
-            for name in (f"{layer}.{n}" for layer in layers for n in names):
-                beyond = [depth for depth in (1, 2, 3) if depth > block]
-                if beyond:
-                    total = sum(counts[depth] * states[depth][name] for depth in beyond)
-                    for depth in beyond:
-                        states[depth][name] = total / sum(counts[depth] for depth in beyond)
-    for depth, expected in states.items():
-        found = done.state.model | done.state.last.get(str(depth), {})
-        for name, tensor in expected.items():
-            np.testing.assert_allclose(found[name], tensor.numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
-    assert not np.allclose(done.state.last["1"]["layers.0.0.weight"], done.state.model["layers.0.0.weight"])
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_inclusivefls_scores_are_the_last_exits(depth):
-    model, inputs = LastExit(Stack(), 3, "layers.0,layers.1"), torch.rand(4, 1, 8, 8)
-    part = DepthFL.cut(model, Size(depth / 3, groups_by_depth(model, inputs)))
-    for mode in (True, False):
-        torch.testing.assert_close(part.train(mode)(inputs), of_stack(part.state_dict(), inputs, depth))
-
-
-def test_inclusivefls_global_model_is_the_network_alone(federate):
-    settings = SMALL["depthfl"] | {"depthfl.blocks": "body.5", "depthfl.momentum-distillation": 0.2}
-    done = federate("depthfl", architectures="cnn-3-2", rounds=1, **settings)
-    assert done.failures == []
-    assert done.global_model.state_dict().keys() == population.model_of(done.info()).state_dict().keys()
-
-
-def test_momentum_distillation_needs_blocks_that_are_alike(federate):
-    with pytest.raises(FedhetError, match="needs blocks of repeated layers.* blocks 1 and 2 of its network have none"):
-        federate("depthfl", **SMALL["depthfl"], **{"depthfl.momentum-distillation": 0.2})
 
 
 def test_a_client_has_none_of_the_later_arrays(deep):

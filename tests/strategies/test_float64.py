@@ -26,6 +26,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "feddf": {"feddf.server-steps": 30, "feddf.teach": True, "rounds": 5},
     "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 1, "fedmd.private-epochs": 0, "fedmd.public-batch": 32},
     "depthfl": SMALL["depthfl"] | {"rounds": 6},
+    "inclusivefl": SMALL["inclusivefl"] | {"rounds": 6},
     "fedgen": {"fedgen.width": 32, "rounds": 5},
     "fedgh": {"fedgh.width": 32, "fedgh.server-learning-rate": 0.1, "rounds": 5},
     "fedproto": {"fedproto.width": 32},

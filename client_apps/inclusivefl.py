@@ -1,0 +1,29 @@
+"""InclusiveFL, client side: the last exit alone learns, and is scored (Liu et al., KDD 2022)."""
+
+from torch import Tensor
+
+from fedhet.graphs.exits import EXITS, Exits
+from fedhet.methods.inclusivefl import InclusiveFLParameters
+from fedhet.representations import Output
+
+from .depthfl import ByDepth  # noqa: TID251 - this folder is fedhet.client_apps
+
+
+class LastExit(Exits):
+    """A network with exits whose outputs are those of the last one, in evaluation, too."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Class scores (n, classes) of the last exit."""
+        if self.depth < self.count:
+            with Output(self, f"{EXITS}.{self.depth - 1}").capture() as last:
+                super().forward(inputs)
+            return last.features
+        self.network.training = self.training
+        scores: Tensor = self.network(inputs)
+        return scores
+
+
+class InclusiveFL(ByDepth[InclusiveFLParameters]):
+    """Trains its first blocks and their last exit, or the network's head if it has all."""
+
+    kind = LastExit

@@ -1,0 +1,31 @@
+"""InclusiveFL (Liu et al., KDD 2022): clients have the first blocks of one network, and learn from deeper clients."""
+
+from dataclasses import dataclass
+
+from fedhet.method import Method
+from fedhet.options import option
+
+from .depthfl import DepthParameters, traits
+
+
+@dataclass(frozen=True)
+class InclusiveFLParameters(DepthParameters):
+    """InclusiveFL's own keys, with the authors' values."""
+
+    counted = "inclusivefl.depths"
+
+    momentum: float = option(
+        0.2,
+        "beta: what deeper clients' later blocks learnt is this share of what a last block learns; 0: nothing",
+        at_least=0,
+        below=1,
+    )
+
+
+method = Method(
+    "inclusivefl",
+    traits=traits,
+    Parameters=InclusiveFLParameters,
+    server="fedhet.strategies.inclusivefl:InclusiveFL",
+    client="fedhet.client_apps.inclusivefl:InclusiveFL",
+)
