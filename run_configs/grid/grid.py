@@ -208,7 +208,7 @@ class Grid:
 
 
 def _one_line(error: object) -> str:
-    return "; ".join(str(error).splitlines())
+    return " ".join(str(error).split())
 
 
 def grid_of(data: Path | None, runs: Path, networks: Sequence[str] = ()) -> Grid:
