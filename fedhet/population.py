@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedhet import data, models, registry
-from fedhet.data import ClientData, DataSet, PublicDataset, Split
+from fedhet.data import ClientData, DataSet, Examples, PublicDataset, Split
 from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.machine import memory
 from fedhet.method import Traits
@@ -122,6 +122,13 @@ def public_dataset_for(method: str, need: str, public: PublicDataset | None) -> 
     if need == "labelled" and public.labels is None:
         raise ConfigError(f"{method} needs a labelled public dataset, and the public dataset has no labels: give both")
     return public if need == "labelled" else public.unlabelled
+
+
+def common_validation(config: Config) -> Examples | None:
+    """Return the validation examples that a global model is scored on as on the common test set; None for none."""
+    if not config.validation or (config.test_on, config.validation_on) != ("global", "common"):
+        return None
+    return _split(_data_keys(config), config.clients, config.seed).validation
 
 
 def training_union(config: Config) -> PublicDataset:

@@ -24,6 +24,7 @@ from fedhet.representations.features import fitted, precision
 from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import recorded
 from fedhet.server import EvaluateFunction, FederatedStrategy
+from fedhet.server.reporter import VALIDATION
 from fedhet.supplied import Supplied
 from fedhet.task import as_task
 
@@ -136,12 +137,15 @@ def _on_common_test(strategy: FederatedStrategy[Any, Any], folder: Path, supplie
         score = learning.evaluate(network, test, task, prepare)
         if score is None:
             return None
+        metrics: dict[str, Any] = {"accuracy": score.value, "loss": score.loss}
+        held_out = None if own_data else population.common_validation(strategy.config)
+        if held_out and (validated := learning.evaluate(network, held_out, task, prepare)):
+            metrics |= {f"{VALIDATION}accuracy": validated.value, f"{VALIDATION}loss": validated.loss}
         pair = score.classes
         if pair and strategy.config.test_on == "global" and round == strategy.run.last_round:
             right = (pair[0] == pair[1]).numpy()
             Predictions(digests(test), right, 1).write(folder / FOLDER / f"{GLOBAL}.safetensors")
-        by_class = learning.by_class(*pair) if pair else {}
-        return MetricRecord({"accuracy": score.value, "loss": score.loss, **by_class})
+        return MetricRecord(metrics | (learning.by_class(*pair) if pair else {}))
 
     return evaluate_globally
 

@@ -1,14 +1,14 @@
 """InclusiveFL, server side: last blocks learn from the momentum of deeper clients (Liu et al., KDD 2022).
 
 Clients of depth d have a last block and exit of their own, W_d, and for these learn from the momentum m_d of the next
-deeper clients e:
+deeper clients e of the last round:
 
     g_d       = W_d(t-1) - sum_{i: d_i = d} n_i W_i(t) / n_d
-    W_d(t)[a] = W_d(t-1)[a] - (1 - b) g_d[a] - b m_d(t-1)[a]     for arrays a of block d, else W_d(t-1)[a] - g_d[a]
-    W(t)[a]   = sum_d n_d W_d(t)[a] / sum_d n_d                  over the depths d beyond the block of a
-    m_d(t)[a] = mean of g_e over the arrays of blocks d to e that are like a
+    W_d(t)[a] = W_d(t-1)[a] - (1 - b) g_d[a] - b m_d(t-1)[a]     for arrays a of m_d, else W_d(t-1)[a] - g_d[a]
+    W(t)[a]   = sum_i n_i W_i(t)[a] / sum_i n_i                  over the clients i deeper than the block of a
+    m_d(t)[a] = mean of g_e over the arrays of blocks d to e that are like a, for arrays a of block d
 
-where b is `momentum`.
+where b is `momentum`, and g_d the mean by the configured `aggregation`.
 """
 
 import re
@@ -26,7 +26,8 @@ from fedhet.graphs.exits import EXITS
 from fedhet.matching import understand
 from fedhet.methods import inclusivefl
 from fedhet.rows import grouped
-from fedhet.server import ArraysBy, average_shared
+from fedhet.server import ArraysBy
+from fedhet.server.parts import Parts
 from fedhet.sharing import is_statistic
 from fedhet.wire import Arrays, Payload, Reply, cast
 
@@ -67,39 +68,36 @@ class InclusiveFL(ByDepth[inclusivefl.InclusiveFLParameters, InclusiveFLState]):
         return Payload({"model": payload.arrays["model"] | cast(last, self.config.wire_dtype)})
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the arrays of earlier blocks over all depths, and last blocks within each."""
-        blocks = blocks_of(self.state.blocks)
+        """Average last blocks within each depth, and the arrays of earlier blocks over all clients that have them."""
+        state, share, blocks = self.state, self.parameters.momentum, blocks_of(self.state.blocks)
         whole = max(blocks.values())
-        depths = {client: _depth(reply.arrays["model"], blocks) for client, reply in replies.items()}
-        changes: dict[int, Arrays] = {}
-        shared, last, weights = dict[str, Arrays](), dict[str, Arrays](), dict[str, float]()
-        for depth in sorted({*depths.values()}):
-            group = {client: reply for client, reply in replies.items() if depths[client] == depth}
-            models, changes[depth] = self._of_depth(depth, group)
-            weights[str(depth)] = float(sum(reply.examples for reply in group.values()))
-            own = {name for name in models if blocks[name] == depth < whole}
-            shared[str(depth)] = {name: array for name, array in models.items() if name not in own}
-            last[str(depth)] = {name: models[name] for name in own}
-        specs = {name: {n: (a.shape, str(a.dtype)) for n, a in arrays.items()} for name, arrays in shared.items()}
-        state = self.state
-        state.model = state.model | average_shared(shared, weights, specs)
-        state.last = state.last | {name: arrays for name, arrays in last.items() if arrays}
-        for name, arrays in state.last.items():
-            if deeper := min((each for each in changes if each > int(name)), default=0):
-                state.momentum = state.momentum | {name: momentum(arrays, int(name), changes[deeper], blocks)}
-        return {}
-
-    def _of_depth(self, depth: int, replies: Mapping[str, Reply]) -> tuple[Arrays, Arrays]:
-        """Return W_d(t) of the clients of one depth, and g_d."""
-        share = self.parameters.momentum
+        state.last = dict(state.last)
+        for depth in sorted(
+            {_depth(spec, blocks) for spec in self.federation.specs.values()} - {whole, *map(int, state.last)}
+        ):
+            state.last[str(depth)] = {name: array for name, array in state.model.items() if blocks[name] == depth}
         models = {client: reply.arrays["model"] for client, reply in replies.items()}
         weights = {client: float(reply.examples) for client, reply in replies.items()}
-        before = self.state.model | self.state.last.get(str(depth), {})
-        after = self.aggregator.average(models, weights, before=before, parts={client: {} for client in models})
-        change = {name: before[name] - after[name] for name in after if not is_statistic(name)}
-        for name, learnt in self.state.momentum.get(str(depth), {}).items():
-            after[name] = before[name] - (1 - share) * change[name] - share * learnt
-        return after, change
+        depths = {client: _depth(model, blocks) for client, model in models.items()}
+        parts: dict[str, Parts] = {client: {} for client in models}
+        changes: dict[int, Arrays] = {}
+        for depth in sorted({*depths.values()}):
+            group = {client: model for client, model in models.items() if depths[client] == depth}
+            before, learnt = state.model | state.last.get(str(depth), {}), state.momentum.get(str(depth), {})
+            after = self.aggregator.average(group, weights, before=before, parts=parts)
+            change = {name: before[name] - array for name, array in after.items() if not is_statistic(name)}
+            after |= {name: before[name] - (1 - share) * change[name] - share * m for name, m in learnt.items()}
+            changes[depth] = change
+            if depth < whole:
+                state.last[str(depth)] = {name: array for name, array in after.items() if blocks[name] == depth}
+        for client, depth in depths.items():
+            models[client] = {n: a for n, a in models[client].items() if not blocks[n] == depth < whole}
+        state.model = state.model | self.aggregator.average(models, weights, before=state.model, parts=parts)
+        state.momentum = {}
+        for name, last in state.last.items():
+            if deeper := [each for each in changes if each > int(name)]:
+                state.momentum[name] = momentum(last, int(name), changes[min(deeper)], blocks)
+        return {}
 
     def global_model(self) -> nn.Module | None:
         """Return the whole network without exits, since nobody trains all exits of one network."""

@@ -55,7 +55,8 @@ class ProgressLine(Observer):
     def finished(self, run: RunInfo) -> None:
         """Leave a last line."""
         self.close()
-        self._say(f"{run.method}: {self._last} rounds in {time.monotonic() - self._started:.0f} s, {self._news}")
+        rounds = "1 round" if self._last == 1 else f"{self._last} rounds"
+        self._say(f"{run.method}: {rounds} in {time.monotonic() - self._started:.0f} s, {self._news}")
 
     def close(self) -> None:
         """Take the line away."""

@@ -19,6 +19,9 @@ from fedhet.text import log
 from fedhet.wire import Reply
 from fedhet.wire.protocol import STARTS
 
+VALIDATION = "validation-"
+"""Before the names of metrics on common validation examples, among the server's evaluation of the global model."""
+
 
 class Reporter:
     """Reports a run to its observers.
@@ -126,14 +129,17 @@ def _further(replies: Mapping[str, Reply]) -> dict[str, float]:
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return statistics over clients on their own test parts, the common test set and validation parts, if evaluated.
 
-    The server's evaluation of the global model on the common test set replaces that of the received model.
+    The server's evaluation of the global model replaces that of the received model: on the common test set, and under
+    names with `VALIDATION` before them on common validation examples.
     """
     local, common, validation = (
         {which: over_clients(replies, f"{test}{which}") for which in ("received", "trained")}
         for test in ("", "common-", "validation-")
     )
     if on_common_test:
-        common["received"] = dict(on_common_test)
+        validated = {name.removeprefix(VALIDATION): each for name, each in on_common_test.items() if VALIDATION in name}
+        common["received"] = {name: each for name, each in on_common_test.items() if VALIDATION not in name}
+        validation["received"] = validated or validation["received"]
     return {
         **local,
         "common": common if any(common.values()) else None,
@@ -199,7 +205,8 @@ def watch_validation(state: State, row: Mapping[str, Any], scored: str, patience
 
     The run stops (`state.stopped`) after `patience` evaluations without a better one; 0 never stops.
     """
-    accuracy = ((row.get("validation") or {}).get(scored) or {}).get("accuracy", {}).get("weighted")
+    accuracy = ((row.get("validation") or {}).get(scored) or {}).get("accuracy")
+    accuracy = accuracy["weighted"] if isinstance(accuracy, Mapping) else accuracy  # a global model's is a number
     if not patience or accuracy is None:
         return
     state.validation.append(accuracy)

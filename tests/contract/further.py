@@ -17,6 +17,7 @@ from fedhet import config as configuration
 from fedhet import registry
 from fedhet.engines import local
 from fedhet.engines.workers import WorkerGrid
+from fedhet.errors import ConfigError
 from fedhet.flower import (
     STYPE,
     Array,
@@ -38,7 +39,7 @@ from fedhet.testing import Case, MethodContract, Run, Stop, Tampering, at, raisi
 from fedhet.testing.faults import REPLIES, Before, Hit, where
 from fedhet.testing.ordinary import differing
 from fedhet.testing.privacy import COUNTS, Node, same_data, sent_kinds
-from fedhet.testing.runs import Kept, run_on
+from fedhet.testing.runs import PARTIAL, Kept, run_on
 from fedhet.testing.trouble import assert_same_but_for_the_fault
 from fedhet.wire import to_tensor
 
@@ -152,6 +153,22 @@ class Contract(MethodContract):
         whole_run()
 
     # ---- clients apart from each other
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("rule", ["median", "norm-clipped"])
+    def test_a_rule_stands_in_for_the_mean_or_is_refused(self, case: Case, rule: str, tmp_path: Path) -> None:
+        """A run with it completes, with other models than the mean's; where it means nothing, it is refused."""
+        settings, refusal = case.settings({**PARTIAL, "clients": 7}), ""
+        try:
+            configuration.resolve({**settings, "aggregation": rule})
+        except ConfigError as error:
+            refusal = str(error)
+        if refusal:
+            assert "aggregation" in refusal
+            return
+        done = run(tmp_path / "run", {**settings, "aggregation": rule})
+        assert (done.summary["status"], done.summary["failures"]) == ("completed", 0)
+        assert done.models != run(tmp_path / "mean", settings).models
 
     def test_metrics_that_leave_a_node_are_rounded(self, case: Case, kept: Kept, tmp_path: Path) -> None:
         """To four digits, so that they tell little of single examples."""

@@ -38,14 +38,19 @@ def of_stack(state, inputs, depth):
     return F.linear(hidden, state[f"{exit}.weight"], state[f"{exit}.bias"])
 
 
-def test_three_rounds_are_inclusivefls(federate, float64_travels):
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_three_rounds_are_inclusivefls(fraction, federate, float64_travels):
     """Networks of each depth apart, whose first blocks are averaged after each round; by hand, with beta 0.3."""
     beta, names = 0.3, ("weight", "bias")
     settings = {"inclusivefl.blocks": "layers.0,layers.1", "inclusivefl.momentum": beta, "inclusivefl.depths": "3,2,1"}
+    settings |= {"fraction_train": fraction, "evaluate_every": 1}
     done = federate("inclusivefl", model=lambda client: Stack().double(), **{**SAME, **settings})
     assert done.failures == []
     transform, depths = population.dataset_of(done.config).transform, {"0": 3, "1": 2, "2": 1, "3": 3}
-    whole = {name: torch.from_numpy(array) for name, array in done.received[1, "0"]["model"].items()}
+    rounds = [row["participants"] for row in done.rows if row["participants"]]
+    assert len(rounds) == SAME["rounds"]
+    whole = next(arrays["model"] for (_, client), arrays in done.received.items() if depths[client] == 3)
+    whole = {name: torch.from_numpy(array) for name, array in whole.items()}
     blocks = {1: ["first", "layers.0.0", "exits.0"], 2: ["layers.1.0", "exits.1"], 3: ["layers.2.0", "head"]}
     states = {
         depth: {
@@ -53,12 +58,12 @@ def test_three_rounds_are_inclusivefls(federate, float64_travels):
         }
         for depth in (1, 2, 3)
     }
-    momentum = {1: {}, 2: {}, 3: {}}
-    for _ in range(SAME["rounds"]):
+    momentum = {}
+    for participants in rounds:
         changes, counts = {}, {}
-        for depth, state in states.items():
-            sent = []
-            for client in (client for client, each in depths.items() if each == depth):
+        for depth in sorted({depths[client] for client in participants}):
+            sent, state = [], states[depth]
+            for client in (client for client in participants if depths[client] == depth):
                 part = population.data_of(done.info(client)).train
                 inputs, own = (
                     transform(part.inputs[:]).double(),
@@ -73,26 +78,51 @@ def test_three_rounds_are_inclusivefls(federate, float64_travels):
             counts[depth] = sum(count for count, _ in sent)
             mean = {name: sum(count * each[name] for count, each in sent) / counts[depth] for name in state}
             changes[depth] = {name: state[name] - mean[name] for name in state}
-        for depth, state in states.items():
-            for name, change in changes[depth].items():
-                learnt = momentum[depth].get(name)
-                state[name] = state[name] - (change if learnt is None else beta * learnt + (1 - beta) * change)
-        for depth in (1, 2):  # layers 0 and 1 of the middle network, 1 and 2 of the deepest one
-            one, two = f"layers.{depth - 1}.0", f"layers.{depth}.0"
-            of = changes[depth + 1]
-            momentum[depth] = {f"{one}.{n}": (of[f"{one}.{n}"] + of[f"{two}.{n}"]) / 2 for n in names}
+        for depth, changed in changes.items():
+            for name, change in changed.items():
+                learnt = momentum.get(depth, {}).get(name)
+                mixed = change if learnt is None else beta * learnt + (1 - beta) * change
+                states[depth][name] = states[depth][name] - mixed
+        momentum = {}
+        for depth in (1, 2):  # layers from this depth's last one to that of the next deeper participants
+            if deeper := [each for each in changes if each > depth]:
+                layers = range(depth - 1, min(deeper))
+                momentum[depth] = {
+                    f"layers.{depth - 1}.0.{n}": sum(changes[min(deeper)][f"layers.{k}.0.{n}"] for k in layers)
+                    / len(layers)
+                    for n in names
+                }
         for block, layers in blocks.items():
             for name in (f"{layer}.{n}" for layer in layers for n in names):
-                beyond = [depth for depth in (1, 2, 3) if depth > block]
-                if beyond:
+                if beyond := [depth for depth in changes if depth > block or depth == block == 3]:
                     total = sum(counts[depth] * states[depth][name] for depth in beyond)
-                    for depth in beyond:
+                    for depth in (each for each in states if each > block or each == block == 3):
                         states[depth][name] = total / sum(counts[depth] for depth in beyond)
     for depth, expected in states.items():
         found = done.state.model | done.state.last.get(str(depth), {})
         for name, tensor in expected.items():
             np.testing.assert_allclose(found[name], tensor.numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
-    assert not np.allclose(done.state.last["1"]["layers.0.0.weight"], done.state.model["layers.0.0.weight"])
+
+
+def test_a_client_alone_in_its_depth_cannot_move_earlier_blocks_against_a_median(federate, monkeypatch):
+    """What all clients have is aggregated over all of them, by the configured rule."""
+    settings = {"inclusivefl.blocks": "layers.0,layers.1", "inclusivefl.depths": "3,3,3,2", "learning_rate": 1e-7}
+    settings |= {"rounds": 1, "aggregation": "median"}
+    train = InclusiveFL.end
+
+    def hostile(self, payload):
+        if self.client.name == "3":
+            for tensor in self.client.tensors.values():
+                tensor.data.add_(100)
+        return train(self, payload)
+
+    monkeypatch.setattr(InclusiveFL, "end", hostile)
+    done = federate("inclusivefl", model=lambda client: Stack(), **{**SAME, "wire_dtype": "float32", **settings})
+    assert done.failures == []
+    before = done.received[1, "0"]["model"]
+    for name, array in done.state.model.items():
+        np.testing.assert_allclose(array, before[name], atol=1e-6, err_msg=name)
+    assert (np.abs(done.sent[1, "3"]["model"]["first.weight"] - before["first.weight"]) > 50).all()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

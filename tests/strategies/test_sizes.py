@@ -510,3 +510,18 @@ def test_the_table_of_clients_says_which_part_of_the_network_they_have(federate)
         "cnn-2-2, width 0.3",
         "cnn-2-2",
     ]
+
+
+def test_a_global_model_is_validated_as_it_is_tested(federate):
+    """On common validation examples, and not as the mean over clients' parts of it."""
+    settings = {"test_on": "global", "validation": 0.2, "validation_on": "common", "heterofl.widths": "1,0.5"}
+    done = federate("heterofl", **settings)
+    examples = population.common_validation(done.config)
+    network, transform = done.global_model.eval(), population.dataset_of(done.config).transform
+    with torch.no_grad():
+        right = network(transform(examples.inputs[:])).argmax(1) == examples.labels
+    found = done.rows[-1]["validation"]["received"]["accuracy"]
+    assert found == pytest.approx(right.double().mean().item())
+    assert done.summary["validation_accuracy"]["weighted"] == found
+    assert set(done.rows[-1]["common"]["received"]) == {"accuracy", "loss", "balanced_accuracy", "macro_f1"}
+    assert population.common_validation(done.config.but(test_on="both")) is None
