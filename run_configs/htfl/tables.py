@@ -45,6 +45,7 @@ class Benchmark:
         baseline: the variant that differences are to.
         costs: name of the csv file with what a round costs a client.
         tuning: what is tuned, for all alike.
+        best: whether the table has the round with the highest test accuracy, too, of rounds that are all evaluated.
     """
 
     preset: str
@@ -53,6 +54,7 @@ class Benchmark:
     baseline: str
     costs: str
     tuning: Tuning | None = None
+    best: bool = True
 
 
 HTFL = {
@@ -69,6 +71,7 @@ HTFL = {
 BENCHMARKS = {
     "mnist": Benchmark(**HTFL),
     "fashion-mnist": Benchmark(**{**HTFL, "keys": {**HTFL["keys"], "dataset": "fashion-mnist"}}),
+    "mnist-two-classes": Benchmark(**{**HTFL, "keys": {**HTFL["keys"], "partition": "classes"}}),
     "mnist-tuned": Benchmark(**HTFL, tuning=Tuning({"learning-rate": (0.01, 0.03, 0.1)}, (10, 11))),
     "heflwr": Benchmark(
         "heterofl/heflwr_mnist.toml",
@@ -77,6 +80,7 @@ BENCHMARKS = {
         "large",
         "heflwr_costs",
         tuning=Tuning({"learning-rate": (0.001, 0.003, 0.01)}, (10, 11)),
+        best=False,
     ),
 }
 
@@ -91,7 +95,8 @@ def run(name: str, data: Path, runs: Path, jobs: int) -> None:
         if (runs / file).is_file():
             kept = RESULTS / file.replace("comparison", name).replace("tuning", f"{name}_tuning")
             kept.write_bytes((runs / file).read_bytes())
-    write_csv(RESULTS / f"{name}_rounds.csv", best_rounds(found))
+    if of.best:
+        write_csv(RESULTS / f"{name}_rounds.csv", best_rounds(found))
     if not (RESULTS / f"{of.costs}.csv").is_file():
         write_csv(RESULTS / f"{of.costs}.csv", a_round(of, config))
 
@@ -125,14 +130,14 @@ def table(name: str) -> str:
         return "Not run so far."
     values = {(row["method"], row["seed"]): row for row in rows_of(name)}
     best: dict[str, list[float]] = {}
-    for row in rows_of(f"{name}_rounds"):
+    for row in rows_of(f"{name}_rounds") if of.best else ():
         best.setdefault(row["method"], []).append(float(row["accuracy"]))
     rounds = {row["method"]: row for row in rows_of(of.costs)}
-    lines = [
-        f"| method | last round | minus `{of.baseline}` | p | best test round\\* | worse off than alone | unlabelled "
-        "examples | gradient steps | up | down | multiplications | memory |",
-        f"| --- |{' ---: |' * 11}",
-    ]
+    columns = ["last round", f"minus `{of.baseline}`", "p", "best test round\\*", "worse off than alone"]
+    columns += ["unlabelled examples", "gradient steps", "up", "down", "multiplications", "memory"]
+    if not of.best:
+        columns.remove("best test round\\*")
+    lines = [f"| method | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
     for variant in variants_of(of.variants):
         method = variant.name
         mean, spread = values[method, "mean"], values[method, "std"]
@@ -142,7 +147,8 @@ def table(name: str) -> str:
             cells[1] = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*map(float, ends))
             p = float(values[method, "p"]["personal_accuracy"])
             cells[2] = "< 0.001" if p < 0.001 else f"{p:.3f}"
-        cells.append(f"{statistics.fmean(best[method]):.3f}")
+        if of.best:
+            cells.append(f"{statistics.fmean(best[method]):.3f}")
         cells.append(f"{float(mean['worse_off']):.0%}" if mean["worse_off"] else "")
         cells += (f"{float(mean[count] or 0):,.0f}" for count in ("unlabelled", "private_steps"))
         cells += (format_bytes(float(rounds[method][way])) for way in ("bytes_up", "bytes_down"))
