@@ -114,6 +114,8 @@ def _product(variables: Variables, node: Node, one: Value, other: Value) -> Valu
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 """Recurrent layers, and how many blocks of rows (i, f, g, o; r, z, n) are stacked in their weights."""
 
+ZEROS = ("zeros", "zeros_like", "new_zeros")
+
 
 @rule(*GATES)
 def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -> Several:
@@ -123,7 +125,7 @@ def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -
     if "weight_hr_l0" in node.parameters:
         raise UnsupportedArchitecture(f"{node} has projections, which fedhet cannot permute; build it with proj_size=0")
     for name in node.inputs[1:]:
-        if variables.graph[name].operator not in ("zeros", "zeros_like", "new_zeros"):
+        if variables.graph[name].operator not in ZEROS:
             raise UnsupportedArchitecture(
                 f"{node} starts from a state that is computed; fedhet knows only a start at 0"
             )
@@ -144,3 +146,17 @@ def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -
     finals = tuple((batch, units) for units in hidden)
     final = Several(finals) if len(finals) > 1 else (fixed(1), *finals[0])
     return Several(((*value[:-1], axis), *(final,) * (1 + (node.operator == "lstm"))))
+
+
+@rule(*(f"{operator}_cell" for operator in GATES))
+def _cell(variables: Variables, node: Node, value: Value, *states: Value) -> Value | Several:
+    """A step of an LSTM, GRU or RNN cell: its state has the units of the state before, or starts at 0."""
+    variables.bind(node, "weight_ih", 1, value[-1], writes=False)
+    units = variables.bind(node, "weight_hh", 1, None, writes=False)
+    for name, state in zip(node.inputs[1:], states, strict=True):
+        if variables.graph[name].operator not in ZEROS:
+            units = variables.unify(units, state[-1], node)
+    for role in {"weight_ih", "weight_hh", "bias_ih", "bias_hh"} & node.parameters.keys():
+        variables.bind(node, role, 0, units * GATES[node.operator.removesuffix("_cell")], writes=True)
+    state = *value[:-1], units
+    return Several((state, state)) if len(states) > 1 else state

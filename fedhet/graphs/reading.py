@@ -15,7 +15,8 @@ from fedhet.machine import out_of_memory
 
 from .graph import ArchitectureGraph, Node, UnsupportedArchitecture
 
-_ROLE = re.compile(r"weight|bias|^running_|^[wb]_[ih]h$")
+_ROLE = re.compile(r"weight|bias|^running_")
+_CELL = {"w_ih": "weight_ih", "w_hh": "weight_hh", "b_ih": "bias_ih", "b_hh": "bias_hh"}
 """ATen's names of the arguments that are a layer's own; its recurrent layers take a list of them, "params"."""
 
 _cache: "WeakKeyDictionary[nn.Module, dict[Hashable, ArchitectureGraph]]" = WeakKeyDictionary()
@@ -238,6 +239,7 @@ def _arguments(node: fx.Node) -> list[tuple[str, Any]]:
     passed = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
     arguments = {argument.name: passed.get(argument.name, argument.default_value) for argument in schema.arguments}
     weights = arguments.pop("params", ())
+    arguments = {_CELL.get(name, name): value for name, value in arguments.items()}
     return [*arguments.items(), *zip(_recurrent_roles(arguments, len(weights)), weights, strict=True)]
 
 

@@ -237,6 +237,14 @@ def _parts(variables: Variables, node: Node, value: Value) -> Value | Several:
     return parts[0] if node.operator == "glu" else Several(parts)
 
 
+@rule("unbind")
+def _unbind(variables: Variables, node: Node, value: Value) -> Several:
+    """The entries along an axis one by one, such as the words of a sentence."""
+    dim = node.options["dim"] % len(value)
+    variables.refuse_moving(node, [value[dim]])
+    return Several(((*value[:dim], *value[dim + 1 :]),) * entries(value[dim]))
+
+
 @rule("index")
 def _index(variables: Variables, node: Node, value: Value, *places: Value) -> Value:
     """Entries of the first axes are chosen, as of a table of biases; the others stay."""
