@@ -1,4 +1,4 @@
-"""Methods that match or cut hidden units, on a vision transformer, a ConvNeXt a GRU and its cell, and networks they refuse."""
+"""Methods that match or cut hidden units, on a ViT, a ConvNeXt, a GRU and its cell, and networks that they refuse."""
 
 import pytest
 import torch

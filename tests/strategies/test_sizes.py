@@ -393,9 +393,10 @@ class ResNet(nn.Module):
         return self.head(maps.mean((2, 3)))
 
 
-@pytest.mark.parametrize("method", ["heterofl", "fjord", "fedrolex", "depthfl"])
+@pytest.mark.parametrize("method", ["heterofl", "fjord", "fedrolex", "depthfl", "inclusivefl"])
 def test_clients_of_all_sizes_take_part_in_the_average_of_statistics(method, federate):
-    settings = DEPTHS if method == "depthfl" else {f"{method}.widths": "1,0.5"}
+    by_depth = {f"{method}.depths": "2,1", f"{method}.blocks": "blocks.0"}
+    settings = {f"{method}.widths": "1,0.5"} if method in ("heterofl", "fjord", "fedrolex") else by_depth
     done = federate(method, model=lambda client: ResNet(), rounds=1, batch_norm="aggregate", **settings)
     assert done.failures == []
     assert {client for _, client in done.sent} == {"0", "1", "2"}
