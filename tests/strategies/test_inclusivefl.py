@@ -105,7 +105,7 @@ def test_three_rounds_are_inclusivefls(fraction, federate, float64_travels):
 
 
 def test_a_client_alone_in_its_depth_cannot_move_earlier_blocks_against_a_median(federate, monkeypatch):
-    """What all clients have is aggregated over all of them, by the configured rule."""
+    """The configured rule counts over all clients that have an array."""
     settings = {"inclusivefl.blocks": "layers.0,layers.1", "inclusivefl.depths": "3,3,3,2", "learning_rate": 1e-7}
     settings |= {"rounds": 1, "aggregation": "median"}
     train = InclusiveFL.end
