@@ -27,7 +27,8 @@ WORDS = {
     "hypernetwork": "weights of a hypernetwork",
 }
 OF_METHOD: dict[str, dict[str, Any]] = SMALL | {
-    "fedharm": {"fedharm.blocks": "0,2,4,5", "fedharm.slots": "8,8,8,10"},
+    "fedharm": {"fedharm.blocks": "0,2,6,7", "fedharm.slots": "8,8,8,10"},
+    "inclusivefl": {"inclusivefl.depths": "2,1", "inclusivefl.blocks": "4"},
     "flha-ghn": {"flha-ghn.head": "tiled"},
 }
 
@@ -76,7 +77,7 @@ def refused(method: str, folder: Path, *, width: int, outputs: int) -> bool:
     def model(client: ClientInfo) -> nn.Module:
         second = client.partition_id or 0
         wide = 8 + second * width
-        body = nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, wide), nn.ReLU()
+        body = nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, wide), nn.ReLU()
         return nn.Sequential(*body, nn.Linear(wide, 10 + second * outputs))
 
     settings = {"dataset": "digits", "clients": 2, "samples-per-client": 32, "public-samples": 32, "test-on": "local"}

@@ -85,7 +85,7 @@ BENCHMARKS = {
 }
 
 
-def run(name: str, data: Path, runs: Path, jobs: int) -> None:
+def run(name: str, data: Path, runs: Path, jobs: int = 1) -> None:
     """Run a comparison, and keep its csv files, its best rounds and what a round costs in `results/`."""
     of = BENCHMARKS[name]
     config = {"preset": "", **named(HERE.parent / of.preset), **of.keys, "data": str(data)}

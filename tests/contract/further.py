@@ -168,7 +168,8 @@ class Contract(MethodContract):
             return
         done = run(tmp_path / "run", {**settings, "aggregation": rule})
         assert (done.summary["status"], done.summary["failures"]) == ("completed", 0)
-        assert done.models != run(tmp_path / "mean", settings).models
+        if case.method.name in registry.own_methods():  # one from outside may average by itself
+            assert done.models != run(tmp_path / "mean", settings).models
 
     def test_metrics_that_leave_a_node_are_rounded(self, case: Case, kept: Kept, tmp_path: Path) -> None:
         """To four digits, so that they tell little of single examples."""
