@@ -115,6 +115,7 @@ GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 """Recurrent layers, and how many blocks of rows (i, f, g, o; r, z, n) are stacked in their weights."""
 
 ZEROS = ("zeros", "zeros_like", "new_zeros")
+"""Operators that make a first state; whatever their width, it has no units in an order."""
 
 
 @rule(*GATES)

@@ -16,8 +16,10 @@ from fedhet.machine import out_of_memory
 from .graph import ArchitectureGraph, Node, UnsupportedArchitecture
 
 _ROLE = re.compile(r"weight|bias|^running_")
-_CELL = {"w_ih": "weight_ih", "w_hh": "weight_hh", "b_ih": "bias_ih", "b_hh": "bias_hh"}
 """ATen's names of the arguments that are a layer's own; its recurrent layers take a list of them, "params"."""
+
+_CELL = {"w_ih": "weight_ih", "w_hh": "weight_hh", "b_ih": "bias_ih", "b_hh": "bias_hh"}
+"""ATen's names of the arguments of recurrent cells, and the names in their modules."""
 
 _cache: "WeakKeyDictionary[nn.Module, dict[Hashable, ArchitectureGraph]]" = WeakKeyDictionary()
 

@@ -137,8 +137,8 @@ def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] |
         for test in ("", "common-", "validation-")
     )
     if on_common_test:
-        validated = {name.removeprefix(VALIDATION): each for name, each in on_common_test.items() if VALIDATION in name}
-        common["received"] = {name: each for name, each in on_common_test.items() if VALIDATION not in name}
+        common["received"] = {k: v for k, v in on_common_test.items() if not k.startswith(VALIDATION)}
+        validated = {k.removeprefix(VALIDATION): v for k, v in on_common_test.items() if k.startswith(VALIDATION)}
         validation["received"] = validated or validation["received"]
     return {
         **local,

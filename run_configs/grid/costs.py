@@ -123,7 +123,7 @@ def measured_rows(method: str) -> list[dict[str, Any]]:
         config = settings_of(method)
         meters = [measured(config, what, PARTS) for what in ("seconds", "multiplications", "memory")]
     except FedhetError as error:
-        return [{"method": method, "part": "", "reason": " ".join(str(error).split())}]
+        return [{"method": method, "part": "", "reason": grid.one_line(error)}]
     parts = PARTS if method in SIZES else {min(PARTS): ""}
     return [
         {

@@ -156,9 +156,9 @@ class Grid:
             out = self.folder / f"tuned-{cell.tuned}-{cell.networks}-{method}"
             found, failed = tune(tuning, settings, reported=self.plan["seeds"], out=out, execute=self.execute)
         except FedhetError as error:
-            return row | {"reason": _one_line(error)}
+            return row | {"reason": one_line(error)}
         if method in failed:
-            return row | {"reason": _one_line(failed[method])}
+            return row | {"reason": one_line(failed[method])}
         search = found[method]
         return row | {
             "choice": json.dumps(search.best.choice),
@@ -179,7 +179,7 @@ class Grid:
         try:
             settings = shared(cell, cell.variants.get(method, self.methods[method]), self.plan["seeds"])
         except FedhetError as error:
-            yield row | {"seed": "", "reason": _one_line(error)}
+            yield row | {"seed": "", "reason": one_line(error)}
             return
         choice = {**json.loads(chosen["choice"]), "validation": 0.0, "validation-on": "own", "report": False}
         for seed in self._seeds(cell, method):
@@ -187,7 +187,7 @@ class Grid:
             run = settings.plan(method, seed, self.folder / name, choice)
             failed = self.execute([run])
             if reason := failed.get(run.name):
-                yield row | {"seed": seed, "reason": _one_line(reason)}
+                yield row | {"seed": seed, "reason": one_line(reason)}
                 continue
             outcome = measure([run], failed)[0].outcomes[0]
             last = max(each.round for each in outcome.files.clients)
@@ -207,7 +207,8 @@ class Grid:
         return runs, runs * (statistics.fmean(done) if done else SECONDS) / 3600
 
 
-def _one_line(error: object) -> str:
+def one_line(error: object) -> str:
+    """Return the text of an error as a cell of the csv files."""
     return " ".join(str(error).split())
 
 

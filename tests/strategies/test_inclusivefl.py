@@ -102,6 +102,7 @@ def test_three_rounds_are_inclusivefls(fraction, federate, float64_travels):
         found = done.state.model | done.state.last.get(str(depth), {})
         for name, tensor in expected.items():
             np.testing.assert_allclose(found[name], tensor.numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
+    assert not np.allclose(done.state.last["1"]["layers.0.0.weight"], done.state.model["layers.0.0.weight"])
 
 
 def test_a_client_alone_in_its_depth_cannot_move_earlier_blocks_against_a_median(federate, monkeypatch):
