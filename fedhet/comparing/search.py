@@ -34,7 +34,7 @@ class Tried:
 
     def note(self, seed: int, run: RunFiles | None, reason: str | None) -> None:
         """Note the outcome of a run, or the reason for none."""
-        accuracy = run.accuracy("validation") if run else None
+        accuracy = validation_accuracy(run) if run else None
         if run is None or accuracy is None:
             self.failed[seed] = reason or "there is no validation accuracy"
             return
@@ -58,6 +58,20 @@ class Tried:
         """Whether the interval of the paired difference over common seeds lies below 0."""
         difference = paired_difference(self.by_seed, other.by_seed)
         return difference is not None and difference.high is not None and difference.high < 0
+
+
+def validation_accuracy(run: RunFiles) -> float | None:
+    """The run's accuracy on validation examples, to which a client that failed when it was measured adds 0.
+
+    A configuration with which all clients but one diverge has not that one's accuracy.
+    """
+    accuracy, scored = run.accuracy("validation"), (run.summary or {}).get("personal")
+    measured = [row for row in run.rows if (row.get("validation") or {}).get(scored)]
+    clients = measured[-1]["validation"][scored].get("clients") if measured else None
+    if accuracy is None or clients is None:  # a global model is measured at the server
+        return accuracy
+    failed = {failure["client"] for failure in measured[-1]["failures"]}
+    return accuracy * clients / (clients + len(failed))
 
 
 def round_bytes(run: RunFiles) -> int:

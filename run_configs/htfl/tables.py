@@ -82,6 +82,18 @@ BENCHMARKS = {
         tuning=Tuning({"learning-rate": (0.001, 0.003, 0.01)}, (10, 11)),
         best=False,
     ),
+    "depths": Benchmark(
+        "depthfl/mnist.toml",
+        {"evaluate-every": 30},
+        (
+            *("depthfl", "exits=run_configs/depthfl/controls.py:exits_large_only", "inclusivefl"),
+            *("large=run_configs/depthfl/controls.py:large_only", "fedavg", "local"),
+        ),
+        "large",
+        "depths_costs",
+        tuning=Tuning({"learning-rate": (0.001, 0.003, 0.01)}, (10, 11)),
+        best=False,
+    ),
 }
 
 

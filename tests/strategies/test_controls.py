@@ -262,6 +262,21 @@ def test_large_clients_only_are_averaged(federate: Any) -> None:
     assert any(sent["1"][name].shape != array.shape for name, array in done.state.model.items())
 
 
+@pytest.mark.parametrize(("name", "method"), [("exits_large_only", "depthfl"), ("large_only", "inclusivefl")])
+def test_deep_clients_only_are_averaged(name: str, method: str, federate: Any) -> None:
+    """With depths of 2, 1 and 2: in the second round, too, the model is the mean of the first and the last client's."""
+    keys = {f"{method}.depths": "2,1", f"{method}.blocks": "body.5", "architectures": "cnn-3-2"}
+    done = federate(control("depthfl", name), rounds=2, **keys)
+    assert done.failures == []
+    sent = {client: done.sent[2, client]["model"] for client in "012"}
+    share = done.examples["0"] / (done.examples["0"] + done.examples["2"])
+    for key, array in done.state.model.items():
+        expected = share * np.asarray(sent["0"][key]) + (1 - share) * np.asarray(sent["2"][key])
+        np.testing.assert_allclose(array, expected, atol=1e-6)
+    assert {*sent["1"]} < {*done.state.model}
+    assert any(key.startswith("exits.") for key in done.state.model)
+
+
 def test_without_a_large_client_nothing_is_averaged(federate: Any) -> None:
     done = federate(control("heterofl", "large_only"), rounds=2, **{"heterofl.widths": "0.5"})
     first = done.received[1, "0"]["model"]

@@ -1,0 +1,36 @@
+"""DepthFL and InclusiveFL without the clients that have a part of the network: what each gives beyond its own is theirs.
+
+They take the methods' keys and are named on the command line by file and name:
+
+    fedhet compare depthfl exits=run_configs/depthfl/controls.py:exits_large_only --config run_configs/depthfl/digits.toml
+"""
+
+from collections.abc import Mapping
+
+from fedhet.strategies.depthfl import DepthFL
+from fedhet.strategies.inclusivefl import InclusiveFL
+
+from fedhet.methods import depthfl, inclusivefl
+from fedhet.wire import Reply
+
+
+class ExitsLargeOnly(DepthFL):
+    """Averages the whole networks, with all exits; the other clients receive and are scored as in DepthFL."""
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Average the replies of clients that have all blocks; without one the global model is as before."""
+        whole = {client: reply for client, reply in replies.items() if not self.federation.parts(client)}
+        return super().aggregate_fit(round, whole) if whole else {}
+
+
+class LargeOnly(InclusiveFL):
+    """Averages the whole networks, which have one head: FedAvg among the clients that have all blocks."""
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Average the replies of clients that have all blocks; without one the global model is as before."""
+        whole = {client: reply for client, reply in replies.items() if not self.federation.parts(client)}
+        return super().aggregate_fit(round, whole) if whole else {}
+
+
+exits_large_only = depthfl.method.variant("depthfl-large-only", server=ExitsLargeOnly)
+large_only = inclusivefl.method.variant("inclusivefl-large-only", server=LargeOnly)
