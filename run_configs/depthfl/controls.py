@@ -1,8 +1,8 @@
-"""DepthFL and InclusiveFL without the clients that have a part of the network: what each gives beyond its own is theirs.
+"""DepthFL and InclusiveFL without the clients that have a part of the network: what either gives beyond, they add.
 
 They take the methods' keys and are named on the command line by file and name:
 
-    fedhet compare depthfl exits=run_configs/depthfl/controls.py:exits_large_only --config run_configs/depthfl/digits.toml
+    fedhet compare inclusivefl large=run_configs/depthfl/controls.py:large_only --config run_configs/depthfl/mnist.toml
 """
 
 from collections.abc import Mapping

@@ -58,4 +58,10 @@ def run(config: dict[str, Any] | None, *, out: Path, engine: str = "local", resu
         best = {"fedhenn": 0.1, "fedavg": 0.4}.get(settings["method"], 0.2)
         weighted = 0.9 - abs(settings["learning-rate"] - best) - settings["seed"] / 1e6
         summary["validation_accuracy"] = {"weighted": weighted - 0.05 * settings.get("fedhenn.eta0", 0)}
+        if order == "diverge":
+            summary["validation_accuracy"] = {"weighted": 1.0}
+            failures = [{"client": str(client), "reason": "diverged"} for client in range(1, settings["clients"])]
+            measured = {"validation": {summary["personal"]: {"clients": 1}}, "failures": failures}
+            *rows, last = (out / "history.jsonl").read_text().splitlines()
+            (out / "history.jsonl").write_text("\n".join([*rows, json.dumps(json.loads(last) | measured)]) + "\n")
         (out / "summary.json").write_text(json.dumps(summary))

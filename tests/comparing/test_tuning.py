@@ -204,6 +204,15 @@ def test_a_configuration_that_fails_with_a_seed_is_not_chosen_and_is_told(compar
     assert failed["failed"] == {"10": "client 3: its model has no head"}
 
 
+def test_clients_that_diverge_count_as_0_for_their_configuration(comparison):
+    """One of six clients is left, with an accuracy of 1, where the others diverged."""
+    comparison.order("tuning/local,learning-rate=0.1,seed=9", "diverge")
+    comparison.go(methods=("local",), seeds=(0,), tuning=Tuning(RATES, (9,)))
+    local = record(comparison)["methods"]["local"]
+    assert local["tried"][0]["validation_accuracy"] == pytest.approx(1 / 6)
+    assert local["chosen"] == {"learning-rate": 0.2}
+
+
 def test_a_method_of_which_all_configurations_fail_is_told_and_the_others_are_compared(comparison):
     for rate in RATES["learning-rate"]:
         comparison.order(f"tuning/local,learning-rate={rate},seed=9", "refuse")
