@@ -63,9 +63,10 @@ class RunOutcome:
         return (self.files.summary or {}).get("stopped_early")
 
     @property
-    def refused(self) -> Mapping[str, str]:
-        """Why clients never took part, by name."""
-        return never_took_part(self.files.rows)
+    def missing(self) -> Mapping[str, str]:
+        """Why clients never took part, or failed when they were scored, by name."""
+        _, failed = self.files.measured("common" if self.run.settings.test_on == "global" else "own")
+        return never_took_part(self.files.rows) | failed
 
 
 @dataclass(frozen=True)

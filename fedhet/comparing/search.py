@@ -65,13 +65,9 @@ def validation_accuracy(run: RunFiles) -> float | None:
 
     A configuration with which all clients but one diverge has not that one's accuracy.
     """
-    accuracy, scored = run.accuracy("validation"), (run.summary or {}).get("personal")
-    measured = [row for row in run.rows if (row.get("validation") or {}).get(scored)]
-    clients = measured[-1]["validation"][scored].get("clients") if measured else None
-    if accuracy is None or clients is None:  # a global model is measured at the server
-        return accuracy
-    failed = {failure["client"] for failure in measured[-1]["failures"]}
-    return accuracy * clients / (clients + len(failed))
+    accuracy = run.accuracy("validation")
+    clients, failed = run.measured("validation")
+    return accuracy * clients / (clients + len(failed)) if accuracy and failed else accuracy
 
 
 def round_bytes(run: RunFiles) -> int:

@@ -234,10 +234,10 @@ def _clients(results: Sequence[VariantResult]) -> Iterator[str]:
 def _absent(results: Sequence[VariantResult]) -> Iterator[str]:
     """Variants without some of the clients, which are compared with others that had them."""
     for result in results:
-        if short := [each for each in result.outcomes if each.refused]:
+        if short := [each for each in result.outcomes if each.missing]:
             seeds = ", ".join(str(each.run.seed) for each in short)
-            count = max(len(each.refused) for each in short)
-            client, reason = next(iter(short[0].refused.items()))
+            count = max(len(each.missing) for each in short)
+            client, reason = next(iter(short[0].missing.items()))
             yield (
                 f"{result.variant} went without {count} of {short[0].run.settings.clients} clients (seeds {seeds}), so "
                 f"its numbers are of fewer clients than the others': client {client}: {reason}."

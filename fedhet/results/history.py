@@ -205,6 +205,15 @@ class RunFiles:
         """A statistic of the accuracies `personal`, `global`, `received` or `trained` of the summary."""
         return ((self.summary or {}).get(f"{which}_accuracy") or {}).get(statistic)
 
+    def measured(self, test: TestSet) -> tuple[int, dict[str, str]]:
+        """How many clients measured the last score on a test set, and why others failed then; (0, {}) at the server."""
+        for row in reversed(self.rows):
+            if last := (row if test == "own" else row.get(test) or {}).get(self.scored):
+                clients = int(last.get("clients", 0))
+                failed = {str(each.get("client")): str(each.get("reason")) for each in row["failures"]}
+                return clients, failed if clients else {}
+        return 0, {}
+
     @property
     def metric(self) -> str:
         """The name of the task's metric, `accuracy` or `auc`."""

@@ -128,6 +128,14 @@ def test_a_variant_that_lacks_clients_is_said_to():
     assert "local went without" not in notes
 
 
+def test_a_variant_of_which_clients_diverged_is_said_to_lack_them():
+    """They took part in the first round, but the last scores are of the others."""
+    short = result("fedproto", {0: 1.0, 1: 1.0}, diverged={"3": "training diverged"}, clients=4)
+    notes = "\n".join(notes_below([LOCAL, short], LOCAL))
+    assert "fedproto went without 1 of 4 clients (seeds 0, 1)" in notes
+    assert "client 3: training diverged." in notes
+
+
 def test_a_cell_of_markdown_is_text():
     assert _in_markdown("a|b <script> [x](http://y) 0.1 [-0.2, +0.3]") == (
         r"a\|b \<script> [x]\(http://y) 0.1 [-0.2, +0.3]"
