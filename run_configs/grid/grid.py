@@ -59,7 +59,8 @@ def cells(plan: Mapping[str, Any], data: Path | None) -> list[Cell]:
     for name, setting in plan["settings"].items():
         for networks, models in plan["networks"].items():
             keys = {**plan["all"], **models, **setting}
-            tuned, variants = keys.pop("tuned"), keys.pop("variants", {})
+            tuned = keys.pop("tuned")
+            variants = {variant: f"{variant}={text}" for variant, text in keys.pop("variants", {}).items()}
             if "data" in keys and data is not None:
                 keys["data"] = str(data / keys["data"])
             found.append(Cell(name, networks, tuned, keys, variants))

@@ -99,6 +99,17 @@ def test_methods_train_alike_whatever_their_papers_do() -> None:
     assert alike == {(1.0, 0.0, "constant", 0)}
 
 
+def test_a_control_with_labels_of_the_public_dataset_trains_as_long_in_settings_of_its_own() -> None:
+    """Seven rounds of an epoch with 30 images, and in settings with more private steps more."""
+    rounds = {}
+    for cell in grid.cells(page.PLAN, None):
+        variant = cell.variants.get("local-mixed", grid.methods(page.PLAN)["local-mixed"])
+        rounds[cell.setting] = grid.shared(cell, variant, [0]).settings("local-mixed", 0).rounds
+    assert rounds["digits-30-dirichlet"] == 7
+    assert rounds["digits-72-iid"] == 12
+    assert rounds["digits-30-dirichlet-50-rounds"] == 33
+
+
 def test_the_page_says_what_the_csv_says() -> None:
     text = page.PAGE.read_text(encoding="utf-8")
     assert text == page.page(text, page.rows_of()), "run python run_configs/grid/page.py"
