@@ -83,7 +83,7 @@ BENCHMARKS = {
         best=False,
     ),
     "depths": Benchmark(
-        "depthfl/mnist.toml",
+        "depthfl/digits_plain.toml",
         {"evaluate-every": 30},
         (
             *("depthfl", "exits=run_configs/depthfl/controls.py:exits_large_only", "inclusivefl"),
