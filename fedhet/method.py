@@ -48,6 +48,7 @@ class Traits:
             they must keep, since the evaluation at the end is of that.
         common_init: whether clients start from one initialisation, where `shared-init` says so, or each from its own.
         public: what is needed of the public dataset: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
+        public_at_server: whether the server, too, needs the inputs of the public dataset.
         communicates: whether clients exchange anything; False for training alone.
         serves_clients: whether clients have anything of what is made of theirs; False if it is a model of the server's
             alone, whose score on the common test set is the method's.
@@ -66,6 +67,7 @@ class Traits:
     scored: Literal["received", "trained"] = "received"
     common_init: bool = False
     public: Literal["none", "inputs", "labelled"] = "none"
+    public_at_server: bool = False
     communicates: bool = True
     serves_clients: bool = True
     other_arrays: Literal["", "entries", "whole"] = ""

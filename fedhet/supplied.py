@@ -13,11 +13,11 @@ from torch.nn.parameter import is_lazy
 
 from fedhet import registry
 from fedhet.conflicts import without_idle
-from fedhet.data import ClientData, Examples
+from fedhet.data import ClientData, Examples, PublicDataset
 from fedhet.data.own import as_client_data
 from fedhet.errors import ConfigError, DataError, ModelError
 from fedhet.options import OWN, Config
-from fedhet.population import ClientInfo, ModelFunction
+from fedhet.population import ClientInfo, ModelFunction, public_dataset
 from fedhet.task import Task, as_task
 from fedhet.toml import toml_value
 
@@ -100,6 +100,16 @@ class Supplied:
         """Return the common test set of the first client's data, or None; raises what the function does."""
         function = data_function(self.data)
         return None if function is None else _of_first(function, config).common
+
+    def public_dataset(self, config: Config) -> PublicDataset | None:
+        """Return the server's public dataset: the configured one, or the first client's if needed there.
+
+        Raises what the data function does.
+        """
+        function = data_function(self.data)
+        if function is None:
+            return public_dataset(config)
+        return _of_first(function, config).public if registry.traits(config).public_at_server else None
 
     def _brings(self, config: Config) -> tuple[bool, bool]:
         """Return whether the first client's data bring a common test set, and public examples without labels."""

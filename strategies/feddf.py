@@ -82,8 +82,8 @@ class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
 
     def network(self) -> nn.Module:
         """Return the server's network as it is, drawn from the seed before it is trained."""
-        name = self.parameters.server_model or models.expand(self.config.architectures)[0]
-        build = partial(models.build, name, tuple(self.state.shape), self.state.classes)
+        name, example = self.parameters.server_model, torch.zeros(1, *self.state.shape)
+        build = partial(models.build_beside, name, self.config.architectures, example, self.state.classes)
         network = build_here(build, self.config.seed)
         load_into(network.state_dict(), self.state.model)
         return network

@@ -298,8 +298,7 @@ def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], supplied: Supp
 
 def settled_rounds(config: Config, supplied: Supplied = Supplied()) -> int:  # noqa: B008 - it is frozen
     """Return the rounds that a method needs, after a handshake only; raises a `FedhetError` if no client can serve."""
-    public = population.public_dataset(config) if supplied.data is None else None
-    rounds: int = shake_hands(config, supplied, public).config.rounds
+    rounds: int = shake_hands(config, supplied, supplied.public_dataset(config)).config.rounds
     return rounds
 
 

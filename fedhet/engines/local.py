@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from fedhet import population
 from fedhet.client.app import make_client_app
 from fedhet.flower import ClientApp
 from fedhet.flower.grid import LocalGrid
@@ -67,7 +66,7 @@ def run_locally(
             folder,
             engine="local",
             resume=resume,
-            public=population.public_dataset(config) if supplied.data is None else None,
+            public=supplied.public_dataset(config),
             supplied=supplied,
             observers=observers,
         )

@@ -114,7 +114,10 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     for number, name in enumerate(ends):
         if len(values[name]) > 1:
             raise ModelError(f"{name} runs {len(values[name])} times, so no block can end with it")
-        shapes[f"{EXITS}.{number}.weight"] = outputs.shape[1], _pooled(values[name][0], name).shape[1]
+        features = _pooled(values[name][0], name)
+        if len(features) != len(inputs):
+            raise ModelError(f"{name} returns a tensor whose first axis is not that of the {len(inputs)} examples")
+        shapes[f"{EXITS}.{number}.weight"] = outputs.shape[1], features.shape[1]
         shapes[f"{EXITS}.{number}.bias"] = (outputs.shape[1],)
         needed |= {f"{EXITS}.{number}.{each}": number + 1 for each in ("weight", "bias")}
     axes = {name: tuple(map(fixed, shape)) for name, shape in shapes.items()}
@@ -123,7 +126,11 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
 
 
 def _pooled(value: object, name: str = "a block") -> Tensor:
-    """Return the mean over places, (n, features), of maps (n, features, ...) or of tokens (n, tokens, features)."""
+    """Return the mean over places, (n, features), of maps (n, features, ...) or of tokens (n, tokens, features).
+
+    Of several values, such as a recurrent layer's outputs and last state, the first one counts.
+    """
+    value = value[0] if isinstance(value, tuple) and value else value
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
         kind = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ModelError(f"{name} returns {kind}, from which no exit can be made: name modules that return features")

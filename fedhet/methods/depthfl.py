@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fedhet.errors import ConfigError
 from fedhet.method import Method, Traits
-from fedhet.options import Config, option
+from fedhet.options import Config, Value, option
 from fedhet.sharing import FIRST_UNITS
 
 from ._counted import CountedParameters
@@ -23,6 +23,10 @@ class DepthParameters(CountedParameters):
         "modules that end all blocks but the last, separated by commas; empty: blocks of one spatial size each, or of "
         "about equal numbers of layers if there are too few of these",
     )
+
+    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
+        """Find the blocks of models of a user's own: a preset names modules of its network."""
+        return {"blocks": ("", "since a preset's are modules of its own network")} if own_models and self.blocks else {}
 
     def check(self, config: Config) -> None:
         """Check the depths, and that all arrays of the whole network have a value from the start."""

@@ -13,7 +13,9 @@ class FedDFParameters(ScoresParameters):
 
     builds_networks = True
     public_batch: int = option(128, "examples of the public dataset in a mini-batch", at_least=1)
-    server_model: str = option("", "architecture of the server's network; empty: the first of architectures")
+    server_model: str = option(
+        "", "architecture of the server's network; empty: the first of architectures, mlp-20 for rows"
+    )
     server_steps: int = option(
         1000, "mini-batches of public examples by which the server trains in a round", at_least=1
     )
@@ -33,6 +35,7 @@ def traits(parameters: FedDFParameters) -> Traits:
         keeps="model",
         scored="trained",
         public="inputs",
+        public_at_server=True,
         serves_clients=parameters.teach,
         other_arrays="entries",
         sends={"scores": "posteriors", "classes": STRUCTURE, "distance": METRICS},

@@ -107,7 +107,7 @@ def _refusal(config: Config, supplied: Supplied, policy: Policy, allow: str | No
         population.check(config, own_model=supplied.model is not None, own_data=supplied.data is not None)
         if not registry.traits(config).serves_clients:
             return "its model is at the server alone, and a race compares what clients have: try it by fedhet compare"
-        public = population.public_dataset(config) if supplied.data is None else None
+        public = supplied.public_dataset(config)
         if public is not None and not labels:
             public = public.unlabelled
         strategy = shake_hands(config, supplied, public, {} if allow is None else {"allow": allow})

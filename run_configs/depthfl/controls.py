@@ -2,7 +2,7 @@
 
 They take the methods' keys and are named on the command line by file and name:
 
-    fedhet compare inclusivefl large=run_configs/depthfl/controls.py:large_only --config run_configs/depthfl/digits_plain.toml
+    fedhet compare depthfl inclusivefl large=run_configs/depthfl/controls.py:large_only --config depthfl/digits_plain
 """
 
 from collections.abc import Mapping

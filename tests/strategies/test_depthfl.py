@@ -184,6 +184,20 @@ class ViT(nn.Module):
         return self.head(self.norm(self.blocks(tokens))[:, 0])
 
 
+class Recurrent(nn.Module):
+    """Two GRUs over the rows of an image; `batch_first` or the rows first."""
+
+    def __init__(self, batch_first=True):
+        super().__init__()
+        self.first, self.second = nn.GRU(8, 6, batch_first=batch_first), nn.GRU(6, 5, batch_first=batch_first)
+        self.head, self.axis = nn.Linear(5, 10), 1 if batch_first else 0
+
+    def forward(self, inputs):
+        rows = inputs.squeeze(1) if self.axis else inputs.squeeze(1).transpose(0, 1)
+        return self.head(self.second(self.first(rows)[0])[0].select(self.axis, -1))
+
+
+OWN = {"vit": ViT, "gru": Recurrent}
 NETWORKS = {
     "mlp": ((1, 8, 8), "body.2"),
     "cnn": ((1, 8, 8), "body.1"),
@@ -191,6 +205,7 @@ NETWORKS = {
     "torchvision/resnet18": ((3, 32, 32), "layer1,layer2,layer3"),
     "torchvision/mobilenet_v2": ((3, 32, 32), ""),
     "vit": ((1, 8, 8), "blocks.0,blocks.1"),
+    "gru": ((1, 8, 8), "first"),
 }
 
 
@@ -201,7 +216,7 @@ NETWORKS = {
 def test_the_first_blocks_of_a_network_compute_its_first_exits(name):
     """A part has the scores of the exits that it has, and every one of its arrays has a gradient."""
     shape, ends = NETWORKS[name]
-    network = ViT() if name == "vit" else models.build(name, shape, 10)
+    network = OWN[name]() if name in OWN else models.build(name, shape, 10)
     count, inputs = 1 + (ends.count(",") + 1 if ends else 3), torch.randn(3, *shape)
     model = Exits(network, count)
     groups = groups_by_depth(model, inputs)
@@ -241,6 +256,7 @@ def test_the_first_blocks_of_a_network_compute_its_first_exits(name):
         ),
         (lambda: models.build("mlp", (1, 8, 8), 10), 2, "tail", "has no module 'tail'"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Unflatten(1, (2, 4))), 1, "", "one vector of class"),
+        (lambda: Recurrent(batch_first=False), 2, "first", "first axis is not that of the 2 examples"),
     ],
 )
 def test_networks_that_cannot_be_cut(network, count, names, words):

@@ -7,10 +7,12 @@ import torch.nn.functional as F
 from fedhet.client_apps.inclusivefl import InclusiveFL, LastExit
 from torch import nn
 
+from fedhet import config as configuration
 from fedhet import population
 from fedhet.client.size import Size
 from fedhet.errors import FedhetError
 from fedhet.graphs.exits import groups_by_depth
+from fedhet.supplied import Supplied
 from tests.small import SMALL
 from tests.strategies.by_hand import THREE
 
@@ -143,3 +145,11 @@ def test_inclusivefls_global_model_is_the_network_alone(federate):
 def test_inclusivefl_needs_blocks_that_are_alike(federate):
     with pytest.raises(FedhetError, match="needs blocks of repeated layers.* blocks 1 and 2 of its network have none"):
         federate("inclusivefl", **{"inclusivefl.depths": "2,1"})
+
+
+def test_blocks_of_a_presets_network_are_not_looked_for_in_a_users():
+    supplied = Supplied(model=lambda client: nn.Linear(4, 2))
+    preset = configuration.resolve({"preset": "inclusivefl/digits"})
+    assert (preset.parameters.blocks, supplied.adapted(preset).parameters.blocks) == ("body.5", "")
+    chosen = configuration.resolve({"preset": "inclusivefl/digits", "inclusivefl.blocks": "layers.0"})
+    assert supplied.adapted(chosen).parameters.blocks == "layers.0"

@@ -243,6 +243,21 @@ def test_an_ensemble_without_a_score_says_so_once_and_does_not_race(run, caplog)
     assert "its model is at the server alone" in found.refused["ensemble"]
 
 
+def test_a_server_that_trains_on_the_public_dataset_has_the_first_clients(tmp_path):
+    """Simulated, it learns on examples that only the clients' data function gives."""
+
+    def data(client):
+        return with_common(client) | {"public": drawn(50, 40)[0]}
+
+    config = {"method": "feddf", "clients": 2, "rounds": 2, "local-epochs": 5, "test-on": "both", "learning-rate": 0.1}
+    done = fedhet.run(config, model=model_of, data=data, out=tmp_path / "run")
+    assert done.summary["common"]["received"]["accuracy"] > 0.4, "a third is chance"
+    found = ask(
+        ["feddf"], config | {"feddf.teach": True}, Supplied(model=model_of, data=data), seed=0, allow=None, labels=False
+    )
+    assert [*found.settings] == ["feddf"]
+
+
 def test_keys_of_a_data_set_have_no_effect_on_a_users_data(run, caplog):
     run("local", samples_per_client=10)
     assert logged(caplog, "has no effect") == ["samples-per-client has no effect with dataset = own"]
