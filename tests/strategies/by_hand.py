@@ -13,6 +13,16 @@ AT_ONCE = {"local_epochs": 3, "batch_size": 1000}
 THREE = UNLIKE | AT_ONCE | {"clients": 3, "learning_rate": 0.1, "samples_per_client": 24}
 """Settings of a run of three clients that have parts of one network."""
 
+WHO = {"all": {}, "two": {"fraction_train": 0.6, "seed": 7, "halved_clients": 0.4}}
+"""Who trains: all three clients; or all but 2, 0 and 1 in turn, where 2 keeps half of its examples."""
+
+
+def rounds_of(done):
+    """Who trained in each of three rounds: all three clients, or two others each time."""
+    rounds = ["".join(client for client in "012" if (round, client) in done.received) for round in (1, 2, 3)]
+    assert rounds == (["012"] * 3 if done.config.fraction_train == 1 else ["01", "12", "02"])
+    return rounds
+
 
 def tanh_network(width, outputs=10):
     """A network of float64 for digits, with one hidden layer."""

@@ -9,7 +9,7 @@ from torch import nn
 from fedhet import population
 from fedhet.errors import FedhetError
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
-from tests.strategies.by_hand import UNLIKE, live
+from tests.strategies.by_hand import UNLIKE, WHO, live, rounds_of
 
 WEIGHT, DIVERSITY, RATE, STEPS, BATCH = 0.7, 0.4, 0.01, 3, 12
 SETTINGS = UNLIKE | {"batch_size": BATCH}
@@ -86,9 +86,10 @@ def client_trained(done, client, round, state, generator, counts):
     return len(labels)
 
 
-def test_three_rounds_are_its_papers(federate, float64_travels):
+@pytest.mark.parametrize("who", WHO)
+def test_three_rounds_are_its_papers(federate, float64_travels, who):
     keys = {f"fedgen.{name}": value for name, value in KEYS.items()}
-    done = federate("fedgen", model=own_network, wire_dtype="float64", **SETTINGS, **keys)
+    done = federate("fedgen", model=own_network, wire_dtype="float64", **SETTINGS, **keys, **WHO[who])
     assert done.failures == []
     own = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
     labels = torch.cat([population.data_of(done.info(client)).train.labels for client in own])
@@ -104,11 +105,11 @@ def test_three_rounds_are_its_papers(federate, float64_travels):
     )
     statistics, generator = {"mean": zeros, "variance": ones}, None
     head = {name: torch.from_numpy(done.received[1, "0"]["model"][f"head.{name}"]) for name in ("weight", "bias")}
-    for round in (1, 2, 3):
+    for round, present in enumerate(rounds_of(done), 1):
         examples = {}
-        for client, state in own.items():
-            state |= live({f"5.{name}": tensor for name, tensor in head.items()})
-            examples[client] = client_trained(done, client, round, state, generator, counts)
+        for client in present:
+            own[client] |= live({f"5.{name}": tensor for name, tensor in head.items()})
+            examples[client] = client_trained(done, client, round, own[client], generator, counts)
         total = sum(examples.values())
         for name in head:
             head[name] = sum(count * own[client][f"5.{name}"].detach() for client, count in examples.items()) / total
@@ -122,7 +123,7 @@ def test_three_rounds_are_its_papers(federate, float64_travels):
         found = done.state.generator[name]
         np.testing.assert_allclose(found, tensor.detach().numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
     assert set(done.received[1, "0"]) == {"model"}
-    assert done.received[2, "0"]["classes"]["counts"].tolist() == counts.tolist()
+    assert done.received[2, "1"]["classes"]["counts"].tolist() == counts.tolist()
 
 
 def test_heads_that_cannot_be_taught_are_refused(federate):

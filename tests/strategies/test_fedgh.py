@@ -11,7 +11,7 @@ from torch import nn
 
 from fedhet import population
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
-from tests.strategies.by_hand import UNLIKE, live, own_network
+from tests.strategies.by_hand import UNLIKE, WHO, live, own_network, rounds_of
 
 SETTINGS = UNLIKE | {"batch_size": 12}
 WIDTH, WEIGHT, RATE = 6, 0.7, 0.2
@@ -86,10 +86,10 @@ def assert_equal(found, expected):
         np.testing.assert_allclose(found[name], tensor.detach().numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
 
 
-@pytest.mark.parametrize("by", ["projection", "pooling"])
-def test_three_rounds_of_fedgh_are_its_papers(federate, by):
+@pytest.mark.parametrize(("by", "who"), [("projection", "all"), ("pooling", "all"), ("pooling", "two")])
+def test_three_rounds_of_fedgh_are_its_papers(federate, by, who):
     keys = {"fedgh.width": WIDTH, "fedgh.width-by": by, "fedgh.server-learning-rate": RATE, "fedgh.server-epochs": 2}
-    done = federate("fedgh", model=own_network, **SETTINGS, **keys)
+    done = federate("fedgh", model=own_network, **SETTINGS, **keys, **WHO[who])
     assert done.failures == []
     own = {client: first_weights(done, client, by == "projection") for client in "012"}
     head = servers_network(done, lambda: nn.Linear(WIDTH, 10))
@@ -97,23 +97,27 @@ def test_three_rounds_of_fedgh_are_its_papers(federate, by):
     def loss(weights, vectors, classes):
         return F.cross_entropy(vectors @ weights[0].T + weights[1], classes)
 
-    for round in (1, 2, 3):
+    for round, present in enumerate(rounds_of(done), 1):
         means = []
-        for client, state in own.items():
+        for client in present:
             sent = [each.detach().float().double() for each in head]
-            state |= live({"3.head.weight": sent[0], "3.head.bias": sent[1]})
-            means += trained(done, client, round, state)
+            own[client] |= live({"3.head.weight": sent[0], "3.head.bias": sent[1]})
+            means += trained(done, client, round, own[client])
         served(done, round, 2, head, means, loss)
     for client, state in own.items():
         assert_equal(done.saved(client), state)
     assert_equal(done.state.learner, dict(zip(("weight", "bias"), head, strict=True)))
 
 
-@pytest.mark.parametrize(("by", "threshold"), [("projection", 100.0), ("pooling", 0.3)], ids=["widest", "threshold"])
-def test_three_rounds_of_fedtgp_are_its_papers(federate, by, threshold):
+@pytest.mark.parametrize(
+    ("by", "threshold", "who"),
+    [("projection", 100.0, "all"), ("pooling", 0.3, "all"), ("projection", 100.0, "two")],
+    ids=["widest", "threshold", "two of three"],
+)
+def test_three_rounds_of_fedtgp_are_its_papers(federate, by, threshold, who):
     keys = {"width": WIDTH, "width-by": by, "server-learning-rate": RATE, "server-epochs": 5, "weight": WEIGHT}
     keys = {f"fedtgp.{key}": value for key, value in keys.items()}
-    done = federate("fedtgp", model=own_network, **SETTINGS, **keys, **{"fedtgp.threshold": threshold})
+    done = federate("fedtgp", model=own_network, **SETTINGS, **keys, **{"fedtgp.threshold": threshold}, **WHO[who])
     assert done.failures == []
     own, known = {client: first_weights(done, client, by == "projection") for client in "012"}, []
     layers = [lambda: nn.Embedding(10, WIDTH), lambda: nn.Linear(WIDTH, WIDTH), lambda: nn.Linear(WIDTH, WIDTH)]
@@ -129,8 +133,8 @@ def test_three_rounds_of_fedtgp_are_its_papers(federate, by, threshold):
         wanted = torch.stack([known[c] for c in labels.tolist()])
         return WEIGHT * (features - wanted).square().sum(1).mean() / WIDTH
 
-    for round in (1, 2, 3):
-        means = [mean for client, state in own.items() for mean in trained(done, client, round, state, pull)]
+    for round, present in enumerate(rounds_of(done), 1):
+        means = [mean for client in present for mean in trained(done, client, round, own[client], pull)]
         by_class = {c: torch.stack([mean for mean, other in means if other == c]).mean(0) for _, c in means}
         apart = [(one - other).norm().item() for one in by_class.values() for other in by_class.values()]
         margins.append(min(max(apart), threshold))

@@ -15,12 +15,14 @@ from fedhet.testing.runs import Case, run
 from tests.strategies.by_hand import (
     AT_ONCE,
     UNLIKE,
+    WHO,
     divergence,
     head,
     hidden,
     live,
     own_network,
     own_width,
+    rounds_of,
     stepped,
     tanh_network,
 )
@@ -58,18 +60,16 @@ def double(monkeypatch, float64_travels):
     monkeypatch.setitem(models._BUILDERS, "small-float64", lambda input_shape, classes: tanh_network(12, classes))
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.6], ids=["all", "two of three"])
-def test_three_rounds_are_its_papers(federate, double, fraction):
-    settings = {**SETTINGS, "wire_dtype": "float64", "fraction_train": fraction, **KEYS}
-    done = federate("fedkd", model=own_network, **settings)
+@pytest.mark.parametrize("who", WHO)
+def test_three_rounds_are_its_papers(federate, double, who):
+    done = federate("fedkd", model=own_network, **SETTINGS, wire_dtype="float64", **KEYS, **WHO[who])
     assert done.failures == []
     transform = population.dataset_of(done.config).transform
-    shared = next(done.received[1, client]["model"] for client in "012" if (1, client) in done.received)
+    shared = done.received[1, "0"]["model"]
     mine = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
     joined = {client: live(projector(own_width(client), done.config.seed)) for client in "012"}
-    for round in (1, 2, 3):
+    for round, present in enumerate(rounds_of(done), 1):
         energy = 0.6 + round / 3 * 0.3
-        present = [client for client in "012" if (round, client) in done.received]
         changes, weights = {}, {}
         for client in present:
             part = population.data_of(done.info(client)).train

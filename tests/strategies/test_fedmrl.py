@@ -9,7 +9,7 @@ from torch import nn
 from fedhet import population
 from fedhet.models import registry as models
 from fedhet.randomness import derive_seed, seed_everything
-from tests.strategies.by_hand import AT_ONCE, UNLIKE, hidden, live, own_network, own_width, tanh_network
+from tests.strategies.by_hand import AT_ONCE, UNLIKE, WHO, hidden, live, own_network, own_width, rounds_of, tanh_network
 
 SETTINGS = UNLIKE | AT_ONCE
 WEIGHT = 0.7
@@ -47,10 +47,14 @@ def double(monkeypatch, float64_travels):
     monkeypatch.setitem(models._BUILDERS, "small-float64", lambda input_shape, classes: tanh_network(9, classes))
 
 
-@pytest.mark.parametrize("width", [0, 3], ids=["as wide as it is", "pooled"])  # the first is wider than client 0's own
-def test_three_rounds_are_its_papers(federate, double, width):
+@pytest.mark.parametrize(
+    ("width", "who"),
+    [(0, "all"), (3, "all"), (0, "two")],  # the first is wider than client 0's own
+    ids=["as wide as it is", "pooled", "two of three"],
+)
+def test_three_rounds_are_its_papers(federate, double, width, who):
     keys = {"fedmrl.shared-model": "small-float64", "fedmrl.weight": WEIGHT, "fedmrl.width": width}
-    done = federate("fedmrl", model=own_network, **{**SETTINGS, "wire_dtype": "float64", **keys})
+    done = federate("fedmrl", model=own_network, **{**SETTINGS, "wire_dtype": "float64", **keys, **WHO[who]})
     assert done.failures == []
     width = width or 9
     transform = population.dataset_of(done.config).transform
@@ -58,9 +62,9 @@ def test_three_rounds_are_its_papers(federate, double, width):
     assert shared["3.weight"].shape == (10, width)
     own = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
     joined = {client: live(projector(own_width(client), width, done.config.seed)) for client in "012"}
-    for _ in range(3):
+    for present in rounds_of(done):
         sent, weights = {}, {}
-        for client in "012":
+        for client in present:
             part = population.data_of(done.info(client)).train
             inputs, labels = transform(part.inputs[:]).double(), part.labels
             states, velocities = [live(shared), own[client], joined[client]], {}
@@ -73,7 +77,7 @@ def test_three_rounds_are_its_papers(federate, double, width):
                 stepped(states, velocities, loss)
             sent[client], weights[client] = states[0], len(labels)
         total = sum(weights.values())
-        shared = {name: sum(weights[c] * sent[c][name].detach() for c in "012") / total for name in shared}
+        shared = {name: sum(weights[c] * sent[c][name].detach() for c in present) / total for name in shared}
     assert_equal(done.state.model, shared)
     for client in "012":
         assert_equal(done.saved(client), own[client])
