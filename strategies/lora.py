@@ -5,7 +5,7 @@
     stack       W(t) = W(t-1) + s [B_1, ..., B_m] [p_1 A_1; ...; p_m A_m]     FLoRA (Wang et al., NeurIPS 2024)
 
 A client of rank r_i receives the first r_i rows of A(t) and columns of B(t). p_i is n_i / sum n, or by HetLoRA's
-weights |B_i A_i| / sum |B A|, over all layers.
+weights |B_i A_i| / sum |B A|, over all layers. Ranks that no client of a round has stay as they were.
 """
 
 import math
@@ -74,7 +74,8 @@ class LoRA(FederatedStrategy[lora.LoRAParameters, LoRAState]):
         if keys.weights == "norm":
             norms = {client: math.hypot(*map(np.linalg.norm, each.values())) for client, each in products.items()}
             weights = norms if any(norms.values()) else weights
-        values = {client: {key: _filled(a, before[key].shape) for key, a in m.items()} for client, m in models.items()}
+        widest = {key: max(model[key].shape for model in models.values()) for key in before}
+        values = {client: {key: _filled(a, widest[key]) for key, a in m.items()} for client, m in models.items()}
         if keys.aggregate != "truncate":
             heads = {client: {key: m[key] for key in m if not key.endswith((A, B))} for client, m in models.items()}
             values = {client: products[client] | heads[client] for client in models}
@@ -86,7 +87,7 @@ class LoRA(FederatedStrategy[lora.LoRAParameters, LoRAState]):
                 means[layer + A], means[layer + B] = _factors(product, len(before[layer + A]))
             else:
                 self._add(layer, product, models, weights)
-        self.state.model = before | means
+        self.state.model = before | {key: _placed(mean, before[key]) for key, mean in means.items()}
         return {}
 
     def _clipped(self, sent: Mapping[str, Arrays]) -> dict[str, Arrays]:
@@ -132,6 +133,13 @@ def _factors(product: Array, rank: int) -> tuple[Array, Array]:
         u, s, v = (each.numpy() for each in torch.linalg.svd(torch.from_numpy(product).double(), full_matrices=False))
     a, b = _filled(v[:rank], (rank, product.shape[1])), _filled((u * s)[:, :rank], (len(product), rank))
     return a.astype(product.dtype), b.astype(product.dtype)
+
+
+def _placed(part: Array, whole: Array) -> Array:
+    """Return an array with other values in its first rows and columns."""
+    whole = whole.copy()
+    whole[tuple(map(slice, part.shape))] = part
+    return whole
 
 
 def _filled(array: Array, shape: tuple[int, ...]) -> Array:

@@ -121,8 +121,10 @@ def test_three_rounds_are_those_of_the_papers(federate, float64_travels, aggrega
         for n in LAYERS:
             mean = sum(shares[c] * products[c][n] for c in present)
             if aggregate == "truncate":
-                padded = {c: filled(pairs[c][n], max(RANKS.values())) for c in present}
-                one[n] = [sum(shares[c] * padded[c][which] for c in present) for which in (0, 1)]
+                most = max(RANKS[c] for c in present)
+                padded = {c: filled(pairs[c][n], most) for c in present}
+                a, b = (sum(shares[c] * padded[c][which] for c in present) for which in (0, 1))
+                one[n] = [torch.cat([a, one[n][0][most:]]), torch.cat([b, one[n][1][:, most:]], 1)]
             elif aggregate == "svd":
                 one[n] = factored(mean, max(RANKS.values()))
             else:
