@@ -263,7 +263,7 @@ DEEP = {"architectures": "cnn-3-2", "depthfl.depths": "2,1", "depthfl.blocks": "
     ],
 )
 def test_large_clients_only_are_averaged(folder: str, name: str, keys: Mapping[str, Any], federate: Any) -> None:
-    """Of three clients the second has a part: the model is the mean of the others by examples, also in a second round."""
+    """Of three clients the second has a part: the model is the mean of the others, also in a second round."""
     done = federate(control(folder, name), rounds=2, **keys)
     assert done.failures == []
     sent = {client: done.sent[2, client]["model"] for client in "012"}
