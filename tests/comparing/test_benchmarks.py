@@ -1,42 +1,53 @@
-"""Other libraries' benchmarks (`run_configs/htfl`): a table is made by one command, and says what its csv files say."""
+"""Comparisons on pages (`run_configs/tables.py`): a table is made by one command, and says what its csv files say."""
 
 import csv
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from fedhet.comparing import Tuning
 from fedhet.config import run_configs
 from fedhet.registry import module_of
 
-tables: ModuleType = module_of(str(run_configs() / "htfl" / "tables.py"))
+tables: ModuleType = module_of(str(run_configs() / "tables.py"))
+SCRIPTS = ("htfl/tables.py", "papers/scaled.py")
 
 
-def test_the_page_says_what_the_csv_files_say() -> None:
-    text = tables.PAGE.read_text(encoding="utf-8")
-    assert text == tables.page(text), "run python run_configs/htfl/tables.py"
-    for name in tables.BENCHMARKS:
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_page_says_what_the_csv_files_say(script: str) -> None:
+    pages = module_of(str(run_configs() / script)).TABLES
+    text = pages.page.read_text(encoding="utf-8")
+    assert text == pages.written(text), f"run python run_configs/{script}"
+    for name in pages.benchmarks:
         assert tables.BEGIN.format(name) in text
-        assert f"tables.py {name} --data" in text
+        assert f"{Path(script).name} {name} --data" in text
 
 
 @pytest.mark.slow
-def test_a_command_makes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_makes_a_table(tmp_path: Path) -> None:
     keys = {"rounds": 2, "clients": 8, "local-epochs": 1, "samples-per-client": 20}
-    tiny = tables.Benchmark("local/digits.toml", keys, ("local", "mu=fedprox", "label-spreading"), "local", "costs")
-    page = tmp_path / "README.md"
-    page.write_text("before\n" + tables.BEGIN.format("tiny") + tables.END.format("tiny") + "after\n")
-    for name, value in {"BENCHMARKS": {"tiny": tiny}, "RESULTS": tmp_path, "PAGE": page, "SEEDS": (0, 1, 2)}.items():
-        monkeypatch.setattr(tables, name, value)
-    tables.run("tiny", tmp_path, tmp_path / "runs")
-    text = tables.page(page.read_text())
+    tiny = tables.Benchmark(
+        "local/digits.toml",
+        keys,
+        ("local", "mu=fedprox", "label-spreading"),
+        "local",
+        seeds=(0, 1, 2),
+        costs="costs",
+        best=True,
+    )
+    pages = tables.Tables(tmp_path, {"tiny": tiny})
+    pages.page.write_text("before\n" + tables.BEGIN.format("tiny") + tables.END.format("tiny") + "after\n")
+    assert "Not run so far." in pages.written(pages.page.read_text())
+    pages.run("tiny", tmp_path, tmp_path / "runs")
+    text = pages.written(pages.page.read_text())
     before, *lines, after = text.splitlines()
     assert (before, after) == ("before", "after")
-    cells = [[cell.strip().replace("`", "") for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
-    rows = {name: values for name, *values in cells}
+    rows = cells(lines)
     assert [*rows][2:] == ["local", "mu", "label-spreading"]
     headings = rows["method"]
-    with (tmp_path / "tiny_rounds.csv").open() as file:
+    with (tmp_path / "results" / "tiny_rounds.csv").open() as file:
         best = [float(row["accuracy"]) for row in csv.DictReader(file) if row["method"] == "mu"]
     assert len(best) == 3
     found = dict(zip(headings, rows["mu"], strict=True))
@@ -45,4 +56,39 @@ def test_a_command_makes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found["minus local"].startswith(("+", "-"))
     assert found["up"] == found["down"] != "0 B"
     assert rows["local"][headings.index("up")] == "0 B"
-    assert tables.page(text) == text
+    assert pages.written(text) == text
+
+
+@pytest.mark.slow
+def test_a_table_has_the_rates_that_another_one_chose_and_what_a_paper_prints(tmp_path: Path) -> None:
+    keys = {"rounds": 1, "clients": 8, "local-epochs": 1, "samples-per-client": 20, "evaluate-every": 1}
+    same = {
+        "preset": "local/digits.toml",
+        "variants": ("local", "mu=fedprox,fedprox.mu=0.5"),
+        "baseline": "local",
+        "seeds": (0, 1, 2),
+        "scores": {"personal_accuracy": "personal", "global_accuracy": "global"},
+        "printed": {"mu": "53.8"},
+    }
+    tuning = Tuning({"learning-rate": (0.01, 0.1)}, (10,))
+    first, then = tables.Benchmark(keys=keys, tuning=tuning, **same), {**keys, "partition": "dirichlet"}
+    pages = tables.Tables(tmp_path, {"first": first, "then": tables.Benchmark(keys=then, rates_of="first", **same)})
+    with pytest.raises(FileNotFoundError, match="run first first"):
+        pages.run("then", tmp_path, tmp_path / "then")
+    pages.run("first", tmp_path, tmp_path / "first")
+    chosen = {row["method"]: row["learning-rate"] for row in pages.rows_of("first_tuning") if row["result"] == "chosen"}
+    pages.run("then", tmp_path, tmp_path / "then")
+    for method, rate in chosen.items():
+        settings = tomllib.loads((tmp_path / "then" / f"{method}-seed0" / "config.toml").read_text())
+        assert settings["learning-rate"] == float(rate)
+    rows = cells(pages.table("then").splitlines())
+    found = dict(zip(rows["method"], rows["mu"], strict=True))
+    assert found["in the paper"] == "53.8"
+    assert " ± " in found["global"]
+    assert dict(zip(rows["method"], rows["local"], strict=True))["global"] == ""
+
+
+def cells(lines: list[str]) -> dict[str, list[str]]:
+    """The cells of a table's lines by the first one, without back quotes."""
+    split = [[cell.strip().replace("`", "") for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
+    return {name: values for name, *values in split}
