@@ -25,7 +25,7 @@ SMALL = {"input-size": 16}
 
 
 def printed(paper: str, setting: str, methods: Mapping[str, str], table: str = "") -> dict[str, str]:
-    """What a paper prints for CIFAR-10 in a setting, by variant; the mean over architectures, where it has several."""
+    """A paper's numbers for CIFAR-10 in a setting, by variant; the mean over architectures, where it has several."""
     found: dict[str, str] = {}
     for variant, texts in methods.items():
         shown = []
