@@ -23,7 +23,7 @@ import torch
 
 from fedhet.comparing import Comparison, Tuning, compare
 from fedhet.comparing.settings import shared_settings, variants_of
-from fedhet.comparing.uncertainty import paired_difference
+from fedhet.comparing.uncertainty import Difference, paired_difference
 from fedhet.config import named, run_configs
 from fedhet.files import write_csv
 from fedhet.registry import module_of
@@ -46,6 +46,7 @@ class Benchmark:
         keys: settings beside it.
         variants: as `fedhet compare` takes them.
         baseline: the variant that differences are to.
+        subject: a variant whose differences to all others the table has, too.
         seeds: those that are reported.
         tuning: what is tuned, for all alike.
         rates_of: the benchmark whose chosen settings each variant has, those of its method if none has its name.
@@ -60,6 +61,7 @@ class Benchmark:
     keys: Mapping[str, Any]
     variants: Sequence[str]
     baseline: str
+    subject: str = ""
     seeds: Sequence[int] = (0, 1, 2, 3, 4)
     tuning: Tuning | None = None
     rates_of: str = ""
@@ -121,7 +123,8 @@ class Tables:
     def run(self, name: str, data: Path, runs: Path, jobs: int = 1) -> None:
         """Run a comparison, and keep its csv files, its best rounds and what a round costs in `results`."""
         of = self.benchmarks[name]
-        config = {"preset": "", **named(run_configs() / of.preset), **of.keys, "data": str(data)}
+        place = "public-data" if "public-dataset" in of.keys else "data"
+        config = {"preset": "", **named(run_configs() / of.preset), **of.keys, place: str(data)}
         variants = self.variants(of)
         found = compare(variants, config, seeds=of.seeds, out=runs, jobs=jobs, baseline=of.baseline, tuning=of.tuning)
         found.check()
@@ -167,7 +170,7 @@ class Tables:
         rounds = {row["method"]: row for row in self.rows_of(of.costs)} if of.costs else {}
         columns = ["in the paper"] if of.printed else []
         for heading in of.scores.values():
-            columns += [heading, f"minus `{of.baseline}`"]
+            columns += [heading, f"minus `{of.baseline}`", *([f"`{of.subject}` minus this"] if of.subject else [])]
         columns += ["p", *(["best test round\\*"] if of.best else []), "worse off than alone"]
         columns += ["unlabelled examples", "gradient steps", "up", "down"]
         columns += ["multiplications", "memory"] if of.costs else []
@@ -178,6 +181,7 @@ class Tables:
             cells = [of.printed.get(method, "")] if of.printed else []
             for score in of.scores:
                 cells += [spread_of(values, method, score), difference_of(values, method, score, of.baseline)]
+                cells += [minus(values, of.subject, method, score)] if of.subject else []
             cells.append(p_of(values, method))
             if of.best:
                 cells.append(f"{statistics.fmean(best[method]):.3f}")
@@ -234,6 +238,22 @@ def difference_of(values: Values, method: str, score: str, baseline: str) -> str
     return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*map(float, ends)) if all(ends) else ""
 
 
+def minus(values: Values, method: str, other: str, score: str) -> str:
+    """A paired difference of two methods, with its interval by the spread over seeds; "" of a method to itself."""
+    mine, theirs = (
+        {int(seed): float(row[score]) for (name, seed), row in values.items() if name == which and seed.isdigit()}
+        for which in (method, other)
+    )
+    return "" if method == other else shown(paired_difference(mine, theirs))
+
+
+def shown(difference: Difference | None) -> str:
+    """A difference with its interval."""
+    assert difference is not None
+    margin = difference.margin() or 0.0
+    return f"{difference.mean:+.3f} [{difference.mean - margin:+.3f}, {difference.mean + margin:+.3f}]"
+
+
 def p_of(values: Values, method: str) -> str:
     """The p value of the difference; "" for the baseline."""
     p = values.get((method, "p"), {}).get("personal_accuracy")
@@ -279,8 +299,6 @@ def unseen_table(of: Benchmark, rows: Sequence[Mapping[str, str]]) -> str:
                 found.setdefault((row["start"], int(row["epoch"])), {})[int(row["seed"])] = float(row["accuracy"])
         received, scratch = found["received", last], found["scratch", last]
         cells = [statistics.fmean(each.values()) for each in (found["received", 0], received, scratch)]
-        gain = paired_difference(received, scratch)
-        ends = (gain.mean, gain.mean - (gain.margin() or 0), gain.mean + (gain.margin() or 0)) if gain else ()
-        shown = [*(f"{cell:.3f}" for cell in cells), "{:+.3f} [{:+.3f}, {:+.3f}]".format(*ends)]
-        lines.append(f"| `{variant.name}` | {' | '.join([*shown, of.printed.get(variant.name, '')])} |")
+        texts = [*(f"{cell:.3f}" for cell in cells), shown(paired_difference(received, scratch))]
+        lines.append(f"| `{variant.name}` | {' | '.join([*texts, of.printed.get(variant.name, '')])} |")
     return "\n".join(lines)

@@ -52,6 +52,18 @@ class ShuffledTarget(FedHeNNServer):
         return super().target_of({client: values[order] for client, values in sent.items()}, round)
 
 
+class HostileFifth(FedHeNNServer):
+    """Every fifth client tells of other rows than it was asked for, and all of these clients of the same ones."""
+
+    def target_of(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
+        """The target with the rows of a fifth of the peers permuted alike."""
+        rows = len(next(iter(sent.values())))
+        order = torch.randperm(rows, generator=torch_generator(self.config.seed, "shuffled rows", round))
+        hostile = sorted(sent)[::5]
+        told = {client: values[order] if client in hostile else values for client, values in sent.items()}
+        return super().target_of(told, round)
+
+
 class FrobeniusTarget(FedHeNNServer):
     """The target is the mean of linear kernels that are divided by their norms, so that none dominates."""
 
@@ -75,4 +87,5 @@ def _of_one_size(parameters: fedhenn.FedHeNNParameters) -> Traits:
 own = fedhenn.method.variant("fedhenn-own", client=OwnTarget, traits=_without_peers)
 inputs = fedhenn.method.variant("fedhenn-inputs", client=InputsTarget, traits=_without_peers)
 shuffled = fedhenn.method.variant("fedhenn-shuffled", server=ShuffledTarget)
+hostile = fedhenn.method.variant("fedhenn-hostile", server=HostileFifth)
 frobenius = fedhenn.method.variant("fedhenn-frobenius", server=FrobeniusTarget, traits=_of_one_size)

@@ -12,7 +12,7 @@ from fedhet.config import run_configs
 from fedhet.registry import module_of
 
 tables: ModuleType = module_of(str(run_configs() / "tables.py"))
-SCRIPTS = ("htfl/tables.py", "papers/scaled.py")
+SCRIPTS = ("fedhenn/tables.py", "htfl/tables.py", "papers/scaled.py")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -34,6 +34,7 @@ def test_a_command_makes_a_table(tmp_path: Path) -> None:
         ("local", "mu=fedprox", "label-spreading"),
         "local",
         seeds=(0, 1, 2),
+        subject="label-spreading",
         costs="costs",
         best=True,
     )
@@ -55,6 +56,9 @@ def test_a_command_makes_a_table(tmp_path: Path) -> None:
     assert float(found["last round"].split()[0]) <= float(found["best test round\\*"])
     assert found["minus local"].startswith(("+", "-"))
     assert found["up"] == found["down"] != "0 B"
+    assert rows["label-spreading"][headings.index("label-spreading minus this")] == ""
+    least = rows["local"][headings.index("label-spreading minus this")]
+    assert least.split()[0] == rows["label-spreading"][headings.index("minus local")].split()[0]
     assert rows["local"][headings.index("up")] == "0 B"
     assert pages.written(text) == text
 

@@ -1,0 +1,67 @@
+"""The spectral target on three data sets, and where it may break: runs, and tables of README.md (`../tables.py`).
+
+    python run_configs/fedhenn/tables.py digits --data FOLDER --runs FOLDER   # goes on where it stopped
+    python run_configs/fedhenn/tables.py                                      # the tables anew, from results/
+
+`FOLDER` of `--data` has the files of the benchmark's data set; digits need none.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedhet.comparing import Tuning
+from fedhet.config import run_configs
+from fedhet.registry import module_of
+
+tables = module_of(str(run_configs() / "tables.py"))
+
+HERE = Path(__file__).resolve().parent
+CONTROLS = "run_configs/fedhenn/controls.py"
+TUNING = Tuning(
+    {"optimizer": ("sgd", "adam"), "learning-rate": (0.003, 0.01, 0.03), "fedhenn.eta0": (1, 3, 10)}, (10, 11), 6
+)
+WITHOUT_PEERS = ("local", "nearest-neighbour", "label-spreading", f"inputs={CONTROLS}:inputs", f"own={CONTROLS}:own")
+
+
+def spectral(variants: tuple[str, ...], keys: Mapping[str, Any], **of: Any) -> Any:
+    """A benchmark of twenty clients with thirty images each, whose test parts each seed draws."""
+    keys = {"test-split": "drawn", "evaluate-every": 10, **keys}
+    return tables.Benchmark("fedhenn/digits_spectral.toml", keys, variants, "local", subject="spectral", **of)
+
+
+def targets(dataset: str, networks: str) -> Any:
+    """All targets, tuned alike."""
+    keys = {"architectures": networks, "dataset": dataset}
+    if dataset != "digits":
+        keys["input-size"] = 14
+    variants = (*WITHOUT_PEERS, f"kernel={CONTROLS}:frobenius,fedhenn.target=kernel", "spectral=fedhenn")
+    return spectral(variants, keys, tuning=TUNING)
+
+
+def condition(like: str = "digits", spectral_as: str = "fedhenn", **keys: Any) -> Any:
+    """A condition that may break the spectral target, with the settings that were chosen without it."""
+    keys = {key.replace("_", "-"): value for key, value in keys.items()}
+    return spectral((*WITHOUT_PEERS, f"spectral={spectral_as}"), keys, rates_of=like)
+
+
+TABLES = tables.Tables(
+    HERE,
+    {
+        "digits": targets("digits", "cnn-family"),
+        "digits-mlps": targets("digits", "mlp-widths"),
+        "mnist": targets("mnist", "cnn-family"),
+        "mnist-mlps": targets("mnist", "mlp-widths"),
+        "fashion-mnist": targets("fashion-mnist", "cnn-family"),
+        "fashion-mnist-mlps": targets("fashion-mnist", "mlp-widths"),
+        "five-classes": condition(partition="classes", classes_per_client=5),
+        "two-classes": condition(partition="classes", classes_per_client=2),
+        "participation": condition(fraction_train=0.3, rounds=33, evaluate_every=33),
+        "elsewhere": condition(public_dataset="mnist"),
+        "hostile": condition(spectral_as=f"{CONTROLS}:hostile"),
+        "hundred-clients": condition("mnist", dataset="mnist", input_size=14, clients=100),
+    },
+)
+
+if __name__ == "__main__":
+    TABLES.main()
