@@ -92,6 +92,22 @@ def test_shuffled_is_the_peers_target_on_other_rows(target: dict[str, Any], fede
     assert wrong.rows[2]["metrics"]["alignment"] < right.rows[2]["metrics"]["alignment"]
 
 
+def test_a_hostile_client_tells_of_other_rows_and_nobody_else_does(federate: Any) -> None:
+    settings = {"public_samples": 96, "rounds": 2, **KERNEL, "fedhenn.rad-batch": 0}
+    done = federate(control("fedhenn", "hostile"), **settings)
+    kernels = {}
+    for client in "012":
+        own = unpack(done.sent[1, client]["features"]).values.double()
+        own = own - own.mean(0)
+        kernels[client] = own @ own.T
+    target = unpack(done.received[2, "0"]["target"]).values.double()
+    told = 3 * target @ target.T - kernels["1"] - kernels["2"]
+    scale = float(kernels["0"].norm())
+    assert float((told - kernels["0"]).norm()) > 0.3 * scale, "not of the rows that the server asked for"
+    spectra = [torch.linalg.eigvalsh(kernel) for kernel in (told, kernels["0"])]
+    torch.testing.assert_close(*spectra, rtol=0.02, atol=0.02 * scale)
+
+
 def test_kernels_of_one_norm_are_averaged(federate: Any) -> None:
     settings = {"public_samples": 96, "rounds": 2, **KERNEL, "fedhenn.rad-batch": 0}
     done = federate(control("fedhenn", "frobenius"), **settings)
