@@ -23,7 +23,7 @@ import torch
 
 from fedhet.comparing import Comparison, Tuning, compare
 from fedhet.comparing.settings import shared_settings, variants_of
-from fedhet.comparing.uncertainty import Difference, paired_difference
+from fedhet.comparing.uncertainty import Difference, holm, paired_difference
 from fedhet.config import named, run_configs
 from fedhet.files import write_csv
 from fedhet.registry import module_of
@@ -168,6 +168,7 @@ class Tables:
         for row in self.rows_of(f"{name}_rounds") if of.best else ():
             best.setdefault(row["method"], []).append(float(row["accuracy"]))
         rounds = {row["method"]: row for row in self.rows_of(of.costs)} if of.costs else {}
+        ps = p_values(values, of)
         columns = ["in the paper"] if of.printed else []
         for heading in of.scores.values():
             columns += [heading, f"minus `{of.baseline}`", *([f"`{of.subject}` minus this"] if of.subject else [])]
@@ -181,8 +182,9 @@ class Tables:
             cells = [of.printed.get(method, "")] if of.printed else []
             for score in of.scores:
                 cells += [spread_of(values, method, score), difference_of(values, method, score, of.baseline)]
-                cells += [minus(values, of.subject, method, score)] if of.subject else []
-            cells.append(p_of(values, method))
+                if of.subject:
+                    cells.append("" if method == of.subject else shown(between(values, of.subject, method, score)))
+            cells.append("" if (p := ps.get(method)) is None else "< 0.001" if p < 0.001 else f"{p:.3f}")
             if of.best:
                 cells.append(f"{statistics.fmean(best[method]):.3f}")
             cells.append(f"{float(mean['worse_off']):.0%}" if mean["worse_off"] else "")
@@ -238,13 +240,15 @@ def difference_of(values: Values, method: str, score: str, baseline: str) -> str
     return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*map(float, ends)) if all(ends) else ""
 
 
-def minus(values: Values, method: str, other: str, score: str) -> str:
-    """A paired difference of two methods, with its interval by the spread over seeds; "" of a method to itself."""
+def between(values: Values, method: str, other: str, score: str) -> Difference:
+    """The paired difference of two methods, whose interval is by the spread over seeds."""
     mine, theirs = (
         {int(seed): float(row[score]) for (name, seed), row in values.items() if name == which and seed.isdigit()}
         for which in (method, other)
     )
-    return "" if method == other else shown(paired_difference(mine, theirs))
+    found = paired_difference(mine, theirs)
+    assert found is not None
+    return found
 
 
 def shown(difference: Difference | None) -> str:
@@ -254,10 +258,17 @@ def shown(difference: Difference | None) -> str:
     return f"{difference.mean:+.3f} [{difference.mean - margin:+.3f}, {difference.mean + margin:+.3f}]"
 
 
-def p_of(values: Values, method: str) -> str:
-    """The p value of the difference; "" for the baseline."""
-    p = values.get((method, "p"), {}).get("personal_accuracy")
-    return "" if not p else "< 0.001" if float(p) < 0.001 else f"{float(p):.3f}"
+def p_values(values: Values, of: Benchmark) -> dict[str, float]:
+    """The p values of no difference to the baseline in the first score, corrected (Holm).
+
+    Those of personal accuracies are in the csv file, and cover test examples, too.
+    """
+    score = next(iter(of.scores))
+    others = [variant.name for variant in variants_of(of.variants) if variant.name != of.baseline]
+    if score == "personal_accuracy":
+        return {name: float(values[name, "p"][score]) for name in others}
+    found = {name: between(values, name, of.baseline, score).p for name in others if values[name, "mean"][score]}
+    return dict(zip(found, holm([1.0 if p is None else p for p in found.values()]), strict=True))
 
 
 def is_named(variant: str) -> bool:

@@ -116,7 +116,7 @@ def fedma(keys: Mapping[str, Any], numbers: Mapping[str, str], **more: Any) -> A
         ),
         "fedavg",
         seeds=SEEDS,
-        scores={"global_accuracy": "global model"},
+        scores={"common_accuracy": "global model"},
         printed=numbers,
         **more,
     )
