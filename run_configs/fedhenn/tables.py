@@ -35,7 +35,9 @@ def targets(dataset: str, networks: str) -> Any:
     keys = {"architectures": networks, "dataset": dataset}
     if dataset != "digits":
         keys["input-size"] = 14
-    variants = (*WITHOUT_PEERS, f"kernel={CONTROLS}:frobenius,fedhenn.target=kernel", "spectral=fedhenn")
+    kernel, propagation = f"{CONTROLS}:frobenius,fedhenn.target=kernel", "run_configs/fedhenn/propagation.py"
+    variants = (*WITHOUT_PEERS, f"kernel={kernel}", "spectral=fedhenn", f"propagation={propagation}:propagation")
+    variants = (*variants, f"propagation-own={propagation}:own")
     return spectral(variants, keys, tuning=TUNING)
 
 

@@ -35,6 +35,17 @@ NETWORKS = {"mixed": "four architectures", "equal": "equal networks"}
 NEEDS = ("", "unlabelled", "labelled")
 """How methods need the public examples, the least first."""
 
+PAIRS = {
+    ("fedharm", "local-mixed"): "the same images and labels, no federation",
+    ("propagation", "propagation-own"): "the graph of the client's own posteriors, no peers",
+    ("propagation", "fedhenn"): "the spectral target alone",
+    ("fedhenn", "label-spreading"): "no networks and no peers",
+    ("fedmd", "label-spreading"): "no networks and no peers",
+    ("flha-ghn", "layer-average"): "no hypernetwork",
+    ("fedma", "fedavg"): "no matching",
+}
+"""Methods, each beside what takes away what it rests on, and what that is."""
+
 Cell = tuple[str, str, str]
 """Setting, networks and method."""
 
@@ -124,7 +135,7 @@ def generated(rows: Sequence[Mapping[str, str]]) -> str:
     for networks, name in NETWORKS.items():
         text += [f"### {name.capitalize()}: `{PLAN['networks'][networks]['architectures']}`\n"]
         text += [*table(results, networks), ""]
-    return "\n".join([*text, *for_whom(results)])
+    return "\n".join([*text, *pairs(results), *for_whom(results)])
 
 
 def table(results: Results, networks: str) -> Iterator[str]:
@@ -163,6 +174,26 @@ def table(results: Results, networks: str) -> Iterator[str]:
     ]
     if other:
         yield f"\nOther gradient steps on private examples than `local`, of all clients together: {'; '.join(other)}."
+
+
+def pairs(results: Results) -> Iterator[str]:
+    """Yield the lines of the table of methods beside their controls."""
+    yield "### Methods beside their controls\n"
+    yield "A method's difference to what takes away the thing that it rests on, paired as above.\n"
+    settings = [each for each in SETTINGS if any(cell[0] == each for cell in results.accuracies)]
+    yield f"| method | minus | networks | {' | '.join(settings)} |"
+    yield f"| --- | --- | --- |{' ---: |' * len(settings)}"
+    for (method, control), what in PAIRS.items():
+        for networks, name in NETWORKS.items():
+            cells = []
+            for setting in settings:
+                mine, other = (setting, networks, method), (setting, networks, control)
+                there = not math.isnan(results.mean(mine) + results.mean(other))
+                found = paired_difference(results.accuracies[mine], results.accuracies[other]) if there else None
+                cells.append(shown(found, clear=False) if found else "")
+            if any(cells):
+                yield f"| `{method}` | `{control}`: {what} | {name} | {' | '.join(cells)} |"
+    yield ""
 
 
 def taken(results: Results, networks: str, needs: str) -> list[str]:

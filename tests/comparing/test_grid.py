@@ -176,6 +176,16 @@ def test_the_first_page_names_methods_that_the_grid_finds_level_with_the_best() 
         assert not results.complete(networks) or named & {*taken}, f"{row}: the grid has {taken}"
 
 
+def test_a_method_stands_beside_its_control_seed_by_seed() -> None:
+    levels = {"fedharm": 0.9, "local-mixed": 0.8, "propagation": 0.9}
+    known = [row(name, seed, level + 0.01 * seed) for name, level in levels.items() for seed in page.PLAN["seeds"]]
+    lines = list(page.pairs(page.Results(known)))
+    assert [line for line in lines if line.startswith("| `")] == [
+        "| `fedharm` | `local-mixed`: the same images and labels, no federation | four architectures | "
+        "+0.100 [+0.100, +0.100] |"
+    ]
+
+
 def test_whom_to_take_is_counted_by_settings() -> None:
     levels = dict.fromkeys(page.METHODS, 0.5)
     levels |= {"fd": 0.7, "fedproto": 0.8, "fedhenn": 0.9, "label-spreading": 0.85}
