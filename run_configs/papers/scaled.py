@@ -105,14 +105,14 @@ def fedharm(clients: int, partition: str, **more: Any) -> Any:
 
 def fedma(keys: Mapping[str, Any], numbers: Mapping[str, str], **more: Any) -> Any:
     """FedMA's table 1 and figure 4: the global model on the common test set."""
-    rounds = "local-epochs=2,rounds=20"
+    rounds = "local-epochs=2,rounds=20,weight-decay=1e-4"
     return tables.Benchmark(
         "fedma/cifar10_vgg9.toml",
         {**SMALL, "architectures": "lenet", "local-epochs": 15, "evaluate-every": 20, "fedma.passes": 5, **keys},
         (
             *("fedma", "identity=run_configs/fedma/controls.py:identity", "ensemble=ensemble,rounds=1,local-epochs=15"),
             *(f"fedavg=fedavg,{rounds}", f"fedprox=fedprox,fedprox.mu=0.001,{rounds}"),
-            "fedavg-longer=fedavg,local-epochs=15,rounds=20",
+            "fedavg-longer=fedavg,local-epochs=15,rounds=20,weight-decay=1e-4",
         ),
         "fedavg",
         seeds=SEEDS,
