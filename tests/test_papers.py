@@ -12,10 +12,12 @@ from fedhet import models
 from fedhet.config import resolve, run_configs
 from fedhet.options import Config
 from fedhet.registry import module_of
+from fedhet.results.history import read_run
 from tests.test_presets import one_round
 
 FOLDER = run_configs() / "papers"
-page: ModuleType = module_of(str(FOLDER / "page.py"))
+measure: ModuleType = module_of(str(FOLDER / "measure.py"))
+page: ModuleType = measure.page
 NUMBERS: list[dict[str, str]] = page.costs.rows_of("numbers.csv")
 RUNS: dict[tuple[str, str], dict[str, Any]] = {
     (row["preset"], row["keys"]): page.costs.settings(row) for row in NUMBERS if row["preset"]
@@ -55,6 +57,34 @@ def test_a_run_can_be_set(run: tuple[str, str]) -> None:
 def test_what_was_measured_is_among_the_numbers() -> None:
     known = {tuple(row[name] for name in page.NUMBER) for row in NUMBERS}
     assert {tuple(row[name] for name in page.NUMBER) for row in page.costs.rows_of("measured.csv")} <= known
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_number_is_measured_with_its_curve_and_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = dict.fromkeys(NUMBERS[0], "") | {"paper": "P", "value": "90", "read": "personal accuracy"}
+    number |= {"preset": "local/digits", "keys": "rounds=2 clients=2 local-epochs=1 samples-per-client=20"}
+    files = {"numbers.csv": [number]}
+    monkeypatch.setattr(measure, "HERE", tmp_path)
+    monkeypatch.setattr(page.costs, "rows_of", lambda name: files.get(name, []))
+    for seed in ("0", "1"):
+        monkeypatch.setattr("sys.argv", ["measure.py", "R1", "--data", ".", "--runs", str(tmp_path), "--seed", seed])
+        measure.main()
+    (row,) = csv.DictReader((tmp_path / "measured.csv").open())
+    folders = sorted(tmp_path.glob("local-digits-*/"))
+    ends = [read_run(folder).accuracy("personal", "mean") for folder in folders]
+    assert float(row["value"]) == pytest.approx(100 * sum(filter(None, ends)) / 2, abs=0.006)
+    curve = list(csv.DictReader((tmp_path / row["curve"].format(1)).open()))
+    assert [line["round"] for line in curve] == ["1", "2", "end"]
+    (folders[1] / "summary.json").unlink()
+    measure.main()
+    assert list(csv.DictReader((tmp_path / row["curve"].format(1)).open())) == curve
+    monkeypatch.setattr(measure.fedhet, "run", lambda *_, **__: pytest.fail("it was complete"))
+    measure.main()
+    files["measured.csv"] = [row]
+    cells = next(page.lines([number], {}, {page.number_of(row): row}))
+    assert cells[-1].startswith(f"{row['value']}, {float(row['value']) - 90:+.2f} (seeds and curves [0](papers/curves/")
 
 
 def parts(config: Config) -> set[tuple[str, str]]:

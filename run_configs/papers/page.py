@@ -4,13 +4,15 @@
 
 `numbers.csv` has a row for each number: what the paper prints, the preset and keys of its run here, where in the run's
 folder the number stands, and a note: why nothing runs it, or what is ours. `costs.csv` has the seconds on one core that
-an example and a client take (`costs.py` measures them), and `measured.csv` what was run at the paper's own scale.
+an example and a client take (`costs.py` measures them), and `measured.csv` what was run at the paper's own scale
+(`measure.py`).
 """
 
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from fedhet.config import resolve
 from fedhet.options import Config
@@ -43,7 +45,8 @@ HEAD = """# The papers' numbers
 The {count} numbers that the papers of FedHeNN, FedHARM, FedMA and FLHA-GHN print, and what runs each of them here:
 {runnable} have a preset, the others a reason. Made by `python run_configs/papers/page.py` from
 [numbers.csv](papers/numbers.csv), [costs.csv](papers/costs.csv) and [measured.csv](papers/measured.csv); tests hold it
-to them and run a round of every preset.
+to them and run a round of every preset. `python run_configs/papers/measure.py R4 --data FOLDER --runs FOLDER` runs R4, goes
+on where it stopped, and adds what came out, with its curve and its difference to the paper, to the last column.
 
 **Cost** is that of one seed on one CPU core. A round's seconds are extrapolated: those that a training example takes in
 an epoch, times examples, epochs and clients of a round, and those that a client takes beside, the server's part for it
@@ -88,9 +91,8 @@ def page() -> str:
         costs.key_of(row): (float(row["example_seconds"]), float(row["client_seconds"]))
         for row in costs.rows_of("costs.csv")
     }
-    results = {tuple(row[name] for name in NUMBER): row for row in costs.rows_of("measured.csv")}
-    runs = {(row["preset"], row["keys"]): costs.settings(row) for row in numbers if row["preset"]}
-    names = {run: f"R{index}" for index, run in enumerate(runs, 1)}
+    results = {number_of(row): row for row in costs.rows_of("measured.csv")}
+    runs, names = runs_of(numbers), names_of(numbers)
     text = [HEAD.format(count=len(numbers), runnable=sum(bool(row["preset"]) for row in numbers))]
     text += ["## Runs", ""]
     text += table(
@@ -109,6 +111,21 @@ def page() -> str:
     return "\n".join(text)
 
 
+def number_of(row: Mapping[str, str]) -> tuple[str, ...]:
+    """What tells a number from the others."""
+    return tuple(row[name] for name in NUMBER)
+
+
+def runs_of(numbers: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """The settings of the runs that give the numbers, by preset and keys."""
+    return {(row["preset"], row["keys"]): costs.settings(row) for row in numbers if row["preset"]}
+
+
+def names_of(numbers: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], str]:
+    """The runs' names on the page."""
+    return {run: f"R{index}" for index, run in enumerate(runs_of(numbers), 1)}
+
+
 def lines(
     group: Iterable[Mapping[str, str]],
     names: Mapping[tuple[str, str], str],
@@ -117,8 +134,11 @@ def lines(
     """A table's numbers."""
     for row in group:
         spread = f" ± {row['std']}" if row["std"] else ""
-        found = results.get(tuple(row[name] for name in NUMBER))
-        here = f"{found['value']} (seeds {found['seeds']}, {found['date']}{found['note']})" if found else ""
+        found, here = results.get(number_of(row)), ""
+        if found:
+            curves = " ".join(f"[{seed}](papers/{found['curve'].format(seed)})" for seed in found["seeds"].split())
+            less = float(found["value"]) - float(row["value"])
+            here = f"{found['value']}, {less:+.2f} (seeds and curves {curves}; {found['date']})"
         where = "; ".join(filter(None, (row["read"], row["note"])))
         run = names.get((row["preset"], row["keys"]), "none")
         yield row["dataset"], row["setting"], row["method"], row["metric"], row["value"] + spread, run, where, here

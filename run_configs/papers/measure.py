@@ -1,0 +1,109 @@
+"""Run what gives a number of the papers, at its own scale, and add the result to `measured.csv`.
+
+    python run_configs/papers/measure.py R4 --data FOLDER --runs FOLDER   # goes on where it stopped; then run page.py
+
+`R4` is the name of a run in PAPERS.md. Its curve goes to `curves/`, and `measured.csv` has the mean over the seeds with
+a curve. Numbers that are read from `clients.csv` are left to the reader of the run's folder.
+"""
+
+import argparse
+import csv
+import statistics
+from collections.abc import Iterator, Mapping
+from datetime import date
+from pathlib import Path
+
+import fedhet
+from fedhet.config import resolve
+from fedhet.files import write_csv
+from fedhet.registry import module_of
+from fedhet.results.history import RunFiles, TestSet, learning_curve, read_run
+
+HERE = Path(__file__).resolve().parent
+page = module_of(str(HERE / "page.py"))
+costs = page.costs
+
+READ = {
+    "personal accuracy": ("personal", "mean"),
+    "global accuracy": ("global", "weighted"),
+    "global model on the clients' test parts": ("global", "mean"),
+}
+"""Which accuracy of the summary a number is, and which statistic over clients."""
+
+MEASURED = (*page.NUMBER, "value", "seeds", "date", "curve")
+
+
+def run(of: tuple[str, str], seed: int, data: Path, folder: Path) -> RunFiles:
+    """Run it, or go on with it; ten evaluations are enough for a curve."""
+    settings = {**page.runs_of(costs.rows_of("numbers.csv"))[of], "seed": seed, "data": str(data)}
+    config = resolve(settings)
+    settings["evaluate-every"] = max(config.evaluate_every, config.rounds // 10)
+    if (folder / "summary.json").is_file():
+        return read_run(folder)
+    if (folder / "config.toml").is_file():
+        fedhet.run(resume=folder)
+    else:
+        fedhet.run(settings, out=folder)
+    return read_run(folder)
+
+
+def curve_of(of: tuple[str, str]) -> str:
+    """The file of a run's curve beside this one, with the seed left open."""
+    preset, keys = of
+    return f"curves/{'-'.join([preset.replace('/', '-'), *keys.split()])}-seed{{}}.csv"
+
+
+def curve(files: RunFiles) -> Iterator[tuple[object, ...]]:
+    """A heading, then the accuracies of each evaluation by round, and last those of the summary (round "end")."""
+    yield "round", *READ
+    test: TestSet = "common" if files.settings.get("test-on") == "global" else "own"
+    scored = {"personal": files.scored, "global": "received"}
+    known = {"personal": True, "global": files.has_global}
+    curves = [
+        dict(learning_curve(files.rows, scored[which], statistic, test)) if known[which] else {}
+        for which, statistic in READ.values()
+    ]
+    for round in sorted({round for each in curves for round in each}):
+        yield round, *(each.get(round) for each in curves)
+    yield "end", *(files.accuracy(*each) for each in READ.values())
+
+
+def results(of: tuple[str, str]) -> Iterator[dict[str, str]]:
+    """Yield a row of `measured.csv` for each number that the run gives and that can be read from its curves."""
+    files = {path.stem.rpartition("seed")[2]: path for path in sorted(HERE.glob(curve_of(of).format("*")))}
+    ends = {}
+    for seed, path in files.items():
+        with path.open(newline="", encoding="utf-8") as file:
+            ends[seed] = [*csv.DictReader(file)][-1]
+    for row in costs.rows_of("numbers.csv"):
+        if (row["preset"], row["keys"]) == of and row["read"] in READ:
+            value = 100 * statistics.fmean(float(end[row["read"]]) for end in ends.values())
+            found = {"value": f"{value:.2f}", "seeds": " ".join(ends), "date": str(date.today())}
+            yield {**{name: row[name] for name in page.NUMBER}, **found, "curve": curve_of(of)}
+
+
+def add(rows: Mapping[tuple[str, ...], Mapping[str, str]]) -> None:
+    """Write rows into `measured.csv`, in place of what it has for the same numbers."""
+    known = {page.number_of(row): row for row in costs.rows_of("measured.csv")} | dict(rows)
+    write_csv(HERE / "measured.csv", [MEASURED, *([row[name] for name in MEASURED] for row in known.values())])
+
+
+def main() -> None:
+    """Run one, and write down what came out."""
+    names = {name: of for of, name in page.names_of(costs.rows_of("numbers.csv")).items()}
+    parser = argparse.ArgumentParser(description="Measure numbers of the papers at their own scale.")
+    parser.add_argument("name", choices=names, metavar="RUN", help="a run of PAPERS.md, such as R4")
+    parser.add_argument("--data", type=Path, required=True, help="folder with the data set's files")
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    of = names[given.name]
+    path = HERE / curve_of(of).format(given.seed)
+    files = run(of, given.seed, given.data, given.runs / path.stem)
+    path.parent.mkdir(exist_ok=True)
+    write_csv(path, curve(files))
+    add({page.number_of(row): row for row in results(of)})
+
+
+if __name__ == "__main__":
+    main()
