@@ -45,8 +45,8 @@ HEAD = """# The papers' numbers
 The {count} numbers that the papers of FedHeNN, FedHARM, FedMA and FLHA-GHN print, and what runs each of them here:
 {runnable} have a preset, the others a reason. Made by `python run_configs/papers/page.py` from
 [numbers.csv](papers/numbers.csv), [costs.csv](papers/costs.csv) and [measured.csv](papers/measured.csv); tests hold it
-to them and run a round of every preset. `python run_configs/papers/measure.py R4 --data FOLDER --runs FOLDER` runs R4, goes
-on where it stopped, and adds what came out, with its curve and its difference to the paper, to the last column.
+to them and run a round of every preset. `python run_configs/papers/measure.py R4 --data FOLDER --runs FOLDER` runs R4,
+goes on where it stopped, and adds what came out, with its curve and its difference to the paper, to the last column.
 
 **Cost** is that of one seed on one CPU core. A round's seconds are extrapolated: those that a training example takes in
 an epoch, times examples, epochs and clients of a round, and those that a client takes beside, the server's part for it
@@ -112,7 +112,7 @@ def page() -> str:
 
 
 def number_of(row: Mapping[str, str]) -> tuple[str, ...]:
-    """What tells a number from the others."""
+    """The cells that tell a number from the others."""
     return tuple(row[name] for name in NUMBER)
 
 
