@@ -3,7 +3,7 @@
     python run_configs/grid/grid.py --data FOLDER --runs FOLDER             # goes on where it stopped
     python run_configs/grid/grid.py --data FOLDER --runs FOLDER --estimate  # says what is left, and the time it takes
 
-With `--networks mixed` and `--networks equal` two processes can fill the tables at once.
+With `--networks mixed` and `--networks equal` two processes can fill the tables at once, and more with `--setting`.
 `chosen.csv` gets a row for each method, set of networks and tuning setting, `grid.csv` one for each run. A method that
 cannot serve a setting has its reason in their place. `page.py` makes the table and the picture of them.
 """
@@ -12,7 +12,7 @@ import argparse
 import csv
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Grid:
-    """The plan, its two tables, and where runs lie and how they are carried out."""
+    """The plan, its two tables, where runs lie and how they are carried out, and the settings to complete (all)."""
 
     plan: Mapping[str, Any]
     cells: Sequence[Cell]
@@ -123,6 +123,7 @@ class Grid:
     results: Table
     folder: Path
     execute: Execution
+    settings: Collection[str] = ()
 
     def run(self) -> None:
         """Complete both tables."""
@@ -135,7 +136,7 @@ class Grid:
     def waiting(self) -> Iterator[tuple[Cell, str]]:
         """Yield what is not complete: a cell and a method, a cell after the other."""
         for cell in self.cells:
-            for method in self.methods:
+            for method in self.methods if cell.setting in (self.settings or self.plan["settings"]) else ():
                 if self._seeds(cell, method):
                     yield cell, method
 
@@ -213,13 +214,15 @@ def one_line(error: object) -> str:
     return " ".join(str(error).split())
 
 
-def grid_of(data: Path | None, runs: Path, networks: Sequence[str] = ()) -> Grid:
-    """The grid, or its part with some sets of networks; its tables are beside this file, runs in a folder."""
+def grid_of(data: Path | None, runs: Path, networks: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:
+    """The grid, or its part with some networks or settings; its tables are beside this file, runs in a folder."""
     plan = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
     plan["networks"] = {name: keys for name, keys in plan["networks"].items() if name in (networks or plan["networks"])}
     results = Table(HERE / "grid.csv", GRID, 4)
     execute = Execution(running.run, 1, text.console(soft_wrap=True))
-    return Grid(plan, cells(plan, data), methods(plan), Table(HERE / "chosen.csv", CHOSEN, 3), results, runs, execute)
+    return Grid(
+        plan, cells(plan, data), methods(plan), Table(HERE / "chosen.csv", CHOSEN, 3), results, runs, execute, settings
+    )
 
 
 def main() -> None:
@@ -230,10 +233,12 @@ def main() -> None:
         "--runs", type=Path, required=True, help="folder of the runs, which a further start goes on with"
     )
     parser.add_argument("--networks", action="append", default=[], choices=("mixed", "equal"), help="only these cells")
+    names = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))["settings"]
+    parser.add_argument("--setting", action="append", default=[], choices=names, help="only this one; may be repeated")
     parser.add_argument("--estimate", action="store_true", help="run nothing, say what is left")
     parser.add_argument("--hours", type=float, default=MOST_HOURS, help="run nothing if more is left")
     given = parser.parse_args()
-    grid = grid_of(given.data, given.runs, given.networks)
+    grid = grid_of(given.data, given.runs, given.networks, given.setting)
     runs, hours = grid.left()
     print(f"about {runs:,} runs are left: {hours:.1f} hours on one core", flush=True)
     if hours > given.hours:

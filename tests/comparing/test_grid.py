@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,6 +69,8 @@ def test_a_grid_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mon
     again = tiny(tmp_path)
     left, _ = again.left()
     assert left == (1 + 2) + 2 + 2 + 3 * (2 + grid.HALVED), "local's second seed, three other cells, three tunings"
+    assert replace(again, settings=("elsewhere",)).left() == (0, 0.0)
+    assert replace(again, settings=tuple(again.plan["settings"])).left()[0] == left
     again.run()
     assert (tmp_path / "grid.csv").read_text().startswith(before), "what is there stays"
     found = [(row["networks"], row["method"], row["seed"], bool(row["reason"])) for row in rows(tmp_path / "grid.csv")]
