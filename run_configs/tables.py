@@ -50,6 +50,7 @@ class Benchmark:
         seeds: those that are reported.
         tuning: what is tuned, for all alike.
         rates_of: the benchmark whose chosen settings each variant has, those of its method if none has its name.
+        supplied: models and data of one's own, as `fedhet.compare` takes them.
         scores: accuracies of the csv file that the table has, with their headings.
         printed: what a paper prints for a variant.
         costs: name of the csv file with what a round costs a client; "": not measured.
@@ -65,6 +66,7 @@ class Benchmark:
     seeds: Sequence[int] = (0, 1, 2, 3, 4)
     tuning: Tuning | None = None
     rates_of: str = ""
+    supplied: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, str] = field(default_factory=lambda: {"personal_accuracy": "last round"})
     printed: Mapping[str, str] = field(default_factory=dict)
     costs: str = ""
@@ -126,7 +128,14 @@ class Tables:
         place = "public-data" if "public-dataset" in of.keys else "data"
         config = {"preset": "", **named(run_configs() / of.preset), **of.keys, place: str(data)}
         variants = self.variants(of)
-        found = compare(variants, config, seeds=of.seeds, out=runs, jobs=jobs, baseline=of.baseline, tuning=of.tuning)
+        how: dict[str, Any] = {
+            "seeds": of.seeds,
+            "out": runs,
+            "jobs": jobs,
+            "baseline": of.baseline,
+            "tuning": of.tuning,
+        }
+        found = compare(variants, config, **of.supplied, **how)
         found.check()
         self.results.mkdir(exist_ok=True)
         for file in ("comparison.csv", "tuning.csv"):
@@ -266,7 +275,7 @@ def p_values(values: Values, of: Benchmark) -> dict[str, float]:
     score = next(iter(of.scores))
     others = [variant.name for variant in variants_of(of.variants) if variant.name != of.baseline]
     if score == "personal_accuracy":
-        return {name: float(values[name, "p"][score]) for name in others}
+        return {name: float(values[name, "p"][score]) for name in others if (name, "p") in values}
     found = {name: between(values, name, of.baseline, score).p for name in others if values[name, "mean"][score]}
     return dict(zip(found, holm([1.0 if p is None else p for p in found.values()]), strict=True))
 

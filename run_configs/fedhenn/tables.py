@@ -10,13 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 from fedhet.comparing import Tuning
 from fedhet.config import run_configs
 from fedhet.registry import module_of
 
-tables = module_of(str(run_configs() / "tables.py"))
-
 HERE = Path(__file__).resolve().parent
+tables = module_of(str(run_configs() / "tables.py"))
+disjoint = module_of(str(HERE / "disjoint.py"))
+cloudpickle.register_pickle_by_value(disjoint)  # the processes of runs cannot import it by its name
+
 CONTROLS = "run_configs/fedhenn/controls.py"
 TUNING = Tuning(
     {"optimizer": ("sgd", "adam"), "learning-rate": (0.003, 0.01, 0.03), "fedhenn.eta0": (1, 3, 10)}, (10, 11), 6
@@ -32,19 +36,21 @@ def spectral(variants: tuple[str, ...], keys: Mapping[str, Any], **of: Any) -> A
 
 def targets(dataset: str, networks: str) -> Any:
     """All targets, tuned alike."""
-    keys = {"architectures": networks, "dataset": dataset}
+    keys: dict[str, Any] = {"architectures": networks, "dataset": dataset}
     if dataset != "digits":
         keys["input-size"] = 14
     kernel, propagation = f"{CONTROLS}:frobenius,fedhenn.target=kernel", "run_configs/fedhenn/propagation.py"
-    variants = (*WITHOUT_PEERS, f"kernel={kernel}", "spectral=fedhenn", f"propagation={propagation}:propagation")
-    variants = (*variants, f"propagation-own={propagation}:own")
+    spread = (f"propagation={propagation}:propagation", f"propagation-own={propagation}:own")
+    variants = (*WITHOUT_PEERS, f"kernel={kernel}", "spectral=fedhenn", *spread)
     return spectral(variants, keys, tuning=TUNING)
 
 
-def condition(like: str = "digits", spectral_as: str = "fedhenn", **keys: Any) -> Any:
+def condition(
+    like: str = "digits", spectral_as: str = "fedhenn", supplied: Mapping[str, Any] | None = None, **keys: Any
+) -> Any:
     """A condition that may break the spectral target, with the settings that were chosen without it."""
     keys = {key.replace("_", "-"): value for key, value in keys.items()}
-    return spectral((*WITHOUT_PEERS, f"spectral={spectral_as}"), keys, rates_of=like)
+    return spectral((*WITHOUT_PEERS, f"spectral={spectral_as}"), keys, rates_of=like, supplied=supplied or {})
 
 
 TABLES = tables.Tables(
@@ -58,6 +64,7 @@ TABLES = tables.Tables(
         "fashion-mnist-mlps": targets("fashion-mnist", "mlp-widths"),
         "five-classes": condition(partition="classes", classes_per_client=5),
         "two-classes": condition(partition="classes", classes_per_client=2),
+        "disjoint": condition(supplied={"model": disjoint.model, "data": disjoint.data}),
         "participation": condition(fraction_train=0.3, rounds=33, evaluate_every=33),
         "elsewhere": condition(public_dataset="mnist"),
         "hostile": condition(spectral_as=f"{CONTROLS}:hostile"),
