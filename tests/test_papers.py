@@ -12,7 +12,6 @@ from fedhet import models
 from fedhet.config import resolve, run_configs
 from fedhet.options import Config
 from fedhet.registry import module_of
-from fedhet.results.history import read_run
 from tests.test_presets import one_round
 
 FOLDER = run_configs() / "papers"
@@ -59,32 +58,47 @@ def test_what_was_measured_is_among_the_numbers() -> None:
     assert {tuple(row[name] for name in page.NUMBER) for row in page.costs.rows_of("measured.csv")} <= known
 
 
-@pytest.mark.usefixtures("no_report")
+TINY = "clients=2 local-epochs=1 samples-per-client=20"
+
+
+@pytest.mark.parametrize(
+    ("preset", "read", "keys"),
+    [
+        ("local/digits", "personal accuracy", f"rounds=2 {TINY}"),
+        ("local/digits", "global accuracy", f"rounds=2 test-on=global {TINY} architectures=cnn-2-2"),
+        ("ensemble/digits", "global accuracy", TINY),
+        ("fedavg/digits", "global accuracy", f"rounds=2 test-on=both {TINY}"),
+        ("fedavg/digits", "global model on the clients' test parts", f"rounds=2 {TINY}"),
+    ],
+)
 def test_a_number_is_measured_with_its_curve_and_goes_on_where_it_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    preset: str, read: str, keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    number = dict.fromkeys(NUMBERS[0], "") | {"paper": "P", "value": "90", "read": "personal accuracy"}
-    number |= {"preset": "local/digits", "keys": "rounds=2 clients=2 local-epochs=1 samples-per-client=20"}
+    number = dict.fromkeys(NUMBERS[0], "") | {"value": "90", "read": read, "preset": preset, "keys": keys}
     files = {"numbers.csv": [number]}
     monkeypatch.setattr(measure, "HERE", tmp_path)
     monkeypatch.setattr(page.costs, "rows_of", lambda name: files.get(name, []))
-    for seed in ("0", "1"):
+    ends = []
+    for seed in ("0", "1", "1"):
         monkeypatch.setattr("sys.argv", ["measure.py", "R1", "--data", ".", "--runs", str(tmp_path), "--seed", seed])
         measure.main()
-    (row,) = csv.DictReader((tmp_path / "measured.csv").open())
-    folders = sorted(tmp_path.glob("local-digits-*/"))
-    ends = [read_run(folder).accuracy("personal", "mean") for folder in folders]
-    assert float(row["value"]) == pytest.approx(100 * sum(filter(None, ends)) / 2, abs=0.006)
-    curve = list(csv.DictReader((tmp_path / row["curve"].format(1)).open()))
-    assert [line["round"] for line in curve] == ["1", "2", "end"]
-    (folders[1] / "summary.json").unlink()
-    measure.main()
-    assert list(csv.DictReader((tmp_path / row["curve"].format(1)).open())) == curve
-    monkeypatch.setattr(measure.fedhet, "run", lambda *_, **__: pytest.fail("it was complete"))
-    measure.main()
+        (row,) = csv.DictReader((tmp_path / "measured.csv").open())
+        curve = list(csv.DictReader((tmp_path / row["curve"].format(seed)).open()))
+        assert curve[-1]["round"] == "end"
+        assert float(curve[-1][read]) == pytest.approx(float(curve[-2][read]), abs=1e-6), "the last evaluation"
+        ends.append(float(curve[-1][read]))
+    assert row["seeds"] == "0 1"
+    assert ends[1] == ends[2], "it was complete"
+    assert float(row["value"]) == pytest.approx(50 * (ends[0] + ends[1]), abs=0.006)
     files["measured.csv"] = [row]
     cells = next(page.lines([number], {}, {page.number_of(row): row}))
     assert cells[-1].startswith(f"{row['value']}, {float(row['value']) - 90:+.2f} (seeds and curves [0](papers/curves/")
+
+
+def test_every_run_has_a_curve_of_its_own() -> None:
+    names = [measure.curve_of(run) for run in RUNS]
+    assert len(set(names)) == len(names)
+    assert {name.count("/") for name in names} == {1}
 
 
 def parts(config: Config) -> set[tuple[str, str]]:

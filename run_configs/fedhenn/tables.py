@@ -3,7 +3,7 @@
     python run_configs/fedhenn/tables.py digits --data FOLDER --runs FOLDER   # goes on where it stopped
     python run_configs/fedhenn/tables.py                                      # the tables anew, from results/
 
-`FOLDER` of `--data` has the files of the benchmark's data set; digits need none.
+`FOLDER` of `--data` has the files of the benchmark's data set (of `elsewhere` MNIST's); digits need none.
 """
 
 from collections.abc import Mapping
@@ -22,9 +22,7 @@ disjoint = module_of(str(HERE / "disjoint.py"))
 cloudpickle.register_pickle_by_value(disjoint)  # the processes of runs cannot import it by its name
 
 CONTROLS = "run_configs/fedhenn/controls.py"
-TUNING = Tuning(
-    {"optimizer": ("sgd", "adam"), "learning-rate": (0.003, 0.01, 0.03), "fedhenn.eta0": (1, 3, 10)}, (10, 11), 6
-)
+TUNING = Tuning({"optimizer": ("sgd", "adam"), "learning-rate": (0.003, 0.03), "fedhenn.eta0": (1, 3, 10)}, (10,))
 WITHOUT_PEERS = ("local", "nearest-neighbour", "label-spreading", f"inputs={CONTROLS}:inputs", f"own={CONTROLS}:own")
 
 
@@ -64,7 +62,7 @@ TABLES = tables.Tables(
         "fashion-mnist-mlps": targets("fashion-mnist", "mlp-widths"),
         "five-classes": condition(partition="classes", classes_per_client=5),
         "two-classes": condition(partition="classes", classes_per_client=2),
-        "disjoint": condition(supplied={"model": disjoint.model, "data": disjoint.data}),
+        "disjoint": condition(supplied={"model": disjoint.model, "data": disjoint.data}, test_split="given"),
         "participation": condition(fraction_train=0.3, rounds=33, evaluate_every=33),
         "elsewhere": condition(public_dataset="mnist"),
         "hostile": condition(spectral_as=f"{CONTROLS}:hostile"),

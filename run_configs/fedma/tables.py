@@ -17,7 +17,6 @@ tables = module_of(str(run_configs() / "tables.py"))
 
 CONTROLS = "run_configs/fedma/controls.py"
 WIDER = "variances=estimated,{0}.gamma=1,{0}.average=mean,{0}.max-growth=2"
-BY_CLASSES = "class-average,class-average.last-learning-rate=0.005"
 
 
 def as_many_steps(rounds: int) -> str:
@@ -36,7 +35,9 @@ def digits(shared: bool) -> Any:
             f"fedma-2x=fedma,fedma.{wider},{retrained}",
             f"identity-2x={CONTROLS}:identity,{retrained}",
             *(f"fedavg-{rounds}=fedavg,{as_many_steps(rounds)}" for rounds in (3, 6, 12)),
-            *(f"class-average-{rounds}={BY_CLASSES},{as_many_steps(rounds)}" for rounds in (3, 6, 12)),
+            *(f"class-average-{rounds}=class-average,{as_many_steps(rounds)}" for rounds in (3, 6, 12)),
+            "fedma-slow=fedma,fedma.last-learning-rate=0.005",
+            f"class-average-slow-6=class-average,class-average.last-learning-rate=0.005,{as_many_steps(6)}",
             *("pfnm=pfnm,rounds=1", f"pfnm-2x=pfnm,rounds=1,pfnm.{WIDER.format('pfnm')}"),
             f"pfnm-identity={CONTROLS}:pfnm_identity,rounds=1",
             *("ensemble=ensemble,rounds=1", "fedavg-once=fedavg,rounds=1"),

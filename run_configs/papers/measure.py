@@ -13,59 +13,63 @@ from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
-import fedhet
+from fedhet.comparing import compare
+from fedhet.comparing.measures import RunOutcome
 from fedhet.config import resolve
 from fedhet.files import write_csv
 from fedhet.registry import module_of
-from fedhet.results.history import RunFiles, TestSet, learning_curve, read_run
+from fedhet.results.history import learning_curve
 
 HERE = Path(__file__).resolve().parent
 page = module_of(str(HERE / "page.py"))
 costs = page.costs
 
 READ = {
-    "personal accuracy": ("personal", "mean"),
-    "global accuracy": ("global", "weighted"),
-    "global model on the clients' test parts": ("global", "mean"),
+    "personal accuracy": "personal_accuracy",
+    "global accuracy": "common_accuracy",
+    "global model on the clients' test parts": "global_accuracy",
 }
-"""Which accuracy of the summary a number is, and which statistic over clients."""
+"""How `comparison.csv` calls what a number is; on the common test set it has the server's model, also an ensemble."""
 
 MEASURED = (*page.NUMBER, "value", "seeds", "date", "curve")
 
 
-def run(of: tuple[str, str], seed: int, data: Path, folder: Path) -> RunFiles:
-    """Run it, or go on with it; ten evaluations are enough for a curve."""
-    settings = {**page.runs_of(costs.rows_of("numbers.csv"))[of], "seed": seed, "data": str(data)}
+def run(of: tuple[str, str], seed: int, data: Path, folder: Path) -> RunOutcome:
+    """Run it, or go on with it, with about ten evaluations.
+
+    Raises:
+        ConfigError: The folder has a run with other settings.
+    """
+    settings = {**page.runs_of(costs.rows_of("numbers.csv"))[of], "data": str(data)}
     config = resolve(settings)
-    settings["evaluate-every"] = max(config.evaluate_every, config.rounds // 10)
-    if (folder / "summary.json").is_file():
-        return read_run(folder)
-    if (folder / "config.toml").is_file():
-        fedhet.run(resume=folder)
-    else:
-        fedhet.run(settings, out=folder)
-    return read_run(folder)
+    settings["evaluate-every"] = max(config.evaluate_every, page.rounds(config) // 10)
+    found = compare([settings.pop("method", config.method)], settings, seeds=(seed,), out=folder, jobs=1)
+    found.check()
+    return found.results[0].outcomes[0]
 
 
 def curve_of(of: tuple[str, str]) -> str:
     """The file of a run's curve beside this one, with the seed left open."""
     preset, keys = of
-    return f"curves/{'-'.join([preset.replace('/', '-'), *keys.split()])}-seed{{}}.csv"
+    return f"curves/{'-'.join([preset, *keys.split()]).replace('/', '-')}-seed{{}}.csv"
 
 
-def curve(files: RunFiles) -> Iterator[tuple[object, ...]]:
-    """A heading, then the accuracies of each evaluation by round, and last those of the summary (round "end")."""
+def curve(outcome: RunOutcome) -> Iterator[tuple[object, ...]]:
+    """A heading, then the accuracies of each evaluation by round, and last those of the run (round "end")."""
     yield "round", *READ
-    test: TestSet = "common" if files.settings.get("test-on") == "global" else "own"
-    scored = {"personal": files.scored, "global": "received"}
-    known = {"personal": True, "global": files.has_global}
-    curves = [
-        dict(learning_curve(files.rows, scored[which], statistic, test)) if known[which] else {}
-        for which, statistic in READ.values()
-    ]
-    for round in sorted({round for each in curves for round in each}):
-        yield round, *(each.get(round) for each in curves)
-    yield "end", *(files.accuracy(*each) for each in READ.values())
+    files = outcome.files
+    at_server = ((files.summary or {}).get("common") or {}).get("received")
+    curves = (
+        learning_curve(
+            files.rows, files.scored, "weighted", "common" if files.settings["test-on"] == "global" else "own"
+        ),
+        learning_curve(files.rows, "received" if at_server else "trained", "weighted", "common"),
+        learning_curve(files.rows, "received", "weighted") if files.has_global else [],
+    )
+    by_round = [dict(each) for each in curves]
+    for round in sorted({round for each in by_round for round in each}):
+        yield round, *(each.get(round) for each in by_round)
+    yield "end", *(outcome.values[name] for name in READ.values())
 
 
 def results(of: tuple[str, str]) -> Iterator[dict[str, str]]:
@@ -99,10 +103,12 @@ def main() -> None:
     given = parser.parse_args()
     of = names[given.name]
     path = HERE / curve_of(of).format(given.seed)
-    files = run(of, given.seed, given.data, given.runs / path.stem)
+    outcome = run(of, given.seed, given.data, given.runs / path.stem)
     path.parent.mkdir(exist_ok=True)
-    write_csv(path, curve(files))
-    add({page.number_of(row): row for row in results(of)})
+    write_csv(path, curve(outcome))
+    found = {page.number_of(row): row for row in results(of)}
+    add(found)
+    print(f"{path}; numbers added to measured.csv: {len(found)}")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ The {count} numbers that the papers of FedHeNN, FedHARM, FedMA and FLHA-GHN prin
 {runnable} have a preset, the others a reason. Made by `python run_configs/papers/page.py` from
 [numbers.csv](papers/numbers.csv), [costs.csv](papers/costs.csv) and [measured.csv](papers/measured.csv); tests hold it
 to them and run a round of every preset. `python run_configs/papers/measure.py R4 --data FOLDER --runs FOLDER` runs R4,
-goes on where it stopped, and adds what came out, with its curve and its difference to the paper, to the last column.
+goes on where it stopped, and adds what came out to measured.csv; the last column has it then, with its curve and its
+difference to the paper.
 
 **Cost** is that of one seed on one CPU core. A round's seconds are extrapolated: those that a training example takes in
 an epoch, times examples, epochs and clients of a round, and those that a client takes beside, the server's part for it

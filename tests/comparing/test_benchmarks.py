@@ -3,9 +3,10 @@
 import csv
 import tomllib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from fedhet.comparing import Tuning
 from fedhet.config import run_configs
@@ -23,6 +24,7 @@ def test_the_page_says_what_the_csv_files_say(script: str) -> None:
     for name in pages.benchmarks:
         assert tables.BEGIN.format(name) in text
         assert f"{Path(script).name} {name} --data" in text
+        assert pages.benchmarks[name].rates_of in ("", *pages.benchmarks)
 
 
 @pytest.mark.slow
@@ -96,3 +98,22 @@ def cells(lines: list[str]) -> dict[str, list[str]]:
     """The cells of a table's lines by the first one, without back quotes."""
     split = [[cell.strip().replace("`", "") for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
     return {name: values for name, *values in split}
+
+
+def test_clients_of_disjoint_labels_share_neither_labels_nor_images() -> None:
+    disjoint = module_of(str(run_configs() / "fedhenn" / "disjoint.py"))
+    clients = [SimpleNamespace(partition_id=client, config=SimpleNamespace(seed=3)) for client in range(20)]
+    parts = [disjoint.data(client) for client in clients]
+    public = {bytes(row.numpy()) for row in parts[0]["public"]}
+    seen: set[bytes] = set()
+    for client, part in zip(clients, parts, strict=True):
+        assert torch.equal(part["public"], parts[0]["public"])
+        labels = disjoint.LABELS[client.partition_id % 3]
+        assert set(part["train"][1].tolist()) | set(part["test"][1].tolist()) == set(range(len(labels)))
+        train, test = ({bytes(row.numpy()) for row in part[name][0]} for name in ("train", "test"))
+        assert len(train) == len(part["train"][0]) == disjoint.EXAMPLES
+        assert not train & (test | public | seen)
+        seen |= train
+        assert disjoint.model(client)(part["train"][0]).shape == (disjoint.EXAMPLES, len(labels))
+    benchmark = module_of(str(run_configs() / "fedhenn" / "tables.py")).TABLES.benchmarks["disjoint"]
+    assert benchmark.keys["test-split"] == "given", "the parts are drawn by the data function"
