@@ -94,6 +94,35 @@ def test_a_table_has_the_rates_that_another_one_chose_and_what_a_paper_prints(tm
     assert dict(zip(rows["method"], rows["local"], strict=True))["global"] == ""
 
 
+@pytest.mark.slow
+def test_a_table_of_unseen_clients_has_the_start_from_scratch_of_another_variant(tmp_path: Path) -> None:
+    keys = {"rounds": 1, "clients": 3, "samples-per-client": 20, "unseen-clients": 1, "unseen-epochs": 2}
+    names = "architectures=flha-small-0"
+    tiny = tables.Benchmark(
+        "flha-ghn/digits.toml",
+        {**keys, "evaluate-every": 1},
+        (f"one=flha-ghn,{names}", f"one{tables.SCRATCH}=local,learning-rate=0.02,{names}"),
+        "one",
+        seeds=(0, 1, 2),
+        unseen=True,
+        printed={"one": "0.8; from scratch 0.7"},
+    )
+    pages = tables.Tables(tmp_path, {"tiny": tiny})
+    pages.run("tiny", tmp_path, tmp_path / "runs")
+    rows = cells(pages.table("tiny").splitlines())
+    assert [*rows][2:] == ["one"]
+    ends: dict[tuple[str, str], list[float]] = {}
+    for row in pages.rows_of("tiny_unseen"):
+        if row["epoch"] == "2":
+            ends.setdefault((row["method"], row["start"]), []).append(float(row["accuracy"]))
+    received, scratch = ends["one", "received"], ends["one-scratch", "scratch"]
+    assert scratch != ends["one", "scratch"], "at the rate of the other variant"
+    expected = [sum(received) / 3, sum(scratch) / 3, (sum(received) - sum(scratch)) / 3]
+    found = [float(rows["one"][place].split()[0]) for place in (1, 2, 3)]
+    assert found == pytest.approx(expected, abs=6e-4)
+    assert rows["one"][4] == "0.8; from scratch 0.7"
+
+
 def cells(lines: list[str]) -> dict[str, list[str]]:
     """The cells of a table's lines by the first one, without back quotes."""
     split = [[cell.strip().replace("`", "") for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
