@@ -36,6 +36,7 @@ NEEDS = ("", "unlabelled", "labelled")
 """How methods need the public examples, the least first."""
 
 PAIRS = {
+    ("fedharm", "fedharm-own"): "the client's own descriptors, no peers",
     ("fedharm", "local-mixed"): "the same images and labels, no federation",
     ("propagation", "propagation-own"): "the graph of the client's own posteriors, no peers",
     ("propagation", "fedhenn"): "the spectral target alone",
@@ -91,9 +92,9 @@ class Results:
         return {*self.reasons, *(cell for cell in self.accuracies if not math.isnan(self.mean(cell)))}
 
     def complete(self, networks: str) -> list[str]:
-        """The settings in which every method has all seeds or a reason."""
-        there = self.there
-        return [setting for setting in SETTINGS if all((setting, networks, name) in there for name in METHODS)]
+        """The settings in which every method of the registry has all seeds or a reason."""
+        there, names = self.there, [name for name in METHODS if name not in PLAN["variants"]]
+        return [setting for setting in SETTINGS if all((setting, networks, name) in there for name in names)]
 
     def level(self, setting: str, networks: str, names: Sequence[str]) -> list[str]:
         """Of these methods the best one by its mean, and those whose interval of the difference to it includes 0."""
