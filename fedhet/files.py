@@ -95,6 +95,12 @@ def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
     write_text(path, csv_lines(rows))
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a table as CSV by name of column. An `OSError` says that there is no such file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def csv_lines(rows: Iterable[Iterable[object]]) -> str:
     """Rows as CSV, a line each; None is an empty cell, and no text does anything in a spreadsheet (`text.cell`)."""
     lines = io.StringIO()

@@ -11,10 +11,9 @@ round, and `COSTS.csv` what a round costs a client (`grid/costs.py`).
 """
 
 import argparse
-import csv
 import itertools
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,20 @@ from fedhet.comparing import Comparison, Tuning, compare
 from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.comparing.uncertainty import Difference, holm, paired_difference
 from fedhet.config import named, run_configs
-from fedhet.files import write_csv, write_text
+from fedhet.files import read_csv, write_csv, write_text
 from fedhet.registry import module_of
 from fedhet.results.tables import format_bytes
 
 COUNTS = {"labelled": "labelled examples", "unlabelled": "unlabelled examples", "steps": "gradient steps"}
 """Headings of the columns of the csv file that say how much all clients together had and did."""
+
+COSTS: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "bytes_up": ("up", format_bytes),
+    "bytes_down": ("down", format_bytes),
+    "multiplications": ("multiplications", lambda number: f"{number / 1e6:,.0f} M"),
+    "memory": ("memory", format_bytes),
+}
+"""Headings of the columns of the csv files that say what clients sent, received and computed, and how they look."""
 
 NOT_RUN = "Not run so far."
 BEGIN, END = "<!-- {} -->\n", "<!-- end of {} -->\n"
@@ -103,10 +110,7 @@ class Tables:
     def rows_of(self, name: str) -> list[dict[str, str]]:
         """The rows of a csv file in `results`; none if there is no file."""
         path = self.results / f"{name}.csv"
-        if not path.is_file():
-            return []
-        with path.open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
+        return read_csv(path) if path.is_file() else []
 
     def variants(self, of: Benchmark) -> list[str]:
         """The variants of a benchmark, with the settings chosen for them elsewhere.
@@ -123,8 +127,9 @@ class Tables:
         chosen = {row["method"]: [f"{key}={row[key]}" for key in keys if row[key]] for row in rows}
         texts = []
         for text, variant in zip(of.variants, variants_of(of.variants), strict=True):
-            named = text if is_named(text) else f"{variant.name}={text}"
-            texts.append(",".join([named, *chosen[variant.name if variant.name in chosen else variant.method]]))
+            text = text.removeprefix(f"{variant.name}=")
+            own = chosen[variant.name if variant.name in chosen else variant.method]
+            texts.append(",".join([f"{variant.name}={text}", *own]))
         return texts
 
     def run(self, name: str, data: Path, runs: Path, jobs: int = 1) -> None:
@@ -172,42 +177,38 @@ class Tables:
         if not values:
             return NOT_RUN
         methods = [variant.name for variant in variants_of(of.variants)]
-        best = self.rows_of(f"{name}_rounds") if of.best else []
-        costs = {row["method"]: row for row in self.rows_of(of.costs)} if of.costs else {}
-        ps = {score: p_values(values, of, score) for score in of.scores}
-        rows = []
-        for method in methods:
-            mean = values.get((method, "mean"))
-            cells = [("in the paper", of.printed.get(method, ""))]
-            for score, heading in of.scores.items():
-                baseline = of.baseline_of(score)
-                cells += [(heading, spread_of(values, method, score))]
-                cells += [(f"minus `{baseline}`", difference_of(values, method, baseline, score))]
-                cells += [(f"`{of.subject}` minus this", difference_of(values, of.subject, method, score))]
-                cells += [("p", p_text(ps[score].get(method)))]
-            rounds = [float(row["accuracy"]) for row in best if row["method"] == method]
-            cells += [("best test round\\*", f"{statistics.fmean(rounds):.3f}" if rounds else "")]
-            worse = mean["worse_off"] if mean else ""
-            cells += [("worse off than alone", f"{float(worse):.0%}" if worse else "")]
-            for count, heading in COUNTS.items():
-                cells += [(heading, f"{float(mean[count] or 0):,.0f}" if mean else "")]
-            measured = costs.get(method) if of.costs else mean
-            cells += [
-                (way, format_bytes(float(measured[f"bytes_{way}"])) if measured else "") for way in ("up", "down")
-            ]
-            measured = costs.get(method)
-            work = f"{float(measured['multiplications']) / 1e6:,.0f} M" if measured else ""
-            cells += [
-                ("multiplications", work),
-                ("memory", format_bytes(float(measured["memory"])) if measured else ""),
-            ]
-            rows.append(cells)
-        kept = [place for place, column in enumerate(zip(*rows, strict=True)) if any(text for _, text in column)]
-        headings = [rows[0][place][0] for place in kept]
-        lines = [f"| method | {' | '.join(headings)} |", f"| --- |{' ---: |' * len(kept)}"]
-        for method, cells in zip(methods, rows, strict=True):
-            lines.append(f"| `{method}` | {' | '.join(cells[place][1] for place in kept)} |")
-        return "\n".join(lines)
+        filled = [column for column in self.columns(name, values, methods) if any(column[1:])]
+        head, *body = zip(["method", *(f"`{method}`" for method in methods)], *filled, strict=True)
+        lines = (head, ["---", *["---:"] * len(filled)], *body)
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+    def columns(self, name: str, values: "Values", methods: Sequence[str]) -> Iterator[list[str]]:
+        """Yield the columns of a table, each a heading and a cell for each method, "" where there is nothing."""
+        of = self.benchmarks[name]
+        yield ["in the paper", *(of.printed.get(method, "") for method in methods)]
+        for score, heading in of.scores.items():
+            baseline, ps = of.baseline_of(score), p_values(values, of, score)
+            yield [heading, *(spread_of(values, method, score) for method in methods)]
+            yield [f"minus `{baseline}`", *(difference_of(values, method, baseline, score) for method in methods)]
+            yield [f"`{of.subject}` minus this", *(difference_of(values, of.subject, each, score) for each in methods)]
+            yield ["p", *(p_text(ps.get(method)) for method in methods)]
+        best: dict[str, list[float]] = {}
+        for row in self.rows_of(f"{name}_rounds") if of.best else ():
+            best.setdefault(row["method"], []).append(float(row["accuracy"]))
+        yield [
+            "best test round\\*",
+            *(f"{statistics.fmean(best[each]):.3f}" if each in best else "" for each in methods),
+        ]
+        means = [values.get((method, "mean"), {}) for method in methods]
+        shares = [mean.get("worse_off") for mean in means]
+        yield ["worse off than alone", *(f"{float(share):.0%}" if share else "" for share in shares)]
+        for count, heading in COUNTS.items():
+            yield [heading, *(f"{float(mean[count] or 0):,.0f}" if mean else "" for mean in means)]
+        if of.costs:  # of one client in a round; the comparison's are of all in a run
+            known = {row["method"]: row for row in self.rows_of(of.costs)}
+            means = [known.get(method, {}) for method in methods]
+        for cost, (heading, text) in COSTS.items():
+            yield [heading, *(text(float(mean[cost])) if cost in mean else "" for mean in means)]
 
     def written(self, text: str) -> str:
         """The page with the tables written anew."""
@@ -258,7 +259,7 @@ def difference_of(values: Values, method: str, other: str, score: str) -> str:
     if all(ends) and (other, "difference") not in values:
         return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*map(float, ends))
     found = between(values, method, other, score)
-    return shown(found) if found else ""
+    return str(found) if found else ""
 
 
 def between(values: Values, method: str, other: str, score: str) -> Difference | None:
@@ -272,12 +273,6 @@ def between(values: Values, method: str, other: str, score: str) -> Difference |
         for which in (method, other)
     )
     return paired_difference(mine, theirs)
-
-
-def shown(difference: Difference) -> str:
-    """A difference with its interval."""
-    margin = difference.margin() or 0.0
-    return f"{difference.mean:+.3f} [{difference.mean - margin:+.3f}, {difference.mean + margin:+.3f}]"
 
 
 def p_values(values: Values, of: Benchmark, score: str) -> dict[str, float]:
@@ -298,11 +293,6 @@ def p_values(values: Values, of: Benchmark, score: str) -> dict[str, float]:
 def p_text(p: float | None) -> str:
     """A p value as the tables show it."""
     return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def is_named(variant: str) -> bool:
-    """Whether a variant's text has a name of its own."""
-    return "=" in variant.partition(",")[0]
 
 
 def best_rounds(found: Comparison) -> Iterator[tuple[object, ...]]:
@@ -344,6 +334,6 @@ def unseen_table(of: Benchmark, rows: Sequence[Mapping[str, str]]) -> str:
         received, scratch = by[name, "received", last], by[alone, "scratch", last]
         means = [statistics.fmean(each.values()) for each in (by[name, "received", 0], received, scratch)]
         gain = paired_difference(received, scratch)
-        texts = [*(f"{mean:.3f}" for mean in means), shown(gain) if gain else ""]
+        texts = [*(f"{mean:.3f}" for mean in means), str(gain) if gain else ""]
         lines.append(f"| `{name}` | {' | '.join([*texts, of.printed.get(name, '')])} |")
     return "\n".join(lines)

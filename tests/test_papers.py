@@ -18,9 +18,7 @@ FOLDER = run_configs() / "papers"
 measure: ModuleType = module_of(str(FOLDER / "measure.py"))
 page: ModuleType = measure.page
 NUMBERS: list[dict[str, str]] = page.costs.rows_of("numbers.csv")
-RUNS: dict[tuple[str, str], dict[str, Any]] = {
-    (row["preset"], row["keys"]): page.costs.settings(row) for row in NUMBERS if row["preset"]
-}
+RUNS: dict[tuple[str, str], dict[str, Any]] = page.runs_of(NUMBERS)
 
 
 def test_the_page_is_that_of_its_files() -> None:
@@ -54,8 +52,8 @@ def test_a_run_can_be_set(run: tuple[str, str]) -> None:
 
 
 def test_what_was_measured_is_among_the_numbers() -> None:
-    known = {tuple(row[name] for name in page.NUMBER) for row in NUMBERS}
-    assert {tuple(row[name] for name in page.NUMBER) for row in page.costs.rows_of("measured.csv")} <= known
+    known = {page.number_of(row) for row in NUMBERS}
+    assert {page.number_of(row) for row in page.costs.rows_of("measured.csv")} <= known
 
 
 TINY = "clients=2 local-epochs=1 samples-per-client=20"

@@ -121,10 +121,7 @@ def _accuracy(result: VariantResult, measure: str) -> str:
 def _difference(result: VariantResult, baseline: VariantResult) -> str:
     """The paired difference of personal accuracy and its interval."""
     difference = None if result is baseline else result.difference(baseline, "personal_accuracy")
-    if difference is None:
-        return "-"
-    interval = "" if difference.low is None else f" [{difference.low:+.3f}, {difference.high:+.3f}]"
-    return f"{difference.mean:+.3f}{interval}"
+    return "-" if difference is None else str(difference)
 
 
 def clients(results: Sequence[VariantResult]) -> list[list[str]]:

@@ -104,6 +104,11 @@ class Difference:
         """The upper end."""
         return None if (margin := self.margin()) is None else self.mean + margin
 
+    def __str__(self) -> str:
+        """The difference and its interval, `+0.038 [+0.003, +0.072]`, as far as it has one."""
+        interval = "" if self.low is None else f" [{self.low:+.3f}, {self.high:+.3f}]"
+        return f"{self.mean:+.3f}{interval}"
+
     @property
     def widening(self) -> float | None:
         """How much wider the test examples make the interval than seeds alone do, 0 for not at all; None if unknown."""

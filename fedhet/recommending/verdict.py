@@ -143,9 +143,7 @@ def _by_client(result: VariantResult) -> dict[str, dict[int, float]]:
 def _interval(difference: Difference | None) -> str:
     if difference is None:
         return "no difference is known"
-    low, high = difference.low, difference.high
-    between = "" if low is None or high is None else f" [{low:+.3f}, {high:+.3f}] ({CONFIDENCE:.0%} interval)"
-    return f"{difference.mean:+.3f}{between}"
+    return str(difference) if difference.low is None else f"{difference} ({CONFIDENCE:.0%} interval)"
 
 
 def _cost(result: VariantResult, clients: int) -> str:

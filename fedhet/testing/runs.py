@@ -1,7 +1,6 @@
 """The runs of the contract's tests, and the files that a run leaves."""
 
 import copy
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.client.app import make_client_app
 from fedhet.engines.local import run_locally
+from fedhet.files import read_csv
 from fedhet.flower import ClientApp, Message, RecordDict
 from fedhet.method import Method, Traits
 from fedhet.observing import Observer, RoundReport, RunInfo
@@ -139,8 +139,7 @@ class Run:
     @property
     def clients(self) -> list[dict[str, str]]:
         """The rows of `clients.csv`."""
-        with (self.folder / "clients.csv").open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
+        return read_csv(self.folder / "clients.csv")
 
     @property
     def models(self) -> dict[str, bytes]:

@@ -23,6 +23,7 @@ from fedhet.comparing.runs import Execution
 from fedhet.comparing.settings import SharedSettings, shared_settings, variants_of
 from fedhet.comparing.tuning import Tuning, tune
 from fedhet.errors import FedhetError
+from fedhet.files import read_csv
 
 HERE = Path(__file__).resolve().parent
 CONTROLS = ("local", "nearest-neighbour", "logistic-regression", "label-spreading")
@@ -95,8 +96,7 @@ class Table:
         self.path, self.columns, self.key = path, columns, key
         self.rows: dict[tuple[str, ...], Row] = {}
         if path.is_file():
-            with path.open(newline="", encoding="utf-8") as file:
-                self.rows = {self._key(row): row for row in csv.DictReader(file)}
+            self.rows = {self._key(row): row for row in read_csv(path)}
 
     def _key(self, row: Row) -> tuple[str, ...]:
         return tuple(str(row[name]) for name in self.columns[: self.key])
@@ -135,9 +135,10 @@ class Grid:
 
     def waiting(self) -> Iterator[tuple[Cell, str]]:
         """Yield what is not complete: a cell and a method, a cell after the other."""
+        settings = self.settings or self.plan["settings"]
         for cell in self.cells:
-            for method in self.methods if cell.setting in (self.settings or self.plan["settings"]) else ():
-                if self._seeds(cell, method):
+            for method in self.methods:
+                if cell.setting in settings and self._seeds(cell, method):
                     yield cell, method
 
     def _seeds(self, cell: Cell, method: str) -> list[int]:

@@ -5,7 +5,6 @@
 The page's own text stays; what is between its two marks is written anew, and a test holds it to the csv.
 """
 
-import csv
 import json
 import math
 import statistics
@@ -20,6 +19,7 @@ from fedhet.comparing.measures import CONFIDENCE, Difference, paired_difference
 from fedhet.comparing.settings import variants_of
 from fedhet.comparing.uncertainty import holm
 from fedhet.config import resolve
+from fedhet.files import read_csv
 from fedhet.registry import module_of
 from fedhet.results.plotting import INK, colour_bar, draw_image, new_figure, save_png
 
@@ -82,9 +82,14 @@ class Results:
     def difference(self, cell: Cell) -> Difference | None:
         """The paired difference to the best control, with its interval; None where something is missing."""
         line = self.line(*cell[:2])
-        if line is None or math.isnan(self.mean(cell)):
+        return None if line is None else self.between(cell, line)
+
+    def between(self, cell: Cell, other: str) -> Difference | None:
+        """The paired difference to another method in the same setting; None where seeds of one of both are missing."""
+        theirs = (*cell[:2], other)
+        if math.isnan(self.mean(cell) + self.mean(theirs)):
             return None
-        return paired_difference(self.accuracies[cell], self.accuracies[*cell[:2], line])
+        return paired_difference(self.accuracies[cell], self.accuracies[theirs])
 
     @property
     def there(self) -> set[Cell]:
@@ -188,10 +193,8 @@ def pairs(results: Results) -> Iterator[str]:
         for networks, name in NETWORKS.items():
             cells = []
             for setting in settings:
-                mine, other = (setting, networks, method), (setting, networks, control)
-                there = not math.isnan(results.mean(mine) + results.mean(other))
-                found = paired_difference(results.accuracies[mine], results.accuracies[other]) if there else None
-                cells.append(shown(found, clear=False) if found else "")
+                found = results.between((setting, networks, method), control)
+                cells.append(str(found) if found else "")
             if any(cells):
                 yield f"| `{method}` | `{control}`: {what} | {name} | {' | '.join(cells)} |"
     yield ""
@@ -248,8 +251,7 @@ def public(name: str) -> str:
 
 def shown(difference: Difference, clear: bool) -> str:
     """A difference and its interval, bold where it is clear."""
-    text = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
-    return f"**{text}**" if clear else text
+    return f"**{difference}**" if clear else str(difference)
 
 
 def heat_map(rows: Sequence[Mapping[str, str]]) -> Figure:
@@ -285,10 +287,7 @@ def page(text: str, rows: Sequence[Mapping[str, str]]) -> str:
 
 def rows_of(file: Path = HERE / "grid.csv") -> list[dict[str, str]]:
     """The rows of the csv by name of column; none as long as there is no file."""
-    if not file.is_file():
-        return []
-    with file.open(newline="", encoding="utf-8") as lines:
-        return list(csv.DictReader(lines))
+    return read_csv(file) if file.is_file() else []
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ import torch
 import fedhet
 from fedhet import models
 from fedhet.config import parse_settings, resolve
+from fedhet.files import read_csv
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.options import Config
 from fedhet.registry import module_of
@@ -48,8 +49,7 @@ Key = tuple[str, str, str]
 
 def rows_of(name: str) -> list[dict[str, str]]:
     """The rows of one of the csv files beside this one."""
-    with (HERE / name).open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_csv(HERE / name)
 
 
 def settings(number: Mapping[str, str]) -> dict[str, Any]:

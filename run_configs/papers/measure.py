@@ -7,18 +7,17 @@ a curve. Numbers that are read from `clients.csv` are left to the reader of the 
 """
 
 import argparse
-import csv
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
 from fedhet.comparing import compare
 from fedhet.comparing.measures import RunOutcome
 from fedhet.config import resolve
-from fedhet.files import write_csv
+from fedhet.files import read_csv, write_csv
 from fedhet.registry import module_of
-from fedhet.results.history import learning_curve
+from fedhet.results.history import TestSet, learning_curve
 
 HERE = Path(__file__).resolve().parent
 page = module_of(str(HERE / "page.py"))
@@ -59,10 +58,9 @@ def curve(outcome: RunOutcome) -> Iterator[tuple[object, ...]]:
     yield "round", *READ
     files = outcome.files
     at_server = ((files.summary or {}).get("common") or {}).get("received")
+    scored_on: TestSet = "common" if files.settings["test-on"] == "global" else "own"
     curves = (
-        learning_curve(
-            files.rows, files.scored, "weighted", "common" if files.settings["test-on"] == "global" else "own"
-        ),
+        learning_curve(files.rows, files.scored, "weighted", scored_on),
         learning_curve(files.rows, "received" if at_server else "trained", "weighted", "common"),
         learning_curve(files.rows, "received", "weighted") if files.has_global else [],
     )
@@ -74,11 +72,8 @@ def curve(outcome: RunOutcome) -> Iterator[tuple[object, ...]]:
 
 def results(of: tuple[str, str]) -> Iterator[dict[str, str]]:
     """Yield a row of `measured.csv` for each number that the run gives and that can be read from its curves."""
-    files = {path.stem.rpartition("seed")[2]: path for path in sorted(HERE.glob(curve_of(of).format("*")))}
-    ends = {}
-    for seed, path in files.items():
-        with path.open(newline="", encoding="utf-8") as file:
-            ends[seed] = [*csv.DictReader(file)][-1]
+    files = sorted(HERE.glob(curve_of(of).format("*")))
+    ends = {path.stem.rpartition("seed")[2]: read_csv(path)[-1] for path in files}
     for row in costs.rows_of("numbers.csv"):
         if (row["preset"], row["keys"]) == of and row["read"] in READ:
             value = 100 * statistics.fmean(float(end[row["read"]]) for end in ends.values())
@@ -86,9 +81,9 @@ def results(of: tuple[str, str]) -> Iterator[dict[str, str]]:
             yield {**{name: row[name] for name in page.NUMBER}, **found, "curve": curve_of(of)}
 
 
-def add(rows: Mapping[tuple[str, ...], Mapping[str, str]]) -> None:
+def add(rows: Iterable[Mapping[str, str]]) -> None:
     """Write rows into `measured.csv`, in place of what it has for the same numbers."""
-    known = {page.number_of(row): row for row in costs.rows_of("measured.csv")} | dict(rows)
+    known = {page.number_of(row): row for row in (*costs.rows_of("measured.csv"), *rows)}
     write_csv(HERE / "measured.csv", [MEASURED, *([row[name] for name in MEASURED] for row in known.values())])
 
 
@@ -106,7 +101,7 @@ def main() -> None:
     outcome = run(of, given.seed, given.data, given.runs / path.stem)
     path.parent.mkdir(exist_ok=True)
     write_csv(path, curve(outcome))
-    found = {page.number_of(row): row for row in results(of)}
+    found = list(results(of))
     add(found)
     print(f"{path}; numbers added to measured.csv: {len(found)}")
 

@@ -8,6 +8,7 @@ Each benchmark is the preset of the paper's run with the keys that scale it down
 
 import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +27,25 @@ SMALL = {"input-size": 16}
 CONTROLS = "run_configs/fedma/controls.py"
 STARTS = ("GHN init", "from scratch")
 
+NUMBERS = [
+    row
+    for row in costs.rows_of("numbers.csv")
+    if row["dataset"].startswith("CIFAR-10") and row["dataset"] != "CIFAR-100"
+]
+"""The papers' numbers for CIFAR-10, also with grey images."""
+
 
 def printed(paper: str, setting: str, methods: Mapping[str, str], table: str = "") -> dict[str, str]:
-    """A paper's numbers for CIFAR-10 in a setting, by variant; the mean over architectures, where it has several."""
-    found: dict[str, str] = {}
-    for variant, texts in methods.items():
-        shown = []
-        for text in texts.split(", "):
-            method, _, unit = text.partition(": ")
-            values = [
-                float(row["value"])
-                for row in costs.rows_of("numbers.csv")
-                if row["paper"] == paper
-                and row["dataset"].startswith("CIFAR-10")
-                and row["dataset"] != "CIFAR-100"
-                and setting in row["setting"]
-                if row["table"].startswith(table or row["table"]) and row["method"].startswith(method)
-            ]
-            shown.append(f"{statistics.fmean(values) / 100:.3f} {unit}".strip())
-        found[variant] = ", ".join(shown)
+    """A paper's numbers in a setting, by variant, of the methods whose names begin so: their mean."""
+    found = {}
+    for variant, method in methods.items():
+        values = [
+            float(row["value"])
+            for row in NUMBERS
+            if row["paper"] == paper and setting in row["setting"] and row["table"].startswith(table)
+            if row["method"].startswith(method)
+        ]
+        found[variant] = f"{statistics.fmean(values) / 100:.3f}"
     return found
 
 
@@ -54,6 +55,9 @@ def fedhenn(classes: int, **more: Any) -> Any:
     eta0 is so much larger that the term's weight in the last of 30 rounds is that in the last of the paper's 200.
     """
     keys = {"clients": 20, "samples-per-client": 100, "rounds": 30, "fedhenn.rad-size": 200, "fedhenn.rad-batch": 64}
+    setting = f"100 clients, {classes} cls"
+    served = printed("FedHeNN", setting, {"fedavg": "FedAvg", "fedprox": "FedProx", "fedhenn": "FedHeNN-global"})
+    own = printed("FedHeNN", setting, {"fedhenn": "FedHeNN-homo", "fedrep": "FedRep"})
     return tables.Benchmark(
         "fedhenn/cifar10_2cls_homogeneous.toml",
         {**SMALL, **keys, "classes-per-client": classes, "fedhenn.eta0": 0.0026, "evaluate-every": 30},
@@ -66,16 +70,11 @@ def fedhenn(classes: int, **more: Any) -> Any:
         baselines={"global_accuracy": "fedavg"},
         seeds=SEEDS,
         scores={"personal_accuracy": "personal models", "global_accuracy": "global model"},
-        printed=printed(
-            "FedHeNN",
-            f"100 clients, {classes} cls",
-            {
-                "fedavg": "FedAvg: global",
-                "fedprox": "FedProx: global",
-                "fedhenn": "FedHeNN-homo: personal, FedHeNN-global: global",
-                "fedrep": "FedRep: personal",
-            },
-        ),
+        printed={
+            **{name: f"{number} global" for name, number in served.items()},
+            "fedhenn": f"{own['fedhenn']} personal, {served['fedhenn']} global",
+            "fedrep": f"{own['fedrep']} personal",
+        },
         **more,
     )
 
@@ -84,12 +83,10 @@ def family(classes: int, **more: Any) -> Any:
     """FedHeNN's table 2 with five networks."""
     alike = fedhenn(classes)
     keys = {"architectures": "cnn-family", "assign": "random", "fedhenn.setting": "heterogeneous"}
-    return tables.Benchmark(
-        alike.preset,
-        {**alike.keys, **keys},
-        ("local", "fedhenn"),
-        "local",
-        seeds=SEEDS,
+    return replace(
+        alike,
+        keys={**alike.keys, **keys},
+        variants=("local", "fedhenn"),
         scores={"personal_accuracy": "personal models"},
         printed=printed("FedHeNN", f"100 clients, {classes} cls", {"fedhenn": "FedHeNN-hetero"}),
         **more,
@@ -218,15 +215,14 @@ def unseen(**more: Any) -> Any:
     for number, name in enumerate(names):
         both = [printed("FLHA-GHN", f"leave-one-out Arch{number}", {name: of}, "Table 6")[name] for of in STARTS]
         numbers[name] = f"{both[0]}; from scratch {both[1]}"
-    return tables.Benchmark(
-        alike.preset,
-        {**alike.keys, "unseen-clients": 1, "unseen-epochs": 60},
-        (
+    return replace(
+        alike,
+        keys={**alike.keys, "unseen-clients": 1, "unseen-epochs": 60},
+        variants=(
             *(f"{name}=flha-ghn,architectures={networks}" for name, networks in order.items()),
             *(f"{name}{tables.SCRATCH}=local,architectures={networks}" for name, networks in order.items()),
         ),
-        names[0],
-        seeds=SEEDS,
+        baseline=names[0],
         unseen=True,
         printed=numbers,
         **more,
