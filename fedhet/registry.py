@@ -212,7 +212,7 @@ def module_of(name: str) -> ModuleType:
     module = sys.modules[name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # whatever the file raised: half a module must not stay
         del sys.modules[name]
         raise
     return module

@@ -131,7 +131,7 @@ def _follow(
             watch.look()
             time.sleep(0.2)
         watch.look()
-    except BaseException:
+    except BaseException:  # Ctrl-C too: the run must not go on without us
         if (run := started()) is not None:
             log.warning("stopping the run")
             ask("stop", run, engine)

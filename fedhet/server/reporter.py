@@ -49,7 +49,7 @@ class Reporter:
         """Context of a run, at whose end observers are told the outcome and the matrices of the report."""
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C too: observers are told how every run ended
             for observer in self.observers:
                 observer.failed(self.info(), error)
             raise

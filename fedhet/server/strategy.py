@@ -257,7 +257,7 @@ class FederatedStrategy(Rounds[P, S], Strategy):
         """Context of a hook: its exception ends the run."""
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C too: the run ends with it, raised again
             self._end(error)
             raise
 
