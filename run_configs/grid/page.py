@@ -42,6 +42,7 @@ PAIRS = {
     ("propagation", "fedhenn"): "the spectral target alone",
     ("fedhenn", "label-spreading"): "no networks and no peers",
     ("fedmd", "label-spreading"): "no networks and no peers",
+    ("fedmd", "local-mixed"): "the same images and labels, no federation",
     ("flha-ghn", "layer-average"): "no hypernetwork",
     ("fedma", "fedavg"): "no matching",
 }
@@ -52,7 +53,7 @@ Cell = tuple[str, str, str]
 
 
 class Results:
-    """The rows of the csv: the methods that have some, and accuracies by seed, steps and reasons by cell."""
+    """The rows of the csv: the methods that have some, and accuracies by seed, gradient steps and reasons by cell."""
 
     def __init__(self, rows: Sequence[Mapping[str, str]]) -> None:
         """Sort the rows by cell."""
@@ -60,6 +61,7 @@ class Results:
         self.methods = [name for name in METHODS if name in known]
         self.accuracies: dict[Cell, dict[int, float]] = {}
         self.reasons: dict[Cell, str] = {}
+        self.private_steps: dict[Cell, int] = {}
         self.steps: dict[Cell, int] = {}
         for row in rows:
             cell = row["setting"], row["networks"], row["method"]
@@ -67,7 +69,7 @@ class Results:
                 self.reasons[cell] = row["reason"]
             else:
                 self.accuracies.setdefault(cell, {})[int(row["seed"])] = float(row["personal_accuracy"])
-                self.steps[cell] = int(row["private_steps"])
+                self.private_steps[cell], self.steps[cell] = int(row["private_steps"]), int(row["steps"])
 
     def mean(self, cell: Cell) -> float:
         """The mean accuracy over all seeds; NaN unless all of them are there."""
@@ -90,6 +92,11 @@ class Results:
         if math.isnan(self.mean(cell) + self.mean(theirs)):
             return None
         return paired_difference(self.accuracies[cell], self.accuracies[theirs])
+
+    @property
+    def begun(self) -> list[str]:
+        """The settings with any run."""
+        return [setting for setting in SETTINGS if any(cell[0] == setting for cell in self.accuracies)]
 
     @property
     def there(self) -> set[Cell]:
@@ -141,7 +148,7 @@ def generated(rows: Sequence[Mapping[str, str]]) -> str:
     for networks, name in NETWORKS.items():
         text += [f"### {name.capitalize()}: `{PLAN['networks'][networks]['architectures']}`\n"]
         text += [*table(results, networks), ""]
-    return "\n".join([*text, *pairs(results), *for_whom(results)])
+    return "\n".join([*text, *pairs(results), *more_steps(results), *for_whom(results)])
 
 
 def table(results: Results, networks: str) -> Iterator[str]:
@@ -174,9 +181,9 @@ def table(results: Results, networks: str) -> Iterator[str]:
         yield f"- {', '.join(f'`{name}`' for name in dict.fromkeys(methods))}: {reason}"
     other = [
         f"`{name}` {steps:,} instead of {usual:,} ({setting})"
-        for (setting, where, name), steps in results.steps.items()
+        for (setting, where, name), steps in results.private_steps.items()
         if where == networks and name not in grid.CONTROLS and name not in PLAN["variants"]
-        if steps != (usual := results.steps.get((setting, networks, "local"), steps))
+        if steps != (usual := results.private_steps.get((setting, networks, "local"), steps))
     ]
     if other:
         yield f"\nOther gradient steps on private examples than `local`, of all clients together: {'; '.join(other)}."
@@ -186,7 +193,7 @@ def pairs(results: Results) -> Iterator[str]:
     """Yield the lines of the table of methods beside their controls."""
     yield "### Methods beside their controls\n"
     yield "A method's difference to what takes away the thing that it rests on, paired as above.\n"
-    settings = [each for each in SETTINGS if any(cell[0] == each for cell in results.accuracies)]
+    settings = results.begun
     yield f"| method | minus | networks | {' | '.join(settings)} |"
     yield f"| --- | --- | --- |{' ---: |' * len(settings)}"
     for (method, control), what in PAIRS.items():
@@ -197,6 +204,21 @@ def pairs(results: Results) -> Iterator[str]:
                 cells.append(str(found) if found else "")
             if any(cells):
                 yield f"| `{method}` | `{control}`: {what} | {name} | {' | '.join(cells)} |"
+    yield ""
+
+
+def more_steps(results: Results) -> Iterator[str]:
+    """Yield the lines of the table of methods that train on public examples, too, and of `local` as many do."""
+    yield "### Methods with more gradient steps\n"
+    yield "All gradient steps of a run, also those on public examples. All other methods have those of `local`.\n"
+    yield f"| method | networks | {' | '.join(results.begun)} |"
+    yield f"| --- | --- |{' ---: |' * len(results.begun)}"
+    for method in results.methods:
+        for networks, name in NETWORKS.items():
+            steps = {setting: results.steps.get((setting, networks, method), 0) for setting in results.begun}
+            usual = {setting: results.steps.get((setting, networks, "local"), 0) for setting in results.begun}
+            if any(steps[setting] > (usual[setting] if method != "local" else 0) for setting in steps):
+                yield f"| `{method}` | {name} | {' | '.join(f'{each:,}' if each else '' for each in steps.values())} |"
     yield ""
 
 

@@ -128,13 +128,28 @@ def test_the_costs_of_every_method_are_known() -> None:
 
 
 def row(method: str, seed: object, accuracy: object, reason: str = "", steps: int = 1000) -> Mapping[str, str]:
-    cell = {"setting": page.SETTINGS[0], "networks": "mixed", "method": method, "private_steps": str(steps)}
+    cell = {
+        "setting": page.SETTINGS[0],
+        "networks": "mixed",
+        "method": method,
+        "private_steps": str(steps),
+        "steps": str(steps),
+    }
     return cell | {"seed": str(seed), "personal_accuracy": str(accuracy), "reason": reason}
 
 
 def test_a_row_with_other_steps_than_local_is_listed() -> None:
     text = page.generated([row("local", 0, 0.5), row("fd", 0, 0.5), row("fedmd", 0, 0.5, steps=1400)])
     assert f"all clients together: `fedmd` 1,400 instead of 1,000 ({page.SETTINGS[0]}).\n" in text
+
+
+def test_methods_that_train_on_public_examples_too_have_their_steps_in_a_table() -> None:
+    more = {**row("fedmd", 0, 0.5), "steps": "1400"}
+    lines = list(page.more_steps(page.Results([row("local", 0, 0.5), row("fd", 0, 0.5), more])))
+    assert [line for line in lines if line.startswith("| `")] == [
+        "| `local` | four architectures | 1,000 |",
+        "| `fedmd` | four architectures | 1,400 |",
+    ]
 
 
 def test_a_difference_is_to_the_best_control_seed_by_seed() -> None:
