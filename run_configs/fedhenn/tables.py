@@ -37,9 +37,7 @@ def targets(dataset: str, networks: str) -> Any:
     keys: dict[str, Any] = {"architectures": networks, "dataset": dataset}
     if dataset != "digits":
         keys["input-size"] = 14
-    kernel, propagation = f"{CONTROLS}:frobenius,fedhenn.target=kernel", "run_configs/fedhenn/propagation.py"
-    spread = (f"propagation={propagation}:propagation", f"propagation-own={propagation}:own")
-    variants = (*WITHOUT_PEERS, f"kernel={kernel}", "spectral=fedhenn", *spread)
+    variants = (*WITHOUT_PEERS, f"kernel={CONTROLS}:frobenius,fedhenn.target=kernel", "spectral=fedhenn")
     return spectral(variants, keys, tuning=TUNING)
 
 
