@@ -36,6 +36,10 @@ NEEDS = ("", "unlabelled", "labelled")
 """How methods need the public examples, the least first."""
 
 PAIRS = {
+    **{
+        (method, "local"): "training alone"
+        for method in ("fedhenn", "fedmd", "fedharm", "fedproto", "layer-average", "flha-ghn", "fedavg", "fedma")
+    },
     ("fedharm", "fedharm-own"): "the client's own descriptors, no peers",
     ("fedharm", "local-mixed"): "the same images and labels, no federation",
     ("propagation", "propagation-own"): "the graph of the client's own posteriors, no peers",
@@ -46,7 +50,7 @@ PAIRS = {
     ("flha-ghn", "layer-average"): "no hypernetwork",
     ("fedma", "fedavg"): "no matching",
 }
-"""Methods, each beside what takes away what it rests on, and what that is."""
+"""Methods, each beside training alone or what takes away what it rests on, and what that is."""
 
 Cell = tuple[str, str, str]
 """Setting, networks and method."""
@@ -192,7 +196,7 @@ def table(results: Results, networks: str) -> Iterator[str]:
 def pairs(results: Results) -> Iterator[str]:
     """Yield the lines of the table of methods beside their controls."""
     yield "### Methods beside their controls\n"
-    yield "A method's difference to what takes away the thing that it rests on, paired as above.\n"
+    yield "A method's difference to training alone, or to what takes away that on which it rests, paired as above.\n"
     settings = results.begun
     yield f"| method | minus | networks | {' | '.join(settings)} |"
     yield f"| --- | --- | --- |{' ---: |' * len(settings)}"
