@@ -38,7 +38,17 @@ NEEDS = ("", "unlabelled", "labelled")
 PAIRS = {
     **{
         (method, "local"): "training alone"
-        for method in ("fedhenn", "fedmd", "fedharm", "fedproto", "layer-average", "flha-ghn", "fedavg", "fedma")
+        for method in (
+            "fedhenn",
+            "fedmd",
+            "fedharm",
+            "fedproto",
+            "fedgen",
+            "layer-average",
+            "flha-ghn",
+            "fedavg",
+            "fedma",
+        )
     },
     ("fedharm", "fedharm-own"): "the client's own descriptors, no peers",
     ("fedharm", "local-mixed"): "the same images and labels, no federation",
@@ -48,6 +58,7 @@ PAIRS = {
     ("fedmd", "label-spreading"): "no networks and no peers",
     ("fedmd", "local-mixed"): "the same images and labels, no federation",
     ("flha-ghn", "layer-average"): "no hypernetwork",
+    ("fedgen", "lg-fedavg"): "heads averaged, nothing generated",
     ("fedma", "fedavg"): "no matching",
 }
 """Methods, each beside training alone or what takes away what it rests on, and what that is."""
