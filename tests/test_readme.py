@@ -380,7 +380,7 @@ def test_every_command_of_a_study_is_understood(command: str, monkeypatch: pytes
 
 
 def test_the_pages_of_studies_have_commands() -> None:
-    assert len(commands(STUDIES)) >= 25
+    assert len(commands(STUDIES)) >= 15, "others are benchmarks of a tables.py: see test_benchmarks.py"
 
 
 PUBLIC = {

@@ -43,6 +43,7 @@ def digits(shared: bool) -> Any:
             *("ensemble=ensemble,rounds=1", "fedavg-once=fedavg,rounds=1"),
         ),
         "fedavg-3",
+        subject="fedma-2x",
         scores={"common_accuracy": "global model"},
         tuning=Tuning({"learning-rate": (0.02, 0.05, 0.1)}, (10, 11)),
     )
