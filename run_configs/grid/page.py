@@ -7,6 +7,7 @@ The page's own text stays; what is between its two marks is written anew, and a 
 
 import json
 import math
+import operator
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -225,15 +226,16 @@ def pairs(results: Results) -> Iterator[str]:
 def more_steps(results: Results) -> Iterator[str]:
     """Yield the lines of the table of methods that train on public examples, too, and of `local` as many do."""
     yield "### Methods with more gradient steps\n"
-    yield "All gradient steps of a run, also those on public examples. All other methods have those of `local`.\n"
-    yield f"| method | networks | {' | '.join(results.begun)} |"
-    yield f"| --- | --- |{' ---: |' * len(results.begun)}"
+    yield "All gradient steps of a run, also those on public examples. Others that train have those of `local`.\n"
+    settings = results.begun
+    yield f"| method | networks | {' | '.join(settings)} |"
+    yield f"| --- | --- |{' ---: |' * len(settings)}"
     for method in results.methods:
         for networks, name in NETWORKS.items():
-            steps = {setting: results.steps.get((setting, networks, method), 0) for setting in results.begun}
-            usual = {setting: results.steps.get((setting, networks, "local"), 0) for setting in results.begun}
-            if any(steps[setting] > (usual[setting] if method != "local" else 0) for setting in steps):
-                yield f"| `{method}` | {name} | {' | '.join(f'{each:,}' if each else '' for each in steps.values())} |"
+            steps = [results.steps.get((setting, networks, method), 0) for setting in settings]
+            alone = [results.steps.get((setting, networks, "local"), 0) for setting in settings]
+            if any(map(operator.gt, steps, alone)) or (method == "local" and any(steps)):
+                yield f"| `{method}` | {name} | {' | '.join(f'{each:,}' if each else '' for each in steps)} |"
     yield ""
 
 
