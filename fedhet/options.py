@@ -136,6 +136,7 @@ class Config:
     )
     momentum: float = option(0.0, "momentum of SGD", at_least=0, below=1, needs={"optimizer": ("sgd",)})
     weight_decay: float = option(0.0, "weight decay on weights (biases and normalisation have none)", at_least=0)
+    clip_gradients: float = option(0.0, "largest norm of a step's gradient, scaled down to it; 0: any", at_least=0)
     augment: bool = option(False, "augment training batches as the data set defines it")
     input_size: int = _split(0, "resize images to this many pixels a side; 0: as they are", at_least=0, at_most=2048)
     public_samples: int = _split(

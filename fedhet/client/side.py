@@ -156,7 +156,9 @@ class Client:
 
         settings = (config.momentum, config.weight_decay, self.data.batch_size or config.batch_size)
         changing = schedule if stepwise else None
-        return Optimisation(config.optimizer, schedule(0.0), *settings, changing, bf16, self.least)
+        return Optimisation(
+            config.optimizer, schedule(0.0), *settings, changing, bf16, self.least, config.clip_gradients
+        )
 
     def prepare(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
         """Transform raw inputs to a training batch, augmented if that is configured."""

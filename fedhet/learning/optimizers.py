@@ -26,6 +26,7 @@ class Optimisation:
         schedule: from how much of the phase is done, 0 to 1, to the learning rate of a step.
         bf16: whether forward passes are computed in bfloat16 (and so their gradients); weights and losses are float32.
         least: examples in the smallest mini-batch: a smaller rest of an epoch joins the one before it.
+        clip_gradients: largest norm of the gradient of all parameters of a step, which is scaled down to it; 0: any.
     """
 
     optimizer: str = "sgd"
@@ -36,6 +37,7 @@ class Optimisation:
     schedule: Callable[[float], float] | None = None
     bf16: bool = False
     least: int = 1
+    clip_gradients: float = 0.0
 
     def at(self, rate: float) -> "Optimisation":
         """The same at a constant learning rate; 0: at its own."""

@@ -171,6 +171,8 @@ def train(
         for step in _passes(model, named, phase, examples, lambda inputs: prepare(inputs, generator), rows):
             loss = _loss(step, phase, task, recorded)
             Backward(loss).run()
+            if phase.optimisation.clip_gradients:
+                nn.utils.clip_grad_norm_(parameters, phase.optimisation.clip_gradients)
             if schedule is not None:
                 for group in optimizer.param_groups:
                     group["lr"] = schedule(step.number / total)

@@ -30,8 +30,10 @@ def client_in(round, **settings):
 
 def test_the_optimisation_of_a_round_is_as_configured():
     settings = {"optimizer": "sgd", "momentum": 0.5, "weight-decay": 0.1, "batch-size": 7, "learning-rate": 0.2}
+    settings["clip-gradients"] = 3.0
     found = client_in(2, rounds=4, **settings, **{"lr-schedule": "linear"}).optimisation()
     assert (found.optimizer, found.momentum, found.weight_decay, found.batch_size) == ("sgd", 0.5, 0.1, 7)
+    assert found.clip_gradients == 3.0
     assert (found.learning_rate, found.schedule) == (pytest.approx(0.15), None)
     closing = client_in(5, rounds=4, **settings, **{"lr-schedule": "linear"}).optimisation()
     assert closing.learning_rate == pytest.approx(0.05), "the closing round has the last round's rate"

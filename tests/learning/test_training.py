@@ -115,6 +115,19 @@ def test_weight_decay_leaves_biases_and_normalisation_alone(optimizer):
     assert [decay[id(p)] for p in model.parameters()] == [0.3 if p.ndim > 1 else 0 for p in model.parameters()]
 
 
+def test_gradients_are_scaled_down_to_a_norm_and_left_if_they_are_below_it():
+    steps = {}
+    for norm in (0.0, 1e-3, 1e9):
+        model = network()
+        before = copy(model)
+        how = Optimisation(learning_rate=1.0, batch_size=8, clip_gradients=norm)
+        run(model, Phase(0, how, steps=1), examples_of(8))
+        steps[norm] = torch.cat([(p - before[name]).flatten() for name, p in model.named_parameters()])
+    assert torch.equal(steps[0.0], steps[1e9])
+    assert steps[1e-3].norm().item() == pytest.approx(1e-3, rel=1e-3)
+    assert torch.cosine_similarity(steps[0.0], steps[1e-3], dim=0).item() == pytest.approx(1.0)
+
+
 def test_the_mean_loss_weighs_batches_by_their_size():
     model, examples = network(), examples_of(7)
     for parameter in model.parameters():
