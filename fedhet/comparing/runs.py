@@ -51,7 +51,9 @@ def _conflict(run: PlannedRun, supplied: Supplied) -> str | None:
         return None
     if not (run.folder / "config.toml").is_file():
         return f"{run.folder} is there already and is not the directory of a run: choose another folder"
-    there, wanted = configuration.read(run.folder / "config.toml", supplied.words.keys()), run.settings.flat()
+    wanted = run.settings.flat()
+    defaults = {key: field.default for key, field in run.settings.specs().items()}  # of keys that came after that run
+    there = defaults | configuration.read(run.folder / "config.toml", supplied.words.keys())
     in_vain = {*without_effect(run.settings, registry.traits(run.settings))}
     in_vain |= {"dataset"} if supplied.data is not None else set()
     different = [

@@ -237,6 +237,15 @@ def test_a_folder_by_the_name_of_a_presets_data_set_holds_the_same_run(tmp_path)
         check([run], supplied)
 
 
+def test_a_folder_from_before_a_key_came_holds_the_run_with_its_default(tmp_path):
+    own = shared(["local"], {"preset": "local/digits"})
+    before = own.plan("local", 0, tmp_path).settings.flat()
+    (tmp_path / "config.toml").write_text(to_toml({key: before[key] for key in before.keys() - {"clip-gradients"}}))
+    check([own.plan("local", 0, tmp_path)])
+    with pytest.raises(ConfigError, match=r"other settings \(clip-gradients = 0.0 instead of 2.0\)"):
+        check([own.plan("local", 0, tmp_path, {"clip-gradients": 2.0})])
+
+
 def test_a_preset_or_method_that_asks_for_a_common_test_set_is_no_users_choice():
     part = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
     supplied = Supplied(data=lambda client: (part, part))
