@@ -45,6 +45,7 @@ MEASURED = (4, 5, 6, 7)
 """Partition ids of clients, one of each kind, whose costs are measured when others have warmed up the process."""
 
 costs = module_of(str(run_configs() / "grid" / "costs.py"))
+marks = module_of(str(run_configs() / "marks.py"))
 
 
 @dataclass(frozen=True)
@@ -215,8 +216,7 @@ class Tables:
         for name in self.benchmarks:
             begin, end = BEGIN.format(name), END.format(name)
             if begin in text:
-                before, rest = text.split(begin)
-                text = f"{before}{begin}\n{self.table(name)}\n\n{end}{rest.split(end)[1]}"
+                text = marks.between(text, begin, end, self.table(name))
         return text
 
     def main(self) -> None:

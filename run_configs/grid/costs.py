@@ -39,6 +39,7 @@ BEGIN, END = "<!-- made by costs.py -->\n", "<!-- end of costs -->\n"
 COLUMNS = ("method", "part", "bytes_up", "bytes_down", "multiplications", "memory", "seconds", "reason")
 
 grid = module_of(str(HERE / "grid.py"))
+marks = module_of(str(HERE.parent / "marks.py"))
 PLAN = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
 
 SIZES = {
@@ -154,8 +155,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
 
 def page(text: str, rows: Sequence[Mapping[str, str]]) -> str:
     """The page with the table written anew."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + "\n" + table(rows) + "\n\n" + END + rest.split(END)[1]
+    return str(marks.between(text, BEGIN, END, table(rows)))
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ PAGE, PICTURE = HERE / "README.md", HERE / "heatmap.png"
 BEGIN, END = "<!-- made by page.py -->\n", "<!-- end -->\n"
 
 grid = module_of(str(HERE / "grid.py"))
+marks = module_of(str(HERE.parent / "marks.py"))
 PLAN = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
 SETTINGS, METHODS = list(PLAN["settings"]), list(grid.methods(PLAN))
 
@@ -164,7 +165,7 @@ def generated(rows: Sequence[Mapping[str, str]]) -> str:
     for networks, name in NETWORKS.items():
         text += [f"### {name.capitalize()}: `{PLAN['networks'][networks]['architectures']}`\n"]
         text += [*table(results, networks), ""]
-    return "\n".join([*text, *pairs(results), *more_steps(results), *for_whom(results)])
+    return "\n".join([*text, *pairs(results), *more_steps(results), *for_whom(results)]).strip()
 
 
 def table(results: Results, networks: str) -> Iterator[str]:
@@ -320,8 +321,7 @@ def heat_map(rows: Sequence[Mapping[str, str]]) -> Figure:
 
 def page(text: str, rows: Sequence[Mapping[str, str]]) -> str:
     """The page with what is between its marks written anew."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + "\n" + generated(rows) + "\n" + END + rest.split(END)[1]
+    return str(marks.between(text, BEGIN, END, generated(rows)))
 
 
 def rows_of(file: Path = HERE / "grid.csv") -> list[dict[str, str]]:
