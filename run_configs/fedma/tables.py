@@ -44,6 +44,7 @@ def digits(shared: bool) -> Any:
         ),
         "fedavg-3",
         subject="fedma-2x",
+        seeds=range(10),
         scores={"common_accuracy": "global model"},
         tuning=Tuning({"learning-rate": (0.02, 0.05, 0.1)}, (10, 11)),
     )
