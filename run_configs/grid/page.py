@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from matplotlib.figure import Figure
 
@@ -33,6 +34,8 @@ marks = module_of(str(HERE.parent / "marks.py"))
 PLAN = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
 SETTINGS, METHODS = list(PLAN["settings"]), list(grid.methods(PLAN))
 
+Key = TypeVar("Key")
+
 NETWORKS = {"mixed": "four architectures", "equal": "equal networks"}
 NEEDS = ("", "unlabelled", "labelled")
 """How methods need the public examples, the least first."""
@@ -42,6 +45,7 @@ PAIRS = {
         (method, "local"): "training alone"
         for method in (
             "fedhenn",
+            "fedhenn-clipped",
             "fedmd",
             "fedharm",
             "fedproto",
@@ -57,6 +61,8 @@ PAIRS = {
     ("propagation", "propagation-own"): "the graph of the client's own posteriors, no peers",
     ("propagation", "fedhenn"): "the spectral target alone",
     ("fedhenn", "label-spreading"): "no networks and no peers",
+    ("fedhenn-clipped", "label-spreading"): "no networks and no peers",
+    ("fedhenn-clipped", "fedhenn"): "gradients of any norm",
     ("fedmd", "label-spreading"): "no networks and no peers",
     ("fedmd", "local-mixed"): "the same images and labels, no federation",
     ("flha-ghn", "layer-average"): "no hypernetwork",
@@ -67,6 +73,12 @@ PAIRS = {
 
 Cell = tuple[str, str, str]
 """Setting, networks and method."""
+
+
+def different(found: Mapping[Key, Difference]) -> list[Key]:
+    """The differences from 0, by p-values corrected for their number (Holm)."""
+    ps = {key: each.p for key, each in found.items() if each.p is not None}
+    return [key for key, p in zip(ps, holm([*ps.values()]), strict=True) if p < 1 - CONFIDENCE]
 
 
 class Results:
@@ -147,11 +159,8 @@ class Results:
     def clear(self, setting: str, networks: str) -> list[str]:
         """The methods above the best control, by p-values corrected for the number of methods (Holm)."""
         others = [name for name in self.methods if name != self.line(setting, networks)]
-        found = {name: self.difference((setting, networks, name)) for name in others}
-        known = {name: (each.mean, each.p) for name, each in found.items() if each is not None and each.p is not None}
-        corrected = holm([p for _, p in known.values()])
-        above = zip(known.items(), corrected, strict=True)
-        return [name for (name, (mean, _)), p in above if mean > 0 and p < 1 - CONFIDENCE]
+        known = {name: found for name in others if (found := self.difference((setting, networks, name)))}
+        return [name for name in different(known) if known[name].mean > 0]
 
 
 def generated(rows: Sequence[Mapping[str, str]]) -> str:
@@ -209,16 +218,20 @@ def table(results: Results, networks: str) -> Iterator[str]:
 def pairs(results: Results) -> Iterator[str]:
     """Yield the lines of the table of methods beside their controls."""
     yield "### Methods beside their controls\n"
-    yield "A method's difference to training alone, or to what takes away that on which it rests, paired as above.\n"
+    yield (
+        "A method's difference to training alone, or to what takes away that on which it rests, paired as above; bold "
+        "where p < 0.05, corrected for all differences of the pair (Holm).\n"
+    )
     settings = results.begun
     yield f"| method | minus | networks | {' | '.join(settings)} |"
     yield f"| --- | --- | --- |{' ---: |' * len(settings)}"
     for (method, control), what in PAIRS.items():
+        every = {(setting, networks): (setting, networks, method) for networks in NETWORKS for setting in settings}
+        known = {key: found for key, cell in every.items() if (found := results.between(cell, control))}
+        clear = different(known)
+        texts = {key: shown(found, key in clear) for key, found in known.items()}
         for networks, name in NETWORKS.items():
-            cells = []
-            for setting in settings:
-                found = results.between((setting, networks, method), control)
-                cells.append(str(found) if found else "")
+            cells = [texts.get((setting, networks), "") for setting in settings]
             if any(cells):
                 yield f"| `{method}` | `{control}`: {what} | {name} | {' | '.join(cells)} |"
     yield ""

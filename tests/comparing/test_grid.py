@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -127,7 +127,7 @@ def test_the_costs_of_every_method_are_known() -> None:
         assert 0.25 < found[method, "half"] / found[method, "whole"] < 0.35
 
 
-def row(method: str, seed: object, accuracy: object, reason: str = "", steps: int = 1000) -> Mapping[str, str]:
+def row(method: str, seed: object, accuracy: object, reason: str = "", steps: int = 1000) -> dict[str, str]:
     cell = {
         "setting": page.SETTINGS[0],
         "networks": "mixed",
@@ -200,8 +200,26 @@ def test_a_method_stands_beside_its_control_seed_by_seed() -> None:
     lines = list(page.pairs(page.Results(known)))
     assert [line for line in lines if line.startswith("| `")] == [
         "| `fedharm` | `local-mixed`: the same images and labels, no federation | four architectures | "
-        "+0.100 [+0.100, +0.100] |"
+        "**+0.100 [+0.100, +0.100]** |"
     ]
+
+
+def test_of_many_differences_those_are_clear_that_are_after_correction() -> None:
+    seeds, settings = page.PLAN["seeds"], page.SETTINGS[:7]
+    known = [row("local-mixed", seed, 0.8) | {"setting": each} for each in settings for seed in seeds]
+    steps = (0.00, 0.02, 0.04, 0.06, 0.03)  # p = .04
+    gains = {settings[0]: (0.2, 0.21, 0.2, 0.19, 0.2), settings[1]: steps} | dict.fromkeys(
+        settings[2:], (0.1, -0.1, 0.1, -0.1, 0.0)
+    )
+    known += [
+        row("fedharm", seed, 0.8 + gain) | {"setting": each}
+        for each, gained in gains.items()
+        for seed, gain in zip(seeds, gained, strict=True)
+    ]
+    (line,) = (line for line in page.pairs(page.Results(known)) if line.startswith("| `"))
+    cells = line.split(" | ")[3:]
+    assert cells[0].startswith("**+0.200")
+    assert re.match(r"\+0.030 \[\+0\.", cells[1]), "its own interval is above 0"
 
 
 def test_whom_to_take_is_counted_by_settings() -> None:
