@@ -137,15 +137,25 @@ def shared_settings(
 
     by_hand = configuration.names_of(config) | of_siblings.keys()
 
-    def complete(variant: Variant, settings: Mapping[str, Value]) -> Config:
+    def resolve(variant: Variant, settings: Mapping[str, Value]) -> Config:
         chosen = {**base, "rounds": rounds[variant.name], **settings, "method": variant.method}
-        resolved, names = configuration.resolve(chosen, strict=False), by_hand | settings.keys()
+        return configuration.resolve(chosen, strict=False)
+
+    def complete(variant: Variant, settings: Mapping[str, Value]) -> Config:
+        resolved, names = resolve(variant, settings), by_hand | settings.keys()
         idle = tuple((key, why) for key, why in resolved.idle if key in names)  # and not what presets set
         return supplied.adapted(resolved.but(chosen=names, idle=idle))
 
     completed = {variant.name: complete(variant, variant.settings) for variant in variants}
-    for_all = {key: value for key, value in complete(variants[0], {}).flat().items() if "." not in key}
-    for_all |= _training_for_all(base, variants[0])
+    in_vain = {variant.name: {key for key, _ in resolve(variant, {}).idle} for variant in variants}
+
+    def first(key: str) -> Variant:
+        """The first variant for which a chosen key has an effect: others put it back to its default."""
+        return next((variant for variant in variants if key not in in_vain[variant.name]), variants[0])
+
+    alike = {variant.name: complete(variant, {}).flat() for variant in variants}
+    for_all = {key: alike[first(key).name][key] for key in fields_of(Config)}
+    for_all |= _training_for_all(base, first("learning-rate"))
     for key in ("public-samples", "closing-epochs"):
         for_all[key] = max(each.flat()[key] for each in completed.values())
 

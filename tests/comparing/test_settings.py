@@ -237,6 +237,17 @@ def test_a_folder_by_the_name_of_a_presets_data_set_holds_the_same_run(tmp_path)
         check([run], supplied)
 
 
+@pytest.mark.parametrize("order", [["label-spreading", "local", "fedavg"], ["fedavg", "label-spreading", "local"]])
+def test_the_first_variant_takes_no_key_from_others_that_has_no_effect_for_itself(order):
+    chosen = {"preset": "fedavg/digits", "aggregation": "median", "local-epochs": 3, "batch-size": 7, "momentum": 0.5}
+    found = shared(order, chosen | {"learning-rate": 0.07})
+    for variant in ("local", "fedavg"):
+        config = found.settings(variant, 0)
+        kept = config.local_epochs, config.batch_size, config.momentum, config.learning_rate
+        assert kept == (3, 7, 0.5, 0.07), variant
+    assert (found.settings("fedavg", 0).aggregation, found.settings("local", 0).aggregation) == ("median", "mean")
+
+
 def test_a_folder_from_before_a_key_came_holds_the_run_with_its_default(tmp_path):
     own = shared(["local"], {"preset": "local/digits"})
     before = own.plan("local", 0, tmp_path).settings.flat()
