@@ -37,6 +37,7 @@ TABLES = tables.Tables(
             {"samples-per-client": 375, "evaluate-every": 50},
             ("heterofl", "fedrolex", "fjord", "large=run_configs/heterofl/controls.py:large_only", "fedavg", "local"),
             "large",
+            seeds=range(10),
             costs="heflwr_costs",
             tuning=Tuning({"learning-rate": (0.001, 0.003, 0.01)}, (10, 11)),
         ),
