@@ -126,7 +126,7 @@ class Grid:
     settings: Collection[str] = ()
 
     def run(self) -> None:
-        """Complete both tables."""
+        """Complete both tables; a `FedhetError` if a run did not end, not even by a failure of its own."""
         for cell, method in self.waiting():
             if (cell.tuned, cell.networks, method) not in self.chosen.rows:
                 self.chosen.add(self._tuned(cell, method))
@@ -190,6 +190,8 @@ class Grid:
             run = settings.plan(method, seed, self.folder / name, choice)
             failed = self.execute([run])
             if reason := failed.get(run.name):
+                if not (run.folder / "summary.json").is_file():  # it was killed, or another process has the folder
+                    raise FedhetError(f"{run.name}: {reason}. Start again to go on")
                 yield row | {"seed": seed, "reason": one_line(reason)}
                 continue
             outcome = measure([run], failed)[0].outcomes[0]

@@ -83,6 +83,22 @@ def test_a_grid_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mon
     assert not chosen["mixed", "own"]
 
 
+@pytest.mark.slow
+def test_a_run_that_did_not_end_is_no_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny(tmp_path).run()
+    (tmp_path / "grid.csv").unlink()
+    whole, taken = Execution.__call__, "it is in use by another run"
+    monkeypatch.setattr(Execution, "__call__", lambda self, runs: {run.name: taken for run in runs})
+    for folder in (tmp_path / "runs").glob("*seed0"):
+        (folder / "summary.json").unlink()
+    with pytest.raises(FedhetError, match=taken):
+        tiny(tmp_path).run()
+    assert not (tmp_path / "grid.csv").exists()
+    monkeypatch.setattr(Execution, "__call__", whole)
+    tiny(tmp_path).run()
+    assert tiny(tmp_path).left() == (0, 0.0)
+
+
 def test_the_grid_has_every_method_and_is_not_tuned_on_reported_seeds() -> None:
     assert set(own_methods()) < set(page.METHODS)
     assert not {*page.PLAN["seeds"], *range(20, 25)} & {
