@@ -104,6 +104,10 @@ def adam(model):
     return Phase(2, Optimisation("adamw", batch_size=8, weight_decay=0.1), trains=lambda name: not name.startswith("0"))
 
 
+def clipped(model):
+    return Phase(2, Optimisation(batch_size=8, learning_rate=0.1, momentum=0.9, clip_gradients=0.1))
+
+
 def aligned(model):
     """With a term on Phi of a further batch, drawn in every other step."""
     rows = torch.randn(9, 5, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -123,11 +127,12 @@ def aligned(model):
     [
         (plain, None, (5,), 4),
         (plain, adam, (5,), 4),
+        (plain, clipped, (5,), 4),
         (plain, aligned, (5,), 4),
         (normalised, None, (1, 5), 3),
         (dropping, None, (5,), 3),
     ],
-    ids=["plain", "part of it with adamw", "terms", "batch-norm", "dropout"],
+    ids=["plain", "part of it with adamw", "clipped", "terms", "batch-norm", "dropout"],
 )
 def test_networks_side_by_side_learn_what_each_learns_alone(build, phase, shape, most, joint):
     assert_same(*both(build, phase, shape=shape))
