@@ -1,4 +1,4 @@
-"""What scripts write on a page stands between two marks, and all else on it is written by hand."""
+"""Pages partly written by scripts: between two marks stands what they write, and all else is written by hand."""
 
 
 def between(text: str, begin: str, end: str, new: str) -> str:
