@@ -22,6 +22,7 @@ from fedhet.engines import messages
 from fedhet.engines.children import Child, ChildError
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import LOCK
+from fedhet.keys import default_of
 from fedhet.results.history import last_round, read_history, read_run, scored_curve
 from fedhet.results.tables import format_value
 from fedhet.supplied import Supplied
@@ -52,7 +53,7 @@ def _conflict(run: PlannedRun, supplied: Supplied) -> str | None:
     if not (run.folder / "config.toml").is_file():
         return f"{run.folder} is there already and is not the directory of a run: choose another folder"
     wanted = run.settings.flat()
-    defaults = {key: field.default for key, field in run.settings.specs().items()}  # of keys that came after that run
+    defaults = {key: default_of(spec) for key, spec in run.settings.specs().items()}  # of keys that came after that run
     there = defaults | configuration.read(run.folder / "config.toml", supplied.words.keys())
     in_vain = {*without_effect(run.settings, registry.traits(run.settings))}
     in_vain |= {"dataset"} if supplied.data is not None else set()

@@ -27,7 +27,7 @@ PLACES = frozenset(keys_about("place"))
 SAME_FOR_ALL = PLACES | {"method", "seed", "preset", *keys_about("data", "output")}
 """Keys that no variant can set."""
 
-OPTIMISER = ("optimizer", "learning-rate", "lr-schedule", "momentum", "weight-decay")
+OPTIMISER = ("optimizer", "learning-rate", "lr-schedule", "momentum", "weight-decay", "clip-gradients")
 """Keys that are a method's own in a comparison if clients do not train their networks (`Method.trains`)."""
 
 EQUAL_MODEL = "cnn"
@@ -141,20 +141,23 @@ def shared_settings(
         chosen = {**base, "rounds": rounds[variant.name], **settings, "method": variant.method}
         return configuration.resolve(chosen, strict=False)
 
-    def complete(variant: Variant, settings: Mapping[str, Value]) -> Config:
-        resolved, names = resolve(variant, settings), by_hand | settings.keys()
+    def complete(resolved: Config, names: frozenset[str]) -> Config:
         idle = tuple((key, why) for key, why in resolved.idle if key in names)  # and not what presets set
         return supplied.adapted(resolved.but(chosen=names, idle=idle))
 
-    completed = {variant.name: complete(variant, variant.settings) for variant in variants}
-    in_vain = {variant.name: {key for key, _ in resolve(variant, {}).idle} for variant in variants}
+    completed = {
+        variant.name: complete(resolve(variant, variant.settings), by_hand | variant.settings.keys())
+        for variant in variants
+    }
+    alike = {variant.name: resolve(variant, {}) for variant in variants}
+    in_vain = {name: {key for key, _ in config.idle} for name, config in alike.items()}
 
     def first(key: str) -> Variant:
         """The first variant for which a chosen key has an effect: others put it back to its default."""
         return next((variant for variant in variants if key not in in_vain[variant.name]), variants[0])
 
-    alike = {variant.name: complete(variant, {}).flat() for variant in variants}
-    for_all = {key: alike[first(key).name][key] for key in fields_of(Config)}
+    values = {name: complete(config, by_hand).flat() for name, config in alike.items()}
+    for_all = {key: values[first(key).name][key] for key in fields_of(Config)}
     for_all |= _training_for_all(base, first("learning-rate"))
     for key in ("public-samples", "closing-epochs"):
         for_all[key] = max(each.flat()[key] for each in completed.values())

@@ -7,7 +7,8 @@ from fedhet.method import Method, Traits
 from fedhet.options import Config, Parameters
 
 TRAINING = (
-    *("optimizer", "learning-rate", "lr-schedule", "momentum", "weight-decay", "batch-size", "augment", "precision"),
+    *("optimizer", "learning-rate", "lr-schedule", "momentum", "weight-decay", "clip-gradients"),
+    *("batch-size", "augment", "precision"),
     *("local-epochs", "closing-epochs"),
 )
 

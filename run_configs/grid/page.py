@@ -174,7 +174,7 @@ def generated(rows: Sequence[Mapping[str, str]]) -> str:
     for networks, name in NETWORKS.items():
         text += [f"### {name.capitalize()}: `{PLAN['networks'][networks]['architectures']}`\n"]
         text += [*table(results, networks), ""]
-    return "\n".join([*text, *pairs(results), *more_steps(results), *for_whom(results)]).strip()
+    return "\n".join([*text, *pairs(results), *more_steps(results), *for_whom(results)])
 
 
 def table(results: Results, networks: str) -> Iterator[str]:

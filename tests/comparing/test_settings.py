@@ -240,11 +240,13 @@ def test_a_folder_by_the_name_of_a_presets_data_set_holds_the_same_run(tmp_path)
 @pytest.mark.parametrize("order", [["label-spreading", "local", "fedavg"], ["fedavg", "label-spreading", "local"]])
 def test_the_first_variant_takes_no_key_from_others_that_has_no_effect_for_itself(order):
     chosen = {"preset": "fedavg/digits", "aggregation": "median", "local-epochs": 3, "batch-size": 7, "momentum": 0.5}
-    found = shared(order, chosen | {"learning-rate": 0.07})
+    found = shared(order, chosen | {"learning-rate": 0.07, "clip-gradients": 2.0})
     for variant in ("local", "fedavg"):
         config = found.settings(variant, 0)
         kept = config.local_epochs, config.batch_size, config.momentum, config.learning_rate
         assert kept == (3, 7, 0.5, 0.07), variant
+        assert config.clip_gradients == 2.0
+    assert found.settings("label-spreading", 0).clip_gradients == 0.0, "it trains no network"
     assert (found.settings("fedavg", 0).aggregation, found.settings("local", 0).aggregation) == ("median", "mean")
 
 
