@@ -13,7 +13,7 @@ from fedhet.config import run_configs
 from fedhet.registry import module_of
 
 tables: ModuleType = module_of(str(run_configs() / "tables.py"))
-SCRIPTS = ("fedhenn/tables.py", "fedma/tables.py", "htfl/tables.py", "papers/scaled.py")
+SCRIPTS = ("fedharm/tables.py", "fedhenn/tables.py", "fedma/tables.py", "htfl/tables.py", "papers/scaled.py")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
