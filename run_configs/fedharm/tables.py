@@ -3,7 +3,7 @@
     python run_configs/fedharm/tables.py labels --runs FOLDER --data FOLDER   # goes on where it stopped
     python run_configs/fedharm/tables.py                                      # the tables anew, from results/
 
-Of `elsewhere` `FOLDER` of `--data` has MNIST's files; the others need none, any folder will do.
+Of `foreign-labels` `FOLDER` of `--data` has MNIST's files; the others need none, any folder will do.
 """
 
 from pathlib import Path
@@ -58,7 +58,7 @@ TABLES = tables.Tables(
     {
         "labels": with_labels(),
         "few-labels": with_labels("rounds=7,local-epochs=1", keys=FEW),
-        "elsewhere": with_labels(keys={"public-dataset": "mnist"}, rates_of="labels"),
+        "foreign-labels": with_labels(keys={"public-dataset": "mnist"}, rates_of="labels"),
         "no-labels": without_labels(),
         "few-no-labels": without_labels(keys=FEW),
     },

@@ -25,6 +25,9 @@ def test_the_page_says_what_the_csv_files_say(script: str) -> None:
         assert tables.BEGIN.format(name) in text
         assert f"{Path(script).name} {name} --data" in text
         assert pages.benchmarks[name].rates_of in ("", *pages.benchmarks)
+        run = {row["method"] for row in pages.rows_of(name)}
+        listed = {variant.name for variant in tables.variants_of(pages.benchmarks[name].variants)}
+        assert run in (set(), listed), f"results/{name}.csv is of another comparison"
 
 
 @pytest.mark.slow
