@@ -11,7 +11,7 @@ from fedhet.errors import ConfigError
 
 Value = bool | int | float | str
 
-About = Literal["data", "training", "server", "node", "place", "output"]
+About = Literal["data", "training", "optimiser", "server", "node", "place", "output"]
 
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "at_least": (">=", operator.ge, "at least"),
@@ -47,9 +47,10 @@ def option(
         above: they are greater.
         at_most: the greatest of them.
         below: they are less.
-        about: which data clients have (`data`), what is computed (`training`), how the server waits (`server`), how a
-            client computes on its machine (`node`), where and how the run is carried out (`place`), or how it is
-            measured and logged (`output`). A comparison sets what is about data, place and output for all variants.
+        about: which data clients have (`data`), what is computed (`training`; `optimiser`: how a step is made), how the
+            server waits (`server`), how a client computes on its machine (`node`), where and how the run is carried out
+            (`place`), or how it is measured and logged (`output`). A comparison sets what is about data, place and output
+            for all variants.
         at_node: whether a node may set it for itself.
         resumable: whether it may change when a run is resumed.
         path: whether it becomes a path, which only its own machine may choose.

@@ -24,6 +24,7 @@ OWN = "own"
 
 _split = partial(option, about="data", at_node=True)
 _data = partial(option, about="data")
+_optimiser = partial(option, about="optimiser")
 _output = partial(option, about="output")
 _server = partial(option, about="server", resumable=True)
 _node = partial(option, about="node", at_node=True)
@@ -127,16 +128,16 @@ class Config:
     fraction_train: float = option(1.0, "part of the clients that trains in a round", above=0, at_most=1)
     local_epochs: int = option(1, "epochs that a client trains in a round", at_least=0)
     batch_size: int = option(32, "examples in a mini-batch", at_least=1)
-    optimizer: str = option("sgd", "optimiser of the clients", choices=("sgd", "adam", "amsgrad", "adamw"))
-    learning_rate: float = option(0.01, "learning rate", above=0)
-    lr_schedule: str = option(
+    optimizer: str = _optimiser("sgd", "optimiser of the clients", choices=("sgd", "adam", "amsgrad", "adamw"))
+    learning_rate: float = _optimiser(0.01, "learning rate", above=0)
+    lr_schedule: str = _optimiser(
         "constant",
         "learning rate over the run: by round, or by step as one-cycle is (lr/25 to lr at .3, down to lr/100)",
         choices=("constant", "cosine", "linear", "one-cycle"),
     )
-    momentum: float = option(0.0, "momentum of SGD", at_least=0, below=1, needs={"optimizer": ("sgd",)})
-    weight_decay: float = option(0.0, "weight decay on weights (biases and normalisation have none)", at_least=0)
-    clip_gradients: float = option(0.0, "largest norm of a step's gradient, scaled down to it; 0: any", at_least=0)
+    momentum: float = _optimiser(0.0, "momentum of SGD", at_least=0, below=1, needs={"optimizer": ("sgd",)})
+    weight_decay: float = _optimiser(0.0, "weight decay on weights (biases and normalisation have none)", at_least=0)
+    clip_gradients: float = _optimiser(0.0, "largest norm of a step's gradient, scaled down to it; 0: any", at_least=0)
     augment: bool = option(False, "augment training batches as the data set defines it")
     input_size: int = _split(0, "resize images to this many pixels a side; 0: as they are", at_least=0, at_most=2048)
     public_samples: int = _split(

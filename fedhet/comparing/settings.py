@@ -27,7 +27,7 @@ PLACES = frozenset(keys_about("place"))
 SAME_FOR_ALL = PLACES | {"method", "seed", "preset", *keys_about("data", "output")}
 """Keys that no variant can set."""
 
-OPTIMISER = ("optimizer", "learning-rate", "lr-schedule", "momentum", "weight-decay", "clip-gradients")
+OPTIMISER = keys_about("optimiser")
 """Keys that are a method's own in a comparison if clients do not train their networks (`Method.trains`)."""
 
 EQUAL_MODEL = "cnn"

@@ -4,13 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedhet.method import Method, Traits
-from fedhet.options import Config, Parameters
+from fedhet.options import Config, Parameters, keys_about
 
-TRAINING = (
-    *("optimizer", "learning-rate", "lr-schedule", "momentum", "weight-decay", "clip-gradients"),
-    *("batch-size", "augment", "precision"),
-    *("local-epochs", "closing-epochs"),
-)
+TRAINING = (*keys_about("optimiser"), "batch-size", "augment", "precision", "local-epochs", "closing-epochs")
 
 
 @dataclass(frozen=True)
