@@ -49,8 +49,8 @@ def option(
         below: they are less.
         about: which data clients have (`data`), what is computed (`training`; `optimiser`: how a step is made), how the
             server waits (`server`), how a client computes on its machine (`node`), where and how the run is carried out
-            (`place`), or how it is measured and logged (`output`). A comparison sets what is about data, place and output
-            for all variants.
+            (`place`), or how it is measured and logged (`output`). A comparison sets what is about data, place and
+            output for all variants.
         at_node: whether a node may set it for itself.
         resumable: whether it may change when a run is resumed.
         path: whether it becomes a path, which only its own machine may choose.
