@@ -12,39 +12,42 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
-from fedhet.comparing import compare
-from fedhet.comparing.measures import RunOutcome
+import fedhet
 from fedhet.config import resolve
+from fedhet.errors import ConfigError
 from fedhet.files import read_csv, write_csv
+from fedhet.options import keys_that
 from fedhet.registry import module_of
-from fedhet.results.history import TestSet, learning_curve
+from fedhet.results.history import RunFiles, TestSet, Which, learning_curve, read_run
 
 HERE = Path(__file__).resolve().parent
 page = module_of(str(HERE / "page.py"))
 costs = page.costs
 
-READ = {
-    "personal accuracy": "personal_accuracy",
-    "global accuracy": "common_accuracy",
-    "global model on the clients' test parts": "global_accuracy",
-}
-"""How `comparison.csv` calls what a number is; on the common test set it has the server's model, also an ensemble."""
+READ = "personal accuracy", "global accuracy", "global model on the clients' test parts"
+"""What a number is of a run; on the common test set it is the server's model's, also an ensemble's."""
 
-MEASURED = (*page.NUMBER, "value", "seeds", "date", "curve")
+MEASURED = (*page.NUMBER, "value", "seeds", "date", "machine", "curve")
 
 
-def run(of: tuple[str, str], seed: int, data: Path, folder: Path) -> RunOutcome:
-    """Run it, or go on with it, with about ten evaluations.
+def run(of: tuple[str, str], seed: int, data: Path, folder: Path) -> RunFiles:
+    """Run it, or go on with it, on all cores or a GPU, with about ten evaluations.
 
     Raises:
         ConfigError: The folder has a run with other settings.
     """
-    settings = {**page.runs_of(costs.rows_of("numbers.csv"))[of], "data": str(data)}
-    config = resolve(settings)
-    settings["evaluate-every"] = max(config.evaluate_every, page.rounds(config) // 10)
-    found = compare([settings.pop("method", config.method)], settings, seeds=(seed,), out=folder, jobs=1)
-    found.check()
-    return found.results[0].outcomes[0]
+    config = resolve({**page.runs_of(costs.rows_of("numbers.csv"))[of], "data": str(data), "seed": seed})
+    config = config.but(evaluate_every=max(config.evaluate_every, page.rounds(config) // 10))
+    if not (folder / "config.toml").is_file():
+        fedhet.run(config, out=folder)
+        return read_run(folder)
+    there, may_differ = read_run(folder), keys_that("resumable")
+    wanted = {key: value for key, value in config.flat().items() if key not in may_differ}
+    if other := [key for key, value in wanted.items() if there.settings.get(key, value) != value]:
+        raise ConfigError(f"{folder} has a run with another {', '.join(other)}: choose another folder of runs")
+    if there.summary is None or there.summary["status"] != "completed":
+        fedhet.run({"data": str(data)}, resume=folder)
+    return read_run(folder)
 
 
 def curve_of(of: tuple[str, str]) -> str:
@@ -53,24 +56,26 @@ def curve_of(of: tuple[str, str]) -> str:
     return f"curves/{'-'.join([preset, *keys.split()]).replace('/', '-')}-seed{{}}.csv"
 
 
-def curve(outcome: RunOutcome) -> Iterator[tuple[object, ...]]:
+def curve(files: RunFiles) -> Iterator[tuple[object, ...]]:
     """A heading, then the accuracies of each evaluation by round, and last those of the run (round "end")."""
     yield "round", *READ
-    files = outcome.files
-    at_server = ((files.summary or {}).get("common") or {}).get("received")
+    at_end = (files.summary or {}).get("common") or {}
+    which: Which = "received" if at_end.get("received") else "trained"
     scored_on: TestSet = "common" if files.settings["test-on"] == "global" else "own"
     curves = (
         learning_curve(files.rows, files.scored, "weighted", scored_on),
-        learning_curve(files.rows, "received" if at_server else "trained", "weighted", "common"),
+        learning_curve(files.rows, which, "weighted", "common"),
         learning_curve(files.rows, "received", "weighted") if files.has_global else [],
     )
     by_round = [dict(each) for each in curves]
     for round in sorted({round for each in by_round for round in each}):
         yield round, *(each.get(round) for each in by_round)
-    yield "end", *(outcome.values[name] for name in READ.values())
+    common = (at_end.get(which) or {}).get("accuracy")
+    common = common.get("weighted") if isinstance(common, Mapping) else common
+    yield "end", files.accuracy("personal"), common, files.accuracy("global")
 
 
-def results(of: tuple[str, str]) -> Iterator[dict[str, str]]:
+def results(of: tuple[str, str], machine: str) -> Iterator[dict[str, str]]:
     """Yield a row of `measured.csv` for each number that the run gives and that can be read from its curves."""
     files = sorted(HERE.glob(curve_of(of).format("*")))
     ends = {path.stem.rpartition("seed")[2]: read_csv(path)[-1] for path in files}
@@ -78,7 +83,8 @@ def results(of: tuple[str, str]) -> Iterator[dict[str, str]]:
         if (row["preset"], row["keys"]) == of and row["read"] in READ:
             value = 100 * statistics.fmean(float(end[row["read"]]) for end in ends.values())
             found = {"value": f"{value:.2f}", "seeds": " ".join(ends), "date": str(date.today())}
-            yield {**{name: row[name] for name in page.NUMBER}, **found, "curve": curve_of(of)}
+            found |= {"machine": machine, "curve": curve_of(of)}
+            yield {**{name: row[name] for name in page.NUMBER}, **found}
 
 
 def add(rows: Iterable[Mapping[str, str]]) -> None:
@@ -98,10 +104,10 @@ def main() -> None:
     given = parser.parse_args()
     of = names[given.name]
     path = HERE / curve_of(of).format(given.seed)
-    outcome = run(of, given.seed, given.data, given.runs / path.stem)
+    files = run(of, given.seed, given.data, given.runs / path.stem)
     path.parent.mkdir(exist_ok=True)
-    write_csv(path, curve(outcome))
-    found = list(results(of))
+    write_csv(path, curve(files))
+    found = list(results(of, ", ".join((files.summary or {})["devices"])))
     add(found)
     print(f"{path}; numbers added to measured.csv: {len(found)}")
 
