@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.client import Client, ClientSide
@@ -34,7 +33,8 @@ class ByClass(ClientSide[P], ABC):
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self.classes, self.prototypes = torch.empty(0, dtype=torch.long), torch.empty(0)
+        self.classes = torch.empty(0, dtype=torch.long, device=client.device)
+        self.prototypes = torch.empty(0, device=client.device)
 
     @property
     @abstractmethod
@@ -54,7 +54,7 @@ class ByClass(ClientSide[P], ABC):
 
     def rows(self) -> Tensor:
         """Return the row of each class among the global vectors, (classes,) int64; -1 if it has none."""
-        count = 1 + max(int(labels.max()) for labels in (self.classes, self.client.data.train.labels))
+        count = 1 + int(torch.cat([self.classes, self.client.data.train.labels]).max())
         row_of = torch.full((count,), -1, device=self.client.device)
         row_of[self.classes] = torch.arange(len(self.classes), device=self.client.device)
         return row_of
@@ -162,7 +162,7 @@ class FedProto(OneWidth[FedProtoParameters]):
             rows = row_of[step.labels]
             known = (rows >= 0).float()[:, None]
             share = known.mean().clamp(min=1 / len(rows))
-            distance = F.mse_loss(step.captured["phi"] * known, self.prototypes[rows] * known)
+            distance = ((step.captured["phi"] - self.prototypes[rows]) * known).square().mean()
             return self.parameters.weight * (distance / share)
 
         return (distance,)
@@ -177,7 +177,7 @@ class FedProto(OneWidth[FedProtoParameters]):
         evaluated = [part.labels for part in (data.test, data.validation) if part is not None]
         # One column would be the logit of two classes, and a loss of one's own is for as many as the network has.
         least = 2 if self.client.task.plain else self.client.outputs
-        classes = max(least, *(1 + int(labels.max()) for labels in (candidates, *evaluated) if len(labels)))
+        classes = max(least, 1 + int(torch.cat([candidates, *evaluated]).max()))
 
         def nearest(inputs: Tensor) -> Tensor:
             phi, _ = Forward(self.client.model, inputs, until=self.until, learns=False).run()
@@ -193,5 +193,5 @@ class FedProto(OneWidth[FedProtoParameters]):
         """The rows of the global prototypes among which is predicted, (candidates,) int64; none: by the head."""
         known = torch.arange(len(self.classes), device=self.client.device)
         if self.parameters.predict == "prototype":
-            return known[torch.isin(self.classes, self.client.data.train.labels.to(self.classes.device))]
+            return known[torch.isin(self.classes, self.client.data.train.labels)]
         return known if self.parameters.predict == "all-prototypes" else known[:0]

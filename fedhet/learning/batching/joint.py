@@ -100,11 +100,14 @@ class _Call(nn.Module):
         live = [module for module in layout(self.model).dropouts if module.training and module.p]
         try:
             for module in live:
-                vars(module)["forward"] = functools.partial(_Dropout.apply, p=module.p, drawing=self._drawing)
+                vars(module)["forward"] = functools.partial(self._drop, module.p)
             return self._compute(inputs)
         finally:
             for module in live:
                 del vars(module)["forward"]
+
+    def _drop(self, p: float, inputs: Tensor) -> Tensor:
+        return _Dropout.apply(inputs, p, self._drawing)  # PyTorch before 2.12 takes no keywords under vmap
 
     def of(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor
