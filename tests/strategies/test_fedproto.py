@@ -70,19 +70,19 @@ def test_prototypes_that_cannot_be_are_refused(classes, counts, means):
         strategy.check_reply(reply)
 
 
-def side_with(prototypes, labels, **own):
+def side_with(prototypes, labels, device="cpu", **own):
     """A client side that has received global prototypes and holds examples of these labels."""
     parameters = SimpleNamespace(**{"weight": 1.0, "width": 0, "predict": "prototype", **own})
     client = SimpleNamespace(
         task=get_task("classification"),
-        device=torch.device("cpu"),
+        device=torch.device(device),
         data=SimpleNamespace(train=SimpleNamespace(labels=labels), validation=None),
         config=SimpleNamespace(parameters=parameters, method_name="fedproto"),
         representation=lambda inputs: inputs,
         model=None,
     )
     side = FedProto(client)
-    side.begin(Payload({"prototypes": prototypes}))
+    side.begin(Payload({"prototypes": prototypes} if prototypes else {}))
     return side
 
 
@@ -107,6 +107,11 @@ def test_the_term_is_the_mean_squared_error_of_the_examples_whose_class_has_a_pr
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, phi)[0])
     assert not gradient[~counted].any()
+
+
+def test_before_there_are_prototypes_none_are_on_the_clients_device():
+    side = side_with(None, torch.tensor([1, 2]), device="meta")
+    assert {side.classes.device.type, side.prototypes.device.type} == {"meta"}  # with labels on a GPU, `isin` failed
 
 
 def test_there_is_no_term_before_there_are_prototypes():
