@@ -61,9 +61,10 @@ minimises its loss with the term ends at most 0.014 above the least loss without
 from the same weights. We do not see how that makes a global model 8 to 25 points better than FedAvg's; the five rows
 say so. On Sentiment140 (eta0 = 0.01) the term weighs at most 0.14.
 
-**FedRep.** The paper does not say how it ran it; here the settings are those of FedRep's authors, one seed. With two classes
-a client it comes out 2.0 points higher with 100 clients, which is what the heads' closing epochs add (86.0 before them), and
-1.9 with 500, where these add nothing; with five classes 8.8 higher, and the curve passes the paper's 72.4 in round 29 of 100.
+**FedRep.** The paper does not say how it ran it; here the settings are those of FedRep's authors, one seed. With two
+classes a client it comes out 2.0 points higher with 100 clients, which is what the heads' closing epochs add (86.0
+before them), and 1.9 with 500, where these add nothing; with five classes 8.8 higher, and the curve passes the paper's
+72.4 in round 29 of 100.
 """
 
 
