@@ -25,7 +25,7 @@ page = module_of(str(HERE / "page.py"))
 costs = page.costs
 
 READ = "personal accuracy", "global accuracy", "global model on the clients' test parts"
-"""What a number is of a run; on the common test set it is the server's model's, also an ensemble's."""
+"""The accuracies of a run that numbers are; on the common test set that of the server's model, also of an ensemble."""
 
 MEASURED = (*page.NUMBER, "value", "seeds", "date", "machine", "curve")
 
