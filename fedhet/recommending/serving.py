@@ -3,9 +3,11 @@
 import dataclasses
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from typing import Any
 
 from fedhet import population, registry
@@ -63,41 +65,61 @@ def ask(
         for name in methods:
             try:
                 shared = shared_settings(variants_of([CONTROL, name]), seeds=[seed], config=base, supplied=supplied)
-                tried = list(_configurations(shared, name, seed))
-                reasons: dict[Traits, str] = {}
-                for _, config in tried:
-                    if (traits := registry.traits(config)) not in reasons:
-                        reasons[traits] = _refusal(config, supplied, policy, allow, labels)
+                refusal = partial(_refusal_of, {}, supplied, policy, allow, labels)
+                tried = [(*each, refusal(each[1])) for each in _configurations(shared, name, seed, refusal)]
             except Exception as error:  # a method that raises cannot serve
                 candidates.refused[name] = _line(error)
                 continue
-            first = registry.traits(tried[0][1])
-            serving = [choice for choice, config in tried if not reasons[registry.traits(config)]]
+            serving = [(choice, registry.traits(config)) for choice, config, reason in tried if not reason]
             if not serving:
-                candidates.refused[name] = reasons[first]
+                candidates.refused[name] = tried[0][2]
                 continue
-            candidates.settings[name] = serving
-            kinds = frozenset[str]().union(*(traits.kinds for traits, reason in reasons.items() if not reason))
+            candidates.settings[name] = [choice for choice, _ in serving]
+            kinds = frozenset[str]().union(*(traits.kinds for _, traits in serving))
             candidates.sends[name] = ", ".join(sorted(kinds - {METRICS, STRUCTURE})) or "nothing"
-            if not first.communicates:
+            if not serving[0][1].communicates:
                 candidates.alone.add(name)
     return candidates
 
 
-def _configurations(shared: SharedSettings, name: str, seed: int) -> Iterator[tuple[Choice, Config]]:
-    """The settings of a method's own keys that say which values to try: as configured, and with one key changed."""
+def _configurations(
+    shared: SharedSettings, name: str, seed: int, refusal: Callable[[Config], str]
+) -> Iterator[tuple[Choice, Config]]:
+    """The settings of a method's own keys that say which values to try: as configured, and with one key changed.
+
+    If the clients cannot be served as configured, what serves them with the fewest keys changed takes its place.
+    """
+
+    def settings(choice: Choice) -> Config:
+        return shared.settings(name, seed, {**as_they_are, **choice})
+
     as_they_are = {key: shared.for_all[key] for key in ("architectures", "assign")}  # and not equal ones
-    config = shared.settings(name, seed, as_they_are)
+    config = settings({})
     tries = {
-        f"{config.family}.{kebab(each.name)}": each.metadata["tries"] for each in dataclasses.fields(config.parameters)
+        f"{config.family}.{kebab(each.name)}": values
+        for each in dataclasses.fields(config.parameters)
+        if (values := each.metadata["tries"])
     }
-    now: Choice = {key: config.flat()[key] for key, values in tries.items() if values}
-    yield now, config
+    configured: Choice = {key: config.flat()[key] for key in tries}
+    values = (dict.fromkeys((configured[key], *tries[key])) for key in tries)
+    choices: list[Choice] = [dict(zip(tries, each, strict=True)) for each in product(*values)]
+    choices.sort(key=lambda choice: sum(value != configured[key] for key, value in choice.items()))
+    now = next((each for each in choices if not refusal(settings(each))), configured)
+    yield now, settings(now)
     for key in now:
         for value in tries[key]:
-            changed = shared.settings(name, seed, {**as_they_are, **now, key: value})
+            changed = settings({**now, key: value})
             if value != now[key] and changed.flat()[key] == value:
                 yield {**now, key: value}, changed
+
+
+def _refusal_of(
+    known: dict[Traits, str], supplied: Supplied, policy: Policy, allow: str | None, labels: bool, config: Config
+) -> str:
+    """`_refusal`, asked once for each of a method's traits."""
+    if (traits := registry.traits(config)) not in known:
+        known[traits] = _refusal(config, supplied, policy, allow, labels)
+    return known[traits]
 
 
 def _refusal(config: Config, supplied: Supplied, policy: Policy, allow: str | None, labels: bool) -> str:

@@ -29,7 +29,7 @@ def test_every_method_of_the_registry_serves_or_says_why_not():
     assert {"local", "label-spreading"} <= found.alone
     assert not {"fedhenn", "fedmd"} & found.alone
     assert "needs equal architectures, not cnn-1-1" in found.refused["fedavg"]
-    assert "needs a labelled public dataset" in found.refused["fedharm"]
+    assert "needs a labelled public dataset" in asked("fedharm", allow="descriptors").refused["fedharm"]
     assert "head.weight" in found.refused["lg-fedavg"]
     assert found.sends["layer-average"] == "weights"
     assert found.sends["local"] == "nothing"
@@ -40,6 +40,11 @@ def test_equal_networks_and_labels_serve_more():
     assert "fedavg" in found.settings
     assert {"local.public": "mixed"} in found.settings["local"]
     assert all(each["fedharm.align"] == "spectral" for each in found.settings["fedharm"]), "cnn has too few blocks"
+
+
+def test_what_cannot_serve_as_configured_races_as_it_can_with_the_fewest_keys_changed():
+    (one,) = asked("fedharm").settings["fedharm"]  # no labels, and too few blocks for descriptors
+    assert one == {"fedharm.align": "spectral", "fedharm.alpha": 0.0}
 
 
 def test_without_a_public_dataset_its_methods_say_what_they_need():
