@@ -46,17 +46,16 @@ def targets(dataset: str, networks: str) -> Any:
 
 
 def condition(
-    like: str = "digits",
+    like: str | None = "digits",
     spectral_as: str = "fedhenn",
     supplied: Mapping[str, Any] | None = None,
     seeds: Sequence[int] = SEEDS,
     **keys: Any,
 ) -> Any:
-    """A condition that may break the spectral target, with the settings that were chosen without it."""
+    """A condition that may break the spectral target, with the settings that were chosen without it, or tuned."""
     keys = {key.replace("_", "-"): value for key, value in keys.items()}
-    return spectral(
-        (*WITHOUT_PEERS, f"spectral={spectral_as}"), keys, rates_of=like, supplied=supplied or {}, seeds=seeds
-    )
+    rates: dict[str, Any] = {"rates_of": like} if like else {"tuning": TUNING}
+    return spectral((*WITHOUT_PEERS, f"spectral={spectral_as}"), keys, supplied=supplied or {}, seeds=seeds, **rates)
 
 
 TABLES = tables.Tables(
@@ -70,7 +69,7 @@ TABLES = tables.Tables(
         "fashion-mnist-mlps": targets("fashion-mnist", "mlp-widths"),
         "five-classes": condition(partition="classes", classes_per_client=5),
         "two-classes": condition(partition="classes", classes_per_client=2),
-        "disjoint": condition(supplied={"model": disjoint.model, "data": disjoint.data}, test_split="given"),
+        "disjoint": condition(None, supplied={"model": disjoint.model, "data": disjoint.data}, test_split="given"),
         "participation": condition(fraction_train=0.3, rounds=33, evaluate_every=33),
         "elsewhere": condition(public_dataset="mnist"),
         "hostile": condition(spectral_as=f"{CONTROLS}:hostile"),
