@@ -156,11 +156,9 @@ def _with_gains(result: VariantResult, alone: VariantResult) -> VariantResult:
 
 def _outcome(run: PlannedRun, files: RunFiles) -> RunOutcome:
     summary = files.summary or {}
-    examples, work, common = (summary.get(name) or {} for name in ("examples", "work", "common"))
+    examples, work = (summary.get(name) or {} for name in ("examples", "work"))
     values = {name: files.accuracy(name.removesuffix("_accuracy")) for name in ACCURACIES[:3]}
-    # The accuracy on the common test set is the global model's, or without one that of the clients' own models.
-    accuracy = (common.get("received") or common.get("trained") or {}).get("accuracy")
-    values["common_accuracy"] = accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
+    values["common_accuracy"] = files.common_accuracy
     values |= {name: (summary.get(name) or {}).get("weighted") for name in BY_CLASS}
     for names, table in ((EXAMPLES, examples), (WORK, work), (COSTS, summary)):
         values |= {name: table.get(name) for name in names}

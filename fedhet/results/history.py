@@ -205,6 +205,13 @@ class RunFiles:
         """A statistic of the accuracies `personal`, `global`, `received` or `trained` of the summary."""
         return ((self.summary or {}).get(f"{which}_accuracy") or {}).get(statistic)
 
+    @property
+    def common_accuracy(self) -> float | None:
+        """The accuracy on the common test set: the global model's, or without one that of the clients' own models."""
+        common = (self.summary or {}).get("common") or {}
+        accuracy = (common.get("received") or common.get("trained") or {}).get("accuracy")
+        return accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
+
     def measured(self, test: TestSet) -> tuple[int, dict[str, str]]:
         """How many clients measured the last score on a test set, and why others failed then; (0, {}) at the server."""
         for row in reversed(self.rows):

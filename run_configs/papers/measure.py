@@ -13,12 +13,12 @@ from datetime import date
 from pathlib import Path
 
 import fedhet
+from fedhet.comparing.runs import check, why_incomplete
+from fedhet.comparing.settings import PlannedRun
 from fedhet.config import resolve
-from fedhet.errors import ConfigError
 from fedhet.files import read_csv, write_csv
-from fedhet.options import keys_that
 from fedhet.registry import module_of
-from fedhet.results.history import RunFiles, TestSet, Which, learning_curve, read_run
+from fedhet.results.history import RunFiles, TestSet, learning_curve, read_run
 
 HERE = Path(__file__).resolve().parent
 page = module_of(str(HERE / "page.py"))
@@ -38,15 +38,11 @@ def run(of: tuple[str, str], seed: int, data: Path, folder: Path) -> RunFiles:
     """
     config = resolve({**page.runs_of(costs.rows_of("numbers.csv"))[of], "data": str(data), "seed": seed})
     config = config.but(evaluate_every=max(config.evaluate_every, page.rounds(config) // 10))
-    if not (folder / "config.toml").is_file():
-        fedhet.run(config, out=folder)
-        return read_run(folder)
-    there, may_differ = read_run(folder), keys_that("resumable")
-    wanted = {key: value for key, value in config.flat().items() if key not in may_differ}
-    if other := [key for key, value in wanted.items() if there.settings.get(key, value) != value]:
-        raise ConfigError(f"{folder} has a run with another {', '.join(other)}: choose another folder of runs")
-    if there.summary is None or there.summary["status"] != "completed":
-        fedhet.run({"data": str(data)}, resume=folder)
+    planned = PlannedRun(config.method_name, seed, config, folder, equalised=False)
+    check([planned])
+    if why_incomplete(planned):
+        begun = (folder / "config.toml").is_file()
+        fedhet.run({"data": str(data)} if begun else config, out=folder, resume=folder if begun else None)
     return read_run(folder)
 
 
@@ -59,20 +55,17 @@ def curve_of(of: tuple[str, str]) -> str:
 def curve(files: RunFiles) -> Iterator[tuple[object, ...]]:
     """A heading, then the accuracies of each evaluation by round, and last those of the run (round "end")."""
     yield "round", *READ
-    at_end = (files.summary or {}).get("common") or {}
-    which: Which = "received" if at_end.get("received") else "trained"
+    at_server = ((files.summary or {}).get("common") or {}).get("received")
     scored_on: TestSet = "common" if files.settings["test-on"] == "global" else "own"
     curves = (
         learning_curve(files.rows, files.scored, "weighted", scored_on),
-        learning_curve(files.rows, which, "weighted", "common"),
+        learning_curve(files.rows, "received" if at_server else "trained", "weighted", "common"),
         learning_curve(files.rows, "received", "weighted") if files.has_global else [],
     )
     by_round = [dict(each) for each in curves]
     for round in sorted({round for each in by_round for round in each}):
         yield round, *(each.get(round) for each in by_round)
-    common = (at_end.get(which) or {}).get("accuracy")
-    common = common.get("weighted") if isinstance(common, Mapping) else common
-    yield "end", files.accuracy("personal"), common, files.accuracy("global")
+    yield "end", files.accuracy("personal"), files.common_accuracy, files.accuracy("global")
 
 
 def results(of: tuple[str, str], machine: str) -> Iterator[dict[str, str]]:
