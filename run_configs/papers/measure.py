@@ -13,10 +13,13 @@ from datetime import date
 from pathlib import Path
 
 import fedhet
-from fedhet.comparing.runs import check, why_incomplete
+from fedhet.comparing.runs import why_incomplete
 from fedhet.comparing.settings import PlannedRun
 from fedhet.config import resolve
+from fedhet.errors import ConfigError
 from fedhet.files import read_csv, write_csv
+from fedhet.keys import default_of
+from fedhet.options import keys_that
 from fedhet.registry import module_of
 from fedhet.results.history import RunFiles, TestSet, learning_curve, read_run
 
@@ -38,11 +41,15 @@ def run(of: tuple[str, str], seed: int, data: Path, folder: Path) -> RunFiles:
     """
     config = resolve({**page.runs_of(costs.rows_of("numbers.csv"))[of], "data": str(data), "seed": seed})
     config = config.but(evaluate_every=max(config.evaluate_every, page.rounds(config) // 10))
-    planned = PlannedRun(config.method_name, seed, config, folder, equalised=False)
-    check([planned])
-    if why_incomplete(planned):
-        begun = (folder / "config.toml").is_file()
-        fedhet.run({"data": str(data)} if begun else config, out=folder, resume=folder if begun else None)
+    if not (folder / "config.toml").is_file():
+        fedhet.run(config, out=folder)
+        return read_run(folder)
+    there = {key: default_of(spec) for key, spec in config.specs().items()} | read_run(folder).settings
+    wanted = {key: value for key, value in config.flat().items() if key not in keys_that("resumable")}
+    if other := [key for key, value in wanted.items() if there[key] != value]:
+        raise ConfigError(f"{folder} has a run with another {', '.join(other)}: choose another folder of runs")
+    if why_incomplete(PlannedRun(config.method_name, seed, config, folder, equalised=False)):
+        fedhet.run({"data": str(data)}, resume=folder)
     return read_run(folder)
 
 
