@@ -12,10 +12,11 @@ from torch import Tensor
 from fedhet import config as configuration
 from fedhet import learning, population, registry, text
 from fedhet.data import PublicDataset, digests
-from fedhet.data.examples import relabelled
+from fedhet.data.examples import relabelled, resident
 from fedhet.data.own import as_input, as_public_dataset
 from fedhet.flower import ArrayRecord, Context, Grid, MetricRecord, ServerApp
 from fedhet.flower.insides import simulated
+from fedhet.machine import device_of
 from fedhet.method import Method
 from fedhet.observing import Observer
 from fedhet.options import Config
@@ -63,7 +64,8 @@ def serve(
         strategy = make(config, public=public, model=model or supplied.model, observers=[*recording, *observers])
         strategy.state = recording[0].state(strategy.state_class) or strategy.state
         if evaluate_fn is None and config.test_on != "local":
-            evaluate_fn = _on_common_test(strategy, folder, supplied)
+            device = device_of(config.device if here else "cpu")
+            evaluate_fn = _on_common_test(strategy, folder, supplied, device)
         strategy.start(grid, evaluate_fn=evaluate_fn)
 
 
@@ -114,7 +116,10 @@ def make_server_app(
     return app
 
 
-def _on_common_test(strategy: FederatedStrategy[Any, Any], folder: Path, supplied: Supplied) -> EvaluateFunction:
+def _on_common_test(
+    strategy: FederatedStrategy[Any, Any], folder: Path, supplied: Supplied, device: torch.device
+) -> EvaluateFunction:
+    """Evaluates the global model; on a device other than the CPU where clients train on the server's machine."""
     own = cache(partial(supplied.common_test_set, strategy.config))
 
     def evaluate_globally(round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -124,26 +129,32 @@ def _on_common_test(strategy: FederatedStrategy[Any, Any], folder: Path, supplie
         network = strategy.global_model() if not own_data or strategy.run.model else None
         if network is None:
             return None
+        network.to(device)
         if own_data:
             if (test := own()) is None:
                 return None
+            test = resident(test, device)
             prepare: Callable[[Tensor], Tensor] = partial(as_input, dtype=precision(network))
             with torch.no_grad():
                 task = as_task(supplied.task).of(network.eval()(prepare(test.inputs[:2])), test.labels)
             test = relabelled(test, task.outputs.labels)
         else:
             dataset = population.dataset_of(strategy.config)
-            test, task, prepare = dataset.test, dataset.task, fitted(dataset.transform, precision(network))
+            test, task, prepare = (
+                resident(dataset.test, device),
+                dataset.task,
+                fitted(dataset.transform, precision(network)),
+            )
         score = learning.evaluate(network, test, task, prepare)
         if score is None:
             return None
         metrics: dict[str, Any] = {"accuracy": score.value, "loss": score.loss}
         held_out = None if own_data else population.common_validation(strategy.config)
-        if held_out and (validated := learning.evaluate(network, held_out, task, prepare)):
+        if held_out and (validated := learning.evaluate(network, resident(held_out, device), task, prepare)):
             metrics |= {f"{VALIDATION}accuracy": validated.value, f"{VALIDATION}loss": validated.loss}
         pair = score.classes
         if pair and strategy.config.test_on == "global" and round == strategy.run.last_round:
-            right = (pair[0] == pair[1]).numpy()
+            right = (pair[0] == pair[1]).cpu().numpy()
             Predictions(digests(test), right, 1).write(folder / FOLDER / f"{GLOBAL}.safetensors")
         return MetricRecord(metrics | (learning.by_class(*pair) if pair else {}))
 
