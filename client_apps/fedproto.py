@@ -174,10 +174,9 @@ class FedProto(OneWidth[FedProtoParameters]):
             return super().evaluate(when)
         candidates, prototypes = self.classes[rows], self.prototypes[rows]
         data = self.client.data
-        evaluated = [part.labels for part in (data.test, data.validation) if part is not None]
-        # One column would be the logit of two classes, and a loss of one's own is for as many as the network has.
-        least = 2 if self.client.task.plain else self.client.outputs
-        classes = max(least, 1 + int(torch.cat([candidates, *evaluated]).max()))
+        evaluated = [part.labels for part in (data.test, data.validation, data.common) if part is not None]
+        # At least two, since one column would be the logit of two classes.
+        classes = max(2, self.client.outputs, 1 + int(torch.cat([candidates, *evaluated]).max()))
 
         def nearest(inputs: Tensor) -> Tensor:
             phi, _ = Forward(self.client.model, inputs, until=self.until, learns=False).run()

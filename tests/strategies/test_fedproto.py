@@ -76,7 +76,8 @@ def side_with(prototypes, labels, device="cpu", **own):
     client = SimpleNamespace(
         task=get_task("classification"),
         device=torch.device(device),
-        data=SimpleNamespace(train=SimpleNamespace(labels=labels), validation=None),
+        outputs=3,
+        data=SimpleNamespace(train=SimpleNamespace(labels=labels), validation=None, common=None),
         config=SimpleNamespace(parameters=parameters, method_name="fedproto"),
         representation=lambda inputs: inputs,
         model=None,
@@ -136,6 +137,13 @@ def test_clients_send_the_mean_representation_of_each_class_and_predict_by_the_n
     predicted = torch.tensor(known["classes"])[distance.argmin(1)]
     accuracy = [row.accuracy for row in done.clients if row.client == "0"][-1]
     assert accuracy == pytest.approx((predicted == data.test.labels).double().mean().item())
+
+
+def test_the_common_test_set_may_have_classes_that_a_client_does_not_know(federate):
+    few = {"partition": "classes", "classes-per-client": 2, "fedproto.predict": "prototype"}
+    done = federate("fedproto", **few, **{"test-on": "both"})
+    assert not any(row["failures"] for row in done.rows)
+    assert [row["common"]["trained"]["accuracy"]["max"] <= 0.25 for row in done.rows[1:]] == [True, True, True]
 
 
 def test_prediction_may_be_by_the_head(federate):
