@@ -98,7 +98,16 @@ class Search:
 
     @property
     def ties(self) -> list[Tried]:
-        """The others that are not clearly below the best, best first."""
+        """The others with as many seeds as the best that are not clearly below it, best first."""
+        return [each for each in self._unclear if len(each.by_seed) == len(self.best.by_seed)]
+
+    @property
+    def dropped(self) -> list[Tried]:
+        """Those that were left behind by their mean over fewer seeds, by which they are not clearly below the best."""
+        return [each for each in self._unclear if len(each.by_seed) < len(self.best.by_seed)]
+
+    @property
+    def _unclear(self) -> list[Tried]:
         return [each for each in self.completed[1:] if not each.clearly_below(self.best)]
 
     @property
@@ -109,7 +118,7 @@ class Search:
 
     @property
     def text(self) -> str:
-        """The choice in words, with its nearest tie and the edges at which it lies."""
+        """The choice in words, with its nearest tie, how many were dropped, and the edges at which it lies."""
         more = len(self.tried) - min(self.grid, len(self.tried))
         tried = f"{len(self.tried)} tried" + (f", {more} beyond its grid" if more else f" of {self.grid}")
         words = [f"{self.variant}: {self.best.words} (validation {self.best.accuracy:.3f}, {tried})"]
@@ -117,6 +126,8 @@ class Search:
             first, others = self.ties[0], len(self.ties) - 1
             rest = f" and {others} other{'s' * (others > 1)}" if others else ""
             words.append(f"not clear of {first.words} ({first.accuracy:.3f}){rest}")
+        if self.dropped:
+            words.append(f"{len(self.dropped)} dropped after fewer seeds")
         words += [f"{key} at the edge of the values tried" for key in self.edges]
         return "; ".join(words)
 
@@ -132,6 +143,7 @@ def record(search: Search) -> dict[str, Any]:
         "chosen": search.best.choice,
         "validation_accuracy": search.best.accuracy,
         "ties": [result(each) for each in search.ties],
+        "dropped": [result(each) for each in search.dropped],
         "edges": search.edges,
         "steps": sum(each.steps for each in search.tried),
         "tried": [result(t) | {"by_seed": t.by_seed, "failed": t.failed, "steps": t.steps} for t in search.tried],
@@ -144,8 +156,9 @@ def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
     seeds = sorted({seed for each in searches for tried in each.tried for seed in tried.by_seed})
     yield ["method", *keys, *(f"seed {seed}" for seed in seeds), "validation_accuracy", "result", "steps"]
     for search in searches:
+        words = {id(search.best): "chosen"}
+        words |= {id(each): word for word, of in (("tie", search.ties), ("dropped", search.dropped)) for each in of}
         for tried in search.tried:
-            result = "chosen" if tried is search.best else "tie" if tried in search.ties else ""
             values = [tried.choice.get(key) for key in keys]
             accuracies = [tried.by_seed.get(seed) for seed in seeds]
-            yield [search.variant, *values, *accuracies, tried.accuracy, result, tried.steps]
+            yield [search.variant, *values, *accuracies, tried.accuracy, words.get(id(tried), ""), tried.steps]

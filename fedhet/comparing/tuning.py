@@ -2,8 +2,8 @@
 
 All configurations run with the tuning seeds. A best value at the edge of its list widens the list, at most `WIDENED`
 times. Then those that are not clearly worse than the best go on with further seeds, half of them each time (successive
-halving; Jamieson and Talwalkar, AISTATS 2016), at most `HALVINGS` times. The highest mean is chosen; configurations
-from which it is not clear are ties. Nothing reads the results on test parts.
+halving; Jamieson and Talwalkar, AISTATS 2016), at most `HALVINGS` times, the others are dropped. The highest mean is
+chosen; configurations with as many seeds of which it is not clear are ties. Nothing reads the results on test parts.
 """
 
 import itertools
@@ -119,9 +119,8 @@ class Tuner:
             seeds = [max(used) + 1 + number for number in range(len(self.tuning.seeds))]
             asked: list[Tried] = []
             for search in searches:
-                level = [each for each in search.ties if len(each.by_seed) == len(search.best.by_seed)]
-                if level:
-                    asked += [search.best, *level][: max(2, math.ceil((1 + len(level)) / 2))]
+                if ties := search.ties:
+                    asked += [search.best, *ties][: max(2, math.ceil((1 + len(ties)) / 2))]
             if not asked:
                 return
             self.execute.tell(f"{len(asked)} configurations are not clear of each other: seeds {seeds[0]} and on")
