@@ -150,7 +150,11 @@ class Config:
         needs={"public-samples": ()},
     )
     public_data: str = _data(
-        "", "folder with the files of public-dataset, as data is for dataset", path=True, needs={"public-dataset": ()}
+        "",
+        "folder with the files of public-dataset, as data is for dataset",
+        resumable=True,
+        path=True,
+        needs={"public-dataset": ()},
     )
     test_split: str = _split(
         "given",

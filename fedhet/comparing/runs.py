@@ -4,7 +4,7 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fedhet import config as configuration
 from fedhet import population, registry
-from fedhet.comparing.settings import PLACES, PlannedRun
+from fedhet.comparing.settings import FILES, PLACES, PlannedRun
 from fedhet.conflicts import without_effect
 from fedhet.engines import messages
 from fedhet.engines.children import Child, ChildError
@@ -59,7 +59,7 @@ def _conflict(run: PlannedRun, supplied: Supplied) -> str | None:
     in_vain |= {"dataset"} if supplied.data is not None else set()
     different = [
         f"{key} = {there.get(key, 'not set')!r} instead of {wanted.get(key, 'not set')!r}"
-        for key in sorted((there.keys() | wanted.keys()) - PLACES - in_vain)
+        for key in sorted((there.keys() | wanted.keys()) - PLACES - FILES - in_vain)
         if there.get(key, "") != wanted.get(key, "")
     ]
     if different:
@@ -128,12 +128,14 @@ class Execution:
         whole.print(table, soft_wrap=True)
 
     def _job(self, run: PlannedRun) -> "Job":
-        settings: Mapping[str, object] | None
-        settings, resume = {**run.settings.flat(), "preset": ""}, {}
+        settings: dict[str, object] = {**run.settings.flat(), "preset": ""}
+        resume = {}
         if (run.folder / "config.toml").is_file():
             reference = run.settings.method  # which the user named, and not the folder alone
-            settings, resume = {"method": reference} if ":" in reference else None, {"resume": run.folder}
-        call = partial(self.function, settings, out=run.folder, engine="local", **resume)
+            settings = {key: settings[key] for key in FILES if settings[key]}
+            settings |= {"method": reference} if ":" in reference else {}
+            resume = {"resume": run.folder}
+        call = partial(self.function, settings or None, out=run.folder, engine="local", **resume)
         return Job(run.name, call, run.folder.parent / "logs" / f"{run.name}.log")
 
 

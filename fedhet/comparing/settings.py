@@ -24,6 +24,9 @@ from fedhet.toml import toml_value
 PLACES = frozenset(keys_about("place"))
 """Keys of where and how a run is carried out, which the comparison sets and which do not change results."""
 
+FILES = frozenset({"data", "public-data"})
+"""Keys of where a data set's files are, which may lie elsewhere when a comparison goes on."""
+
 SAME_FOR_ALL = PLACES | {"method", "seed", "preset", *keys_about("data", "output")}
 """Keys that no variant can set."""
 

@@ -66,9 +66,9 @@ classes a client it comes out 2.0 points higher with 100 clients, which is what 
 before them), and 1.9 with 500, where these add nothing; with five classes 8.8 higher with 100, whose curve passes the
 paper's 72.4 in round 29 of 100, and 2.8 with 500.
 
-**FedMA's ensemble and entire data.** One seed each. The ensemble of sixteen VGG-9 is 8.4 points below the paper's; how long its
-members trained, the paper does not say (150 epochs here, FedMA's E). One client with all images is above the paper's with SGD,
-5.0 points with grey images and 1.4 without: momentum and the cosine schedule are ours.
+**FedMA's ensemble and entire data.** One seed each. The ensemble of sixteen VGG-9 is 8.4 points below the paper's; how
+long its members trained, the paper does not say (150 epochs here, FedMA's E). One client with all images is above the
+paper's with SGD, 5.0 points with grey images and 1.4 without: momentum and the cosine schedule are ours.
 """
 
 

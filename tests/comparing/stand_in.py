@@ -25,9 +25,9 @@ SETTINGS = {
 
 def run(config: dict[str, Any] | None, *, out: Path, engine: str = "local", resume: Path | None = None) -> None:
     """In place of `fedhet.run`: notes the call, does what the file `<out>.does` orders, writes a run."""
-    assert (config is None) == (resume is not None)
+    assert resume is None or (config or {}).keys() <= {"data"}
     assert engine == "local"
-    settings = config or read(out / "config.toml")
+    settings = {**(read(out / "config.toml") if resume else {}), **(config or {})}
     does = out.parent / f"{out.name}.does"
     out.parent.mkdir(parents=True, exist_ok=True)
     with (out.parent / "calls.txt").open("a") as calls:

@@ -1,4 +1,5 @@
 import re
+import shutil
 import statistics
 
 import pytest
@@ -155,6 +156,16 @@ def test_runs_with_other_settings_are_never_touched(comparison):
     assert "fedavg-seed0 is there already and is not the directory of a run" in str(caught.value)
     assert {path: path.read_bytes() for path in before} == before
     assert comparison.calls() == []
+
+
+def test_a_comparison_goes_on_where_the_data_lie_now(comparison, stand_ins, tmp_path):
+    settings = SETTINGS | {"dataset": "mnist", "partition": "iid", "public-samples": 8, "data": stand_ins}
+    comparison.order("local-seed1", "fail")
+    comparison.go(methods=("local",), settings=settings)
+    (comparison.folder / "local-seed1.does").unlink()
+    shutil.copytree(stand_ins, moved := tmp_path / "moved")
+    assert "1 of 2 runs were completed" in comparison.go(methods=("local",), settings=settings | {"data": str(moved)})
+    assert config.read(comparison.folder / "local-seed1" / "config.toml")["data"] == str(moved)
 
 
 @pytest.mark.parametrize(
