@@ -128,7 +128,8 @@ def fedma(keys: Mapping[str, Any], epochs: tuple[int, int], numbers: Mapping[str
     """FedMA's table 1 and figure 4, 4 passes of 4 rounds: the global model on the common test set.
 
     What is the paper's for VGG-9 alone, a last round of a pass thrice as long at a tenth of the rate, is left out. The
-    epochs of a round are FedMA's, and FedAvg's and FedProx's; in batches of 64 FedAvg would end at chance, after 98 steps.
+    epochs of a round are FedMA's, and FedAvg's and FedProx's. In batches of 64 FedAvg
+    would end at chance, after 98 steps.
     """
     long, short = epochs
     averaged = "rounds=16,weight-decay=1e-4,local-epochs"
