@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedhet.comparing.runs import Execution, check, why_incomplete
 from fedhet.comparing.search import Choice, Search, Tried, record, rows
-from fedhet.comparing.settings import SAME_FOR_ALL, PlannedRun, SharedSettings
+from fedhet.comparing.settings import SAME_FOR_ALL, PlannedRun, SharedSettings, distinct
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import write_csv, write_text
 from fedhet.options import Value
@@ -84,33 +84,39 @@ class Tuner:
     def widen(self, searches: Sequence[Search]) -> None:
         """Try values beyond the edges at which the best configurations lie; note the edges that remain."""
         for attempt in range(WIDENED + 1):
-            beyond = {search.variant: dict(self._beyond(search)) for search in searches}
+            beyond = {search.variant: list(self._beyond(search)) for search in searches}
             for search in searches:
-                search.edges = list(beyond[search.variant])
+                search.edges = distinct(key for key, _ in beyond[search.variant])
             if attempt == WIDENED or not any(beyond.values()):
                 return
             self.execute.tell("the best value is the last of its list: trying further ones")
             for search in searches:
-                search.tried += beyond[search.variant].values()
-            self.run([tried for each in beyond.values() for tried in each.values()], self.tuning.seeds)
+                search.tried += [tried for _, tried in beyond[search.variant]]
+            self.run([tried for each in beyond.values() for _, tried in each], self.tuning.seeds)
 
     def _beyond(self, search: Search) -> Iterator[tuple[str, Tried]]:
-        """Each key whose best value is the lowest or highest tried, and the best choice with a value beyond it."""
-        texts = {key: value for key, value in search.best.choice.items() if isinstance(value, str)}
+        """Each key whose best value is the lowest or highest tried, and the best choice with a value beyond it.
+
+        A value with the very same accuracy counts as well: of rates that all end at chance the lowest and the highest.
+        """
+        best = search.best.choice
+        texts = {key: value for key, value in best.items() if isinstance(value, str)}
         comparable = [each for each in search.tried if texts.items() <= each.choice.items()]
-        for key, value in search.best.choice.items():
+        level = [each.choice for each in (search.best, *search.ties) if each.accuracy == search.best.accuracy]
+        for key in best:
             numbers = [each.choice[key] for each in comparable if isinstance(each.choice[key], int | float)]
             values = sorted({number for number in numbers if not isinstance(number, bool)})
-            if len(values) < 2 or value == 0 or value not in (values[0], values[-1]):
-                continue
-            further = _further(*(values[1::-1] if value == values[0] else values[-2:]))
-            choice = {**search.best.choice, key: further}
-            try:
-                self.shared.settings(search.variant, self.tuning.seeds[0], choice)
-            except ConfigError:  # the key's own range ends here
-                continue
-            if all(each.choice != choice for each in search.tried):
-                yield key, Tried(search.variant, choice)
+            for value in [choice[key] for choice in level if choice == {**best, key: choice[key]}]:
+                if len(values) < 2 or value == 0 or value not in (values[0], values[-1]):
+                    continue
+                further = _further(*(values[1::-1] if value == values[0] else values[-2:]))
+                choice = {**best, key: further}
+                try:
+                    self.shared.settings(search.variant, self.tuning.seeds[0], choice)
+                except ConfigError:  # the key's own range ends here
+                    continue
+                if all(each.choice != choice for each in search.tried):
+                    yield key, Tried(search.variant, choice)
 
     def halve(self, searches: Sequence[Search], reported: Sequence[int]) -> None:
         """Give the better half of the configurations that are not clearly worse than the best further seeds."""

@@ -123,6 +123,13 @@ def test_a_best_value_at_the_edge_widens_the_list_twice_and_then_is_told(compari
     assert (local["chosen"], local["edges"]) == ({"learning-rate": 0.2}, [])
 
 
+def test_where_all_values_are_equal_both_ends_are_widened(comparison):
+    """The weight decay changes nothing here."""
+    comparison.go(methods=("local",), seeds=(0,), tuning=Tuning({"weight-decay": [0.001, 0.01]}, (9,)))
+    tried = [row["settings"]["weight-decay"] for row in record(comparison)["methods"]["local"]["tried"]]
+    assert tried == [0.001, 0.01, 0.0001, 0.1, 0.00001, 1.0]
+
+
 def test_an_edge_of_the_keys_own_range_is_none(comparison):
     comparison.go(methods=("fedhenn",), seeds=(0,), tuning=Tuning({"fedhenn.eta0": [0.0, 0.1]}, (9, 10)))
     fedhenn = record(comparison)["methods"]["fedhenn"]
