@@ -164,7 +164,7 @@ def test_what_runs_and_the_time_left_are_told(races):
     )
     assert re.search(r"race, seed 1001, 18 runs: .*fedhenn.*; 35 min 45 s left for the race\n", told)
     assert re.search(r"comparison on test parts, 5 seeds at most: local, fedhenn, .*; 51 min 15 s left\n", told)
-    assert told.count(": completed\n") == 6, "one in half a minute"
+    assert told.count(": completed\n") == 8, "one in half a minute"
 
 
 def test_methods_that_are_still_learning_are_named():
