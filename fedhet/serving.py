@@ -140,11 +140,8 @@ def _on_common_test(
             test = relabelled(test, task.outputs.labels)
         else:
             dataset = population.dataset_of(strategy.config)
-            test, task, prepare = (
-                resident(dataset.test, device),
-                dataset.task,
-                fitted(dataset.transform, precision(network)),
-            )
+            test, task = resident(dataset.test, device), dataset.task
+            prepare = fitted(dataset.transform, precision(network))
         score = learning.evaluate(network, test, task, prepare)
         if score is None:
             return None

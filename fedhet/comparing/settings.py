@@ -16,7 +16,7 @@ from fedhet.errors import ConfigError
 from fedhet.flower.grid import LocalGrid
 from fedhet.machine import process_restored
 from fedhet.method import UNSCORED
-from fedhet.options import Config, Value, fields_of, keys_about
+from fedhet.options import Config, Value, fields_of, keys_about, keys_that
 from fedhet.rows import grouped
 from fedhet.supplied import Supplied
 from fedhet.toml import toml_value
@@ -24,7 +24,7 @@ from fedhet.toml import toml_value
 PLACES = frozenset(keys_about("place"))
 """Keys of where and how a run is carried out, which the comparison sets and which do not change results."""
 
-FILES = frozenset({"data", "public-data"})
+FILES = frozenset(keys_that("path")).intersection(keys_that("resumable")) - PLACES
 """Keys of where a data set's files are, which may lie elsewhere when a comparison goes on."""
 
 SAME_FOR_ALL = PLACES | {"method", "seed", "preset", *keys_about("data", "output")}

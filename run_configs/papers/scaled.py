@@ -128,8 +128,8 @@ def fedma(keys: Mapping[str, Any], epochs: tuple[int, int], numbers: Mapping[str
     """FedMA's table 1 and figure 4, 4 passes of 4 rounds: the global model on the common test set.
 
     What is the paper's for VGG-9 alone, a last round of a pass thrice as long at a tenth of the rate, is left out. The
-    epochs of a round are FedMA's, and FedAvg's and FedProx's. In batches of 64 FedAvg
-    would end at chance, after 98 steps.
+    epochs of a round are FedMA's, and FedAvg's and FedProx's. In batches of 64 FedAvg would end at
+    chance, after 98 steps.
     """
     long, short = epochs
     averaged = "rounds=16,weight-decay=1e-4,local-epochs"
@@ -137,14 +137,8 @@ def fedma(keys: Mapping[str, Any], epochs: tuple[int, int], numbers: Mapping[str
         "fedma/cifar10_vgg9.toml",
         {
             **SMALL,
-            **{
-                "architectures": "lenet",
-                "local-epochs": long,
-                "evaluate-every": 16,
-                "batch-size": 16,
-                "fedma.passes": 4,
-            },
-            **{"fedma.last-learning-rate": 0.0, "fedma.last-epochs": 1, **keys},
+            **{"architectures": "lenet", "local-epochs": long, "batch-size": 16, "evaluate-every": 16},
+            **{"fedma.passes": 4, "fedma.last-learning-rate": 0.0, "fedma.last-epochs": 1, **keys},
         },
         (
             *("fedma", f"identity={CONTROLS}:identity", "ensemble=ensemble,rounds=1,weight-decay=1e-4"),

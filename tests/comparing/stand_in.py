@@ -25,7 +25,7 @@ SETTINGS = {
 
 def run(config: dict[str, Any] | None, *, out: Path, engine: str = "local", resume: Path | None = None) -> None:
     """In place of `fedhet.run`: notes the call, does what the file `<out>.does` orders, writes a run."""
-    assert resume is None or (config or {}).keys() <= {"data"}
+    assert (config or {}).keys() <= {"data"} if resume else config
     assert engine == "local"
     settings = {**(read(out / "config.toml") if resume else {}), **(config or {})}
     does = out.parent / f"{out.name}.does"
