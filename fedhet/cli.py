@@ -88,9 +88,9 @@ def run(
             _run(by_hand, folder=resume, resume=True)
             return
         base = configuration.named(config, by_hand.get("method"))
-        if "preset" in base and "preset" in by_hand and config is not None:
+        if base["preset"] and "preset" in by_hand and config is not None:
             raise ConfigError(f"{config} is a preset, and --set preset names another: give one of them")
-        if "preset" not in base:
+        if not base["preset"]:
             configuration.resolve(base)  # what does not go together in the file itself
         complete = configuration.resolve(base | by_hand, strict=by_hand.keys())
         folder = Path(complete.out) if complete.out else _quietly("fedhet.serving").new_folder(Path("runs"), complete)
@@ -121,7 +121,7 @@ def compare(
     """Run several methods on the same clients and data; interrupted, the same command goes on."""
     with _errors(stopped=GOES_ON):
         reported, for_tuning = numbers("--seeds", seeds), numbers("--tune-seeds", tune_seeds)
-        chosen = {"preset": ""} | configuration.named(config) | _settings_of(settings, data=data)
+        chosen = configuration.named(config) | _settings_of(settings, data=data)
         comparing = _quietly("fedhet.comparing")
         tuning = comparing.Tuning(tuning_grid(tune), for_tuning, tune_runs) if tune else None
         if tuning is None and tune_runs is not None:

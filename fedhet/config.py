@@ -119,7 +119,7 @@ def _values_of(
 
 
 def named(config: str | Path | None, method: object = None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings for a name, to which single keys are added.
+    """Return the settings for a name, to which single keys are added; a file that names no preset has none (`""`).
 
     Args:
         config: a TOML file, a preset, or a method, which stands for its digits preset or for that of its family; None
@@ -131,7 +131,7 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
         ConfigError: there is no such name, or as in `from_file`.
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
-        return from_file(Path(config), supplied, method)
+        return {"preset": ""} | from_file(Path(config), supplied, method)
     known, wanted = presets(), str(config or method)
     family = registry.method(wanted).family if ":" in wanted else wanted
     by_reference = {"method": wanted} if config is not None and ":" in wanted else {}

@@ -56,6 +56,12 @@ def test_a_method_of_ones_own_choice_takes_its_own_papers_values_under_a_preset(
     assert config.rounds == read(configuration.preset_path("fedhenn/digits"))["rounds"]
 
 
+def test_a_files_settings_with_single_keys_take_none_of_a_preset():
+    file = configuration.run_configs() / "fedhenn" / "digits_spectral.toml"
+    together = configuration.completed(configuration.named(file) | {"clients": 5})
+    assert resolve(together).flat() == resolve(read(file) | {"clients": 5}).flat()
+
+
 def test_an_empty_text_is_not_chosen():
     config = resolve({"method": "fedavg", "rounds": "", "fedprox.mu": "", "seed": "", "data": ""})
     assert config == resolve({"method": "fedavg"})
