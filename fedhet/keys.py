@@ -36,6 +36,7 @@ def option(
     path: bool = False,
     needs: Mapping[str, tuple[Value, ...]] | None = None,
     tries: tuple[Value, ...] = (),
+    at_need: tuple[Value, ...] = (),
 ) -> Any:
     """Make a dataclass field that is a configuration key.
 
@@ -56,6 +57,7 @@ def option(
         path: whether it becomes a path, which only its own machine may choose.
         needs: other keys with the values beside which alone it has an effect; no values: any but 0 and "".
         tries: values of a method's own key that `fedhet recommend` tries.
+        at_need: values that it tries only where the method cannot serve the clients as configured.
     """
     limits = {"choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
     kind = {
@@ -65,6 +67,7 @@ def option(
         "path": path,
         "needs": needs or {},
         "tries": tries,
+        "at_need": at_need,
     }
     return field(default=default, metadata={"help": help, **limits, **kind})
 

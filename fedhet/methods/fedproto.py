@@ -15,6 +15,7 @@ class WidthParameters(Parameters):
         "width to which a layer before the head brings the representations of all clients; 0: no such layer",
         at_least=0,
         at_most=2**16,
+        at_need=(64,),
     )
     width_by: str = option(
         "projection",

@@ -95,18 +95,17 @@ def _configurations(
 
     as_they_are = {key: shared.for_all[key] for key in ("architectures", "assign")}  # and not equal ones
     config = settings({})
-    tries = {
-        f"{config.family}.{kebab(each.name)}": values
-        for each in dataclasses.fields(config.parameters)
-        if (values := each.metadata["tries"])
-    }
-    configured: Choice = {key: config.flat()[key] for key in tries}
-    values = (dict.fromkeys((configured[key], *tries[key])) for key in tries)
-    choices: list[Choice] = [dict(zip(tries, each, strict=True)) for each in product(*values)]
+    options = {f"{config.family}.{kebab(each.name)}": each.metadata for each in dataclasses.fields(config.parameters)}
+    tries = {key: each["tries"] for key, each in options.items() if each["tries"]}
+    all_values = tries | {key: each["at_need"] for key, each in options.items() if each["at_need"]}
+    configured: Choice = {key: config.flat()[key] for key in all_values}
+    values = (dict.fromkeys((configured[key], *all_values[key])) for key in all_values)
+    choices: list[Choice] = [dict(zip(all_values, each, strict=True)) for each in product(*values)]
     choices.sort(key=lambda choice: sum(value != configured[key] for key, value in choice.items()))
     now = next((each for each in choices if not refusal(settings(each))), configured)
+    now = {key: value for key, value in now.items() if key in tries or value != configured[key]}
     yield now, settings(now)
-    for key in now:
+    for key in tries:
         for value in tries[key]:
             changed = settings({**now, key: value})
             if value != now[key] and changed.flat()[key] == value:
@@ -114,12 +113,18 @@ def _configurations(
 
 
 def _refusal_of(
-    known: dict[Traits, str], supplied: Supplied, policy: Policy, allow: str | None, labels: bool, config: Config
+    known: dict[tuple[Traits, bool], str],
+    supplied: Supplied,
+    policy: Policy,
+    allow: str | None,
+    labels: bool,
+    config: Config,
 ) -> str:
-    """`_refusal`, asked once for each of a method's traits."""
-    if (traits := registry.traits(config)) not in known:
-        known[traits] = _refusal(config, supplied, policy, allow, labels)
-    return known[traits]
+    """`_refusal`, asked once for each of a method's traits, with and without changed heads."""
+    asked = registry.traits(config), config.parameters.changes_heads
+    if asked not in known:
+        known[asked] = _refusal(config, supplied, policy, allow, labels)
+    return known[asked]
 
 
 def _refusal(config: Config, supplied: Supplied, policy: Policy, allow: str | None, labels: bool) -> str:

@@ -47,6 +47,16 @@ def test_what_cannot_serve_as_configured_races_as_it_can_with_the_fewest_keys_ch
     assert one == {"fedharm.align": "spectral", "fedharm.alpha": 0.0}
 
 
+def test_unlike_representations_are_brought_to_one_width_where_they_must_be():
+    base = {"preset": "", "dataset": "digits", "clients": 5, "architectures": "cnn-family"}
+    alike = base | {"architectures": "cnn"}
+    for name in ("fedproto", "fedtgp", "fedgh", "fedgen"):
+        key = f"{name}.width"
+        assert all(each[key] == 64 for each in asked(name, base=base).settings[name])
+        for served in (base | {key: 16}, alike):
+            assert not any(key in each for each in asked(name, base=served).settings[name])
+
+
 def test_without_a_public_dataset_its_methods_say_what_they_need():
     found = asked("fedhenn", "label-spreading", "local", "fedproto", base=DIGITS | {"public-samples": 0})
     assert set(found.settings) == {"local", "fedproto"}
