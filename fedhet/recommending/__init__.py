@@ -19,6 +19,7 @@ from fedhet.comparing.search import Choice, record
 from fedhet.comparing.settings import PLACES, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import notes_below, terminal_table
 from fedhet.comparing.tuning import WHOLE, Tuner, Tuning, check_tuning, different, held_out
+from fedhet.comparing.uncertainty import FEWEST
 from fedhet.engines import children
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import check_place, write_text
@@ -200,6 +201,11 @@ def _compare(race: Race, seeds: Sequence[int], tuner: Tuner) -> tuple[list[Plann
     """Run the best methods with seeds not used in the race, as time permits; return the runs and their failures."""
     best = [race.searches[name].best for name in race.by_turns()]
     runs, failed, compared = list[PlannedRun](), dict[str, str](), 0
+    fewest = [tuner.plan(tried, seed, WHOLE) for tried in best for seed in seeds[:FEWEST]]
+    if not race.fits(fewest, tuner.execute.deadline):  # a verdict on the best method comes first
+        behind = [name for name in race.finalists if name not in race.alone][1:]
+        best = [tried for tried in best if tried.variant not in behind]
+        race.notes += [f"No time to compare {name} as well: a larger budget does." for name in behind]
     left = format_seconds(max(tuner.execute.deadline - time.monotonic(), 0.0))
     tuner.execute.tell(
         f"comparison on test parts, {len(seeds)} seeds at most: {', '.join(each.variant for each in best)}; {left} left"

@@ -187,6 +187,14 @@ def test_little_time_is_for_both_sides_of_the_comparison(races):
     assert len(compared) + len(told) == len(ALONE) + FINALISTS
 
 
+def test_little_time_is_for_a_verdict_on_the_best(races):
+    done = races.go("5m")
+    assert "fedhenn wins with" in done.verdict, "three seeds, and so an interval"
+    assert "No time to compare fedmd as well: a larger budget does." in races.printed
+    races.go("1h")
+    assert {path.name.partition(",")[0] for path in (races.folder / "compared").glob("fedmd*")}
+
+
 def test_no_result_of_a_federated_method_is_no_verdict_on_it(races, found):
     alone = Candidates({name: found.settings[name] for name in ALONE}, ALONE, found.sends, found.refused)
     with pytest.MonkeyPatch.context() as patched:
