@@ -205,6 +205,12 @@ def flha(clients: int, **more: Any) -> Any:
     )
 
 
+def longer(alike: Any, rounds: int, **more: Any) -> Any:
+    """A benchmark of FLHA-GHN's table 1 in more rounds."""
+    keys = {**alike.keys, "rounds": rounds, "evaluate-every": rounds}
+    return replace(alike, keys=keys, variants=("local", "flha-ghn", "layer-average"), printed={}, **more)
+
+
 def unseen(**more: Any) -> Any:
     """FLHA-GHN's table 6: a client of a fourth architecture comes after three have trained.
 
@@ -260,6 +266,7 @@ TABLES = tables.Tables(
         "fedma-balanced": entire("cifar10-domains-balanced", "Color balanced"),
         "fedma-no-bias": entire("cifar10", "No bias"),
         "flha-8": flha(8, tuning=rates(0.01, 0.03, 0.1, flha_ghn=(0.003, 0.009, 0.03), pfedhn=(0.03, 0.1, 0.3))),
+        "flha-8-longer": longer(flha(8), 200, rates_of="flha-8"),
         "flha-4": flha(4, rates_of="flha-8"),
         "flha-16": flha(16, rates_of="flha-8"),
         "flha-unseen": unseen(rates_of="flha-8"),
