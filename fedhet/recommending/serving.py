@@ -97,10 +97,9 @@ def _configurations(
     config = settings({})
     options = {f"{config.family}.{kebab(each.name)}": each.metadata for each in dataclasses.fields(config.parameters)}
     tries = {key: each["tries"] for key, each in options.items() if each["tries"]}
-    all_values = tries | {key: each["at_need"] for key, each in options.items() if each["at_need"]}
-    configured: Choice = {key: config.flat()[key] for key in all_values}
-    values = (dict.fromkeys((configured[key], *all_values[key])) for key in all_values)
-    choices: list[Choice] = [dict(zip(all_values, each, strict=True)) for each in product(*values)]
+    configured: Choice = {key: config.flat()[key] for key, each in options.items() if each["tries"] or each["at_need"]}
+    values = (dict.fromkeys((configured[key], *options[key]["tries"], *options[key]["at_need"])) for key in configured)
+    choices: list[Choice] = [dict(zip(configured, each, strict=True)) for each in product(*values)]
     choices.sort(key=lambda choice: sum(value != configured[key] for key, value in choice.items()))
     now = next((each for each in choices if not refusal(settings(each))), configured)
     now = {key: value for key, value in now.items() if key in tries or value != configured[key]}
