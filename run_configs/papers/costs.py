@@ -3,10 +3,11 @@
     python run_configs/papers/costs.py --data FOLDER   # goes on where it stopped; then run page.py
 
 `FOLDER` has the folders `cifar10` and `mnist`; the other data sets are made up, in their own shapes. No preset's round
-is run whole. A preset's second round (of FedMA all rounds of a pass, of a one-shot method its one) runs with a client
-for each network of the preset and few examples, then with twice as many. The difference gives the seconds that an
-example takes in an epoch, and the rest is what a client takes in a round whatever its number of examples, the server's
-part for it included. Seconds are those that the process computed, so that other work on the machine does not count.
+is run whole. A preset's second round (FedHeNN's third; of FedMA all rounds of a pass, of a one-shot method its one)
+runs with a client for each network of the preset and few examples, then with twice as many (with more of both, if
+that hardly takes longer). The difference gives the seconds that an example takes in an epoch, and the rest is what a
+client takes in a round whatever its number of examples, the server's part for it included. Seconds are those that the
+process computed, so that other work on the machine does not count.
 Rows that say `as ...` are copies by hand, for presets that differ in their partition only.
 """
 
@@ -89,6 +90,14 @@ class Clock(Observer):
             run.state.stopped = self.last
 
 
+def took(settings: Mapping[str, Any], first: int, last: int) -> float:
+    """Run, and return the seconds of a round, by the mean of those after `first`, to `last`."""
+    clock = Clock(last)
+    with tempfile.TemporaryDirectory() as folder:
+        fedhet.run(settings, out=f"{folder}/run", progress=False, observers=[clock])
+    return (clock.ends[clock.last] - clock.ends[first]) / (clock.last - first)
+
+
 def measured(preset: str, config: Config, data: str) -> tuple[float, float, str]:
     """Seconds of an example, those of a client and round beside, and how they were measured."""
     kind, method = alike(preset, config)[2], config.method_name
@@ -101,6 +110,7 @@ def measured(preset: str, config: Config, data: str) -> tuple[float, float, str]
         "fedma": (0, 0, 0),
         "ensemble": (0, 1, 1),
         "flha-distillation": (1, 3, 4),  # a round of the teacher, and one of the students
+        "fedhenn": (2, 3, 20),  # the term begins in the second round, and first steps take longer
     }.get(method, (1, 2, 20))
     short = {
         "preset": preset,
@@ -124,18 +134,19 @@ def measured(preset: str, config: Config, data: str) -> tuple[float, float, str]
     if method == "fedhenn":  # the clients' few examples are not enough for the RAD
         short |= {"fedhenn.rad-source": "held-out", "public-samples": config.parameters.rad_size}
     # Ten steps at least, unless they are long ones: a step with Procrustes takes all rows of the RAD.
-    fewest = 10 * batch if batch <= 10 and getattr(config.parameters, "kernel", "") != "procrustes" else batch
+    examples = 10 * batch if batch <= 10 and getattr(config.parameters, "kernel", "") != "procrustes" else batch
     if config.partition != "natural":  # else the whole test set is evaluated at the end
         short |= {"test-split": "drawn", "test-share": 0.1}
-    seconds = []
-    for examples in (fewest, 2 * fewest):
-        clock = Clock(last)
-        short |= {"samples-per-client": examples} | ({"public-samples": examples} if config.public_samples else {})
-        with tempfile.TemporaryDirectory() as folder:
-            fedhet.run(short, out=f"{folder}/run", progress=False, observers=[clock])
-        seconds.append((clock.ends[clock.last] - clock.ends[first]) / ((clock.last - first) * clients))
-    example = (seconds[1] - seconds[0]) / (fewest * epochs * (2 if config.public_samples else 1))
-    how = f"extrapolated: {clients} clients with {fewest} and {2 * fewest} examples"
+    while True:
+        seconds = []
+        for each in (examples, 2 * examples):
+            sizes = {"samples-per-client": each} | ({"public-samples": each} if config.public_samples else {})
+            seconds.append(took(short | sizes, first, last) / clients)
+        if seconds[1] > 1.2 * seconds[0]:
+            break
+        examples *= 4  # what does not depend on their number, such as a process's first steps, hides them
+    example = (seconds[1] - seconds[0]) / (examples * epochs * (2 if config.public_samples else 1))
+    how = f"extrapolated: {clients} clients with {examples} and {2 * examples} examples"
     return example, max(0.0, 2 * seconds[0] - seconds[1]), how
 
 
