@@ -40,9 +40,12 @@ made_up = module_of(str(HERE / "made_up.py"))
 MADE_UP = {
     "shakespeare": partial(made_up.shakespeare, roles=66, characters=11_000),
     "sentiment140": partial(made_up.sentiment140, users=20, tweets=12_000, vocabulary=2000, words=25, width=300),
-    "chestxray14": partial(made_up.chestxray14, patients=200, side=224),
+    "chestxray14": partial(made_up.chestxray14, patients=600, side=224),
 }
 """Write data sets, by name, into a folder."""
+
+CLEAR = 2.0
+"""Seconds by which a run with twice as many examples must take longer, to tell from a process's first steps."""
 
 Key = tuple[str, str, str]
 """Preset, networks and kind of data."""
@@ -134,20 +137,24 @@ def measured(preset: str, config: Config, data: str) -> tuple[float, float, str]
     if method == "fedhenn":  # the clients' few examples are not enough for the RAD
         short |= {"fedhenn.rad-source": "held-out", "public-samples": config.parameters.rad_size}
     # Ten steps at least, unless they are long ones: a step with Procrustes takes all rows of the RAD.
-    examples = 10 * batch if batch <= 10 and getattr(config.parameters, "kernel", "") != "procrustes" else batch
+    fewest = 10 * batch if batch <= 10 and getattr(config.parameters, "kernel", "") != "procrustes" else batch
     if config.partition != "natural":  # else the whole test set is evaluated at the end
         short |= {"test-split": "drawn", "test-share": 0.1}
-    while True:
+    for examples in (fewest, 4 * fewest, 16 * fewest, 64 * fewest):
         seconds = []
         for each in (examples, 2 * examples):
             sizes = {"samples-per-client": each} | ({"public-samples": each} if config.public_samples else {})
-            seconds.append(took(short | sizes, first, last) / clients)
-        if seconds[1] > 1.2 * seconds[0]:
+            seconds.append(took(short | sizes, first, last))
+        more = (seconds[1] - seconds[0]) / clients
+        if seconds[1] - seconds[0] > CLEAR:
             break
-        examples *= 4  # what does not depend on their number, such as a process's first steps, hides them
-    example = (seconds[1] - seconds[0]) / (examples * epochs * (2 if config.public_samples else 1))
+    else:
+        raise RuntimeError(
+            f"{preset}: with {2 * examples} examples a client it takes {more:.2g} s more, too few to tell"
+        )
+    example = more / (examples * epochs * (2 if config.public_samples else 1))
     how = f"extrapolated: {clients} clients with {examples} and {2 * examples} examples"
-    return example, max(0.0, 2 * seconds[0] - seconds[1]), how
+    return example, max(0.0, seconds[0] / clients - more), how
 
 
 def unlike(methods: Collection[str] = ()) -> Iterator[tuple[Key, Config]]:

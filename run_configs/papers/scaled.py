@@ -96,7 +96,8 @@ def family(classes: int, **more: Any) -> Any:
 def fedharm(clients: int, partition: str, networks: str = "rem", **more: Any) -> Any:
     """FedHARM's tables 1 (IID) and 2 (Dirichlet 0.1): mean accuracy of the clients on the common test set.
 
-    `longer` has about as many steps as the methods that train on the public examples, too.
+    `longer` has about as many steps as the methods that train on the public examples, too; `own` is FedHARM without
+    peers.
     """
     keys = {"samples-per-client": 1800 // clients, "public-samples": 200, "clients": clients, "evaluate-every": 10}
     epochs = {"local-epochs": 2, "closing-epochs": 2, "batch-size": 32, "fedharm.slots": "128,256,256,96"}
@@ -109,6 +110,7 @@ def fedharm(clients: int, partition: str, networks: str = "rem", **more: Any) ->
             "local=local,closing-epochs=0",
             f"longer=local,closing-epochs=0,local-epochs={longer}",
             "mixed=local,closing-epochs=0,local.public=mixed",
+            "own=run_configs/fedharm/controls.py:own",
             "fedharm",
         ),
         "mixed",
