@@ -39,12 +39,12 @@ HERE = Path(__file__).resolve().parent
 made_up = module_of(str(HERE / "made_up.py"))
 MADE_UP = {
     "shakespeare": partial(made_up.shakespeare, roles=66, characters=11_000),
-    "sentiment140": partial(made_up.sentiment140, users=20, tweets=12_000, vocabulary=2000, words=25, width=300),
+    "sentiment140": partial(made_up.sentiment140, users=20, tweets=100_000, vocabulary=2000, words=25, width=300),
     "chestxray14": partial(made_up.chestxray14, patients=600, side=224),
 }
 """Write data sets, by name, into a folder."""
 
-CLEAR = 2.0
+CLEAR = 0.5
 """Seconds by which a run with twice as many examples must take longer, to tell from a process's first steps."""
 
 Key = tuple[str, str, str]
@@ -117,7 +117,7 @@ def measured(preset: str, config: Config, data: str) -> tuple[float, float, str]
     }.get(method, (1, 2, 20))
     short = {
         "preset": preset,
-        "dataset": "cifar10" if kind == "cifar10" and config.dataset == "cifar100" else config.dataset,
+        "dataset": kind,
         "architectures": config.architectures,
         "rounds": rounds,
         "clients": clients,
