@@ -8,7 +8,6 @@ runs with a client for each network of the preset and few examples, then with tw
 that hardly takes longer). The difference gives the seconds that an example takes in an epoch, and the rest is what a
 client takes in a round whatever its number of examples, the server's part for it included. Seconds are those that the
 process computed, so that other work on the machine does not count.
-Rows that say `as ...` are copies by hand, for presets that differ in their partition only.
 """
 
 import argparse
