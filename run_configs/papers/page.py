@@ -31,7 +31,7 @@ EXAMPLES = {
     "cifar10-fedhenn": 50_000,
     "cifar10-fedharm": 50_000,
     "cifar100": 50_000,
-    "shakespeare": 1_200_000,
+    "shakespeare": 880_885,
     "sentiment140-glove": 6_000,
     "chestxray14": 86_524,
 }
