@@ -7,7 +7,8 @@ is run whole. A preset's second round (FedHeNN's third; of FedMA all rounds of a
 runs with a client for each network of the preset and few examples, then with twice as many (with more of both, if
 that hardly takes longer). The difference gives the seconds that an example takes in an epoch, and the rest is what a
 client takes in a round whatever its number of examples, the server's part for it included. Seconds are those that the
-process computed, so that other work on the machine does not count.
+process computed, so that other work on the machine hardly counts; but the same run has taken twice as long on another
+day, so that only rows of one date compare.
 """
 
 import argparse
@@ -116,7 +117,7 @@ def measured(preset: str, config: Config, data: str) -> tuple[float, float, str]
     }.get(method, (1, 2, 20))
     short = {
         "preset": preset,
-        "dataset": kind,
+        "dataset": "cifar10" if kind == "cifar10" else config.dataset,
         "architectures": config.architectures,
         "rounds": rounds,
         "clients": clients,
