@@ -338,7 +338,7 @@ def commands(text: str) -> list[str]:
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     blocks = "\n".join(block for language, block in fenced if language in ("", "bash"))
     blocks = blocks.replace("&& ", "\n").replace("\\\n", "")
-    inline = [" ".join(found.split()) for found in re.findall(r"`(fedhet (?:run|compare) [^`]+)`", text)]
+    inline = [" ".join(found.split()) for found in re.findall(r"`(fedhet\s(?:run|compare)\s[^`]+)`", text)]
     found = [line.split("  #")[0].strip() for line in blocks.splitlines() if line.startswith("fedhet ")]
     left_out = {"fedhet --install-completion", "fedhet run runs/try/config.toml"}
     return sorted({*found, *inline} - left_out)
