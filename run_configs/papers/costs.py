@@ -101,6 +101,11 @@ def took(settings: Mapping[str, Any], first: int, last: int) -> float:
     return (clock.ends[clock.last] - clock.ends[first]) / (clock.last - first)
 
 
+def sizes(config: Config, examples: int) -> dict[str, Any]:
+    """So many examples a client, and as many public ones where it has a public dataset."""
+    return {"samples-per-client": examples} | ({"public-samples": examples} if config.public_samples else {})
+
+
 def measured(preset: str, config: Config, data: str) -> tuple[float, float, str]:
     """Seconds of an example, those of a client and round beside, and how they were measured."""
     kind, method = alike(preset, config)[2], config.method_name
@@ -141,20 +146,16 @@ def measured(preset: str, config: Config, data: str) -> tuple[float, float, str]
     if config.partition != "natural":  # else the whole test set is evaluated at the end
         short |= {"test-split": "drawn", "test-share": 0.1}
     for examples in (fewest, 4 * fewest, 16 * fewest, 64 * fewest):
-        seconds = []
-        for each in (examples, 2 * examples):
-            sizes = {"samples-per-client": each} | ({"public-samples": each} if config.public_samples else {})
-            seconds.append(took(short | sizes, first, last))
-        more = (seconds[1] - seconds[0]) / clients
-        if seconds[1] - seconds[0] > CLEAR:
+        fewer, twice = (took(short | sizes(config, each), first, last) for each in (examples, 2 * examples))
+        if twice - fewer > CLEAR:
             break
     else:
         raise RuntimeError(
-            f"{preset}: with {2 * examples} examples a client it takes {more:.2g} s more, too few to tell"
+            f"{preset}: with {2 * examples} examples a client it takes {twice - fewer:.2g} s more, too few to tell"
         )
-    example = more / (examples * epochs * (2 if config.public_samples else 1))
+    example = (twice - fewer) / (clients * examples * epochs * (2 if config.public_samples else 1))
     how = f"extrapolated: {clients} clients with {examples} and {2 * examples} examples"
-    return example, max(0.0, seconds[0] / clients - more), how
+    return example, max(0.0, (2 * fewer - twice) / clients), how
 
 
 def unlike(methods: Collection[str] = ()) -> Iterator[tuple[Key, Config]]:
