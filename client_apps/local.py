@@ -23,4 +23,4 @@ class Local(ClientSide[LocalParameters]):
         train, public = self.client.data.train, self.client.public
         assert public.labels is not None  # as the traits say
         both = Examples(torch.cat([train.inputs[:], public.inputs]), torch.cat([train.labels, public.labels]))
-        return [replace(phase, examples=both) for phase in phases]
+        return [replace(phase, examples=both, augmented=True) for phase in phases]

@@ -160,9 +160,9 @@ class Client:
             config.optimizer, schedule(0.0), *settings, changing, bf16, self.least, config.clip_gradients
         )
 
-    def prepare(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
-        """Transform raw inputs to a training batch, augmented if that is configured."""
-        return self.transform(self.augment(inputs, generator) if self.augment else inputs)
+    def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Transform raw inputs to a training batch, augmented with `generator` if that is configured."""
+        return self.transform(self.augment(inputs, generator) if self.augment and generator else inputs)
 
     def read(
         self,

@@ -81,6 +81,8 @@ class Phase:
         task_weight: weight of the task's own loss; with 0 it is not taken, and labels may be whatever the terms need.
         captures: inner values of every batch that the terms see, by name.
         examples: what is trained on, if not the client's training part.
+        augmented: whether batches of these `examples` are augmented as the training part's are. By default they are
+            not: a target that was computed for an example is for the example as it is.
         continues: go on with the optimiser of the phase before, state and all; both train the same parameters.
         measured: by what name the network is evaluated after it, in rounds that are evaluated; empty: it is not.
     """
@@ -94,6 +96,7 @@ class Phase:
     task_weight: float = 1.0
     captures: Mapping[str, Capturing] = field(default_factory=dict)
     examples: Examples | None = None
+    augmented: bool = False
     continues: bool = False
     measured: str = ""
 
@@ -132,7 +135,7 @@ def train(
     phase: Phase,
     examples: Examples,
     task: Task,
-    prepare: Callable[[Tensor, torch.Generator], Tensor],
+    prepare: Callable[[Tensor, torch.Generator | None], Tensor],
     *,
     generator: torch.Generator,
     before: Trained | None = None,
@@ -144,7 +147,7 @@ def train(
         phase: the phase of training.
         examples: the client's training part, on the model's device, unless the phase has its own.
         task: gives the loss.
-        prepare: turns raw inputs into a float batch (normalisation, augmentation), with the given generator.
+        prepare: turns raw inputs into a float batch, augmented with the given generator, or not if it is None.
         generator: draws the order of examples and the augmentation. Dropout draws from torch's global generator.
         before: the result of earlier phases.
 
@@ -163,12 +166,13 @@ def train(
     orders = (batches(len(examples), size, generator, device, least=least) for _ in count())
     rows = islice(chain.from_iterable(orders), total)
     named, schedule = dict(model.named_parameters()), phase.optimisation.schedule
+    augmenting = generator if private or phase.augmented else None
     losses: list[Tensor] = []
     sizes: list[int] = []
     recorded, further = dict(before.recorded), 0
     with _frozen(model, named, phase.trains) as parameters:
         optimizer = _optimizer(phase, parameters, before)
-        for step in _passes(model, named, phase, examples, lambda inputs: prepare(inputs, generator), rows):
+        for step in _passes(model, named, phase, examples, lambda inputs: prepare(inputs, augmenting), rows):
             loss = _loss(step, phase, task, recorded)
             Backward(loss).run()
             if phase.optimisation.clip_gradients:

@@ -65,3 +65,4 @@ def test_streams_are_the_clients_and_the_rounds_for_each_purpose():
 
 def test_a_training_batch_is_augmented_before_it_is_transformed():
     assert client_in(1).prepare(torch.ones(2), torch.Generator()).tolist() == [1.0, 1.0]
+    assert client_in(1).prepare(torch.ones(2), None).tolist() == [0.5, 0.5]

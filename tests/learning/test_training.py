@@ -420,6 +420,20 @@ def test_a_phase_may_bring_its_own_examples():
     assert all(torch.equal(a, b) for a, b in zip(copy(one).values(), copy(other).values(), strict=True))
 
 
+@pytest.mark.parametrize("augmented", [False, True])
+def test_examples_of_a_phase_are_augmented_only_if_it_says_so(augmented):
+    generators = []
+
+    def prepare(inputs, generator):
+        generators.append(generator)
+        return inputs
+
+    stream = torch.Generator().manual_seed(0)
+    for phase in (Phase(1, Optimisation(), examples=examples_of(5), augmented=augmented), Phase(1, Optimisation())):
+        train(network(), phase, examples_of(5), TASK, prepare, generator=stream)
+    assert generators == [stream if augmented else None, stream]
+
+
 def test_mixed_precision_computes_passes_in_bfloat16_and_keeps_weights_and_losses_in_float32():
     seen = []
 

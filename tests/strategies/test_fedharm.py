@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet import models, population
 from fedhet.config import resolve
@@ -149,6 +149,33 @@ def test_the_shared_sets_loss_is_the_papers(divide: bool, federate: Federate) ->
     closing = done.rows[2]
     assert closing["metrics"]["alignment"] == pytest.approx(float(torch.stack(cosines).mean()), abs=1e-5)
     assert closing["train_loss"] == pytest.approx(float(torch.stack(losses).mean()), abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fedharm", "fedmd"])
+def test_a_target_is_met_on_the_examples_that_it_was_computed_for(method: str, federate: Federate) -> None:
+    """One client, whose network stands still, is as far from its own target as rounding, although it augments."""
+    images, labels = torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+    augmented: list[Tensor] = []
+
+    def augment(inputs: Tensor) -> Tensor:
+        augmented.append(inputs)
+        return inputs.flip(-1)
+
+    def data() -> Any:
+        parts = {"train": slice(0, 30), "test": slice(30, 40), "public": slice(40, 60)}
+        return {part: (images[rows], labels[rows]) for part, rows in parts.items()} | {"augment": augment}
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+
+    own = {
+        "fedharm": {"fedharm.blocks": "0,1", "fedharm.slots": "24,12", "closing_epochs": 1},
+        "fedmd": {"fedmd.public-epochs": 0, "fedmd.private-epochs": 0},
+    }[method]
+    done = federate(method, model=model, data=data, clients=1, public_samples=0, learning_rate=1e-12, **own)
+    metrics = done.rows[2]["metrics"]
+    assert metrics.get("distance", 1 - metrics.get("alignment", 1)) == pytest.approx(0, abs=1e-6)
+    assert torch.cat(augmented).unique(dim=0).shape == (30, 1, 8, 8), "training images are, and no others"
 
 
 @pytest.mark.parametrize(
