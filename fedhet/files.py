@@ -27,7 +27,7 @@ SEAL = "fedhet"
 LONGEST_NAME = 200
 """Bytes of a name; those of a file may have 255, with its ending and while it is being written."""
 
-TAKEN_NAMES = frozenset({"clients", "models", "predictions", "public", "global"})
+TAKEN_NAMES = frozenset({"clients", "models", "nodes", "predictions", "public", "global"})
 """Names that a folder of state or of models has for things of its own."""
 
 

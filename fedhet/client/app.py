@@ -26,6 +26,7 @@ from fedhet.matching import describe
 from fedhet.method import Method
 from fedhet.options import Config
 from fedhet.population import ClientInfo
+from fedhet.rows import Work
 from fedhet.task import Task, as_task
 from fedhet.wire import Payload, Refusal, Reply, Report, Request, spec_of
 from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
@@ -162,7 +163,7 @@ class Answers:
             train_loss=policy.rounded(loss) if tells and loss is not None else None,
             measured=job.measured if tells else {},
             validation_examples=len(client.data.validation) if client.data.validation else 0,
-            work=client.trained.work,
+            work=client.trained.work if client.secret is None else Work(),  # steps depend on the classes
             further={name: policy.rounded(value) for name, value in job.further.items()} if tells else {},
         )
 

@@ -15,16 +15,19 @@ from torch import Tensor, nn
 from fedhet import population, registry, supplied
 from fedhet.client.jobs import Job, Tried, step_memory
 from fedhet.client.policy import Policy, Refused
+from fedhet.client.secret import NodeSecret
 from fedhet.client.side import Client
 from fedhet.client.size import Size
 from fedhet.client.state import ClientStore
+from fedhet.conflicts import OF_ANY_DATA
 from fedhet.data import ClientData, DataSet, resident, with_drawn_test_part, with_validation
 from fedhet.data.own import as_input
 from fedhet.data.reading import not_finite
 from fedhet.errors import DataError, FedhetError, ModelError
+from fedhet.files import state_folder
 from fedhet.graphs import PermutationGroups
 from fedhet.machine import data_in_use, device_of, keep_freed_memory, out_of_memory
-from fedhet.options import Config
+from fedhet.options import OWN, Config, keys_about, keys_that
 from fedhet.population import ClientInfo, ModelFunction
 from fedhet.representations import Captured, Representation
 from fedhet.representations.features import fitted, precision
@@ -70,7 +73,7 @@ class Clients:
         # More threads than cores over all clients of a host slow every one of them down a hundredfold.
         if torch.get_num_threads() != config.threads_per_client:
             torch.set_num_threads(config.threads_per_client)
-        device = device_of(config.device)
+        device, secret = device_of(config.device), self._secret_of(info) if policy.keeps_secret else None
         data = self._data_of(info, device)
         if len(data.train) == 0:
             raise DataError("has no training examples")
@@ -81,6 +84,8 @@ class Clients:
             if (tried := self._tried.get(info.name)) is None:
                 tried = self._tried[info.name] = self._try(representation, data, transform, dataset, config)
             data = self._relabelled(data, tried.task)
+            if secret:
+                data = secret.grouped(data, policy.least, tried.task.outputs)
             representation.places = tried.task.outputs.places
             client = Client(
                 name=info.name,
@@ -97,6 +102,7 @@ class Clients:
                 store=ClientStore(config.state_dir, request.run, info.name),
                 own_data=self._data is not None,
                 least=policy.least,
+                secret=secret.seed if secret else None,
                 outputs=tried.outputs,
                 size=size,
             )
@@ -147,6 +153,15 @@ class Clients:
         task = dataset.task if dataset else self._task
         named = registry.client_side(config.method_name).head_of(config)
         return try_out(representation, data, transform, task, self._model, guessed=not named)
+
+    def _secret_of(self, info: ClientInfo) -> NodeSecret:
+        """Return the node's secret; raises `ChangedExamples` if the run would choose other ones than its first run."""
+        config, flat = info.config, info.config.flat()
+        about = {*(OF_ANY_DATA if self._data else keys_about("data"))} - {"dataset", *keys_that("path")}
+        split = {"clients": info.num_partitions or config.clients, "split-seed": info.split_seed}
+        secret = NodeSecret(state_folder(config.state_dir, ""), info.name, OWN if self._data else config.dataset)
+        secret.keep({key: flat[key] for key in sorted(about)} | split)
+        return secret
 
     def let_go(self, client: Client) -> None:
         """Free a client's data on the GPU, at the end of a run."""

@@ -167,8 +167,8 @@ def join(job: Job) -> Payload:
             restore(job)
             job.side.begin(job.payload)
         client.reestimate()
-        job.batches = torch_generator(config.seed, "newcomer", client.name)
-        seed_everything(derive_seed(config.seed, "newcomer dropout", client.name))
+        job.batches = torch_generator(client.root, "newcomer", client.name)
+        seed_everything(derive_seed(client.root, "newcomer dropout", client.name))
         _score(job, f"{start}-0", client.model)
         for epoch in range(1, config.unseen_epochs + 1):
             _run(job, [Phase(1, optimisation, continues=epoch > 1)])

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedhet.client.secret import ChangedExamples
 from fedhet.client.side import AnySide
 from fedhet.client.state import LostState
 from fedhet.errors import ConfigError, FedhetError, nearest
@@ -68,6 +69,11 @@ class Policy:
         """Whether metrics and losses may leave."""
         return self.allowed is None or METRICS in self.allowed
 
+    @property
+    def keeps_secret(self) -> bool:
+        """Whether the node's batches are its secret (`fedhet.client.secret`)."""
+        return self.deployed and self.allowed is not None
+
     def check_method(self, method: str, traits: Traits) -> None:
         """Check, before anything is loaded, that all that a method sends, metrics apart, may leave; else `Refused`."""
         if self.allowed is not None:
@@ -92,7 +98,7 @@ class Policy:
                 f"it has {count} training examples, and its node lets out no number that fewer than {self.least} are "
                 "behind (min-examples)"
             )
-        if batch_size < self.least:
+        if batch_size < self.least and not self.keeps_secret:  # which trains on whole groups
             raise Refused(
                 f"batch-size is {batch_size}, and its node trains on no fewer than {self.least} examples at a time "
                 "(min-examples)"
@@ -146,7 +152,7 @@ class Policy:
 
     def reason(self, client: str, error: Exception) -> str:
         """Return the reason of a failure for the server; at a deployed node nothing that could disclose data."""
-        if not self.deployed or isinstance(error, Refused | LostState | WireError):
+        if not self.deployed or isinstance(error, Refused | ChangedExamples | LostState | WireError):
             return str(error)
         log.error("client %s failed", client, exc_info=error)
         return "it failed, and the reason stands in its node's log, since reasons can tell of data"

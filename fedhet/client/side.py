@@ -48,6 +48,7 @@ class Client:
         own_data: whether its data come from a user's function, not from the configured data set.
         tokens: number of tokens of an example with predictions; 1 if predictions are not for tokens.
         least: least number of examples behind every number that leaves the node.
+        secret: seed of a node with a policy, which no server knows; None for other nodes.
         outputs: number of scores, or numbers, of a prediction.
         size: its part of the configured network, if clients may have parts.
         memory: named tensors that the method keeps between rounds (see `ClientSide.remembers`).
@@ -68,6 +69,7 @@ class Client:
     own_data: bool = False
     tokens: int = 1
     least: int = 1
+    secret: int | None = None
     outputs: int = 0
     size: Size | None = None
     memory: dict[str, Tensor] = field(default_factory=dict)
@@ -131,13 +133,18 @@ class Client:
         places, self.representation = self.representation.places, Representation(model, self.head)
         self.representation.places = places
 
+    @property
+    def root(self) -> int:
+        """The seed of the client's own random streams: the run's, or at a node with a policy one that only it knows."""
+        return self.config.seed if self.secret is None else derive_seed(self.secret, self.config.seed)
+
     def seed(self, *purpose: object) -> int:
         """Return a seed for one purpose of this client in this round."""
-        return derive_seed(self.config.seed, *purpose, self.name, self.request.round)
+        return derive_seed(self.root, *purpose, self.name, self.request.round)
 
     def generator(self, *purpose: object) -> torch.Generator:
         """Return a random stream for one purpose of this client in this round."""
-        return torch_generator(self.config.seed, *purpose, self.name, self.request.round)
+        return torch_generator(self.root, *purpose, self.name, self.request.round)
 
     def optimisation(self, part: int = 0, parts: int = 1) -> Optimisation:
         """Return the configured optimisation for this round; the closing round has the last round's rate.

@@ -24,11 +24,13 @@ class Examples:
     """Raw inputs (n, ...) of any dtype, in memory or read on demand (`[:]` reads all), and labels.
 
     Labels are (n,) int64 classes, (n, labels) of 0 and 1, or (n, targets) float32; with a class for each token or pixel
-    (n, tokens) int64 or (n, h, w) whole numbers.
+    (n, tokens) int64 or (n, h, w) whole numbers. With `groups`, the rows (k,) int64 of each, a step of training is on
+    whole groups only, and an example that is in none is not trained on.
     """
 
     inputs: Tensor | LazyInputs
     labels: Tensor
+    groups: tuple[Tensor, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)

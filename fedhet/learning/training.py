@@ -163,8 +163,11 @@ def train(
     size, device = phase.optimisation.batch_size, examples.labels.device
     least = max(phase.optimisation.least, 1 + _normalises(model))  # BatchNorm cannot train on one example
     total = phase.steps or phase.epochs * len(_ends(len(examples), size, least))
-    orders = (batches(len(examples), size, generator, device, least=least) for _ in count())
-    rows = islice(chain.from_iterable(orders), total)
+    if examples.groups is None:
+        orders = (batches(len(examples), size, generator, device, least=least) for _ in count())
+    else:
+        orders = (grouped_batches(examples.groups, size, generator, least=least) for _ in count())
+    rows = islice(chain.from_iterable(orders), total if examples.groups != () else 0)
     named, schedule = dict(model.named_parameters()), phase.optimisation.schedule
     augmenting = generator if private or phase.augmented else None
     losses: list[Tensor] = []
@@ -287,6 +290,21 @@ def batches(
     start = 0
     for end in _ends(count, size, least):
         yield order[start:end]
+        start = end
+
+
+def grouped_batches(
+    groups: Sequence[Tensor], size: int, generator: torch.Generator, *, least: int = 1
+) -> Iterator[Tensor]:
+    """Mini-batches of one shuffled epoch, each of whole groups of rows (k,) int64, of about `size` examples.
+
+    The last may be smaller, but not than `least` examples.
+    """
+    order = torch.randperm(len(groups), generator=generator).tolist()
+    together = max(1, round(size * len(groups) / sum(map(len, groups))))
+    start = 0
+    for end in _ends(len(groups), together, math.ceil(least / min(map(len, groups)))):
+        yield torch.cat([groups[place] for place in order[start:end]])
         start = end
 
 

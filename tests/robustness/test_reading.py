@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from .reading import Victim, correlation, last_batch, nearest, one_example, pixel_by_pixel
+from .unmixing import from_runs, unmixed
 
 pytestmark = pytest.mark.usefixtures("home", "in_a_run")
 
@@ -46,8 +48,25 @@ def test_with_metrics_weights_that_one_example_reaches_tell_it(tmp_path):
 
 @pytest.mark.slow
 def test_scores_after_training_that_forgets_tell_examples_of_the_last_batch(tmp_path):
-    """A figure of the deployment page: whoever lets posteriors or weights out trusts the server's settings."""
-    assert nearest(*last_batch(0, tmp_path)) > 0.9
+    """A figure of the deployment page, of a node without a policy."""
+    assert nearest(*last_batch(0, tmp_path)).max() > 0.9
+
+
+@pytest.mark.parametrize("kind", ["weights", pytest.param("posteriors", marks=pytest.mark.slow)])
+def test_differences_between_rounds_tell_no_more_than_means_of_groups(kind, tmp_path):
+    """Even a server that is told the node's secret reads groups, and without a policy it reads single images."""
+    read, images, _ = unmixed(0, tmp_path / "open", kind, 60)
+    assert nearest(read, images).mean() > 0.9
+    read, images, units = unmixed(0, tmp_path / "closed", kind, 60, allow=kind)
+    means = torch.stack([images[rows].mean(0) for rows in units])
+    assert all(len(rows) >= 10 for rows in units)
+    assert nearest(read, images).mean() < nearest(means, images).mean() + 0.005
+
+
+def test_runs_with_one_example_more_are_refused(tmp_path):
+    read = from_runs(0, tmp_path / "open", 150, 152)
+    assert nearest(torch.tensor(load_digits().data / 16), read).min() > 0.999
+    assert from_runs(0, tmp_path / "closed", 150, 152, allow="prototypes") is None
 
 
 def test_losses_have_four_digits_elsewhere(tmp_path):

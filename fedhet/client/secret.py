@@ -1,0 +1,119 @@
+"""A node's secret: what a node with a policy fixes once for all runs, so that no server knows its batches.
+
+A server chooses the seed of a run. If a node drew its batches from that seed, the server would know which examples are
+in which step, and could solve for single examples from the differences between rounds. A node with `allow` therefore
+draws from a secret of its own, trains on fixed groups of at least `min-examples` examples, and has the same examples
+in all runs. Whatever a server computes linearly from many rounds and runs is then a sum over whole groups.
+"""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedhet.data import ClientData
+from fedhet.errors import FedhetError
+from fedhet.files import locked, write_text
+from fedhet.outputs import Outputs
+from fedhet.randomness import torch_generator
+from fedhet.text import log
+
+FOLDER = "nodes"
+"""The folder in a node's `state-dir` that has a file for each client."""
+
+
+class ChangedExamples(FedhetError):
+    """A run would choose other examples of a node's data than its first run did."""
+
+
+class NodeSecret:
+    """The secret of one client, and how its examples are chosen: `state-dir`/nodes/NAME.json.
+
+    Attributes:
+        seed: the seed of all random streams that decide which private examples are in which step.
+    """
+
+    def __init__(self, state_folder: Path, client: str, data: str) -> None:
+        """Read the client's file, or make one; `data` is the name of the data set. Raises FedhetError if damaged."""
+        self._path, self._client, self._data = state_folder / FOLDER / f"{client}.json", client, data
+        with locked(self._path.parent, wait=True):
+            if not self._path.is_file():
+                self._write({"seed": secrets.randbits(62), "examples": {}})
+        self.seed = int(self._read()["seed"])
+
+    def keep(self, choice: Mapping[str, Any]) -> None:
+        """Store what decides which examples there are, or check it against the node's first run.
+
+        Raises:
+            ChangedExamples: a value is not that of the first run; two sums could then differ by one example.
+        """
+        with locked(self._path.parent, wait=True):
+            content = self._read()
+            kept = content["examples"].setdefault(self._data, {})
+            if changed := [key for key, value in choice.items() if kept.get(key, value) != value]:
+                raise ChangedExamples(
+                    f"this node's examples are those of its first run with {self._data}, and {changed[0]} is another "
+                    f"now: set {changed[0]} as it was, in the run or in the node config, or let the node's owner "
+                    f"remove {FOLDER}/{self._path.name} in its state-dir"
+                )
+            if missing := {key: value for key, value in choice.items() if key not in kept}:
+                kept |= missing
+                self._write(content)
+
+    def grouped(self, data: ClientData, least: int, outputs: Outputs) -> ClientData:
+        """Return the client's data with its training examples in fixed groups (see `groups_of`).
+
+        Raises:
+            ChangedExamples: `least` or the labels are not those of the first run.
+        """
+        labels = data.train.labels
+        digest = hashlib.blake2b(labels.cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+        self.keep({"min-examples": least, "training labels": digest})
+        by_class = outputs.places == "one" and outputs.meaning != "numbers"
+        groups = groups_of(labels, least, torch_generator(self.seed, "groups"), by_class=by_class)
+        if left := len(labels) - sum(map(len, groups)):
+            log.warning(
+                "client %s: %d training examples, of classes with fewer than %d, are left out of training "
+                "(min-examples)",
+                *(self._client, left, least),
+            )
+        return replace(data, train=replace(data.train, groups=groups))
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            content = json.loads(self._path.read_text(encoding="utf-8"))
+            return {"seed": int(content["seed"]), "examples": dict(content["examples"])}
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            raise FedhetError(f"{self._path} is damaged: {error}; restore it from a backup, or remove it") from error
+
+    def _write(self, content: Mapping[str, Any]) -> None:
+        write_text(self._path, json.dumps(content))
+        self._path.chmod(0o600)
+
+
+def groups_of(labels: Tensor, least: int, generator: torch.Generator, *, by_class: bool) -> tuple[Tensor, ...]:
+    """Divide examples at random into groups of at least `least`, and fewer than twice as many.
+
+    Args:
+        labels: (n, ...) labels of the examples.
+        least: smallest size of a group.
+        generator: random stream on the CPU.
+        by_class: whether examples of a group have the same label. The gradient of a linear layer separates classes, so
+            a mixed group would disclose sums over few examples. Examples of rarer labels are then in no group.
+
+    Returns:
+        For each group the rows (k,) int64 of its examples, on the device of the labels.
+    """
+    order = torch.randperm(len(labels), generator=generator)
+    kinds = torch.zeros(len(labels), dtype=torch.int64)
+    if by_class:
+        kinds = torch.unique(labels.cpu(), dim=0, return_inverse=True)[1]
+    order = order[kinds[order].argsort(stable=True)].to(labels.device)
+    parts = order.split(torch.bincount(kinds).tolist())
+    return tuple(group for part in parts if len(part) >= least for group in part.tensor_split(len(part) // least))
