@@ -45,6 +45,7 @@ class State:
         run: the run's own name, where clients keep their state in folders that serve several runs.
         public: digest of the public dataset, empty without one.
         public_size: examples in it.
+        common: values that all clients have in common, by name (`Hooks.common`).
         model: what is shared, by key (if whole networks are, the global model), BatchNorm's statistics and counters.
         validation: validation accuracies of the rounds that were evaluated, where early stopping watches them.
         stopped: the round after which early stopping, or an observer that set this, ended training; 0 if none did.
@@ -57,6 +58,7 @@ class State:
     run: str = ""
     public: str = ""
     public_size: int = 0
+    common: dict[str, int | str] = field(default_factory=dict)
     model: Arrays = field(default_factory=dict)
     validation: list[float] = field(default_factory=list)
     stopped: int = 0

@@ -12,7 +12,7 @@ import numpy as np
 from fedhet.errors import FedhetError
 from fedhet.matching import class_weighted_average
 from fedhet.methods import class_average
-from fedhet.server import ArraysBy, FederatedStrategy, State, class_counts
+from fedhet.server import ArraysBy, Common, FederatedStrategy, State, class_counts
 from fedhet.wire import Reply, Spec
 
 
@@ -29,16 +29,17 @@ class ClassAverage(FederatedStrategy[class_average.ClassAverageParameters, Class
     method = class_average.method
     state_class = ClassAverageState
 
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        """Return the name of the output layer."""
+        return {"output layer": Common(reply.values.text("head"), "name the same module as head")}
+
     def admit(self, reply: Reply) -> None:
         """Keep the client's class counts, one for each row of the output layer."""
         head = reply.values.text("head")
         rows = {shape[:1] for shape, _ in _of(reply.report.spec, head).values()}
         if len(rows) != 1 or () in rows:
             raise FedhetError(f"class-average needs a row for each class in all arrays of its {head!r}")
-        counts = class_counts(reply, *rows.pop())
-        if other := next((known for known in self.state.classes if head not in self.state.classes[known]), None):
-            raise FedhetError(f"its output layer is {head!r}, unlike that of client {other}")
-        self.state.classes[reply.client] = {head: counts}
+        self.state.classes[reply.client] = {head: class_counts(reply, *rows.pop())}
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average the models by examples, then the output layer by examples of each class."""

@@ -15,14 +15,15 @@ from fedhet.learning import Loss, Optimisation, Phase, train
 from fedhet.machine import one_thread
 from fedhet.methods import fedgh
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.server import Common
 from fedhet.task import get_task
 from fedhet.text import log
-from fedhet.wire import Arrays, Payload, Reply, WireError, cast, load_into, to_arrays
+from fedhet.wire import Arrays, Payload, Reply, WireError, cast, check_room, load_into, to_arrays
 
 from .fedproto import MOST_CLASSES, ByClass, ClassState  # noqa: TID251 - this folder is fedhet.strategies
 
-LARGEST = 2**27
-"""Entries of a layer of the server's network."""
+COPIES = 8
+"""How often the server holds its network at most: weights, gradients, optimiser, states before and after a round."""
 
 
 @dataclass
@@ -61,15 +62,19 @@ class Learner(ByClass[L, LearnerState]):
         """
         return ()
 
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        """Return the width, and the number of classes."""
+        outputs = Common(reply.report.outputs, "all clients need an output for each of the same classes")
+        return {**super().common(reply), "network's number of outputs": outputs}
+
     def admit(self, reply: Reply) -> None:
-        """Check the width, and that all clients have as many classes; the first one's are those of the network."""
+        """Draw the server's network, if it can be trained."""
         super().admit(reply)
         outputs, width = reply.report.outputs, self.state.width
-        self.state.outputs = self.state.outputs or outputs
-        if outputs != self.state.outputs:
-            raise ModelError(f"its network has {outputs} outputs, the first client's {self.state.outputs}")
-        if not 0 < outputs <= MOST_CLASSES or width * max(width, outputs) > LARGEST:
-            raise ModelError(f"the server cannot train on representations of width {width} and {outputs} classes")
+        self.state.outputs = outputs
+        if not 0 < outputs <= MOST_CLASSES:
+            raise ModelError(f"the server cannot train on representations of {outputs} classes")
+        check_room(COPIES * 8 * width * max(width, outputs), "for its classes and width the server needs")
         if not self.state.learner:
             self.state.learner = to_arrays(self.learner().state_dict())
 

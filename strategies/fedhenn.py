@@ -26,13 +26,14 @@ from fedhet.representations.spectral import check_posteriors, cluster_rows
 from fedhet.representations.targets import mean_rbf_blocks, mean_target
 from fedhet.server import (
     ArraysBy,
+    Common,
     FederatedStrategy,
     State,
-    agreed_tokens,
     in_order,
     mean_distance,
     packed_rows,
     public_rows,
+    tokens_of,
 )
 from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
@@ -77,6 +78,11 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
             return population.training_union(self.config)
         return super().public_dataset()
 
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        """Return the number of tokens, if clients align."""
+        tokens = Common(tokens_of(reply), "all clients need as many")
+        return {"number of tokens an example": tokens} if self.parameters.eta0 else {}
+
     def admit(self, reply: Reply) -> None:
         """Check the size of the public dataset; keep the client's representation of some examples for the report."""
         if not self.parameters.eta0:
@@ -88,7 +94,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
             )
         if self._has_probe(reply):
             self.state.before[reply.client] = reply.arrays["probe"]
-        self.state.tokens = agreed_tokens(self.state.tokens, reply)
+        self.state.tokens = tokens_of(reply)
 
     # ---- a round
 

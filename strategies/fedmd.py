@@ -4,7 +4,7 @@ One exchange a round: a client of round t learns the mean on X(t), revisits its 
 X(t+1). The paper's order is kept: the scores of round t - 1 are learnt first in round t.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.errors import FedhetError
 from fedhet.methods import fedmd
 from fedhet.randomness import numpy_generator
 from fedhet.representations.packing import Factor, pack, unpack
-from fedhet.server import FederatedStrategy, State, agreed_tokens, mean_distance, packed_rows, public_rows
+from fedhet.server import Common, FederatedStrategy, State, mean_distance, packed_rows, public_rows, tokens_of
 from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
 
@@ -41,19 +40,18 @@ T = TypeVar("T", bound=ScoresState)
 class Scores(FederatedStrategy[Q, T]):
     """Receives each client's class scores of a round's public examples, and returns scores to learn in the next."""
 
-    def compatibility(self, reply: Reply) -> Hashable:
-        """Beside the default, the number of classes, and of tokens."""
-        return super().compatibility(reply), *(str(reply.payload.values.get(name)) for name in ("classes", "tokens"))
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        """Return the numbers of classes and of tokens."""
+        classes = reply.values.count("classes", at_least=1, at_most=2**20)
+        return {
+            "number of classes": Common(classes, "all clients need the same classes"),
+            "number of tokens an example": Common(tokens_of(reply), "all clients need as many"),
+        }
 
     def admit(self, reply: Reply) -> None:
-        """Check that all clients score the same classes, and the same number of tokens."""
-        self.state.tokens = agreed_tokens(self.state.tokens, reply)
-        classes = reply.values.count("classes", at_least=1, at_most=2**20)
-        self.state.classes = self.state.classes or classes
-        if classes != self.state.classes:
-            raise FedhetError(
-                f"it scores {classes} classes, the first client {self.state.classes}: all clients need the same classes"
-            )
+        """Keep the numbers of classes and of tokens."""
+        classes, tokens = (each.value for each in self.common(reply).values())
+        self.state.classes, self.state.tokens = int(classes), int(tokens)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         """Return scores to learn (if any) and their rows, and the rows whose scores are to be sent."""

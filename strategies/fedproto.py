@@ -1,14 +1,13 @@
 """FedProto, server side: prototypes of classes are averaged, no weights (Tan et al., AAAI 2022, equation 6)."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 import numpy as np
 
-from fedhet.errors import ModelError
 from fedhet.methods import fedproto
-from fedhet.server import FederatedStrategy, State, class_means
+from fedhet.server import Common, FederatedStrategy, State, class_means
 from fedhet.server.hooks import P
 from fedhet.wire import Arrays, Payload, Reply, WireError, check
 
@@ -43,18 +42,13 @@ class ByClass(FederatedStrategy[P, C]):
         """Return the global vectors, (known classes, width), and the classes' numbers."""
         return Payload({"prototypes": self.state.prototypes} if self.state.prototypes else {})
 
-    def compatibility(self, reply: Reply) -> Hashable:
-        """Return the default and the width of the vectors."""
-        return super().compatibility(reply), str(reply.payload.values.get("width"))
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        """Return the width of the vectors."""
+        return {f"{self.vectors}'s width": Common(_width(reply), self.way_out)}
 
     def admit(self, reply: Reply) -> None:
-        """Check that the client's vectors are as wide as those of the others."""
-        width = reply.values.count("width", at_least=1, at_most=MOST_CLASSES)
-        self.state.width = self.state.width or width
-        if width != self.state.width:
-            raise ModelError(
-                f"its {self.vectors} has width {width}, the first client's {self.state.width}: {self.way_out}"
-            )
+        """Keep the width of the vectors."""
+        self.state.width = _width(reply)
 
     def check_reply(self, reply: Reply) -> None:
         """Check that the vectors are (k, width), with k classes and k numbers of examples."""
@@ -86,6 +80,10 @@ class ByClass(FederatedStrategy[P, C]):
         means = np.array([averages[number] for number in classes.tolist()], np.float32)
         width = next(iter(sent.values()))["means"].shape[1]
         return {"classes": classes, "means": means.reshape(-1, width), "counts": np.ones_like(classes)}
+
+
+def _width(reply: Reply) -> int:
+    return reply.values.count("width", at_least=1, at_most=MOST_CLASSES)
 
 
 class FedProto(ByClass[fedproto.FedProtoParameters, ClassState]):

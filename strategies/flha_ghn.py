@@ -16,6 +16,7 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, State]):
 
     method = flha_ghn.method
     takes_in = True
+    copies = 4  # the state, the sum, and a message
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)

@@ -9,18 +9,17 @@ weights |B_i A_i| / sum |B A|, over all layers. Ranks that no client of a round 
 """
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedhet.errors import FedhetError
 from fedhet.machine import one_thread
 from fedhet.methods import lora
 from fedhet.methods.lora import A, B
-from fedhet.server import FederatedStrategy, State, average_shared
+from fedhet.server import Common, FederatedStrategy, State, average_shared
 from fedhet.wire import Arrays, Payload, Reply, cast
 
 Array = np.ndarray[Any, Any]
@@ -43,19 +42,14 @@ class LoRA(FederatedStrategy[lora.LoRAParameters, LoRAState]):
     method = lora.method
     state_class = LoRAState
 
-    def compatibility(self, reply: Reply) -> Hashable:
-        """Beside the default, the frozen network."""
-        return super().compatibility(reply), str(reply.payload.values.get("backbone"))
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        """Return the digest of the frozen network."""
+        same = "all need the same layers with the same weights, such as those of a trained network that the model "
+        return {"frozen network": Common(reply.values.line("backbone"), f"{same}function loads")}
 
     def admit(self, reply: Reply) -> None:
-        """Check that all clients have one frozen network."""
-        backbone = reply.values.line("backbone")
-        self.state.backbone = self.state.backbone or backbone
-        if backbone != self.state.backbone:
-            raise FedhetError(
-                "its frozen network is unlike the first client's: all need the same layers with the same weights, such "
-                "as those of a trained network that the model function loads"
-            )
+        """Keep the digest of the frozen network."""
+        self.state.backbone = reply.values.line("backbone")
 
     def payload_for(self, client: str) -> Payload:
         """Return the client's part of the adapters; with `stack` the products of all rounds, since it keeps nothing."""

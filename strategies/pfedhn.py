@@ -35,6 +35,7 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
 
     method = pfedhn.method
     state_class = PFedHNState
+    copies = 8  # weights, their gradients, and pieces of both
 
     def payload_for(self, client: str) -> Payload:
         """Return the weights generated for this client."""

@@ -46,9 +46,9 @@ class MatchedStrategy(FederatedStrategy[M, T]):
     state_class = MatchedState
 
     def compatibility(self, reply: Reply) -> Hashable:
-        """Return the default, the permutation groups without their widths, and the kind of labels."""
+        """Return the default, the permutation groups (without widths if these may differ), and the kind of labels."""
         groups = self._groups_of(reply)
-        alike = groups.with_widths([1] * len(groups))
+        alike = groups if self.config.shared_init else groups.with_widths([1] * len(groups))
         return super().compatibility(reply), describe(alike), reply.values.flag("classes")
 
     def admit(self, reply: Reply) -> None:
@@ -65,8 +65,8 @@ class MatchedStrategy(FederatedStrategy[M, T]):
             )
         if self.config.shared_init:
             raise FedhetError(
-                f"{self.method.name} cannot start clients of other widths than the first one's from one network: set "
-                "shared-init = false"
+                f"{self.method.name} cannot start clients from one network if their widths differ, and this one has "
+                "other widths than the other clients: set shared-init = false"
             )
 
     def _groups_of(self, reply: Reply) -> PermutationGroups:

@@ -145,6 +145,8 @@ class Answers:
         public = sent if sent is not None else _own_public_dataset(job)
         if public is not None:
             client.request = replace(client.request, public=public.digest)  # from now on
+            if side.traits.public == "labelled":
+                client.check_public_labels()
         return side.handshake(job.payload)
 
     def _reply(self, job: Job, payload: Payload, info: ClientInfo) -> Reply:

@@ -44,9 +44,9 @@ class Latents(nn.Module):
         self.normalise = design.normalise
         self.weight, self.bias, self.factor = nn.ParameterDict(), nn.ParameterDict(), nn.ParameterDict()
         for type in types:
-            self.weight[type] = nn.Parameter(torch.empty(2 * LATENT, design.width))
-            self.bias[type] = nn.Parameter(torch.empty(2 * LATENT))
-            self.factor[type] = nn.Parameter(torch.empty(LATENT))
+            self.weight[type] = nn.Parameter(torch.zeros(2 * LATENT, design.width))
+            self.bias[type] = nn.Parameter(torch.zeros(2 * LATENT))
+            self.factor[type] = nn.Parameter(torch.zeros(LATENT))
 
     def forward(self, h: Tensor, types: Sequence[str], row: Tensor) -> tuple[Tensor, Tensor]:
         """Return z (nodes, LATENT) and s (nodes,) of h (nodes, width); `row` (nodes,) is the place in `types`."""
@@ -62,7 +62,7 @@ class Dense(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.dense, self.bias = nn.Parameter(torch.empty(LATENT, *shape)), nn.Parameter(torch.empty(shape))
+        self.dense, self.bias = nn.Parameter(torch.zeros(LATENT, *shape)), nn.Parameter(torch.empty(shape))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
         """(layers, *shape) of z (layers, LATENT) and scale (layers,)."""
@@ -78,8 +78,8 @@ class LowRank(nn.Module):
         self.shape = shape
         units, fan_in = shape[0], prod(shape[1:])
         rank = min(rank, units, fan_in)
-        self.left = nn.Parameter(torch.empty(LATENT, units, rank))
-        self.right = nn.Parameter(torch.empty(LATENT, rank, fan_in))
+        self.left = nn.Parameter(torch.zeros(LATENT, units, rank))
+        self.right = nn.Parameter(torch.zeros(LATENT, rank, fan_in))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
         """(layers, *shape) of z (layers, LATENT) and scale (layers,)."""
@@ -93,9 +93,9 @@ class BaseLowRank(nn.Module):
         super().__init__()
         units, fan_in = shape[0], prod(shape[1:])
         rank = min(rank, units, fan_in)
-        self.base = nn.Parameter(torch.empty(shape))
-        self.basis = nn.Parameter(torch.empty(LATENT, units, rank))
-        self.change = nn.Parameter(torch.empty(LATENT, rank, fan_in))
+        self.base = nn.Parameter(torch.zeros(shape))
+        self.basis = nn.Parameter(torch.zeros(LATENT, units, rank))
+        self.change = nn.Parameter(torch.zeros(LATENT, rank, fan_in))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
         """(layers, *shape) of z (layers, LATENT) and scale (layers,)."""
@@ -115,7 +115,7 @@ class Vector(nn.Module):
     def __init__(self, slot: Slot) -> None:
         super().__init__()
         self.shape, self.start = slot.shape, slot.start
-        self.vector = nn.Parameter(torch.empty(LATENT, prod(slot.shape)))
+        self.vector = nn.Parameter(torch.zeros(LATENT, prod(slot.shape)))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
         """(layers, *shape) of z (layers, LATENT); not scaled."""
@@ -189,10 +189,10 @@ class Tiles(nn.Module):
         super().__init__()
         self.node = nn.Linear(width, TILE_LATENT)
         self.place = nn.Linear(PLACE, TILE_LATENT, bias=False)
-        self.tile = nn.Parameter(torch.empty(TILE_LATENT, TILE, TILE, KERNEL, KERNEL))
-        self.vectors = nn.Parameter(torch.empty(TILE_LATENT, TILE))
+        self.tile = nn.Parameter(torch.zeros(TILE_LATENT, TILE, TILE, KERNEL, KERNEL))
+        self.vectors = nn.Parameter(torch.zeros(TILE_LATENT, TILE))
         self.scale = nn.Linear(width, LATENT)
-        self.factor = nn.Parameter(torch.empty(LATENT))
+        self.factor = nn.Parameter(torch.zeros(LATENT))
 
     def forward(
         self, h: Tensor, rows: Mapping[str, Tiled], places: Mapping[str, Tensor]

@@ -38,7 +38,7 @@ class Embedding(nn.Module):
     def __init__(self, types: Sequence[str], design: Design) -> None:
         super().__init__()
         width = design.width
-        self.types = nn.ParameterDict({type: nn.Parameter(torch.empty(width)) for type in types})
+        self.types = nn.ParameterDict({type: nn.Parameter(torch.zeros(width)) for type in types})
         self.shapes = nn.Linear(FEATURES, width)
         self.normalise = design.normalise
         self.steps = nn.ModuleList([GraphConv(width, width) for _ in range(design.steps)])

@@ -12,15 +12,18 @@ from fedhet.flower.insides import simulated
 from fedhet.server.aggregation import average_shared
 from fedhet.server.federation import Faults, by_node
 from fedhet.server.hooks import Hooks
-from fedhet.server.roster import agree_on_public_dataset, most_alike_first, with_remedy
+from fedhet.server.roster import agree, agree_on_public_dataset, most_alike_first, with_remedy
 from fedhet.state import ClientRecord
 from fedhet.text import log
 from fedhet.toml import toml_value
-from fedhet.wire import Arrays, Payload, Reply, Report, check_finite
+from fedhet.wire import Arrays, Payload, Reply, Report, bytes_of, check, check_finite, check_room, narrowed
 from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, WHOLE, with_public_dataset
 
 NOBODY = "no client can serve:"
 """The first line of an error, above the reasons."""
+
+UNSEEN = 2**26
+"""Bytes of a client's arrays that the server makes by their shapes; more must have arrived from the client before."""
 
 
 class Handshake:
@@ -35,7 +38,7 @@ class Handshake:
 
         Raises a FedhetError with all reasons if no client can serve, or if refusals leave a single client.
         """
-        roster, round, shares = self.federation.roster, self.run.round, self.run.traits.shares
+        roster, round = self.federation.roster, self.run.round
         assert self.federation.grid is not None
         if simulated(self.federation.grid):
             leave_dead_actors_out()
@@ -46,7 +49,7 @@ class Handshake:
         if not roster.nodes:
             nobody = "there are no nodes" if not roster.waiting else "all come after the last round (unseen-clients)"
             raise FedhetError(f"{NOBODY}\n{round.reasons(nobody)}")
-        learns = shares.keys != "nothing" or type(self.strategy).aggregate_fit is not Hooks.aggregate_fit
+        learns = self.run.traits.kinds or type(self.strategy).aggregate_fit is not Hooks.aggregate_fit
         if len(roster.nodes) == 1 and roster.refused and learns:
             (left,) = roster.nodes
             raise FedhetError(
@@ -89,6 +92,7 @@ class Handshake:
         for node in most_alike_first(opened, averaged=averaged):
             reply = opened[node][1]
             try:
+                self._check_size(node, reply)
                 self._admit(node, reply, joining=unseen)
             except Exception as error:
                 refuse(node, reply.client, error)
@@ -97,6 +101,21 @@ class Handshake:
                 round.up[reply.client] += reply.payload.nbytes
         if not roster.nodes:
             faults.blame_nobody()
+
+    def _check_size(self, node: int, reply: Reply) -> None:
+        """Check what the server is to make for a client: it has room, and has received as much once if it is large."""
+        run, spec = self.run, reply.report.spec
+        check_room(self.strategy.copies * bytes_of(spec), "for its network the server needs")
+        if not self.strategy.copies or bytes_of(spec) <= UNSEEN:
+            return
+        federation, request = self.federation, self.federation.request(question=FIRST)
+        messages = [federation.message(MessageType.QUERY, node, Encoder()(Payload()), request)]
+        for _, message in by_node(federation.send(messages), run.round, federation.roster, run.config.timeout):
+            sent = read_reply(message)
+            check(sent.arrays.get("model", {}), narrowed(spec, run.config.wire_dtype), "its network")
+            run.round.up[reply.client] += sent.payload.nbytes
+            return
+        raise FedhetError("its network, of which the server is to make the weights, did not arrive")
 
     def _admit(self, node: int, reply: Reply, *, joining: bool) -> None:
         run, report, roster = self.run, reply.report, self.federation.roster
@@ -135,6 +154,7 @@ class Handshake:
     def _agree(self, reply: Reply, *, joining: bool) -> None:
         """Let the method admit a client, and draw first values of shared arrays if the server does that."""
         state, traits, spec = self.run.state, self.run.traits, reply.report.spec
+        state.common = agree(state.common, self.strategy.common(reply))
         if reply.client not in state.clients:
             if traits.public != "none":
                 public, labelled = self.strategy.public_dataset(), traits.public == "labelled"

@@ -14,6 +14,7 @@ from fedhet.rows import in_order
 from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation
 from fedhet.server.networks import Networks
+from fedhet.server.roster import Common
 from fedhet.server.run import Run
 from fedhet.state import State
 from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, load_into, without_widths
@@ -23,11 +24,13 @@ S = TypeVar("S", bound=State)
 
 
 class Hooks(Generic[P, S]):
-    """Sixteen hooks; a method overrides those that it needs.
+    """Seventeen hooks; a method overrides those that it needs.
 
     Attributes:
         method: the method as a value, set by the subclass.
         state_class: the class of the method's state, a subclass of `State`.
+        copies: how often the server holds arrays that it makes for a client by the shapes that the client reported, 0
+            if it makes none.
         takes_in: whether replies are large and taken in one by one (`take_in`), so that they are never all in memory.
         run: values of the run, such as the current round.
         federation: the clients: which are present, what they share, and questions to them.
@@ -38,6 +41,7 @@ class Hooks(Generic[P, S]):
     role: ClassVar[str] = "server"
     method: Method
     state_class: ClassVar[type[State]] = State
+    copies: ClassVar[int] = 0
     takes_in: bool = False
     run: Run
     federation: Federation
@@ -74,17 +78,31 @@ class Hooks(Generic[P, S]):
         """Return the public dataset to send in the handshake; None if clients have it, or need none."""
         return self.run.public
 
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        """Return by name, as in "its NAME is 3", the method's values that all clients must have in common.
+
+        The majority of the first clients decides (`compatibility`), and a client with another value is refused.
+        """
+        return {}
+
     def compatibility(self, reply: Reply) -> Hashable:
         """Return the part of a client's report that all clients must have in common.
 
         Among new clients, those with the most frequent value are admitted first. By default the value is the task, the
-        arrays of networks that must be equal, and the public dataset if clients have it.
+        arrays of networks that must be equal, the public dataset if clients have it, and the method's `common` values.
         """
         report, networks = reply.report, self.traits.alike
         kinds = {"equal": report.spec, "widths": without_widths(report.spec)}.get(networks, {})
         brought = self.traits.public != "none" and self.public_dataset() is None
         public = (report.public, report.public_size) if brought else ()
-        return report.metric, report.labels, tuple(kinds.items()), report.groups, public
+        return (
+            report.metric,
+            report.labels,
+            tuple(kinds.items()),
+            report.groups,
+            public,
+            tuple(self.common(reply).items()),
+        )
 
     def admit(self, reply: Reply) -> None:
         """Admit a client by its reply to the first handshake (finite arrays), or raise an exception to refuse it."""

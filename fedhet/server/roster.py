@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,13 @@ MOST_TOKENS = 2**16
 
 MOST_PREDICTIONS = 2**28
 """Predictions of one example: a text has one for each character, a scan one for each pixel."""
+
+
+class Common(NamedTuple):
+    """A value that all clients of a run must have in common, and what to do if they have not."""
+
+    value: int | str
+    remedy: str
 
 
 @dataclass
@@ -196,10 +203,10 @@ def with_remedy(reasons: str) -> str:
 def agree_on_public_dataset(
     state: State, reply: Reply, public: PublicDataset | None, *, labelled: bool, without_labels: str = ""
 ) -> None:
-    """Check that a client has the server's public dataset, or else one like the first client's.
+    """Check that a client has the server's public dataset, or else that of the clients admitted before it.
 
     Args:
-        state: the run's state, in which the first client's is kept.
+        state: the run's state, in which it is kept.
         reply: the client's answer to the handshake.
         public: the server's public dataset.
         labelled: whether labels are needed.
@@ -220,20 +227,22 @@ def agree_on_public_dataset(
     if not state.public:
         state.public, state.public_size = digest, size
     elif public is None and (state.public, state.public_size) != (digest, size):
-        raise FedhetError("its public dataset is not the first client's: all must have the same examples in one order")
-
-
-def agreed_tokens(known: int, reply: Reply) -> int:
-    """Return the number of tokens of a client's examples, by default 1; a number unlike the known one is refused.
-
-    `known` is 0 before the first client. Raises a FedhetError.
-    """
-    tokens = reply.values.count("tokens", 1, at_least=1, at_most=MOST_TOKENS)
-    if known not in (0, tokens):
         raise FedhetError(
-            f"its outputs are of {tokens} tokens an example, the first client's of {known}: all clients need as many"
+            "its public dataset is not that of the other clients: all must have the same examples in one order"
         )
-    return tokens
+
+
+def agree(known: Mapping[str, int | str], values: Mapping[str, Common]) -> dict[str, int | str]:
+    """Return what clients have in common, with a new client's values; one unlike the known value is a FedhetError."""
+    for name, (value, remedy) in values.items():
+        if (other := known.get(name, value)) != value:
+            raise FedhetError(f"its {name} is {value}, that of the other clients {other}: {remedy}")
+    return {**known, **{name: value for name, (value, _) in values.items()}}
+
+
+def tokens_of(reply: Reply) -> int:
+    """Return the number of tokens of a client's examples, by default 1."""
+    return reply.values.count("tokens", 1, at_least=1, at_most=MOST_TOKENS)
 
 
 def public_rows(generator: np.random.Generator, size: int, tokens: int, count: int) -> NDArray[Any]:

@@ -5,6 +5,7 @@ from fedhet.wire.arrays import Arrays as Arrays
 from fedhet.wire.arrays import Payload as Payload
 from fedhet.wire.arrays import Spec as Spec
 from fedhet.wire.arrays import WireError as WireError
+from fedhet.wire.arrays import bytes_of as bytes_of
 from fedhet.wire.arrays import cast as cast
 from fedhet.wire.arrays import check as check
 from fedhet.wire.arrays import check_finite as check_finite
@@ -21,3 +22,4 @@ from fedhet.wire.protocol import Refusal as Refusal
 from fedhet.wire.protocol import Reply as Reply
 from fedhet.wire.protocol import Report as Report
 from fedhet.wire.protocol import Request as Request
+from fedhet.wire.protocol import check_room as check_room

@@ -92,6 +92,11 @@ def check_finite(arrays: Arrays, group: str) -> None:
                     )
 
 
+def bytes_of(spec: Spec) -> int:
+    """Return the bytes of arrays with these shapes and dtypes."""
+    return sum(math.prod(shape) * DTYPES[dtype].itemsize for shape, dtype in spec.values())
+
+
 def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
     """Return the shapes and dtypes in which tensors travel (bfloat16 as float32); complex ones are a ModelError."""
     spec = {}

@@ -18,7 +18,7 @@ from fedhet.machine import memory
 from fedhet.rows import BY_CLASS, Work
 from fedhet.task import LARGEST, Metric
 from fedhet.toml import from_json
-from fedhet.wire.arrays import DTYPES, Arrays, Payload, Spec, WireError, to_arrays, to_tensor
+from fedhet.wire.arrays import DTYPES, Arrays, Payload, Spec, WireError, bytes_of, to_arrays, to_tensor
 from fedhet.wire.fields import LONGEST, Fields, Name, named_fields, shortened
 
 HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
@@ -35,9 +35,11 @@ WHOLE = "whole"
 """Name of the group of arrays with a whole network's first weights, from a client that has only a part of it."""
 
 ROOM = 4
-"""A client may share at most 1 / `ROOM` of the server's memory; more is refused in the handshake."""
+"""The server holds at most 1 / `ROOM` of its memory for a client; one that needs more is refused in the handshake."""
 MOST_PARTITIONS = 100_000
 """The largest value of `clients`."""
+MOST_PUBLIC = 10**8
+"""The largest number of public examples, whose order the server draws."""
 MOST_ARRAYS = 2**15
 """Largest number of arrays that a client shares; a network of a thousand layers has some thousands."""
 
@@ -125,7 +127,7 @@ class Report:
     common_test: bool = True
     spec: Spec = field(default_factory=dict)
     public: Name = ""
-    public_size: int = 0
+    public_size: int = field(default=0, metadata={"at_most": MOST_PUBLIC})
     device: str = ""
     note: str = ""
     outputs: int = field(default=0, metadata={"at_most": 2**31})
@@ -175,10 +177,14 @@ def _spec(record: Mapping[str, Any]) -> Spec:
         if not all(length.isdecimal() and length.isascii() and int(length) for length in lengths):
             raise WireError(f"{damaged} has no shape {','.join(lengths)!r}: what is shared has axes of at least 1")
         spec[name] = (tuple(map(int, lengths)), dtype)
-    size, most = sum(math.prod(shape) * DTYPES[dtype].itemsize for shape, dtype in spec.values()), memory() / ROOM
-    if size > most:
-        raise WireError(f"it shares {size / 1e9:.3g} GB, and the server has room for {most / 1e9:.3g} GB a client")
+    check_room(bytes_of(spec), "it shares")
     return spec
+
+
+def check_room(size: int, needed: str) -> None:
+    """Raise a WireError if a client needs more than its part of the server's memory; `needed` says for what."""
+    if size > (most := memory() / ROOM):
+        raise WireError(f"{needed} {size / 1e9:.3g} GB, and the server has room for {most / 1e9:.3g} GB a client")
 
 
 @dataclass

@@ -89,7 +89,7 @@ def test_a_client_whose_public_dataset_is_another_is_refused(tiny, watch):
     start("inputs", bringing(tiny, lambda client: PUBLIC.inputs + (client.name == "1")), watch)
     (failure,) = watch.rows[0]["failures"]
     assert failure["client"] == "1"
-    assert "its public dataset is not the first client's" in failure["reason"]
+    assert "its public dataset is not that of the other clients" in failure["reason"]
 
 
 def test_the_public_dataset_that_most_bring_along_is_that_of_all_whoever_comes_first(tiny, watch):

@@ -1,13 +1,16 @@
 """Answers of single clients that would cost all others the run: sizes, places and first weights."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
+from torch import nn
 
 import fedhet
 from fedhet import population
+from fedhet.client.app import make_client_app
 from fedhet.engines.local import run_locally
 from fedhet.errors import FedhetError
 from fedhet.flower import decode_arrays, encode_arrays
@@ -124,6 +127,87 @@ def test_what_groups_of_units_there_are_is_what_most_say_whoever_comes_first(tmp
     done = Run(tmp_path / "run")
     assert done.failures == [(0, "0")]
     assert done.row(1)["participants"] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("method", "own", "name"),
+    [
+        ("fedproto", {"fedproto.width": 9}, "width"),
+        ("fd", {}, "width"),
+        ("fedgh", {"fedgh.width": 9}, "width"),
+        ("fedgh", {"fedgh.width": 9}, "outputs"),
+        ("fedtgp", {"fedtgp.width": 9}, "outputs"),
+        ("fedmd", {"fedmd.public-epochs": 0}, "classes"),
+        ("fedhenn", {}, "tokens"),
+        ("feddf", {}, "tokens"),
+        ("class-average", {}, "head"),
+        ("lora", {}, "backbone"),
+    ],
+)
+@pytest.mark.parametrize("client", ["0", "2"])
+def test_what_all_have_in_common_is_what_most_say_whoever_comes_first(method, own, name, client, tmp_path):
+    """The client that says something else is the one that is refused."""
+
+    def after(message, who, reply):
+        if who == client and message.metadata.message_type == "query" and reply.has_content():
+            if name == "outputs":
+                reply.content["report"][name] = 3
+            elif name in ("head", "backbone"):
+                reply.content["values"][name] = "body.1"
+            else:
+                reply.content["values"] = ConfigRecord({**reply.content.get("values", {}), name: 3})
+
+    run_locally(Case.of(method, own).config(rounds=1), tmp_path / "run", app=Tampering(after=after))
+    done = Run(tmp_path / "run")
+    assert done.failures == [(0, client)]
+    (failure,) = done.rows[0]["failures"]
+    assert re.fullmatch(r"its .* is .*, that of the other clients .*: .*", failure["reason"])
+
+
+@pytest.mark.parametrize(("method", "own"), [("pfedhn", {}), ("flha-ghn", GHN | {"flha-ghn.share": "own"})])
+def test_the_server_makes_large_arrays_only_of_shapes_that_have_arrived(method, own, tmp_path, monkeypatch):
+    """Clients that have such networks send them once; one that only says so is refused."""
+    monkeypatch.setattr("fedhet.server.handshake.UNSEEN", 0)
+    said = {"spec.heads.0.weight.base" if own else "spec.body.1.weight": "float32,30,300"}
+    assert "its network: " in refusal(method, own, tmp_path, **said)
+
+
+def test_what_the_server_makes_for_a_client_has_its_room(tmp_path, monkeypatch):
+    """Of a hypernetwork it holds several copies of what it writes for a client."""
+    monkeypatch.setattr("fedhet.wire.protocol.memory", lambda: 4 * 10**9)
+    why = refusal("pfedhn", {}, tmp_path, **{"spec.body.1.weight": "float32,10000,10000"})
+    assert why == "for its network the server needs 3.2 GB, and the server has room for 1 GB a client"
+
+
+@pytest.mark.parametrize("method", ["fml", "fedmrl", "fedkd", "pfedhn", "ensemble"])
+def test_a_client_that_refusals_leave_alone_ends_the_run(method, tmp_path):
+    own = {"test-on": "both"} if method == "ensemble" else {}
+    config = Case.of(method, own).config(rounds=1, clients=2)
+    with pytest.raises(FedhetError, match=r"refusals leave [a-z]+ with client 0 alone, who has nobody to share with"):
+        run_locally(config, tmp_path / "run", app=saying("1", metric="auc"))
+
+
+LABELLED = [("fedharm", {"fedharm.align": "spectral"}), ("fedmd", {}), ("local", {"local.public": "mixed"})]
+
+
+@pytest.mark.parametrize(("method", "own"), LABELLED)
+def test_a_client_without_outputs_for_all_public_labels_is_refused_in_the_handshake(method, own, tmp_path):
+    def model(client):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 3 if client.name == "1" else 10))
+
+    def data(client):
+        parts = population.data_of(client)
+        most = 3 if client.name == "1" else 10
+        return [
+            (part.inputs[part.labels < most].float(), part.labels[part.labels < most])
+            for part in (parts.train, parts.test)
+        ]
+
+    config = Case.of(method, own).config(rounds=2)
+    run_locally(config, tmp_path / "run", app=make_client_app(model, data))
+    done = Run(tmp_path / "run")
+    assert done.failures == [(0, "1")]
+    assert "it cannot learn the public dataset: its labels go from 0 to 9" in done.rows[0]["failures"][0]["reason"]
 
 
 def test_what_cannot_be_made_for_one_client_alone_is_that_clients_failure(around):

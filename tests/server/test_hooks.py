@@ -7,13 +7,13 @@ import pytest
 from fedhet import registry
 from fedhet.server import FederatedStrategy, Hooks
 
-OF_ALL = {"method", "state_class", "takes_in"}
+OF_ALL = {"method", "state_class", "takes_in", "copies"}
 VALUES = {"config", "parameters", "traits", "state"}
 HOOKS = {name for name in vars(Hooks) if not name.startswith("_")} - OF_ALL - VALUES - {"role"}
 
 
-def test_there_are_sixteen_hooks_and_each_says_what_it_is():
-    assert len(HOOKS) == 16
+def test_there_are_seventeen_hooks_and_each_says_what_it_is():
+    assert len(HOOKS) == 17
     assert all(inspect.getdoc(getattr(Hooks, name)) for name in HOOKS)
 
 

@@ -131,5 +131,7 @@ def test_clients_of_other_classes_are_refused(federate):
     done = federate("fd", model=model, data=data)
     (failure,) = done.rows[0]["failures"]
     assert failure["client"] == "2"
-    assert failure["reason"] == ("its prediction has width 4, the first client's 10: all clients need the same classes")
+    assert failure["reason"] == (
+        "its prediction's width is 4, that of the other clients 10: all clients need the same classes"
+    )
     assert done.rows[2]["participants"] == ["0", "1"]

@@ -155,7 +155,7 @@ def test_clients_of_other_classes_are_refused_in_words(federate):
     (failure,) = federate("fedmd", model=model, rounds=1, **SMALL).rows[0]["failures"]
     assert failure == {
         "client": "1",
-        "reason": "it scores 11 classes, the first client 10: all clients need the same classes",
+        "reason": "its number of classes is 11, that of the other clients 10: all clients need the same classes",
     }
 
 

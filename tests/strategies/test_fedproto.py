@@ -164,7 +164,7 @@ def test_without_its_term_it_trains_as_local_does(federate):
 def test_it_says_what_to_do_about_representations_of_unequal_width(federate):
     (failure,) = federate("fedproto", architectures="cnn-1-1,mlp", rounds=1).rows[0]["failures"]
     assert failure["client"] == "1"
-    assert "its representation has width" in failure["reason"]
+    assert "its representation's width is 200, that of the other clients 512" in failure["reason"]
     assert "fedproto.width" in failure["reason"]
 
 
