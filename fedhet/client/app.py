@@ -13,10 +13,11 @@ from fedhet.client import jobs, node
 from fedhet.client.clients import Clients
 from fedhet.client.jobs import Job, Loop
 from fedhet.client.policy import Policy
+from fedhet.client.side import Client
 from fedhet.client.state import LostState
 from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
-from fedhet.errors import FedhetError
+from fedhet.errors import DataError, FedhetError
 from fedhet.flower import ClientApp, ConfigRecord, Context, Message, decode, write_reply
 from fedhet.flower.cluster import cluster_machine
 from fedhet.flower.insides import failure
@@ -146,7 +147,7 @@ class Answers:
         if public is not None:
             client.request = replace(client.request, public=public.digest)  # from now on
             if side.traits.public == "labelled":
-                client.check_public_labels()
+                _check_public_labels(client)
         return side.handshake(job.payload)
 
     def _reply(self, job: Job, payload: Payload, info: ClientInfo) -> Reply:
@@ -191,6 +192,13 @@ class Answers:
         public = _own_public_dataset(job)
         if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):
             report.public, report.public_size = public.digest, len(public)
+
+
+def _check_public_labels(client: Client) -> None:
+    """Check that the network has an output for each label of the public dataset; raises `DataError`."""
+    public = client.public
+    if public.labels is not None and (problem := client.task.problem(client.read(public.inputs[:2]), public.labels)):
+        raise DataError(f"it cannot learn the public dataset: {problem}")
 
 
 def _own_public_dataset(job: Job) -> PublicDataset | None:

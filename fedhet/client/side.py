@@ -190,12 +190,6 @@ class Client:
         outputs = self.read(inputs, rows=ROWS_AT_ONCE, tokens=tokens)
         return scores_of(self.task.outputs.scores(outputs), len(inputs), kind)
 
-    def check_public_labels(self) -> None:
-        """Check that the network has an output for each label of the public dataset; raises `DataError`."""
-        public = self.public
-        if public.labels is not None and (problem := self.task.problem(self.read(public.inputs[:2]), public.labels)):
-            raise DataError(f"it cannot learn the public dataset: {problem}")
-
     def check_classes(self, *, outputs: bool = False) -> None:
         """Check that each example has one class, with `outputs` that each class has an output; raises `DataError`."""
         if outputs and self.task.name == "binary":
