@@ -20,6 +20,7 @@ from fedhet.machine import device_of
 from fedhet.method import Method
 from fedhet.observing import Observer
 from fedhet.options import Config
+from fedhet.outputs import IGNORED
 from fedhet.predictions import FOLDER, GLOBAL, Predictions
 from fedhet.representations.features import fitted, precision
 from fedhet.results.progress import ProgressLine
@@ -151,8 +152,8 @@ def _on_common_test(
             metrics |= {f"{VALIDATION}accuracy": validated.value, f"{VALIDATION}loss": validated.loss}
         pair = score.classes
         if pair and strategy.config.test_on == "global" and round == strategy.run.last_round:
-            right = (pair[0] == pair[1]).cpu().numpy()
-            Predictions(digests(test), right, 1).write(folder / FOLDER / f"{GLOBAL}.safetensors")
+            counted, right = (each.cpu().numpy() for each in (pair[1] != IGNORED, pair[0] == pair[1]))
+            Predictions(digests(test)[counted], right[counted], 1).write(folder / FOLDER / f"{GLOBAL}.safetensors")
         return MetricRecord(metrics | (learning.by_class(*pair) if pair else {}))
 
     return evaluate_globally

@@ -6,15 +6,17 @@ outputs or labels.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedhet.errors import ConfigError, nearest
 from fedhet.metric import Metric as Metric
-from fedhet.outputs import OUTPUTS, Columns, Outputs, infer
+from fedhet.outputs import IGNORED, OUTPUTS, Columns, Outputs, infer
 
 LARGEST = 1e9
 """Numbers beyond this are none that training which has not diverged makes: sums of their squares must be finite."""
@@ -87,9 +89,11 @@ class Task:
         loss: the loss to train with, in place of the task's own: a function of outputs and labels, or a module without
             parameters, that gives the mean of a batch, a scalar. It is called with outputs and labels as PyTorch's loss
             of the task is: `torch.nn.CrossEntropyLoss` (tokens one after the other), `BCEWithLogitsLoss` of a single
-            logit or several labels (floats of the outputs' shape), `MSELoss`.
+            logit or several labels (floats of the outputs' shape), `MSELoss`. Labels that it leaves out, by an
+            `ignore_index` or a `weight` of 0 (attributes, or keywords of a `functools.partial`), do not count in the
+            metric.
 
-    Evaluations report the loss that clients train with.
+    Evaluations report the loss that clients train with; a module computes it in evaluation mode there.
 
     Raises:
         ConfigError: there is no such task, or the weights cannot be.
@@ -104,7 +108,7 @@ class Task:
     ) -> None:
         if name and name not in OUTPUTS:
             raise ConfigError(nearest("task", name, OUTPUTS))
-        self.name, self.own_loss = name, loss
+        self.name, self.own_loss, self.ignored = name, loss, _ignored(loss)
         self.class_weights = tuple(float(weight) for weight in class_weights)
         if not all(0 < weight < math.inf for weight in self.class_weights):
             raise ConfigError(f"class_weights must be positive numbers, not {list(self.class_weights)}")
@@ -147,6 +151,8 @@ class Task:
         if self.own_loss is not None:
             if isinstance(self.own_loss, nn.Module):
                 self.own_loss.to(outputs.device)
+            if bool(self._left_out(labels).all()):
+                return 0 * outputs.sum()
             return self.own_loss(*self.outputs.pair(outputs, labels))
         weights = None
         if self.class_weights:
@@ -155,12 +161,31 @@ class Task:
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> Score:
         """Return the score of a batch; scores add up. With class weights or a user's loss, the loss is their mean."""
-        loss, count, columns = self.outputs.evaluate(outputs, labels)
-        return Score(self, loss if self.plain else self.loss(outputs, labels) * count, count, (columns,))
+        if self.own_loss is None:
+            loss, count, columns = self.outputs.evaluate(outputs, labels)
+            return Score(self, loss if self.plain else self.loss(outputs, labels) * count, count, (columns,))
+        left_out = self._left_out(labels)
+        counted = labels.long().masked_fill(left_out, IGNORED) if self.outputs.meaning == "classes" else labels
+        _, count, columns = self.outputs.evaluate(outputs, counted)
+        if self.outputs.meaning == "classes":
+            count = int((~left_out).sum())
+        with _evaluating(self.own_loss):
+            return Score(self, self.loss(outputs, labels) * count, count, (columns,))
+
+    def _left_out(self, labels: Tensor) -> Tensor:
+        """Return which labels the user's loss leaves out; of numbers and of several labels an example none."""
+        ignored = self.ignored if self.outputs.meaning == "classes" else ()
+        return torch.isin(labels.long(), torch.tensor(ignored, dtype=torch.int64, device=labels.device))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         """Why outputs of a few examples and labels of all cannot be of the task, in words; empty if they can."""
-        problem = self.outputs.problem(outputs, labels)
+        known = labels
+        if self.own_loss is not None and (left_out := self._left_out(labels)).any():
+            if left_out.all():
+                return "its loss leaves out all of its labels"
+            if labels.ndim > 1:  # a token or a pixel may have a label that is no class
+                known = labels.masked_fill(left_out, 0)
+        problem = self.outputs.problem(outputs, known)
         classes = self.outputs.scores(outputs).shape[-1] if not problem else 0
         if self.class_weights and not problem and len(self.class_weights) != classes:
             return f"class_weights are {len(self.class_weights)}, and its network has {classes} classes"
@@ -171,9 +196,12 @@ class Task:
         if self.own_loss is None:
             return
         name = _name(self.own_loss)
+        buffers = dict(self.own_loss.named_buffers()) if isinstance(self.own_loss, nn.Module) else {}
+        before = {key: buffer.clone() for key, buffer in buffers.items()}
+        leaf = outputs.detach().requires_grad_()
         with torch.enable_grad():
             try:
-                value: object = self.loss(outputs.detach().requires_grad_(), labels)
+                value: object = self.loss(leaf, labels)
             except Exception as error:  # whatever a user's loss raises, it cannot take these
                 shapes = [f"{str(t.dtype)[6:]} of shape {tuple(t.shape)}" for t in self.outputs.pair(outputs, labels)]
                 raise ConfigError(
@@ -185,6 +213,47 @@ class Task:
             if isinstance(value, Tensor):
                 got = f"a tensor of shape {tuple(value.shape)}" if value.ndim else "a number without a gradient"
             raise ConfigError(f"the task's loss {name} returned {got}: it must return a batch's mean, differentiable")
+        if any(each is not leaf for each in _trained_by(value)):
+            raise ConfigError(
+                f"the task's loss {name} has parameters, which no client trains: make them part of the network, or fix "
+                "them (requires_grad_(False))"
+            )
+        if any(not torch.equal(before[key], buffer) for key, buffer in buffers.items()):
+            raise ConfigError(
+                f"the task's loss {name} changes its buffers when it is called, and clients of one process share it: "
+                "compute them from the batch alone"
+            )
+
+
+def _trained_by(loss: Tensor) -> list[Tensor]:
+    """Return the tensors whose gradients the backward pass of a loss adds to."""
+    nodes, waiting = set[Any](), [loss.grad_fn]
+    while waiting:
+        if (node := waiting.pop()) is not None and node not in nodes:
+            nodes.add(node)
+            waiting += [each for each, _ in node.next_functions]
+    return [node.variable for node in nodes if hasattr(node, "variable")]
+
+
+def _ignored(loss: object) -> tuple[int, ...]:
+    """Return the labels that a user's loss leaves out: those of PyTorch's, its `ignore_index`, classes of weight 0."""
+    given, owner = getattr(loss, "keywords", {}), getattr(loss, "__self__", loss)  # of a partial, of a bound method
+    index, weight = (given.get(name, getattr(owner, name, None)) for name in ("ignore_index", "weight"))
+    unweighted = (weight == 0).nonzero().flatten().tolist() if isinstance(weight, Tensor) and weight.ndim == 1 else []
+    return (IGNORED, *([index] if isinstance(index, int) else []), *unweighted)
+
+
+@contextmanager
+def _evaluating(loss: object) -> Iterator[None]:
+    """Context in which a loss that is a module is in evaluation mode."""
+    modes = [(module, module.training) for module in loss.modules()] if isinstance(loss, nn.Module) else []
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _name(loss: object) -> str:

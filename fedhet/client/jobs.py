@@ -18,6 +18,7 @@ from fedhet.data import Examples, digests, resident
 from fedhet.errors import ModelError
 from fedhet.learning import Phase
 from fedhet.machine import peak_memory
+from fedhet.outputs import IGNORED
 from fedhet.predictions import Predictions
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.task import LARGEST, Task
@@ -294,8 +295,9 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
             )
             headline = ("common-" if client.config.test_on == "global" else "") + job.side.traits.scored
             if pair and client.request.final and f"{prefix}{when}" == headline and not job.policy.deployed:
-                right = (pair[0] == pair[1]).cpu().numpy()
-                client.store.write_predictions(Predictions(digests(examples), right, len(client.data.test)))
+                counted, right = (each.cpu().numpy() for each in (pair[1] != IGNORED, pair[0] == pair[1]))
+                known = Predictions(digests(examples)[counted], right[counted], len(client.data.test))
+                client.store.write_predictions(known)
 
 
 def _common(job: Job, when: str) -> Examples | None:

@@ -37,8 +37,9 @@ def wrap(
 
     These functions receive what Flower's own strategies send, and return what those expect: `arrays`, the network's
     state dict, and `config` with `server-round`, `lr`, `local-epochs`, `batch-size` and the method's own keys; arrays
-    come back from training, metrics from both. All metrics reach the run's history by their names. fedhet keeps what
-    stays with the client, and sends what the method shares. A method that needs fedhet's training loop is refused.
+    come back from training, metrics from both. All metrics reach the run's history by their names; one of training that
+    evaluation has, too, has `train_` before it. fedhet keeps what stays with the client, and sends what the method
+    shares. A method that needs fedhet's training loop is refused.
 
     Args:
         app: the user's own, with `@app.train()` and `@app.evaluate()`.
@@ -127,6 +128,7 @@ class _Loop:
 
     def __init__(self, app: ClientApp, message: Message, context: Context, names: tuple[str, str, str]) -> None:
         self._app, self._message, self._context, self._names = app, message, context, names
+        self._metrics: dict[str, dict[str, float]] = {"train": {}, "evaluate": {}}
 
     def train(self, job: Job) -> None:
         """Train the client's network."""
@@ -139,7 +141,8 @@ class _Loop:
         load_into(client.tensors, arrays)
         if train_loss in metrics:
             client.trained = Trained(loss=metrics[train_loss], epochs=1)
-        job.further |= metrics
+        self._metrics["train"] = metrics
+        self._tell(job)
 
     def measure(self, job: Job, when: str) -> None:
         """Evaluate the client's network, of what it `received` or `trained`, on its test examples."""
@@ -156,7 +159,15 @@ class _Loop:
         metric = Metric((metrics[accuracy],), (float(count),))
         job.measured[when] = job.policy.measured(metric, metrics[loss], examples=count, ranked=False)
         if when == job.side.traits.scored:
-            job.further |= metrics
+            self._metrics["evaluate"] = metrics
+            self._tell(job)
+
+    def _tell(self, job: Job) -> None:
+        """Report the metrics of both functions; a name that both use is that of evaluation."""
+        (accuracy, loss, _), evaluated = self._names, self._metrics["evaluate"]
+        taken = {accuracy, loss, *evaluated}
+        trained = {f"train_{name}" if name in taken else name: v for name, v in self._metrics["train"].items()}
+        job.further = trained | evaluated
 
     def _ask(self, action: str, job: Job) -> tuple[dict[str, Any], dict[str, float]]:
         client, config = job.client, job.client.config

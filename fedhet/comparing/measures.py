@@ -49,7 +49,11 @@ class RunOutcome:
     @cached_property
     def scores(self) -> Scores | None:
         """The share of right predictions by test example; None if it is not known."""
-        return scores_of(self.predictions, common=self.run.settings.test_on == "global")
+        common, trained_on = (
+            self.run.settings.test_on == "global",
+            {row.client: row.examples for row in self.files.clients},
+        )
+        return scores_of(self.predictions, common=common, trained_on=trained_on)
 
     @property
     def models(self) -> str:

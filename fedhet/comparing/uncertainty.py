@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -31,10 +32,13 @@ class Scores(NamedTuple):
     values: NDArray[np.float64]
 
 
-def scores_of(predictions: Mapping[str, Predictions], *, common: bool) -> Scores | None:
+def scores_of(
+    predictions: Mapping[str, Predictions], *, common: bool, trained_on: Mapping[str, int] = MappingProxyType({})
+) -> Scores | None:
     """By test example how far a run is right, so that the mean is its accuracy; None without any.
 
-    On the `common` test set it is the share of clients, weighted by their examples, else every client has its own.
+    On the `common` test set it is the share of clients, weighted by their test examples, or if one of them has none, by
+    the examples that they are `trained_on`; else every client has its own.
     """
     parts = list(predictions.values())
     if not parts:
@@ -43,7 +47,10 @@ def scores_of(predictions: Mapping[str, Predictions], *, common: bool) -> Scores
         return Scores(*(np.concatenate(each) for each in zip(*((p.examples, p.right) for p in parts), strict=True)))
     if any(not np.array_equal(part.examples, parts[0].examples) for part in parts):
         return None
-    return Scores(parts[0].examples, np.average([p.right for p in parts], axis=0, weights=[p.weight for p in parts]))
+    weights = [part.weight for part in parts]
+    if not all(weights):
+        weights = [trained_on.get(client, 0) for client in predictions]
+    return Scores(parts[0].examples, np.average([p.right for p in parts], axis=0, weights=weights))
 
 
 def minus(mine: Scores | None, theirs: Scores | None) -> Scores | None:
@@ -60,9 +67,14 @@ def shared_variance(seeds: Sequence[Scores]) -> float:
 
 
 def _covariance(one: Scores, other: Scores) -> float:
-    _, here, there = np.intersect1d(one.examples, other.examples, return_indices=True)
-    products = (one.values[here] - one.values.mean()) * (other.values[there] - other.values.mean())
-    return float(products.sum() / (len(one.values) * len(other.values)))
+    """The covariance of two means by the bootstrap, which draws an example for all clients that have it."""
+    shares = []
+    for each in (one, other):
+        examples, places = np.unique(each.examples, return_inverse=True)
+        shares.append((examples, np.bincount(places, each.values - each.values.mean()) / len(each.values)))
+    (mine, by_mine), (theirs, by_theirs) = shares
+    _, here, there = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
+    return float((by_mine[here] * by_theirs[there]).sum())
 
 
 @dataclass(frozen=True)

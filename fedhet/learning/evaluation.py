@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedhet.data import Examples
 from fedhet.data.reading import LazyInputs
 from fedhet.learning.batching import Forward
+from fedhet.outputs import IGNORED
 from fedhet.representations import Representation
 from fedhet.task import Score, Task
 
@@ -51,7 +52,8 @@ def by_class(predicted: Tensor, labels: Tensor, least: int = 1) -> dict[str, flo
     They are the means of recall and of F1 = 2 TP / (2 TP + FP + FN) over the classes of the examples. The result is
     empty if a class has fewer than `least` examples, about which the numbers and the accuracy would tell too much.
     """
-    right, guessed = labels.tolist(), predicted.tolist()
+    counted = labels != IGNORED
+    right, guessed = labels[counted].tolist(), predicted[counted].tolist()
     having, guesses = Counter(right), Counter(guessed)
     hits = Counter(label for label, guess in zip(right, guessed, strict=True) if label == guess)
     if not having or min(having.values()) < least:

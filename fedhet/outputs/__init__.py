@@ -5,6 +5,7 @@ A user names one (`fedhet.Task`), or outputs and labels decide (`infer`).
 
 from torch import Tensor
 
+from fedhet.outputs.classes import IGNORED as IGNORED
 from fedhet.outputs.classes import Binary, Classification, NextCharacter, Segmentation, TokenClassification
 from fedhet.outputs.kind import Columns as Columns
 from fedhet.outputs.kind import Outputs as Outputs

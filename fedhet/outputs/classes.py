@@ -145,8 +145,15 @@ class Segmentation(TokenClassification):
         return classes
 
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (n, classes, h, w) and classes (n, h, w); of one channel floats (n, 1, h, w)."""
-        return outputs, labels.long() if outputs.shape[1] > 1 else labels.unsqueeze(1).to(outputs.dtype)
+        """Logits (n, classes, h, w) and classes (n, h, w); of one channel floats (n, 1, h, w).
+
+        If some pixels do not count, one channel gives vectors of those that do: -100 would be a target like any other.
+        """
+        if outputs.shape[1] > 1:
+            return outputs, labels.long()
+        labels = labels.unsqueeze(1)
+        counts, labels = labels.long() != IGNORED, labels.to(outputs.dtype)
+        return (outputs, labels) if bool(counts.all()) else (outputs[counts], labels[counts])
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
         """For each class the pixels of intersection and union, and the examples that have any."""

@@ -110,7 +110,9 @@ class Regression(Vectors):
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         """There must be an output for each target."""
         if outputs[0].numel() == labels[0].numel():
-            return ""
+            lengths = [[length for length in each.shape[1:] if length > 1] for each in (outputs, labels)]
+            if lengths[0] == lengths[1] or min(map(len, lengths)) < 2:  # the same axes, or the values in a row
+                return ""
         maybe = "; several labels of 0 and 1 need one, too (task = multi-label)" * zeros_and_ones(labels)
         maybe += "; classes must be whole numbers (labels.long())" * bool(
             labels[0].numel() == 1 and (labels == labels.round()).all()

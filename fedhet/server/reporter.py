@@ -150,15 +150,17 @@ def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] |
 def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | None:
     """Return statistics over the clients that measured `which` (see `fedhet.rows.summarise`); None if none did.
 
-    On the common test set, clients are weighted by the number of their own test examples.
+    On the common test set, clients are weighted by the number of their own test examples, or if one of them has none,
+    by their training examples.
     """
     values = {}
+    replies = {client: reply for client, reply in replies.items() if which in reply.measured}
+    all_have_tests = all(reply.test_examples for reply in replies.values())
     for client, reply in replies.items():
-        if which not in reply.measured:
-            continue
         metric, loss = reply.measured[which].metric, reply.measured[which].loss
         examples = reply.validation_examples if which.startswith("validation-") else reply.test_examples
         if which.startswith("common-"):
+            examples = examples if all_have_tests else reply.examples
             metric = Metric(metric.values, tuple(float(examples) if weight else 0.0 for weight in metric.weights))
         values[client] = metric, loss, examples
     return summarise(values, {client: replies[client].measured[which].by_class for client in values})

@@ -27,7 +27,7 @@ def network(partition_id=0):
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)).double()
 
 
-def hospital(seen=None, net=network, wrong=None):
+def hospital(seen=None, net=network, wrong=None, trained=()):
     """The ClientApp of Flower's PyTorch tutorial."""
     app = ClientApp()
 
@@ -48,7 +48,7 @@ def hospital(seen=None, net=network, wrong=None):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        metrics = MetricRecord({"train_loss": loss.item(), "hours": 2.0, "num-examples": EXAMPLES})
+        metrics = MetricRecord({"train_loss": loss.item(), "hours": 2.0, "num-examples": EXAMPLES, **dict(trained)})
         arrays = ArrayRecord((wrong or model).state_dict())
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=msg)
 
@@ -140,6 +140,16 @@ def test_its_metrics_keep_their_names_in_the_history():
     assert first["metrics"] | {"hours": 2.0, "sensitivity": 0.75} == first["metrics"]
     assert first["train_loss"] == pytest.approx(first["metrics"]["train_loss"])
     assert last["received"]["accuracy"]["weighted"] == pytest.approx(last["metrics"]["eval_acc"])
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "LGFedAvg"])
+def test_metrics_of_one_name_of_both_functions_are_two(name):
+    app = fedhet.wrap(hospital(trained={"eval_acc": -1.0, "sensitivity": -2.0}), network, counts)
+    _, rows = started(getattr(fedhet, name)(**SETTINGS, evaluate_every=1), app)
+    metrics = rows[1]["metrics"]
+    assert [metrics[f"train_{each}"] for each in ("eval_acc", "sensitivity")] == [-1.0, -2.0]
+    assert metrics["sensitivity"] == 0.75
+    assert 0 <= metrics["eval_acc"] <= 1
 
 
 def test_its_functions_receive_what_flowers_strategies_send():

@@ -50,6 +50,14 @@ def test_examples_are_known_by_their_numbers_and_not_by_their_places():
     assert 0 <= shared_variance([one, half]) < shared_variance([one, one])
 
 
+def test_an_example_that_several_clients_have_is_drawn_once():
+    """Clients that all have the same test examples add nothing to what one of them knows."""
+    values = np.random.default_rng(2).normal(size=40)
+    one, three = Scores(np.arange(40), values), Scores(np.tile(np.arange(40), 3), np.tile(values, 3))
+    assert shared_variance([three, three]) == pytest.approx(shared_variance([one, one]))
+    assert shared_variance([three, one]) == pytest.approx(shared_variance([one, one]))
+
+
 @pytest.mark.parametrize("split", ["given", "drawn"])
 def test_the_interval_covers_the_difference_whether_seeds_share_their_test_examples_or_not(split):
     """Of 400 comparisons over four seeds; by seeds alone, shared examples are taken for a difference much too often."""
@@ -104,6 +112,8 @@ def test_the_mean_over_examples_is_the_accuracy():
         for name, each, weight in zip("01", np.eye(2, 3) > 0, (1, 3), strict=True)
     }
     assert scores_of(common, common=True).values.tolist() == [0.25, 0.75, 0.0]
+    none = {name: Predictions(each.examples, each.right, 0) for name, each in common.items()}
+    assert scores_of(none, common=True, trained_on={"0": 3, "1": 1}).values.tolist() == [0.75, 0.25, 0.0]
     assert scores_of({}, common=True) is None
     assert minus(own, own).values.tolist() == [0.0] * 4
     assert minus(own, scores_of(common, common=True)) is None

@@ -1,6 +1,6 @@
 import math
 import operator
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from fedhet.errors import ConfigError, nearest
 from fedhet.task import TASKS, Metric, Score, Task, get_task
@@ -141,3 +142,84 @@ def test_whole_numbers_as_floats_are_taken_for_classes_in_the_message(labels, sa
     problem = Task("regression").problem(torch.zeros(3, 10), torch.tensor(labels)[:, None])
     assert problem.startswith("its targets are of shape (n, 1) where its outputs are of shape (n, 10)")
     assert problem.endswith("; classes must be whole numbers (labels.long())") is said
+
+
+PADDED = torch.tensor([[1, 2, 0], [0, 0, 0]])
+
+
+@pytest.mark.parametrize("name", ["next-character", "token-classification"])
+@pytest.mark.parametrize(
+    ("pad", "loss"),
+    [
+        (0, nn.CrossEntropyLoss(ignore_index=0)),
+        (0, nn.CrossEntropyLoss(ignore_index=0).forward),
+        (255, partial(F.cross_entropy, ignore_index=255)),
+        (0, nn.CrossEntropyLoss(weight=torch.tensor([0.0, 1.0, 1.0]))),
+    ],
+)
+def test_what_a_users_loss_leaves_out_does_not_count(name, pad, loss):
+    """In the metric, the number of predictions and the loss, also of a batch in which nothing counts."""
+    task, labels = Task(name, loss=loss), PADDED.masked_fill(PADDED == 0, pad)
+    right = 9.0 * F.one_hot(PADDED.masked_fill(PADDED == 0, 1), 3)
+    right[0, 1] = right[0, 0]
+    assert task.problem(right, labels) == ""
+    scores = [task.evaluate(outputs, each) for outputs, each in zip(right.split(1), labels.split(1), strict=True)]
+    assert [score.count for score in scores] == [2, 0]
+    total = scores[0] + scores[1]
+    assert (total.value, total.metric.weights) == (0.5, (2,))
+    assert total.loss == pytest.approx(F.cross_entropy(right[0, :2], torch.tensor([1, 2])).item())
+
+
+def test_examples_and_pixels_that_a_users_loss_leaves_out_do_not_count():
+    outputs = torch.tensor([[0.0, 9.0], [9.0, 0.0], [9.0, 0.0]])
+    score = Task("classification", loss=nn.NLLLoss(ignore_index=0)).evaluate(outputs, torch.tensor([1, 0, 1]))
+    assert (score.value, score.count) == (0.5, 2)
+    pixels, void = torch.tensor([[[[2.0, -2.0]]]]), torch.tensor([[[1, -100]]])
+    one_channel = Task("segmentation", loss=nn.BCEWithLogitsLoss())
+    assert one_channel.loss(pixels, void).item() == pytest.approx(F.softplus(torch.tensor(-2.0)).item())
+    assert one_channel.loss(pixels, void.clamp(min=0)).item() == pytest.approx(F.softplus(torch.tensor(-2.0)).item())
+
+
+class Own(nn.Module):
+    """A loss that drops out half, and keeps what it is made with."""
+
+    def __init__(self, **kept):
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+        for name, value in kept.items():
+            setattr(self, name, value) if isinstance(value, nn.Parameter) else self.register_buffer(name, value)
+
+    def forward(self, outputs, labels):
+        if hasattr(self, "calls"):
+            self.calls += 1
+        return F.mse_loss(self.drop(outputs), labels) * getattr(self, "scale", 1)
+
+
+def test_a_loss_is_in_training_mode_in_training_only():
+    task, outputs, labels = Task("regression", loss=Own()), torch.ones(99, 1), torch.full((99, 1), 0.5)
+    assert task.evaluate(outputs, labels).loss == 0.25
+    assert task.own_loss.drop.training
+    assert task.loss(outputs, labels) > 0.25
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (Own(scale=nn.Parameter(torch.ones(()))), "has parameters, which no client trains"),
+        (Own(scale=nn.Parameter(torch.ones(()))).forward, "has parameters, which no client trains"),
+        (Own(calls=torch.zeros(())), "changes its buffers when it is called"),
+        (Own(scale=nn.Parameter(torch.ones(()), requires_grad=False)), ""),
+    ],
+)
+def test_a_loss_that_training_would_change_is_refused(loss, said):
+    task = Task("regression", loss=loss)
+    if not said:
+        task.check_loss(torch.ones(2, 1), torch.ones(2, 1))
+        return
+    with pytest.raises(ConfigError, match=said):
+        task.check_loss(torch.ones(2, 1), torch.ones(2, 1))
+
+
+@pytest.mark.parametrize(("outputs", "fits"), [((4, 3), False), ((3, 4), True), ((12,), True), ((1, 3, 4), True)])
+def test_outputs_are_not_reshaped_to_targets_of_other_axes(outputs, fits):
+    assert (Task("regression").problem(torch.zeros(2, *outputs), torch.zeros(2, 3, 4)) == "") is fits

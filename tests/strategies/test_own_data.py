@@ -127,6 +127,18 @@ def test_on_the_clients_own_parts_alone_nothing_is_common(federate):
     assert last["received"]["clients"] == 3
 
 
+@pytest.mark.parametrize("without", ["2", "012"])
+def test_clients_without_test_examples_of_their_own_count_on_the_common_test_set(federate, without):
+    def data(client):
+        return with_common(client) | ({"test": drawn(0, 0)} if client.name in without else {})
+
+    done = federate("local", model=model_of, data=data, test_on="global")
+    scores = [score_of(done.saved(name), COMMON).value for name in "012"]
+    found = done.rows[-1]["common"]["trained"]
+    assert found["clients"] == 3
+    assert [found["accuracy"][each] for each in ("mean", "weighted")] == pytest.approx([np.mean(scores)] * 2)
+
+
 def test_a_global_model_that_the_server_cannot_build_is_told_before_anything_is_trained(federate, phases):
     def model(client):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
