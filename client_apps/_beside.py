@@ -14,7 +14,7 @@ from fedhet.client import Client, ClientSide
 from fedhet.errors import ModelError
 from fedhet.learning import Phase, reestimate
 from fedhet.methods.fml import BesideParameters
-from fedhet.randomness import derive_seed, seed_everything
+from fedhet.randomness import seeded
 from fedhet.representations import Output, Representation, head_name
 from fedhet.representations.features import in_precision, precision
 from fedhet.sharing import is_statistic
@@ -40,10 +40,9 @@ def network_beside(client: Client, name: str, role: str) -> nn.Module:
     """
     config = client.config
     client.model.eval()
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with seeded(config.seed, role, "all" if config.shared_init else client.name), torch.no_grad():
         batch = client.transform(client.data.train.inputs[:1])
         outputs = client.model(batch).shape[-1]
-        seed_everything(derive_seed(config.seed, role, "all" if config.shared_init else client.name))
         try:
             network = models.build_beside(name, config.architectures, batch, outputs).to(client.device)
         except ModelError as error:
@@ -120,8 +119,7 @@ class Projected(Beside[B]):
         config, self.small_head = client.config, head_name(self.small)
         client.model.eval()
         self.small.eval()
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            seed_everything(derive_seed(config.seed, "projector", "all" if config.shared_init else client.name))
+        with seeded(config.seed, "projector", "all" if config.shared_init else client.name), torch.no_grad():
             inputs = client.transform(client.data.train.inputs[:1])
             phi, shared = client.representation(inputs), Representation(self.small, self.small_head)(inputs)
             self.pair = self.join(phi.shape[1], shared.shape[1], phi.dtype).to(client.device)

@@ -95,6 +95,11 @@ def architectures(config: Config, clients: int) -> tuple[str, ...]:
     return models.deal(config.architectures, config.assign, clients, config.seed)
 
 
+def owner_of_weights(config: Config, client: str) -> str:
+    """Return the client whose initial weights a client has: itself, or `all` if they are common to all clients."""
+    return "all" if config.shared_init and registry.traits(config).common_init else client
+
+
 def model_of(client: ClientInfo) -> nn.Module:
     """The configured model of one client, initialised from torch's global generator."""
     dataset = dataset_of(client.config)

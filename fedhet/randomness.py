@@ -1,6 +1,9 @@
 """Random streams derived from (seed, client, round, purpose), so that no result depends on order or process."""
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -26,10 +29,42 @@ def numpy_generator(seed: int, *purpose: object) -> np.random.Generator:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed torch's global generators, as `torch.manual_seed` does.
+    """Seed the global generators of torch, NumPy and Python, from which user code may draw.
 
-    Until CUDA is used, that one formats a stack trace at every call, which takes half a small client's training.
+    Until CUDA is used, `torch.manual_seed` formats a stack trace at every call, which takes half a small client's
+    training.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+@contextmanager
+def seeded(seed: int, *purpose: object) -> Iterator[None]:
+    """Run a block, in which user code may draw, with the global generators seeded for one purpose; then restore them.
+
+    The generators are those of `seed_everything`, and the purpose is as of `derive_seed`.
+    """
+    generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
+    states = [generator.get_state() for generator in generators]
+    python, numpy = random.getstate(), np.random.get_state()
+    seed_everything(derive_seed(seed, *purpose))
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def follow_torch() -> None:
+    """Seed the global generators of NumPy and Python with a number that torch's draws.
+
+    Clients that are batched take turns within a process. Each has its own state of torch's generator, but not of these.
+    """
+    seed = int(torch.randint(2**32, ()))
+    random.seed(seed)
+    np.random.seed(seed)

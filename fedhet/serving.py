@@ -22,6 +22,7 @@ from fedhet.observing import Observer
 from fedhet.options import Config
 from fedhet.outputs import IGNORED
 from fedhet.predictions import FOLDER, GLOBAL, Predictions
+from fedhet.randomness import seeded
 from fedhet.representations.features import fitted, precision
 from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import recorded
@@ -99,7 +100,8 @@ def make_server_app(
         config = configuration.resolve(context.run_config)
         dataset = None
         if public:
-            dataset = as_public_dataset(public(config))
+            with seeded(config.seed, "public dataset"):
+                dataset = as_public_dataset(public(config))
         elif registry.traits(config).public != "none":  # a server that sends none needs no data
             dataset = population.public_dataset(config)
         serve(

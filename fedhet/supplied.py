@@ -18,6 +18,7 @@ from fedhet.data.own import as_client_data
 from fedhet.errors import ConfigError, DataError, ModelError
 from fedhet.options import OWN, Config
 from fedhet.population import ClientInfo, ModelFunction, public_dataset
+from fedhet.randomness import seeded
 from fedhet.task import Task, as_task
 from fedhet.toml import toml_value
 
@@ -131,6 +132,8 @@ class Function:
     """A user's function of a client, given as the `argument` `model` or `data`.
 
     `accept` turns what `call` returns for a client of a name into what can be used, and raises for what cannot.
+    Global generators are seeded for `data` and `examples`, so a client's split is the same in every process and run;
+    those who build networks seed them for `model`.
     """
 
     argument: str
@@ -140,7 +143,12 @@ class Function:
 
     def __call__(self, client: ClientInfo) -> Any:
         """Return the value for a client; raises `ModelError` or `DataError` if there is none that can be used."""
-        kind = ModelError if self.argument == "model" else DataError
+        if self.argument == "model":
+            return self._call(client, ModelError)
+        with seeded(client.split_seed, self.argument, client.name):
+            return self._call(client, DataError)
+
+    def _call(self, client: ClientInfo, kind: type[ModelError] | type[DataError]) -> Any:
         try:
             value = self.call(client)
         except SystemExit as error:
@@ -188,9 +196,7 @@ def data_function(data: Any) -> DataFunction | None:
 
 
 def _of_first(function: DataFunction, config: Config) -> ClientData:
-    """Return the first client's data, without a trace in torch's generator."""
-    with torch.random.fork_rng(devices=[]):
-        return function(ClientInfo("0", 0, config.clients, config))
+    return function(ClientInfo("0", 0, config.clients, config))
 
 
 def counts_function(examples: Any, accept: Callable[[str, Any], ClientData]) -> DataFunction:

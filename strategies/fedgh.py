@@ -14,7 +14,7 @@ from fedhet.errors import ModelError
 from fedhet.learning import Loss, Optimisation, Phase, train
 from fedhet.machine import one_thread
 from fedhet.methods import fedgh
-from fedhet.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.randomness import seeded, torch_generator
 from fedhet.server import Common
 from fedhet.task import get_task
 from fedhet.text import log
@@ -107,8 +107,7 @@ class Learner(ByClass[L, LearnerState]):
 
 def build_here(build: Callable[[], N], seed: int) -> N:
     """Build a network of the server's, whose initial weights are drawn from the run's seed."""
-    with torch.random.fork_rng(devices=[]):
-        seed_everything(derive_seed(seed, "initial weights", "server"))
+    with seeded(seed, "initial weights", "server"):
         return build()
 
 
@@ -135,8 +134,7 @@ def train_here(
     """
     task, generator = get_task("classification"), torch_generator(seed, "server", round)
     try:
-        with one_thread(), torch.random.fork_rng(devices=[]):
-            seed_everything(derive_seed(seed, "dropout", "server", round))
+        with one_thread(), seeded(seed, "dropout", "server", round):
             trained = train(network, phase, examples, task, lambda batch, _: transform(batch), generator=generator)
     except ModelError as error:
         log.warning("round %d: the server's network stays as it was: %s", round, error)

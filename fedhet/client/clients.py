@@ -29,6 +29,7 @@ from fedhet.graphs import PermutationGroups
 from fedhet.machine import data_in_use, device_of, keep_freed_memory, out_of_memory
 from fedhet.options import OWN, Config, keys_about, keys_that
 from fedhet.population import ClientInfo, ModelFunction
+from fedhet.randomness import seeded
 from fedhet.representations import Captured, Representation
 from fedhet.representations.features import fitted, precision
 from fedhet.task import Task
@@ -108,8 +109,9 @@ class Clients:
             )
             side = registry.client_side(config.method_name)(client)
             policy.check_shared(side)
-            build, redraw = partial(self._build, info, size), partial(self._redraw, info, size)
-            yield Job(side, payload, policy, build, redraw, tried)
+            build, redraw = partial(self._build, info, size=size), partial(self._redraw, info, size)
+            with seeded(client.root, "message", info.name, request.round, request.question):
+                yield Job(side, payload, policy, build, redraw, tried)
 
     def largest(self, info: ClientInfo, request: Request, policy: Policy, payload: Payload, most: int) -> ClientInfo:
         """Return the client with the largest size of its method's with which it trains within so many bytes of memory.
@@ -201,7 +203,8 @@ class Clients:
         if place is not None:
             _, representation, size = self._free.pop(place)
         else:
-            model, size, side = self._build(info).to(device), None, registry.client_side(config.method_name)
+            model, size = self._build(info, population.owner_of_weights(config, info.name)).to(device), None
+            side = registry.client_side(config.method_name)
             if parts:
                 known = population.dataset_of(config) if self._data is None else None
                 if alike[:-1] not in self._groups:
@@ -221,18 +224,19 @@ class Clients:
             self._free.append((alike, representation, size))
             del self._free[:-KEPT]
 
-    def _build(self, info: ClientInfo, size: Size | None = None) -> nn.Module:
-        """Build a whole network; a size is given once its groups are known."""
+    def _build(self, info: ClientInfo, owner: str, size: Size | None = None) -> nn.Module:
+        """Build a whole network with the initial weights of `owner`; a size is given once its groups are known."""
         side = registry.client_side(info.config.method_name)
-        model = self._model(info) if self._model else population.model_of(info)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        self._named[info.name] = f"{type(model).__name__}-{parameters}"  # unlike networks may be of one class
-        model = side.adapt(model, info.config)
-        return side.cut(model, size.whole) if size else model
+        with seeded(info.config.seed, "initial weights", owner):
+            model = self._model(info) if self._model else population.model_of(info)
+            parameters = sum(parameter.numel() for parameter in model.parameters())
+            self._named[info.name] = f"{type(model).__name__}-{parameters}"  # unlike networks may be of one class
+            model = side.adapt(model, info.config)
+            return side.cut(model, size.whole) if size else model
 
-    def _redraw(self, info: ClientInfo, size: Size | None, model: nn.Module) -> None:
+    def _redraw(self, info: ClientInfo, size: Size | None, model: nn.Module, owner: str) -> None:
         """Load the weights of a newly built network, which must have the same structure, into a client's network."""
-        built = self._build(info, size)
+        built = self._build(info, owner, size)
         try:
             model.load_state_dict(size.state(built) if size else built.state_dict())
         except RuntimeError as error:

@@ -5,6 +5,7 @@ A job has a network and random streams of its own, so that several can run at on
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -20,7 +21,7 @@ from fedhet.learning import Phase
 from fedhet.machine import peak_memory
 from fedhet.outputs import IGNORED
 from fedhet.predictions import Predictions
-from fedhet.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.randomness import derive_seed, seed_everything, seeded, torch_generator
 from fedhet.task import LARGEST, Task
 from fedhet.text import log
 from fedhet.wire import Payload, to_arrays
@@ -61,8 +62,8 @@ class Job:
         side: the method's client side.
         payload: what the server sent.
         policy: the rules of its node.
-        build: builds the client's whole configured network, with weights drawn from torch's global generator.
-        redraw: draws new weights for a network in the same way.
+        build: builds the client's whole configured network, with the initial weights of a client or of `all`.
+        redraw: loads such weights into a network.
         tried: the findings about its network and data.
         measured: its evaluations so far.
         lost: whether the state that the server expects is missing.
@@ -74,8 +75,8 @@ class Job:
     side: AnySide
     payload: Payload
     policy: Policy
-    build: Callable[[], nn.Module]
-    redraw: Callable[[nn.Module], None]
+    build: Callable[[str], nn.Module]
+    redraw: Callable[[nn.Module, str], None]
     tried: Tried
     measured: dict[str, Measured] = field(default_factory=dict)
     lost: bool = False
@@ -100,12 +101,11 @@ def train(job: Job) -> Payload:
     begin(job)
     if client.request.evaluate:
         measure(job, "received")
+    phases = [] if job.loop else side.phases(job.payload)
+    seed_everything(client.seed("dropout"))
     if job.loop:
         job.loop.train(job)
-    else:
-        phases = side.phases(job.payload)
-        seed_everything(client.seed("dropout"))
-        _run(job, phases)
+    _run(job, phases)
     reply = side.end(job.payload)
     if client.request.evaluate:
         measure(job, "trained")
@@ -170,10 +170,11 @@ def join(job: Job) -> Payload:
         client.reestimate()
         job.batches = torch_generator(client.root, "newcomer", client.name)
         seed_everything(derive_seed(client.root, "newcomer dropout", client.name))
-        _score(job, f"{start}-0", client.model)
-        for epoch in range(1, config.unseen_epochs + 1):
-            _run(job, [Phase(1, optimisation, continues=epoch > 1)])
-            _score(job, f"{start}-{epoch}", client.model)
+        for epoch in range(config.unseen_epochs + 1):
+            if epoch:
+                _run(job, [Phase(1, optimisation, continues=epoch > 1)])
+            with _evaluating(client):
+                _score(job, f"{start}-{epoch}", client.model)
     return Payload()
 
 
@@ -182,8 +183,7 @@ def first(job: Job) -> Payload:
     if job.client.size is None:
         initialise(job, "all")
         return job.side.share()
-    seed_everything(derive_seed(job.client.config.seed, "initial weights", "all"))
-    whole = job.build().state_dict()
+    whole = job.build("all").state_dict()
     shared = {key: whole[name] for name, key in job.side.shared_names().items()}
     return Payload({WHOLE: to_arrays(shared, job.client.config.wire_dtype)})
 
@@ -202,8 +202,7 @@ def restore(job: Job) -> None:
     known = {name for name, key in side.shared_names().items() if key in sent}
     known |= {name.removeprefix("model/") for name in saved}
     if not known.issuperset(client.names):
-        common = client.config.shared_init and side.traits.common_init
-        initialise(job, "all" if common else client.name)
+        initialise(job, population.owner_of_weights(client.config, client.name))
     tensors = client.tensors if saved else {}
     with torch.no_grad():
         for name, tensor in saved.items():
@@ -226,8 +225,7 @@ def _lasting(side: AnySide) -> dict[str, Tensor]:
 
 def initialise(job: Job, name: str) -> None:
     """Draw initial weights: those of the client of this name, or with `all` those common to all clients."""
-    seed_everything(derive_seed(job.client.config.seed, "initial weights", name))
-    job.redraw(job.client.model)
+    job.redraw(job.client.model, name)
 
 
 def begin(job: Job) -> None:
@@ -239,13 +237,22 @@ def begin(job: Job) -> None:
 
 def measure(job: Job, when: str) -> None:
     """Measure metric and loss on the configured parts; training by `refine` is undone afterwards."""
-    client = job.client
     if not job.policy.tells_metrics:
         return
-    if job.loop:
-        job.loop.measure(job, when)
-        return
-    outputs = job.side.evaluate(when)
+    with _evaluating(job.client):
+        if job.loop:
+            job.loop.measure(job, when)
+        else:
+            _measure(job, when)
+
+
+def _evaluating(client: Client) -> AbstractContextManager[None]:
+    """Return a context in which user code draws the same in every evaluation of a client; training is not affected."""
+    return seeded(client.root, "evaluation", client.name)
+
+
+def _measure(job: Job, when: str) -> None:
+    client, outputs = job.client, job.side.evaluate(when)
     if outputs is None:
         return
     phases = job.side.refine(when)

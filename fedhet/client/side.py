@@ -19,7 +19,7 @@ from fedhet.graphs import PermutationGroups, resizable_groups
 from fedhet.learning import BATCH, Loss, Optimisation, Phase, Trained, learning_rate, read, reestimate
 from fedhet.method import Traits
 from fedhet.options import Config, Parameters
-from fedhet.randomness import derive_seed, torch_generator
+from fedhet.randomness import derive_seed, follow_torch, torch_generator
 from fedhet.representations import Representation
 from fedhet.representations.features import ROWS_AT_ONCE, in_precision, scores_of
 from fedhet.sharing import NetworkDescription
@@ -162,14 +162,16 @@ class Client:
             return learning_rate(config.lr_schedule, config.learning_rate, (before + done * share) / rounds)
 
         settings = (config.momentum, config.weight_decay, self.data.batch_size or config.batch_size)
-        changing = schedule if stepwise else None
-        return Optimisation(
-            config.optimizer, schedule(0.0), *settings, changing, bf16, self.least, config.clip_gradients
-        )
+        further = (schedule if stepwise else None, bf16, self.least, config.clip_gradients)
+        return Optimisation(config.optimizer, schedule(0.0), *settings, *further)
 
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Transform raw inputs to a training batch, augmented with `generator` if that is configured."""
-        return self.transform(self.augment(inputs, generator) if self.augment and generator else inputs)
+        if self.augment is None or generator is None:
+            return self.transform(inputs)
+        if self.own_data:
+            follow_torch()
+        return self.transform(self.augment(inputs, generator))
 
     def read(
         self,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhet.data.reading import LazyInputs
+from fedhet.randomness import seeded
 from fedhet.task import Task
 
 Indices = NDArray[np.int64]
@@ -104,7 +105,8 @@ def digests(examples: Examples) -> Indices:
     """Return a number (n,) for each example, from its input and label, which is the same in every run."""
     numbers = []
     for start in range(0, len(examples), 1024):
-        rows = examples.inputs[start : start + 1024], examples.labels[start : start + 1024]
+        with seeded(start, "digests"):  # a random transform draws the same in every run, too
+            rows = examples.inputs[start : start + 1024], examples.labels[start : start + 1024]
         columns = [each.cpu().contiguous().flatten().view(torch.uint8).view(len(each), -1).numpy() for each in rows]
         contents = (hashlib.blake2b(x.tobytes() + y.tobytes(), digest_size=8) for x, y in zip(*columns, strict=True))
         numbers += [int.from_bytes(content.digest(), "big", signed=True) for content in contents]

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from fedhet.errors import DataError
+from fedhet.randomness import follow_torch
 
 INPUTS = ("image", "img", "pixel_values", "inputs", "input", "features", "x", "data")
 LABELS = ("label", "labels", "target", "targets", "fine_label", "y")
@@ -42,6 +43,7 @@ class LazyInputs:
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
         """Read the inputs of some rows, in order; raises a `DataError` if they are not finite."""
+        follow_torch()
         rows = self.rows[index.cpu() if isinstance(index, Tensor) else index]
         inputs = _read(self.dataset, rows.tolist(), self.collate)[0]
         if (odd := not_finite(inputs)) is not None:

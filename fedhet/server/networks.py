@@ -4,11 +4,12 @@ from contextlib import nullcontext
 from functools import partial
 
 import torch
-from torch import nn, random
+from torch import nn
 
 from fedhet import population
 from fedhet.errors import FedhetError, ModelError
 from fedhet.population import ClientInfo
+from fedhet.randomness import seeded
 from fedhet.server.run import Run
 from fedhet.wire import Reply, difference, spec_of
 
@@ -53,7 +54,8 @@ class Networks:
                 f"server needs a network like its own"
             )
         info = ClientInfo(client, partition, partitions, self.run.config, node)
-        with random.fork_rng(devices=[]):
+        owner = population.owner_of_weights(self.run.config, client)
+        with seeded(self.run.config.seed, "initial weights", owner):
             if model:
                 return model(info)
             try:

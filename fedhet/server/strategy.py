@@ -34,6 +34,7 @@ from fedhet.flower.privacy import LocalLedger, ledger_of
 from fedhet.flower.settings import settings_of
 from fedhet.observing import Observer
 from fedhet.options import Config, Value
+from fedhet.randomness import seeded
 from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation
 from fedhet.server.handshake import Handshake
@@ -192,7 +193,8 @@ class FederatedStrategy(Rounds[P, S], Strategy):
         """Evaluate the global model on the common test set, for the next record."""
         round, common = self.state.round, None
         if function and self.has_global_model and (round == self.run.last_round or self.run.evaluates(round + 1)):
-            common = function(round, encode_arrays(self.state.model, flower=True))
+            with seeded(self.config.seed, "evaluation", "server"):
+                common = function(round, encode_arrays(self.state.model, flower=True))
             if common is not None:
                 result.evaluate_metrics_serverapp[round] = common
         self.reporter.on_common_test = common
