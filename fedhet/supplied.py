@@ -1,6 +1,5 @@
 """User-supplied models and data: functions of a client, or other usual forms."""
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
@@ -16,6 +15,7 @@ from fedhet.conflicts import without_idle
 from fedhet.data import ClientData, Examples, PublicDataset
 from fedhet.data.own import as_client_data
 from fedhet.errors import ConfigError, DataError, ModelError
+from fedhet.models.copies import separated
 from fedhet.options import OWN, Config
 from fedhet.population import ClientInfo, ModelFunction, public_dataset
 from fedhet.randomness import seeded
@@ -170,7 +170,7 @@ def model_function(model: Any) -> ModelFunction | None:
     if model is None:
         return None
     if isinstance(model, nn.Module):
-        return Function("model", described(model), lambda client: copy.deepcopy(model), _as_network)
+        return Function("model", described(model), lambda client: model, _as_network)
     if not callable(model):
         raise ModelError(
             f"model must be a function of a client that gives an nn.Module, a class of networks or a network, not a "
@@ -238,7 +238,7 @@ def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientI
 
 
 def _as_network(client: str, model: Any) -> nn.Module:
-    """A network that can be trained and returns a tensor: of a tuple the first, of an object its `.logits`."""
+    """Return a network of the client's own that returns a tensor: of a tuple the first, of an object its `.logits`."""
     problem, name = "", type(model).__name__
     if not isinstance(model, nn.Module):
         problem = ", no nn.Module"
@@ -253,6 +253,10 @@ def _as_network(client: str, model: Any) -> nn.Module:
         problem = " without a parameter that requires a gradient: leave something to train, at least the head"
     if problem:
         raise ModelError(f"client {client}: the model function returned a {name}{problem}")
+    try:
+        model = separated(model)
+    except ModelError as error:
+        raise ModelError(f"client {client}: the {name} that the model function returned {error}") from error
     model.register_forward_hook(_plain)
     return model
 

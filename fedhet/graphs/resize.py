@@ -1,6 +1,5 @@
 """A model of other widths from a model: the same modules, other parameters."""
 
-import copy
 from collections.abc import Collection, Hashable
 
 import numpy as np
@@ -8,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
+
+from fedhet.models.copies import copied
 
 from .graph import ArchitectureGraph, UnsupportedArchitecture
 from .permutations import PermutationGroups, permutation_groups
@@ -39,7 +40,7 @@ def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.
             f"a state of {type(model).__name__} lacks {sorted(expected.keys() - state.keys())}, "
             f"and {sorted(state.keys() - expected.keys())} is not in the model"
         )
-    result = copy.deepcopy(model)
+    result = copied(model)
     # By the tensor replaced, so that what was tied stays tied; it is kept, or its place might be given away.
     new: dict[Hashable, tuple[Tensor, Tensor]] = {}
     for prefix, module in list(result.named_modules()):

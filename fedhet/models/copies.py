@@ -1,0 +1,83 @@
+"""Copies of networks that share no memory with the original and have the names of the network inside wrappers."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from inspect import getclosurevars
+from types import FunctionType
+from typing import Any
+from weakref import WeakSet
+
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+from torch.overrides import TorchFunctionMode
+
+from fedhet.errors import ModelError
+
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
+
+_used: WeakSet[nn.Module] = WeakSet()
+"""Modules that are trained themselves, since they cannot be copied."""
+
+
+class _ComputedTensors(TorchFunctionMode):
+    """Copies tensors that an earlier pass computed, which `copy.deepcopy` refuses, without their graph.
+
+    They are caches, or the weights of old-style `weight_norm` and `spectral_norm`, computed anew before each pass.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is Tensor.__deepcopy__ and not args[0].is_leaf:
+            return args[1].setdefault(id(args[0]), args[0].detach().clone())
+        return func(*args, **(kwargs or {}))
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """Return a deep copy of a network, in which the network inside takes the place of each wrapper.
+
+    Wrappers are `torch.compile`, `nn.DataParallel`, `DistributedDataParallel` and `AveragedModel`. They prefix names.
+    """
+    memo: dict[int, Any] = {}
+    with _ComputedTensors():
+        for module in reversed([*model.modules()]):  # inner wrappers first
+            inner = module.module if isinstance(module, _WRAPPERS) else module._modules.get("_orig_mod")
+            if inner is not None:
+                memo[id(module)] = copy.deepcopy(inner, memo)
+        return copy.deepcopy(model, memo)
+
+
+def separated(model: nn.Module) -> nn.Module:
+    """Return a user's network with weights and modules that nobody else has: a copy, or itself if it has no copy.
+
+    Raises a ModelError if it cannot be copied and one of its modules is in use already.
+    """
+    reason = _bound(model)
+    if not reason:
+        try:
+            return copied(model)
+        except Exception as error:  # of whatever a user's module holds
+            reason = f"{type(error).__name__}: {error}"
+    if any(module in _used for module in model.modules()):
+        raise ModelError(f"shares modules with another client's and cannot be copied ({reason}): build all of it anew")
+    _used.update(model.modules())
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+    return model
+
+
+def _bound(model: nn.Module) -> str:
+    """Return why a copy would still use the original: a function that refers to one of its modules; else nothing."""
+    modules = {id(module) for module in model.modules()}
+    for name, module in model.named_modules():
+        for held in vars(module).values():
+            for each in held.values() if isinstance(held, Mapping) else held if isinstance(held, list) else [held]:
+                if isinstance(each, FunctionType) and any(
+                    id(value) in modules for value in getclosurevars(each).nonlocals.values()
+                ):
+                    return f"{each.__qualname__} of module {name!r} refers to the original"
+    return ""
