@@ -19,6 +19,7 @@ from fedhet.client.secret import NodeSecret
 from fedhet.client.side import Client
 from fedhet.client.size import Size
 from fedhet.client.state import ClientStore
+from fedhet.client.unsaved_state import unsaved_state
 from fedhet.conflicts import OF_ANY_DATA
 from fedhet.data import ClientData, DataSet, resident, with_drawn_test_part, with_validation
 from fedhet.data.own import as_input
@@ -154,7 +155,9 @@ class Clients:
             return Tried(dataset.task, dataset.classes)
         task = dataset.task if dataset else self._task
         named = registry.client_side(config.method_name).head_of(config)
-        return try_out(representation, data, transform, task, self._model, guessed=not named)
+        tried = try_out(representation, data, transform, task, self._model, guessed=not named)
+        note = unsaved_state(representation.model, transform(data.train.inputs[:2])) if self._model else ""
+        return tried._replace(note="; ".join(filter(None, (tried.note, note))))
 
     def _secret_of(self, info: ClientInfo) -> NodeSecret:
         """Return the node's secret; raises `ChangedExamples` if the run would choose other ones than its first run."""
@@ -256,11 +259,8 @@ class Clients:
         config, seed = info.config, info.split_seed
         if self._data is None and device.type == "cpu":  # which the population keeps
             return population.data_of(info)
-        key = (
-            info.name,
-            (config.test_split, config.test_share, config.validation, seed) if self._data else config.text,
-            device,
-        )
+        split = (config.test_split, config.test_share, config.validation, seed) if self._data else config.text
+        key = (info.name, split, device)
         if key not in self._data_kept:
             if self._data is None:
                 data = population.data_of(info)

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -160,7 +161,7 @@ def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> I
             while len(running) < at_once and (job := next(waiting, None)):
                 child = Child(_call, name="fedhet run")
                 running[child.connection] = job, child
-                child.send(job)
+                child.send((job, torch.get_default_dtype()))
             if not running:
                 return
             for ready in wait(list(running), None if left == math.inf else left):
@@ -179,7 +180,8 @@ def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> I
 
 
 def _call(connection: Connection) -> None:
-    job: Job = messages.receive(connection)
+    job, dtype = messages.receive(connection)
+    torch.set_default_dtype(dtype)
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)

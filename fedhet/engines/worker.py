@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
+import torch
+
 from fedhet import data, registry
 from fedhet.engines.children import Child, ChildError
 from fedhet.engines.messages import SHARES, SharedMessage, receive, send
@@ -68,9 +70,9 @@ class Worker:
 
 
 def recipe(app: ClientApp, datasets: Collection[str]) -> SharedMessage:
-    """The message that makes workers: the app, methods that a user gave, and data sets that are loaded here."""
+    """Return the message that makes workers: the app, a user's methods and default dtype, and data sets loaded here."""
     loaded = {key: dataset for key, dataset in data.LOADED.items() if SHARES and key[0] in datasets}
-    return SharedMessage((app, registry.given(), loaded))
+    return SharedMessage((app, registry.given(), loaded, torch.get_default_dtype()))
 
 
 def _work(connection: Connection, environment: Mapping[str, str], level: int, batching: ClientBatching | None) -> None:
@@ -79,7 +81,8 @@ def _work(connection: Connection, environment: Mapping[str, str], level: int, ba
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
     logging.getLogger("flwr").setLevel(level)
     colour_terminals_only()
-    app, methods, datasets = receive(connection)
+    app, methods, datasets, dtype = receive(connection)
+    torch.set_default_dtype(dtype)
     for method in methods:
         registry.give(method)
     data.LOADED.update(datasets)

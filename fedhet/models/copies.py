@@ -56,12 +56,11 @@ def separated(model: nn.Module) -> nn.Module:
 
     Raises a ModelError if it cannot be copied and one of its modules is in use already.
     """
-    reason = _bound(model)
-    if not reason:
-        try:
+    try:
+        if not (reason := _bound(model)):
             return copied(model)
-        except Exception as error:  # of whatever a user's module holds
-            reason = f"{type(error).__name__}: {error}"
+    except Exception as error:  # of whatever a user's module holds
+        reason = f"{type(error).__name__}: {error}"
     if any(module in _used for module in model.modules()):
         raise ModelError(f"shares modules with another client's and cannot be copied ({reason}): build all of it anew")
     _used.update(model.modules())
@@ -76,8 +75,7 @@ def _bound(model: nn.Module) -> str:
     for name, module in model.named_modules():
         for held in vars(module).values():
             for each in held.values() if isinstance(held, Mapping) else held if isinstance(held, list) else [held]:
-                if isinstance(each, FunctionType) and any(
-                    id(value) in modules for value in getclosurevars(each).nonlocals.values()
-                ):
+                enclosed = getclosurevars(each).nonlocals.values() if isinstance(each, FunctionType) else ()
+                if any(id(value) in modules for value in enclosed):
                     return f"{each.__qualname__} of module {name!r} refers to the original"
     return ""

@@ -1,0 +1,249 @@
+"""Users' functions and networks behave the same in every process, and share nothing with other clients."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.utils import weight_norm
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, Dataset, random_split
+
+from fedhet import config as configuration
+from fedhet.client.app import make_client_app
+from fedhet.client.unsaved_state import unsaved_state
+from fedhet.engines.local import run_locally
+from fedhet.errors import ConfigError, ModelError
+from fedhet.models.copies import copied, separated
+from fedhet.population import ClientInfo
+from fedhet.task import Task
+
+pytestmark = [pytest.mark.usefixtures("home", "no_report"), pytest.mark.filterwarnings("ignore:`torch.nn.utils")]
+
+INPUTS = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+LABELS = INPUTS[:, :3].argmax(1)
+DRAWS: dict[str, Callable[[], float]] = {
+    "torch": lambda: torch.rand(()).item(),
+    "numpy": np.random.rand,
+    "python": random.random,
+}
+
+
+def data(client: ClientInfo) -> Any:
+    return (INPUTS[:40], LABELS[:40]), (INPUTS[40:], LABELS[40:])
+
+
+def model(client: ClientInfo | None = None) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Callable[..., dict[str, Tensor]]:
+    """Runs two clients, by default of `local`, and returns all tensors that they saved."""
+    numbers = iter(range(100))
+
+    def trained(model: Any = model, data: Any = data, *, afresh: bool = False, **settings: Any) -> dict[str, Tensor]:
+        """With `afresh` each message is handled as if by a new process, whose generators are in another state."""
+        settings = {"method": "local", "rounds": 2, "clients": 2, "workers": 1, "test-on": "local"} | settings
+        folder = tmp_path / str(next(numbers))
+
+        def answer(message: Any, context: Any) -> Any:
+            for seed in (torch.manual_seed, np.random.seed, random.seed):
+                seed(random.SystemRandom().randrange(2**32))
+            return make_client_app(model, data)(message, context)
+
+        app: Any = answer if afresh else make_client_app(model, data)
+        run_locally(configuration.resolve(settings), folder, app=app)
+        files = sorted((folder / "models").iterdir())
+        return {f"{file.stem}.{name}": tensor for file in files for name, tensor in load_file(file).items()}
+
+    return trained
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+# ---- global generators
+
+
+class Rows(Dataset[tuple[Tensor, Tensor]]):
+    """Rows with noise; `seen` has each draw by row."""
+
+    def __init__(self, draw: Callable[[], float], start: int, end: int) -> None:
+        self.draw, self.rows, self.seen = draw, range(start, end), dict[int, list[float]]()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        noise = self.draw()
+        self.seen.setdefault(index, []).append(noise)
+        return INPUTS[self.rows[index]] + noise, LABELS[self.rows[index]]
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize("where", ["data", "augment", "rows", "collate", "weights", "forward"])
+def test_what_users_draw_from_global_generators_is_the_same_in_every_process(
+    where: str, draw: Callable[[], float], trained: Callable[..., dict[str, Tensor]]
+) -> None:
+    class Noisy(nn.Sequential):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs + draw() * self.training)
+
+    def noisy(rows: Any) -> Tensor:
+        return torch.stack([row[0] for row in rows]) + draw()
+
+    def of_client(client: ClientInfo) -> nn.Module:
+        network = Noisy(*model()) if where == "forward" else model()
+        if where == "weights":
+            nn.init.constant_(network[0].weight, draw())
+        return network
+
+    def of_data(client: ClientInfo) -> Any:
+        train, test = data(client)
+        if where == "data":
+            train = train[0] + draw(), train[1]
+        elif where == "rows":
+            train = Rows(draw, 0, 40)
+        elif where == "collate":
+            pairs = list(zip(*train, strict=True))
+            train = DataLoader(pairs, 8, collate_fn=lambda rows: (noisy(rows), [row[1] for row in rows]))  # type: ignore
+        return {"train": train, "test": test} | ({"augment": lambda x: x + draw()} if where == "augment" else {})
+
+    assert same(trained(of_client, of_data), trained(of_client, of_data, afresh=True))
+
+
+def test_a_random_split_is_one_split(trained: Callable[..., dict[str, Tensor]]) -> None:
+    splits: dict[str, set[tuple[int, ...]]] = {}
+
+    def split(client: ClientInfo) -> Any:
+        train, test = random_split([*zip(INPUTS, LABELS, strict=True)], [0.7, 0.3])  # type: ignore[arg-type, var-annotated]
+        splits.setdefault(f"{client.config.seed} {client.name}", set()).add(tuple(train.indices))
+        return train, test
+
+    for method in ("local", "fedavg"):
+        trained(data=split, afresh=True, method=method)
+    assert [len(each) for each in splits.values()] == [1, 1]
+    trained(data=split, seed=1)
+    assert len({next(iter(each)) for each in splits.values()}) == 4  # each client's own, and each seed's
+
+
+def test_rows_vary_from_epoch_to_epoch_and_are_tested_alike(trained: Callable[..., dict[str, Tensor]]) -> None:
+    made: list[tuple[Rows, Rows]] = []
+
+    def rows(client: ClientInfo) -> Any:
+        made.append((Rows(np.random.rand, 0, 40), Rows(random.random, 40, 60)))
+        return made[-1]
+
+    trained(data=rows, clients=1, **{"local-epochs": 3})
+    ((train, test),) = made
+    assert all(len(set(draws)) >= 6 for draws in train.seen.values())
+    assert all(len(set(draws[1:])) <= 2 for draws in test.seen.values())  # labels, evaluations, the examples' digests
+
+
+def test_batched_clients_draw_as_they_do_one_by_one(trained: Callable[..., dict[str, Tensor]]) -> None:
+    def noisy(client: ClientInfo) -> Any:
+        train, test = data(client)
+        return {"train": train, "test": test, "augment": lambda x: x + np.random.rand()}
+
+    alone, batched = (trained(data=noisy, **{"client-batching": size}) for size in ("off", "2"))
+    assert all(torch.allclose(tensor, batched[name], atol=1e-4) for name, tensor in alone.items())
+
+
+# ---- networks
+
+
+def test_what_a_user_shares_among_networks_is_trained_by_none(trained: Callable[..., dict[str, Tensor]]) -> None:
+    backbone, vectors = nn.Linear(4, 6), torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
+    before, kept = copied(backbone), vectors.clone()
+
+    def shared(client: ClientInfo) -> nn.Module:
+        head = nn.Linear(6, 3)
+        head.weight = nn.Parameter(vectors)
+        return nn.Sequential(backbone, nn.ReLU(), head)
+
+    saved = trained(shared)
+    assert torch.equal(vectors, kept)
+    assert same(backbone.state_dict(), before.state_dict())
+    assert not torch.equal(saved["0.0.weight"], saved["1.0.weight"])
+    assert same(saved, trained(lambda client: copied(shared(client)), afresh=True))
+
+
+class Caching(nn.Module):
+    """Keeps its last features, and its hook refers to itself if that is asked for."""
+
+    def __init__(self, *, closure: bool = False) -> None:
+        super().__init__()
+        self.body, self.head, self.features = nn.Linear(4, 6), nn.Linear(6, 3), [torch.zeros(())]
+        if closure:
+            self.body.register_forward_hook(lambda module, inputs, outputs: self.features.append(outputs))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.features.append(self.body(inputs))
+        return self.head(self.features[-1].relu())
+
+
+def test_networks_that_deepcopy_refuses_are_copied() -> None:
+    for network in (nn.Sequential(weight_norm(nn.Linear(4, 3))), Caching()):
+        outputs = network(INPUTS)
+        assert torch.equal(copied(network)(INPUTS), outputs)
+
+
+def test_a_network_with_hooks_on_itself_is_used_and_refused_if_it_is_shared() -> None:
+    network = Caching(closure=True)
+    assert separated(network) is network
+    with pytest.raises(ModelError, match="shares modules with another client's and cannot be copied"):
+        separated(nn.Sequential(network))
+
+
+def wrappers() -> Iterator[Callable[[nn.Module], nn.Module]]:
+    yield from (nn.DataParallel, AveragedModel, lambda network: torch.compile(network, backend="eager"))  # type: ignore
+
+
+@pytest.mark.parametrize("wrap", wrappers(), ids=["parallel", "averaged", "compiled"])
+def test_wrapped_networks_have_the_names_of_those_inside(
+    wrap: Callable[[nn.Module], nn.Module], trained: Callable[..., dict[str, Tensor]]
+) -> None:
+    def whole_or_part(client: ClientInfo) -> nn.Module:
+        network = model()
+        if client.partition_id:
+            network[0] = wrap(network[0])
+        return network if client.partition_id else wrap(network)
+
+    assert same(trained(whole_or_part, method="lg-fedavg"), trained(method="lg-fedavg"))
+
+
+def test_state_outside_the_state_dict_is_named() -> None:
+    class Counting(nn.Linear):
+        steps = 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.steps += self.training
+            return super().forward(inputs) * self.steps
+
+    class Scaling(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 3)
+            self.register_buffer("scale", torch.zeros(()), persistent=False)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.scale = self.scale + self.training
+            return super().forward(inputs) * self.scale
+
+    assert "training changes 0.steps in its Sequential" in unsaved_state(nn.Sequential(Counting(4, 3)), INPUTS)
+    assert "training changes scale in its Scaling" in unsaved_state(Scaling(), INPUTS)
+    normal = nn.Sequential(weight_norm(nn.Linear(4, 3)), nn.BatchNorm1d(3), nn.Dropout())
+    assert [unsaved_state(each, INPUTS) for each in (normal, Caching())] == ["", ""]
+
+
+def test_a_loss_with_parameters_is_refused_unless_they_are_fixed() -> None:
+    loss = nn.Sequential(nn.Linear(3, 3))
+    with pytest.raises(ConfigError, match=r"parameters that nothing trains, 0.weight, 0.bias"):
+        Task(loss=loss)
+    Task(loss=loss.requires_grad_(False))
