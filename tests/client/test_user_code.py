@@ -18,10 +18,9 @@ from fedhet import config as configuration
 from fedhet.client.app import make_client_app
 from fedhet.client.unsaved_state import unsaved_state
 from fedhet.engines.local import run_locally
-from fedhet.errors import ConfigError, ModelError
+from fedhet.errors import ModelError
 from fedhet.models.copies import copied, separated
 from fedhet.population import ClientInfo
-from fedhet.task import Task
 
 pytestmark = [pytest.mark.usefixtures("home", "no_report"), pytest.mark.filterwarnings("ignore:`torch.nn.utils")]
 
@@ -240,10 +239,3 @@ def test_state_outside_the_state_dict_is_named() -> None:
     assert "training changes scale in its Scaling" in unsaved_state(Scaling(), INPUTS)
     normal = nn.Sequential(weight_norm(nn.Linear(4, 3)), nn.BatchNorm1d(3), nn.Dropout())
     assert [unsaved_state(each, INPUTS) for each in (normal, Caching())] == ["", ""]
-
-
-def test_a_loss_with_parameters_is_refused_unless_they_are_fixed() -> None:
-    loss = nn.Sequential(nn.Linear(3, 3))
-    with pytest.raises(ConfigError, match=r"parameters that nothing trains, 0.weight, 0.bias"):
-        Task(loss=loss)
-    Task(loss=loss.requires_grad_(False))
