@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from fedhet.errors import FedhetError
 from fedhet.graphs import expand, rows
 from fedhet.matching import GroupMatch, LayerMatch, assemble, due, match_group
 from fedhet.methods import fedma
 from fedhet.randomness import derive_seed
 from fedhet.server import ArraysBy
+from fedhet.text import log
 from fedhet.wire import Arrays, Payload, Reply, WireError, cast, check, narrowed
 
 from .pfnm import MatchedState, MatchedStrategy  # noqa: TID251 - this folder is fedhet.strategies
@@ -53,8 +55,25 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
     state_class = FedMAState
 
     def number_of_rounds(self) -> int:
-        """Return `rounds`, or the number of rounds that all passes need."""
-        return self.config.rounds or self.parameters.passes * (len(self.groups) + 1)
+        """Return `rounds`, or the number that all passes need; raises a FedhetError if no pass can be completed."""
+        rounds, groups = self.config.rounds, len(self.groups)
+        of_a_pass = groups + 1
+        if rounds and rounds % of_a_pass:
+            needs = (
+                f"rounds = {rounds}: a pass of {self.method.name} over these networks takes {of_a_pass} rounds, {groups} "
+                "for hidden layers and one for the output layer: set rounds to a multiple of this number, or to 0 for "
+                f"{self.method.family}.passes = {self.parameters.passes}"
+            )
+            if rounds < of_a_pass:
+                raise FedhetError(needs)
+            if not self.run.round.number:  # before the first round
+                log.warning("%s; the global model does not change in what is left over (%d)", needs, rounds % of_a_pass)
+        return rounds or self.parameters.passes * of_a_pass
+
+    @property
+    def has_global_model(self) -> bool:
+        """Return whether a pass is complete: what clients start from is no result."""
+        return self.state.pass_ > 0 and super().has_global_model
 
     @property
     def sizes(self) -> list[int]:

@@ -208,6 +208,11 @@ class FederatedStrategy(Rounds[P, S], Strategy):
                 f"no round counted after round {counted} of {last}: too few clients gave a valid reply (min-clients = "
                 f"{self.config.min_clients}):\n{self.run.round.reasons('none was asked')}"
             )
+        if last and self.traits.whole and not self.has_global_model:
+            raise FedhetError(
+                f"{self.method.name} has no global model after round {last}, since some rounds did not count: resume "
+                "the run with more rounds"
+            )
 
     @contextmanager
     def _recording(self, grid: Grid) -> Iterator[None]:

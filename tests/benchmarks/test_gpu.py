@@ -25,10 +25,10 @@ pytestmark = [
 
 PRESETS = Path(__file__).parents[2] / "run_configs"
 ROWS: dict[str, tuple[str, dict[str, object], float]] = {
-    # a fiftieth of 200 rounds of 20 epochs, and of a pass's first round of 150 epochs
+    # a fiftieth of 200 rounds of 20 epochs, and of a pass's first round of 150 epochs, which is the ensemble's too
     "fedhenn, five CNNs": ("fedhenn/cifar10_2cls_heterogeneous.toml", {"rounds": 4}, 200.0),
     "fedhenn, one CNN": ("fedhenn/cifar10_2cls_homogeneous.toml", {"rounds": 4}, 200.0),
-    "fedma, VGG-9": ("fedma/cifar10_vgg9.toml", {"rounds": 1, "local-epochs": 3, "fedma.passes": 1}, 50.0),
+    "fedma, VGG-9": ("ensemble/cifar10_vgg9.toml", {"local-epochs": 3}, 50.0),
 }
 """The preset, what is run of it, and how many times as much as one of these rounds the row is, or its first round."""
 WAYS: dict[str, dict[str, object]] = {

@@ -34,7 +34,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedproto": {"architectures": "mlp-100,cnn-2-2", "fedproto.width": 16},
     "fedhenn": {"architectures": "mlp-100,cnn-2-2", "fedhenn.rad-batch": 32},
     "local": {"architectures": "mlp-100,cnn-2-2"},
-    "fedma": {"architectures": "mlp-100", "rounds": 1},
+    "fedma": {"architectures": "mlp-100", "rounds": 0},
     "fd": {"architectures": "mlp-100,cnn-2-2"},
     "lg-fedavg": {"architectures": "mlp-100,mlp-100"},
     "fedmd": {

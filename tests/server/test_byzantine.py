@@ -274,7 +274,7 @@ def test_a_client_has_not_lost_what_it_was_never_sent(lost, tmp_path):
         if name == "1" and at([1], "1")(message, name):
             reply.content["values"] = ConfigRecord({"lost": lost})
 
-    config = Case.of("fedma", {}).config(rounds=2)
+    config = Case.of("fedma", {}).config(rounds=0)
     run_locally(config, tmp_path / "run", app=Tampering(after=after))
     done = Run(tmp_path / "run")
     assert done.summary["status"] == "completed"

@@ -147,7 +147,7 @@ def test_a_bound_keeps_a_byzantine_client_from_what_is_matched_and_aligned(metho
                     arrays = {k: a * np.float32(500) for k, a in arrays.items()}
                 reply.content[name] = encode_arrays(arrays)
 
-    settings = Case.of(method, own).settings(rounds=2, clip_norm=3.0)
+    settings = Case.of(method, own).settings(rounds=3, clip_norm=3.0)
     done = run(tmp_path / "run", settings, app=Tampering(after=spoil))
     assert done.failures == []
     assert {cut["client"] for row in done.rows for cut in row.get("cut", ())} == {"2"}

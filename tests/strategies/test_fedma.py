@@ -162,13 +162,27 @@ def test_bytes_are_those_of_the_layers_and_the_assignments(ordinary):
     assert rows[3]["bytes_down"] == 3 * 4 * (second * (9 * first + 1) + 32)
 
 
-def test_the_rounds_of_all_passes_unless_told_otherwise(ordinary, tmp_path):
+def test_the_rounds_of_all_passes_unless_told_otherwise(ordinary):
     assert ordinary.watch.last == 2 * (GROUPS + 1)
     assert ordinary.summary["rounds"] == 2 * (GROUPS + 1)
-    short = run(tmp_path / "run", rounds=2)
-    assert short.summary["rounds"] == 2
-    assert short.summary["personal_accuracy"] is None  # no pass is complete
-    assert not (short.folder / "models").exists()
+
+
+def test_rounds_that_are_no_whole_passes_are_named_before_the_first_round(tmp_path, caplog):
+    needs = rf"rounds = {GROUPS}: a pass of fedma over these networks takes {GROUPS + 1} rounds"
+    with pytest.raises(FedhetError, match=needs):
+        run(tmp_path / "short", rounds=GROUPS)
+    assert read_history(tmp_path / "short") == []
+    done = run(tmp_path / "run", rounds=GROUPS + 2, local_epochs=0)
+    (line,) = [line for line in caplog.messages if "multiple of this number" in line]
+    assert line.endswith("does not change in what is left over (1)")
+    assert done.summary["status"] == "completed"
+
+
+def test_a_run_without_a_complete_pass_is_not_completed(tmp_path):
+    """All clients miss a round; with shared-init they were given the first one's network before it."""
+    everyone = Wire(before=lambda round, _: crash([2])(round, "1"))
+    with pytest.raises(FedhetError, match=f"no global model after round {GROUPS + 1}"):
+        run(tmp_path / "run", wire=everyone, shared_init=True)
 
 
 def test_there_is_a_global_model_between_passes_only(ordinary):

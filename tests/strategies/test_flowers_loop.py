@@ -105,7 +105,8 @@ def test_fedmas_number_of_rounds_is_settled_there_too(start, watch):
 
 
 def test_fedmas_rounds_may_be_given_there_too(start, watch):
-    strategy, _ = start(FedMA, 2, rounds=2, passes=2, local_epochs=1)
-    assert strategy.config.rounds == 2
-    assert {rounds for _, _, rounds, _ in watch.asked} == {2}
-    assert (strategy.state.pass_, strategy.state.step) == (0, 2)
+    given = GROUPS + 2  # a pass, and a round of the next one
+    strategy, _ = start(FedMA, given, rounds=given, passes=2, local_epochs=1)
+    assert strategy.config.rounds == given
+    assert {rounds for _, _, rounds, _ in watch.asked} == {given}
+    assert (strategy.state.pass_, strategy.state.step) == (1, 1)
