@@ -60,9 +60,9 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         of_a_pass = groups + 1
         if rounds and rounds % of_a_pass:
             needs = (
-                f"rounds = {rounds}: a pass of {self.method.name} over these networks takes {of_a_pass} rounds, {groups} "
-                "for hidden layers and one for the output layer: set rounds to a multiple of this number, or to 0 for "
-                f"{self.method.family}.passes = {self.parameters.passes}"
+                f"rounds = {rounds}: a pass of {self.method.name} over these networks takes {of_a_pass} rounds, "
+                f"{groups} for hidden layers and one for the output layer: set rounds to a multiple of "
+                f"{of_a_pass}, or to 0 for {self.method.family}.passes = {self.parameters.passes}"
             )
             if rounds < of_a_pass:
                 raise FedhetError(needs)

@@ -173,7 +173,7 @@ def test_rounds_that_are_no_whole_passes_are_named_before_the_first_round(tmp_pa
         run(tmp_path / "short", rounds=GROUPS)
     assert read_history(tmp_path / "short") == []
     done = run(tmp_path / "run", rounds=GROUPS + 2, local_epochs=0)
-    (line,) = [line for line in caplog.messages if "multiple of this number" in line]
+    (line,) = [line for line in caplog.messages if "set rounds to a multiple of" in line]
     assert line.endswith("does not change in what is left over (1)")
     assert done.summary["status"] == "completed"
 
