@@ -7,9 +7,12 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.text import cell
@@ -27,6 +30,9 @@ SEAL = "fedhet"
 LONGEST_NAME = 200
 """Bytes of a name; those of a file may have 255, with its ending and while it is being written."""
 
+DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)(\.|$)", re.IGNORECASE)
+"""Names that Windows has for devices, with any ending."""
+
 TAKEN_NAMES = frozenset({"clients", "models", "nodes", "predictions", "public", "global"})
 """Names that a folder of state or of models has for things of its own."""
 
@@ -35,12 +41,38 @@ def plain_name(text: str) -> bool:
     """Whether text can name a file or folder of a client, a run or a public dataset, on any file system."""
     return (
         text.isprintable()
-        and 0 < len(text.encode()) <= LONGEST_NAME
+        and 0 < len(file_name(text).encode()) <= LONGEST_NAME
         and text == text.strip()
         and not text.startswith(".")
         and not {*text} & {*"/\\:"}
         and text.casefold() not in TAKEN_NAMES
     )
+
+
+def file_name(name: str) -> str:
+    """Return the name of a client's file or folder that any system can store; `name_of` is the inverse.
+
+    What Windows reserves is written as in a URL: `a?b` as `a%3Fb`, `con` as `%63on`, and a dot at the end as `%2E`.
+    """
+    escaped = re.sub(r'[%<>"|?*]|\.$', lambda found: f"%{ord(found[0]):02X}", name)
+    return f"%{ord(name[0]):02X}{name[1:]}" if DEVICES.match(escaped) else escaped
+
+
+def name_of(file_name: str) -> str:
+    """Return the name for which a file or folder was called so."""
+    return unquote(file_name)
+
+
+def check_links(folder: Path, root: Path | None = None) -> None:
+    """Raise a ConfigError if `folder` or a link in it leads out of `root` (`folder` itself, by default).
+
+    A folder from elsewhere could have files written, or removed, wherever its links lead.
+    """
+    root = (root or folder).resolve()
+    below = (Path(place, name) for place, *names in os.walk(folder) for name in (*names[0], *names[1]))
+    for path in chain([folder], below):
+        if path.is_symlink() and not (target := Path(os.path.realpath(path))).is_relative_to(root):
+            raise ConfigError(f"{path} is a link out of {root}, to {target}: put what it leads to in its place")
 
 
 def check_place(folder: Path) -> None:

@@ -246,7 +246,10 @@ class Config:
         choices=("float32", "bf16"),
     )
     threads_per_client: int = _node(
-        1, "CPU threads of a client; more than one costs repeatability", at_least=1, at_most=1024
+        1,
+        "CPU threads of a client, at most its node's cores; more than one costs repeatability",
+        at_least=1,
+        at_most=1024,
     )
     workers: int = _place(
         0,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhet.files import read_arrays, write_arrays
+from fedhet.files import name_of, read_arrays, write_arrays
 
 FOLDER = "predictions"
 GLOBAL = "global"
@@ -40,4 +40,4 @@ class Predictions:
 
 def read_predictions(folder: Path) -> dict[str, Predictions]:
     """Read the predictions of a run's directory, by client; empty if it has none."""
-    return {path.stem: Predictions.read(path) for path in sorted((folder / FOLDER).glob("*.safetensors"))}
+    return {name_of(path.stem): Predictions.read(path) for path in sorted((folder / FOLDER).glob("*.safetensors"))}

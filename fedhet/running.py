@@ -111,6 +111,12 @@ def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]
     )
     if reference is not None and registry.method(str(reference)).name == there.get("method"):
         there["method"] = reference  # which says where it is
+    state = str(settings.get("state-dir", ""))
+    if state and "state-dir" not in changes and not Path(state).resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(
+            f"{folder / 'config.toml'} keeps the clients' state in {state}, outside of the run's directory: set "
+            f"state-dir = {state} again if files there may be written and removed"
+        )
     allowed = keys_that("resumable")
     different = [key for key, value in changes.items() if key not in allowed and there.get(key) != value]
     if different:

@@ -64,7 +64,7 @@ def serve(
     here = engine == "local" or simulated(grid)
     with recorded(folder, config, engine, resume=resume, supplied=supplied.words, simulated=here) as recording:
         strategy = make(config, public=public, model=model or supplied.model, observers=[*recording, *observers])
-        strategy.state = recording[0].state(strategy.state_class) or strategy.state
+        strategy.state = recording[0].resumed(strategy.state)
         if evaluate_fn is None and config.test_on != "local":
             device = device_of(config.device if here else "cpu")
             evaluate_fn = _on_common_test(strategy, folder, supplied, device)

@@ -42,7 +42,8 @@ class State:
         serves: whether `model` is a network of the server's own, the global model of clients that share none.
         round: the last round that is complete; 0 before the first.
         clients: what is known of each client, by name.
-        run: the run's own name, where clients keep their state in folders that serve several runs.
+        run: the run's identity, drawn by the server, by which clients keep their state; empty if they keep it in the
+            run's own directory.
         public: digest of the public dataset, empty without one.
         public_size: examples in it.
         common: values that all clients have in common, by name (`Hooks.common`).

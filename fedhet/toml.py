@@ -14,12 +14,16 @@ from fedhet.keys import Value
 NOTED = ("versions", "ran", "own")
 """The tables in which a run notes beside its settings what it ran with."""
 
+DEEPEST = 16
+"""How many tables of a file may be nested; settings need two."""
+
 
 def load(path: Path) -> dict[str, Any]:
     """A TOML file as it stands, its tables nested; a ConfigError if it is missing or is not TOML."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        flatten(table)
+        if _depth(table) > DEEPEST:
+            raise RecursionError
     except FileNotFoundError as error:
         raise ConfigError(f"no configuration file {path}") from error
     except (ValueError, OSError) as error:  # numbers of thousands of digits among them
@@ -30,6 +34,15 @@ def load(path: Path) -> dict[str, Any]:
         if not isinstance(table.get(noted, {}), dict):
             raise ConfigError(f"{path}: {noted} must be a table, [{noted}]")
     return table
+
+
+def _depth(value: Any) -> int:
+    """Return how many tables and lists are nested."""
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return depth
 
 
 def from_json(text: str, subject: str) -> dict[str, Any]:

@@ -110,6 +110,64 @@ def rename_method(folder: Path, method: str, *others: str) -> None:
     path.write_text("\n".join([*others, path.read_text().replace('"fedhenn"', json.dumps(method), 1)]))
 
 
+class TestPathsThatLeadOutOfAFolder:
+    """Nothing elsewhere is written or removed, unless the command itself names it."""
+
+    @pytest.fixture
+    def outside(self, tmp_path: Path) -> Path:
+        for name in ("clients/0/7.safetensors", "models/0.safetensors", "1.safetensors", "accuracy.png", "a.log"):
+            (tmp_path / "outside" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "outside" / name).write_text("of somebody else")
+        return tmp_path / "outside"
+
+    def refused(self, outside: Path, words: str, *arguments: str | Path) -> None:
+        before = {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()}
+        assert words in " ".join(answered(*arguments).stderr.split())
+        assert {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()} == before
+
+    @pytest.mark.parametrize(
+        "part", ["state", "state/clients", "models", "predictions", "checkpoint", "figures", "report.html", "more/a"]
+    )
+    def test_are_refused_where_links_are_such_paths(self, runs: dict[str, Path], outside: Path, part: str) -> None:
+        folder = copied(runs["finished"])
+        if (folder / part).is_dir():
+            shutil.rmtree(folder / part)
+        (folder / part).unlink(missing_ok=True)
+        (folder / part).parent.mkdir(exist_ok=True)
+        (folder / part).symlink_to(outside)
+        self.refused(outside, "is a link out of", "run", "--resume", folder, "--set", "rounds=3")
+        self.refused(outside, "is a link out of", "report", folder)
+
+    def test_are_refused_in_a_comparison(self, outside: Path) -> None:
+        for part in ("logs", "local-seed0", "tuning"):
+            shutil.rmtree("compared", ignore_errors=True)
+            Path("compared").mkdir()
+            Path("compared", part).symlink_to(outside)
+            self.refused(outside, "is a link out of", "compare", "local", "--seeds", "0", "--out", "compared")
+
+    def test_links_within_a_folder_are_followed(self, runs: dict[str, Path]) -> None:
+        folder = copied(runs["finished"])
+        (folder / "figures").rename(folder / "drawn")
+        (folder / "figures").symlink_to("drawn")
+        Path("link").symlink_to(folder)
+        assert answered("report", "link").exit_code == 0
+
+    def test_are_refused_as_the_folder_of_state(self, runs: dict[str, Path], outside: Path, stopping: None) -> None:
+        folder = copied(runs["interrupted"])
+        config = folder / "config.toml"
+        config.write_text(f'state-dir = "{outside}"\n{config.read_text()}')
+        self.refused(outside, f"set state-dir = {outside} again", "run", "--resume", folder)
+        assert "it goes on" in answered("run", "--resume", folder, "--set", f"state-dir={outside}").stderr
+
+    @pytest.mark.parametrize("values", ["x = " + "[" * 200 + "]" * 200, "[" + ".".join("a" * 900) + "]\nx = 1"])
+    def test_files_that_are_nested_too_deeply_are_refused(self, runs: dict[str, Path], values: str) -> None:
+        folder = copied(runs["finished"])
+        with (folder / "config.toml").open("a") as file:
+            file.write(f"\n{values}\n")
+        for arguments in (["report", folder], ["run", "--resume", folder], ["run", folder / "config.toml"]):
+            assert "nested too deeply" in answered(*arguments).stderr
+
+
 class TestMethodsThatAFolderNames:
     @pytest.mark.parametrize("method", ["evil:method", "os:system", "evil.of:method", ":", "evil:"])
     def test_are_not_imported(self, runs: dict[str, Path], method: str) -> None:

@@ -27,7 +27,7 @@ from fedhet.data.reading import not_finite
 from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.files import state_folder
 from fedhet.graphs import PermutationGroups
-from fedhet.machine import data_in_use, device_of, keep_freed_memory, out_of_memory
+from fedhet.machine import cores, data_in_use, device_of, keep_freed_memory, out_of_memory
 from fedhet.options import OWN, Config, keys_about, keys_that
 from fedhet.population import ClientInfo, ModelFunction
 from fedhet.randomness import seeded
@@ -73,8 +73,8 @@ class Clients:
         self._serve(info, request)
         keep_freed_memory()
         # More threads than cores over all clients of a host slow every one of them down a hundredfold.
-        if torch.get_num_threads() != config.threads_per_client:
-            torch.set_num_threads(config.threads_per_client)
+        if torch.get_num_threads() != (threads := min(config.threads_per_client, cores())):
+            torch.set_num_threads(threads)
         device, secret = device_of(config.device), self._secret_of(info) if policy.keeps_secret else None
         data = self._data_of(info, device)
         if len(data.train) == 0:

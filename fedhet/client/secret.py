@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedhet.data import ClientData
 from fedhet.errors import FedhetError
-from fedhet.files import locked, write_text
+from fedhet.files import file_name, locked, write_text
 from fedhet.outputs import Outputs
 from fedhet.randomness import torch_generator
 from fedhet.text import log
@@ -41,7 +41,7 @@ class NodeSecret:
 
     def __init__(self, state_folder: Path, client: str, data: str) -> None:
         """Read the client's file, or make one; `data` is the name of the data set. Raises FedhetError if damaged."""
-        self._path, self._client, self._data = state_folder / FOLDER / f"{client}.json", client, data
+        self._path, self._client, self._data = state_folder / FOLDER / f"{file_name(client)}.json", client, data
         with locked(self._path.parent, wait=True):
             if not self._path.is_file():
                 self._write({"seed": secrets.randbits(62), "examples": {}})

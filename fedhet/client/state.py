@@ -13,7 +13,7 @@ import torch
 
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
-from fedhet.files import read_tensors, state_folder, write_tensors
+from fedhet.files import file_name, read_tensors, state_folder, write_tensors
 from fedhet.predictions import FOLDER, Predictions
 from fedhet.text import log
 
@@ -28,7 +28,7 @@ class LostState(FedhetError):
 class ClientStore:
     """The files of one client in one run: written atomically; of its states by round the last two are kept.
 
-    `state_dir` is empty for this user's own folder, `run` where the folder is one run's alone.
+    `state_dir` is empty for this user's own folder, `run` (the run's identity) if the folder is one run's alone.
     """
 
     def __init__(self, state_dir: str | Path, run: str, client: str) -> None:
@@ -40,7 +40,7 @@ class ClientStore:
 
     @property
     def _states(self) -> Path:
-        return self._base / self._run / "clients" / self._client
+        return self._base / self._run / "clients" / file_name(self._client)
 
     def make_room(self) -> None:
         """Remove old files, if several runs keep their state in one folder."""
@@ -68,14 +68,14 @@ class ClientStore:
 
     def write_model(self, tensors: dict[str, torch.Tensor]) -> None:
         """Save the client's personal model."""
-        path = self._base / self._run / "models" / f"{self._client}.safetensors"
+        path = self._base / self._run / "models" / f"{file_name(self._client)}.safetensors"
         write_tensors(path, tensors)
         if self._run:  # else the server collects it
             log.info("client %s: its personal model is %s", self._client, path)
 
     def write_predictions(self, predictions: Predictions) -> None:
         """Save which test examples are predicted right, for the server of a simulation to collect."""
-        predictions.write(self._base / self._run / FOLDER / f"{self._client}.safetensors")
+        predictions.write(self._base / self._run / FOLDER / f"{file_name(self._client)}.safetensors")
 
     def keep(self, public: PublicDataset) -> None:
         """Keep a public dataset that the server sent."""
@@ -122,9 +122,14 @@ def _read_public(path: Path, modified: int) -> PublicDataset:
 
 
 def remove_old(base: Path, days: float) -> list[Path]:
-    """Remove the runs and public datasets in a node's folder that were not written to for so many days; return them."""
+    """Remove the runs and public datasets in a node's folder that were not written to for so many days; return them.
+
+    A folder that holds anything else is not a run's, and stays.
+    """
     oldest, removed = time.time() - 86400 * days, []
-    for path in sorted([*base.glob("public/*"), *(run for run in base.glob("*") if (run / "clients").is_dir())]):
+    runs = (path.parent for path in base.glob("*/clients") if not path.parent.is_symlink())
+    ours = [run for run in runs if {path.name for path in run.iterdir()} <= {"clients", "models", FOLDER}]
+    for path in sorted([*base.glob("public/*.safetensors"), *ours]):
         files = [path, *path.rglob("*")]
         if max((each.stat().st_mtime for each in files if each.is_file()), default=0) < oldest:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

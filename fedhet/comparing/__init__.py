@@ -12,7 +12,7 @@ from fedhet import config as configuration
 from fedhet import running, text
 from fedhet.comparing.figures import comparison_figure, gains_figure
 from fedhet.comparing.measures import VariantResult, measure
-from fedhet.comparing.runs import Execution, check
+from fedhet.comparing.runs import Execution, check, check_out
 from fedhet.comparing.settings import SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import (
     accuracies,
@@ -27,7 +27,7 @@ from fedhet.comparing.tables import (
 from fedhet.comparing.tuning import WHOLE, Tuning, tune, validation_note
 from fedhet.engines import children
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import check_place, write_csv, write_text
+from fedhet.files import write_csv, write_text
 from fedhet.machine import device_of, runs_at_once
 from fedhet.results.history import showing
 from fedhet.results.page import TABLE, render
@@ -143,7 +143,7 @@ def compare(
         raise ConfigError("a comparison needs at least one method and one seed")
     if baseline is not None and baseline not in names:
         raise ConfigError(f"baseline {baseline} is not among the variants compared: {', '.join(names)}")
-    check_place(out)
+    check_out(out)
     run = partial(running.run, model=model, data=data, task=task) if supplied else running.run
     jobs = jobs or runs_at_once(device_of(str(config.get("device", "auto"))))
     execute = Execution(run, jobs, console or text.console(soft_wrap=True))

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +23,7 @@ from fedhet.conflicts import without_effect
 from fedhet.engines import messages
 from fedhet.engines.children import Child, ChildError
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import LOCK
+from fedhet.files import LOCK, check_links, check_place
 from fedhet.keys import default_of
 from fedhet.results.history import last_round, read_history, read_run, scored_curve
 from fedhet.results.tables import format_value
@@ -32,8 +33,18 @@ from fedhet.text import console, printable
 WIDEST = 1000
 """Characters of a line of a table in a file."""
 
+WRITTEN = ("logs", "tuning", "race", "compared", "*-seed*")
+"""Folders of a comparison."""
+
 HEARTBEAT = 30.0
 """Seconds after which a run's end is printed even where only failures are."""
+
+
+def check_out(out: Path) -> None:
+    """Raise a `ConfigError` if a comparison cannot be written to a folder, or links in it lead out of it."""
+    check_place(out)
+    for path in chain.from_iterable(map(out.glob, WRITTEN)):
+        check_links(path, out)
 
 
 def check(runs: Iterable[PlannedRun], supplied: Supplied = Supplied()) -> None:  # noqa: B008 - it is frozen

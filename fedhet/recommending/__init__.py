@@ -14,7 +14,7 @@ from fedhet import config as configuration
 from fedhet import registry, running, text
 from fedhet.comparing import Comparison, publish
 from fedhet.comparing.measures import measure
-from fedhet.comparing.runs import Execution, check, why_incomplete
+from fedhet.comparing.runs import Execution, check, check_out, why_incomplete
 from fedhet.comparing.search import Choice, record
 from fedhet.comparing.settings import PLACES, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import notes_below, terminal_table
@@ -22,7 +22,7 @@ from fedhet.comparing.tuning import WHOLE, Tuner, Tuning, check_tuning, differen
 from fedhet.comparing.uncertainty import FEWEST
 from fedhet.engines import children
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import check_place, write_text
+from fedhet.files import write_text
 from fedhet.machine import device_of, runs_at_once
 from fedhet.options import Config, Value
 from fedhet.recommending.race import SEEDS, Race, configurations
@@ -117,7 +117,7 @@ def recommend(
     supplied = Supplied(model, data, task)
     base, seeds = configuration.completed(config, supplied.words.keys()), distinct(seeds)
     out = Path(out or Path("runs") / "recommend")
-    check_place(out)
+    check_out(out)
     run = partial(running.run, model=model, data=data, task=task) if supplied else running.run
     jobs = jobs or runs_at_once(device_of(str(base.get("device", "auto"))))
     deadline = began + seconds - min(PAGE * seconds, PAGE_SECONDS)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from fedhet import population, predictions
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import check_place, csv_lines, locked, read_arrays, state_home, write_arrays, write_text
+from fedhet.files import check_links, check_place, csv_lines, locked, read_arrays, state_home, write_arrays, write_text
 from fedhet.machine import host
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.options import Config, listed
@@ -84,6 +84,15 @@ class RunDirectory(Observer):
         noted = {f"own.{name}": words for name, words in self._supplied.items()}
         noted |= {"ran.host": host(), "ran.command": shlex.join(sys.argv) if sys.argv[0] else "Python"}
         write_text(self.folder / "config.toml", to_toml({**flat, **noted, **versions}))
+
+    def resumed(self, fresh: S) -> S:
+        """Return the state after the last complete round; before the first one `fresh`, with the run's identity.
+
+        It is empty if clients keep their state in this directory: then no other run's state is there.
+        """
+        if self.simulated and self.config.state_dir == str(self.folder / "state"):
+            fresh.run = ""
+        return self.state(type(fresh)) or fresh
 
     def state(self, state_class: type[S]) -> S | None:
         """Return the state after the last complete round; None before the first checkpoint."""
@@ -223,6 +232,8 @@ def check_folder(folder: Path, *, resume: bool = False) -> None:
     check_place(folder)
     if resume and not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run to resume")
+    if resume:
+        check_links(folder)
     if not resume and ((folder / "config.toml").exists() or (folder / "history.jsonl").exists()):
         raise ConfigError(f"{folder} holds a run already: choose another folder (out), or resume that run")
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from fedhet import config as configuration
 from fedhet import registry
 from fedhet.errors import FedhetError
-from fedhet.files import write_text
+from fedhet.files import check_links, write_text
 from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.results.page import PAGE, TOGETHER, render
 from fedhet.results.tables import absence, by_architecture, format_bytes, format_seconds, format_value, stage
@@ -50,6 +50,7 @@ def write_report(folder: Path | str) -> Path:
     from fedhet.results.figures import run_figures
     from fedhet.results.plotting import save_png
 
+    check_links(Path(folder))
     run = read_run(folder)
     path = run.folder / "report.html"
     with showing(folder):

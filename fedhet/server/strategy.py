@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -79,7 +79,7 @@ class FederatedStrategy(Rounds[P, S], Strategy):
     ) -> None:
         config = config or configuration.resolve(settings_of(type(self), settings))
         self.method = registry.method(config.method_name)
-        state = self.state_class(run="" if config.state_dir else uuid.uuid4().hex[:12])
+        state = self.state_class(run=uuid.uuid4().hex)
         dataset = population.public_dataset_for(
             config.method_name, registry.traits(config).public, as_public_dataset(public)
         )
@@ -224,7 +224,7 @@ class FederatedStrategy(Rounds[P, S], Strategy):
             return
         folder = Path(self.config.out).resolve()
         with recorded(folder, self.config, "flwr", resume=self.config.resume, simulated=simulated(grid)) as observers:
-            self.state = cast(S | None, observers[0].state(self.state_class)) or self.state
+            self.state = observers[0].resumed(self.state)
             self.reporter.observers = [*observers]
             try:
                 yield

@@ -269,7 +269,7 @@ def test_what_was_kept_for_one_run_is_let_go_when_another_begins(tiny, tmp_path)
     for seed in (0, 0, 1, 0):
         config = {"rounds": 1, "seed": seed, "state_dir": str(tmp_path / str(len(asked))), "device": "cpu"}
         fedhet.Local(**config).start(LocalGrid(app, 2))  # on a GPU data are let go at the end of a run
-    assert asked == [0, 0, 1, 1, 0, 0]
+    assert asked == [0, 0, 0, 0, 1, 1, 0, 0]
 
 
 def test_a_mapping_without_a_test_part_is_told_in_words(federate, tiny):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 
 import psutil
 import pytest
@@ -14,8 +15,10 @@ from fedhet import config as configuration
 from fedhet.client import clients, node, state
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import state_home
+from fedhet.files import name_of, state_home
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
+from fedhet.machine import cores
+from fedhet.predictions import read_predictions
 from fedhet.server.federation import Federation
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -60,7 +63,8 @@ def test_two_places_of_data_are_refused(federate):
 def test_paths_of_a_server_elsewhere_do_not_count(federate, tmp_path, home, monkeypatch):
     chosen = tmp_path / "chosen by the server"
     federate("Local", state_dir=str(chosen))
-    assert {path.name for path in chosen.iterdir()} == {"clients", "models", "predictions"}, "at home they do"
+    (run,) = chosen.iterdir()
+    assert {path.name for path in run.iterdir()} == {"clients", "models", "predictions"}, "at home they do"
     monkeypatch.setattr("fedhet.server.federation.proof", lambda text: "guessed")
     federate("Local", state_dir=str(tmp_path / "elsewhere"))
     assert not (tmp_path / "elsewhere").exists()
@@ -76,17 +80,52 @@ def test_paths_of_a_simulations_server_count_on_every_machine_of_its_cluster_tha
     monkeypatch.setattr("fedhet.client.app.cluster_machine", lambda: "node7")
     monkeypatch.setattr("fedhet.server.federation.proof", lambda text: "guessed")
     shared = tmp_path / "shared"
-    with pytest.raises(FedhetError, match=f"on machine node7: there is no folder {shared}, where clients keep"):
+    with pytest.raises(FedhetError, match=rf"on machine node7: there is no folder {shared}/\w+, where clients keep"):
         federate("Local", state_dir=str(shared))
-    shared.mkdir()
+    monkeypatch.setattr("fedhet.server.handshake.simulated", lambda grid: True)  # whose server makes the folder
+    monkeypatch.setattr("fedhet.server.handshake.leave_dead_actors_out", lambda: None)
     federate("Local", state_dir=str(shared))
-    assert {path.name for path in shared.iterdir()} == {"clients", "models", "predictions"}
+    (run,) = shared.iterdir()
+    assert {path.name for path in run.iterdir()} == {"clients", "models", "predictions"}
 
 
 def test_a_nodes_own_folder_always_counts(federate, tmp_path):
     federate("Local", nodes={1: {"state-dir": str(tmp_path / "mine")}}, state_dir=str(tmp_path / "servers"))
-    assert [path.stem for path in (tmp_path / "mine" / "models").iterdir()] == ["1"]
-    assert {path.stem for path in (tmp_path / "servers" / "models").iterdir()} == {"0", "2"}
+    assert [path.stem for path in (tmp_path / "mine").glob("*/models/*")] == ["1"]
+    assert {path.stem for path in (tmp_path / "servers").glob("*/models/*")} == {"0", "2"}
+
+
+def test_a_run_that_names_the_folder_of_another_has_a_state_of_its_own(federate, tmp_path):
+    """Though all else is alike: state is kept by what the server drew for the run."""
+
+    def states():
+        return {path: path.read_bytes() for path in tmp_path.rglob("clients/*/*.safetensors")}
+
+    federate("Local", state_dir=str(tmp_path))
+    first = states()
+    federate("Local", state_dir=str(tmp_path), learning_rate=0.01)
+    assert first
+    assert first.items() < states().items()
+
+
+def test_a_node_computes_with_no_more_threads_than_it_has_cores(federate, monkeypatch):
+    asked = []
+    monkeypatch.setattr("fedhet.client.clients.torch.set_num_threads", asked.append)
+    federate("Local", threads_per_client=1024)
+    assert set(asked) <= {cores()}
+
+
+@pytest.mark.parametrize("name", ["con", "NUL.txt", "a?b", "100%", "%63on", "Dr. No.", "Łódź"])
+def test_files_of_a_client_have_names_that_any_system_can_store(name, federate, tmp_path):
+    watch, _ = federate("Local", nodes={1: {"name": name}}, state_dir=str(tmp_path / "state"))
+    assert {*watch.rows[1]["participants"]} == {"0", "2", name}
+    (run,) = (tmp_path / "state").iterdir()
+    stems = {path.stem for path in (run / "models").iterdir()}
+    assert name in read_predictions(run)
+    assert {name_of(stem) for stem in stems} == {"0", "2", name}
+    for stem in stems:
+        assert not re.search(r'[<>:"/\\|?*]|[. ]$', stem)
+        assert not re.match(r"(con|nul)(\.|$)", stem, re.IGNORECASE)
 
 
 @pytest.mark.parametrize("field", ["run", "public"])

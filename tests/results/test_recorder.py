@@ -114,6 +114,14 @@ def test_the_configuration_in_it_is_complete_and_can_be_run_again(tmp_path):
     assert configuration.resolve(configuration.read(tmp_path / "config.toml")).but(chosen=CONFIG.chosen) == CONFIG
 
 
+@pytest.mark.parametrize("place", ["state", "state-of-others"])
+def test_state_has_the_runs_identity_unless_it_is_in_the_runs_own_directory(place, tmp_path):
+    config = CONFIG.but(state_dir=str(tmp_path / place))
+    first = RunDirectory(tmp_path, config, "local").resumed(State(run="drawn"))
+    assert first.run == ("" if place == "state" else "drawn")
+    assert RunDirectory(tmp_path / "other", config, "flwr", simulated=False).resumed(State(run="drawn")).run == "drawn"
+
+
 def test_the_last_round_counts_never_the_best(tmp_path):
     directory = RunDirectory(tmp_path, CONFIG, "local")
     for number, value in ((1, 0.9), (2, 0.3)):
