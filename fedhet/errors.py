@@ -30,7 +30,7 @@ def nearest(kind: str, name: str, known: Iterable[str]) -> str:
     Returns:
         Such as `unknown model 'cnn33'; did you mean 'cnn-3-3'? known: cnn, cnn-3-3, mlp`, `model` being the kind.
     """
-    names = sorted(known)
+    names = sorted({*known})
     close = get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
     shown = names if len(names) <= MOST else get_close_matches(name, names, n=NEIGHBOURS, cutoff=0.4)

@@ -27,6 +27,9 @@ class Drawing:
     caption: str
 
 
+ABSENT = "clients took no part"
+"""Words of the warning that names the clients that were in no round of a run."""
+
 UNSCORED = (
     "{}'s model is at the server alone and has no score, and the clients' scores are those of training alone: it needs "
     "a common test set and test-on = both (with data of your own, return it as `common`), or an evaluate_fn, as in "

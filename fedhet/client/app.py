@@ -29,6 +29,7 @@ from fedhet.options import Config
 from fedhet.population import ClientInfo
 from fedhet.rows import Work
 from fedhet.task import Task, as_task
+from fedhet.text import log
 from fedhet.wire import Payload, Refusal, Reply, Report, Request, spec_of
 from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
 
@@ -82,8 +83,11 @@ class Answers:
     def __call__(self, work: Callable[[Job], Payload], message: Message, context: Context) -> Message:
         """Return the reply to a message: the payload that the client's work gives and its report, or a refusal."""
         name, policy, machine = node.name_of(context), Policy(), cluster_machine()
+        asked = message.metadata.message_type
         try:
             info, request, policy = node.opened(message, context, in_cluster=bool(machine))
+            asked = f"{asked} {request.question}".strip()
+            asked = f"{asked} ({info.config.method_name}, run {request.run}, round {request.round})"
             loop = self.loop(info.config, message, context)
             with (
                 node.memory_limited(context),
@@ -92,7 +96,9 @@ class Answers:
             ):
                 job.loop = loop
                 payload = policy.outgoing(work(job), job.side)
-                record = write_reply(self._reply(job, payload, info), flower=request.flower or self._flower)
+                reply = self._reply(job, payload, info)
+                record = write_reply(reply, flower=request.flower or self._flower)
+                outcome = f"sent {policy.account(reply, job.side)}"
             if request.final:
                 self._clients.let_go(job.client)
             if job.client.device.type == "cuda":  # clients in other processes share the GPU
@@ -106,7 +112,12 @@ class Answers:
             reason = policy.reason(name, error)
             reason = reason.removeprefix(f"client {name}: ")  # the server knows who it is, and counts alike ones
             reason = f"on machine {machine}: {reason}" if machine else reason
-            record = write_reply(Refusal(name, reason, lost=isinstance(error, LostState)))
+            record, outcome = (
+                write_reply(Refusal(name, reason, lost=isinstance(error, LostState))),
+                f"refused: {reason}",
+            )
+        if policy.deployed:
+            log.info("client %s: %s: %s", name, asked, outcome)
         return Message(record, reply_to=message)
 
     @contextmanager

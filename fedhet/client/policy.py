@@ -1,6 +1,7 @@
 """The policy of a node: the messages that it serves, and how much the numbers that leave it may disclose."""
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from fedhet.options import listed
 from fedhet.sharing import is_statistic
 from fedhet.task import Metric
 from fedhet.text import log
-from fedhet.wire import Payload, WireError
+from fedhet.wire import Payload, Reply, WireError
 from fedhet.wire.protocol import WHOLE, Measured
 
 KINDS = ("weights", "statistics", "features", "posteriors", "prototypes", "descriptors", "hypernetwork", METRICS)
@@ -117,6 +118,17 @@ class Policy:
             elif self.tells_metrics:
                 values[name] = self.rounded(value)
         return Payload(payload.arrays, values)
+
+    def account(self, reply: Reply, side: AnySide) -> str:
+        """Return what a reply tells, in words for the node's log: kinds, with the bytes of their arrays."""
+        bytes_of: Counter[str] = Counter()
+        for group, arrays in reply.payload.arrays.items():
+            for name, array in arrays.items():
+                bytes_of[_kind_of(group, name, side)] += array.nbytes
+        told = {side.traits.sends.get(name, STRUCTURE) for name in reply.payload.values}
+        told |= {METRICS} if reply.measured or reply.further or reply.train_loss is not None else set()
+        kinds = [f"{kind} ({size} bytes)" for kind, size in sorted(bytes_of.items())]
+        return ", ".join([*kinds, *sorted(told - bytes_of.keys()), "numbers of examples"])
 
     def measured(
         self,

@@ -6,6 +6,7 @@ that server and clients cannot come from another checkout.
 
 import contextlib
 import json
+import math
 import shutil
 import subprocess
 import tempfile
@@ -21,9 +22,20 @@ import torch
 from fedhet import config as configuration
 from fedhet import registry
 from fedhet.errors import ConfigError, FedhetError, nearest
-from fedhet.flower.commands import SIMULATION, begin, command, end, environment_of_commands, flwr_home, superlink, tail
+from fedhet.flower.commands import (
+    SIMULATION,
+    begin,
+    command,
+    end,
+    environment_of_commands,
+    flwr_home,
+    printed,
+    superlink,
+    tail,
+)
 from fedhet.flower.insides import started_run, status_of_run
 from fedhet.machine import cores, device_of
+from fedhet.method import ABSENT
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.options import Config
 from fedhet.results.history import read_clients, read_history
@@ -34,8 +46,13 @@ from fedhet.text import log
 from fedhet.toml import to_toml
 from fedhet.version import __version__
 
-PATIENCE = 30.0
-"""Seconds for a command to answer."""
+PATIENCE, PENDING = 30.0, 60.0
+"""Seconds for a command to answer, and for a SuperLink to start a run."""
+
+_STILL_PENDING = (
+    "run {run} is still pending: the SuperLink of {engine!r} has not started its ServerApp. Look into the log of "
+    "flower-superlink; its certificate must be valid for 127.0.0.1, too"
+)
 
 _BESIDE = ("strategies", "client_apps", "run_configs")
 _PROJECT = """[project]
@@ -126,10 +143,18 @@ def _follow(
     def started() -> str | None:
         return started_run(output.read_text(encoding="utf-8", errors="replace"))
 
+    def status(run: str) -> tuple[str, str]:
+        return status_of_run(ask("list", "--run-id", run, engine, "--format", "json"))
+
     try:
+        asked = time.monotonic() + PENDING
         while process.poll() is None:
             watch.look()
             time.sleep(0.2)
+            if time.monotonic() > asked and (run := started()) is not None:
+                asked = math.inf
+                if status(run)[0] == "pending":
+                    log.warning("%s", _STILL_PENDING.format(run=run, engine=engine))
         watch.look()
     except BaseException:  # Ctrl-C too: the run must not go on without us
         if (run := started()) is not None:
@@ -140,11 +165,14 @@ def _follow(
         end(process)
     if (run := started()) is None:
         raise FedhetError(f"Flower did not start the run:\n{tail(output)}")
+    for line in dict.fromkeys(line for line in printed(output) if ABSENT in line):
+        log.warning("%s", line.split(":", 1)[-1].strip())  # behind the level
     # Flower exits with 0 whatever became of a run; the truth is in its list and in the run's own summary.
-    status, details = status_of_run(ask("list", "--run-id", run, engine, "--format", "json"))
+    ended, details = status(run)
     summary = watch.summary()
-    if summary.get("status", "completed") != "completed" or status != "finished:completed":
-        raise FedhetError(str(summary.get("error", f"the run ended as {status}: {details}\n{tail(output)}")))
+    if summary.get("status", "completed") != "completed" or ended != "finished:completed":
+        reason = str(summary.get("error", f"the run ended as {ended}: {details}\n{tail(output)}"))
+        raise FedhetError(reason + watch.way_on())
 
 
 class _Watch:
@@ -186,6 +214,11 @@ class _Watch:
         """Return the run's summary; empty if there is none."""
         path = self._folder / "summary.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+    def way_on(self) -> str:
+        """Return the line that says how to go on with the run, if its folder is here."""
+        known = (self._folder / "config.toml").is_file()
+        return f"\ngo on with: fedhet run --resume {self._folder}" if known else ""
 
     def finished(self) -> None:
         """The run is at its end."""

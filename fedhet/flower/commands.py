@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -128,7 +129,12 @@ def _alive(process: psutil.Process) -> bool:
     return False
 
 
-def tail(path: Path, lines: int = 20) -> str:
-    """The last lines of a file, indented."""
+def printed(path: Path) -> list[str]:
+    """Return the lines that a command has printed to a file, without colours."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).splitlines()
+
+
+def tail(path: Path, lines: int = 20) -> str:
+    """Return the last lines of a file, indented and without colours."""
+    return "\n".join(f"  {line}" for line in printed(path)[-lines:])

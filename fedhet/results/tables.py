@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from fedhet.method import ABSENT
 from fedhet.results.history import RunFiles, final_clients, read_run
 from fedhet.rows import STATISTICS
 
@@ -92,7 +93,7 @@ def absence(run: RunFiles) -> str:
     """Return how many clients took no part in a finished run, in words; empty if none."""
     absent = len((run.summary or {}).get("never_took_part") or ())
     there = {client for row in run.rows for client in row["participants"]}
-    return f"{absent} of {absent + len(there)} clients took no part" if absent else ""
+    return f"{absent} of {absent + len(there)} {ABSENT}" if absent else ""
 
 
 def stage(run: RunFiles, which: str) -> str:

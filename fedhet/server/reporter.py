@@ -8,7 +8,7 @@ from typing import Any
 
 from fedhet.flower import MetricRecord
 from fedhet.keys import kebab
-from fedhet.method import UNSCORED
+from fedhet.method import ABSENT, UNSCORED
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.rows import ClientRow, Work, grouped, in_order, never_took_part, summarise, weighted_mean
 from fedhet.server.roster import with_remedy
@@ -225,7 +225,7 @@ def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if absent:
         by_reason = grouped((why, client) for client, why in absent.items())
         reasons = "; ".join(f"{named(clients)}: {reason}" for reason, clients in by_reason.items())
-        yield f"{len(absent)} of {len(trained.keys() | absent.keys())} clients took no part: {with_remedy(reasons)}"
+        yield f"{len(absent)} of {len(trained.keys() | absent.keys())} {ABSENT}: {with_remedy(reasons)}"
     last = max(trained.values(), default=rounds)
     if rounds and last < rounds:
         yield f"the last round that counted is {max(last, 0)} of {rounds}"

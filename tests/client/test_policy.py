@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -123,6 +124,22 @@ def test_a_node_that_adds_noise_answers_no_message_of_a_method_without_one_model
     assert "refusal" in asked(grid, type, {"method": "fedproto"}, question).content["report"]
     assert "a mod of Flower's works on one model that all clients share" in caplog.text
     assert "refusal" not in asked(grid, type, {"method": "fedavg"}, question).content["report"]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_node_logs_what_it_was_asked_and_what_left(federate, caplog):
+    caplog.set_level("INFO")
+    federate("FedAvg", {"allow": "weights,metrics", "min-examples": 5}, samples_per_client=40)
+    lines = [re.sub(r"run \w+", "run R", line) for line in caplog.messages if line.startswith("client 1: ")]
+    assert lines == [
+        "client 1: query handshake (fedavg, run R, round 0): sent numbers of examples",
+        "client 1: train (fedavg, run R, round 1): sent weights (204 bytes), metrics, numbers of examples",
+        "client 1: train (fedavg, run R, round 2): sent weights (204 bytes), metrics, numbers of examples",
+        "client 1: evaluate (fedavg, run R, round 3): sent metrics, numbers of examples",
+    ]
+    caplog.clear()
+    federate("FedProto", {"allow": "weights"})
+    assert any("client 1: query: refused: this node lets out only weights" in line for line in caplog.messages)
 
 
 # ---- the split of a node's data

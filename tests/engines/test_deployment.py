@@ -66,13 +66,11 @@ class Federation:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def here(self, text: str) -> str:
-        """Something that the page prints, with this machine's address and folders, and a shorter key."""
+        """Something that the page prints, with this machine's port and folders, and nothing else."""
         places = {
             "flower.example.org:9093": f"127.0.0.1:{self.port}",
             "0.0.0.0 --port 9093": f"127.0.0.1 --port {self.port}",
-            "DNS:flower.example.org": "DNS:localhost, IP:127.0.0.1",
             "/etc/fedhet": str(self.work),
-            "rsa:4096": "rsa:2048",
             "/srv/fedhet": str(self.work),
         }
         for printed, place in places.items():

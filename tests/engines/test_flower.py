@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ from fedhet import config as configuration
 from fedhet import registry, starting
 from fedhet.engines import flower
 from fedhet.engines.flower import app_table, make_app
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.commands import command, environment_of_commands, superlink
+from fedhet.observing import RunInfo
 from fedhet.results.history import read_history
+from fedhet.state import State
 from fedhet.toml import to_toml
 
 ROOT = Path(fedhet.__file__).resolve().parent.parent
@@ -309,3 +311,48 @@ def test_the_bundle_alone_is_enough_to_install_and_to_run(simulating: dict[str, 
     run_config = f'preset="fedavg/digits" rounds=1 clients=2 out="{out}"'
     simulate(app, simulating, run_config, "num-supernodes=2 client-resources-num-cpus=1")
     assert json.loads((out / "summary.json").read_text())["status"] == "completed"
+
+
+PRINTED = "Successfully started run 7\n\x1b[93mWARNING \x1b[0m:     1 of 3 clients took no part: client 2: too few\n"
+
+
+@pytest.fixture
+def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Follows a run of which `flwr run` prints a text, and whose status is given."""
+
+    def follow(status: str) -> None:
+        listed = json.dumps({"runs": [{"status": status, "status-details": ""}]})
+        monkeypatch.setattr(flower, "PENDING", 0.0)
+        monkeypatch.setattr(flower, "command", lambda name: sys.executable)
+        monkeypatch.setattr(
+            flower.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, stdout=listed)
+        )
+
+        def begin(words: Sequence[str], place: Path, environment: object, output: Path) -> subprocess.Popen[bytes]:
+            code = f"import time; print({PRINTED!r}, flush=True); time.sleep(0.5)"
+            return subprocess.Popen([sys.executable, "-c", code], stdout=output.open("wb"))
+
+        monkeypatch.setattr(flower, "begin", begin)
+        run = RunInfo("fedavg", registry.traits(configuration.resolve({})), State())
+        watch = flower._Watch(run, 1, tmp_path, [])
+        flower._follow([], tmp_path, {}, "hospitals", tmp_path / "run.log", watch)
+
+    return follow
+
+
+def test_clients_that_took_no_part_are_named_at_the_end(
+    follow: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    follow("finished:completed")
+    assert caplog.messages == ["1 of 3 clients took no part: client 2: too few"]
+
+
+def test_a_run_that_stays_pending_is_said_and_a_failed_one_says_how_to_go_on(
+    follow: Callable[[str], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(FedhetError) as failed:
+        follow("pending")
+    assert caplog.messages[0].startswith("run 7 is still pending: the SuperLink of 'hospitals' has not started")
+    assert str(failed.value).endswith(f"go on with: fedhet run --resume {tmp_path}")
+    assert "\x1b" not in str(failed.value)
