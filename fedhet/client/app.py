@@ -116,7 +116,7 @@ class Answers:
                 write_reply(Refusal(name, reason, lost=isinstance(error, LostState))),
                 f"refused: {reason}",
             )
-        if policy.deployed:
+        if policy.deployed or outcome.startswith("refused"):
             log.info("client %s: %s: %s", name, asked, outcome)
         return Message(record, reply_to=message)
 
