@@ -114,4 +114,4 @@ class LabelSpreading(Classical[LabelSpreadingParameters]):
 
 
 def _flat(batch: Tensor) -> NDArray[Any]:
-    return batch.detach().flatten(1).cpu().numpy()
+    return batch.detach().flatten(1).to(torch.promote_types(batch.dtype, torch.float32)).cpu().numpy()

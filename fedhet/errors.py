@@ -20,6 +20,20 @@ class ModelError(FedhetError, ValueError):
     """A model that does not exist or does not fit its data or method."""
 
 
+def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
+    """Raise a ConfigError if an argument, given with the classes that it may be of, is of none and not None."""
+    for name, (value, kinds) in arguments.items():
+        if value is not None and not isinstance(value, kinds):
+            words = ", ".join({"str": "a text", "Mapping": "a dict"}.get(k.__name__, f"a {k.__name__}") for k in kinds)
+            raise ConfigError(f"{name} = {value!r} is a {type(value).__name__}: must be {words}")
+
+
+def check_list(name: str, value: object, kind: type, example: str) -> None:
+    """Raise a ConfigError unless an argument is a list of values of a class."""
+    if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(each, kind) for each in value):
+        raise ConfigError(f"{name} = {value!r}: must be a list, such as {example}")
+
+
 MOST, NEIGHBOURS = 20, 5
 """So many known names are all named; of more only the nearest."""
 

@@ -192,7 +192,7 @@ def _object(reference: str, subject: str) -> Any:
     module, name = _place(reference)
     try:
         return getattr(module_of(module), name)
-    except (ImportError, AttributeError, ValueError, OSError, SyntaxError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError, OSError, SyntaxError) as error:
         raise ConfigError(f"{subject} cannot be imported: {error}") from error
 
 

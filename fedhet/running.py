@@ -7,7 +7,8 @@ from typing import Any
 
 from fedhet import config as configuration
 from fedhet import population, registry, text
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, check_kinds
+from fedhet.files import check_place
 from fedhet.flower.insides import colour_terminals_only
 from fedhet.machine import device_of
 from fedhet.observing import Observer
@@ -51,6 +52,7 @@ def run(
         FedhetError: the configuration is wrong, the directory holds another run, or the run failed.
     """
     colour_terminals_only()
+    check_kinds(config=(config, (Config, Mapping, str, Path)), out=(out, (str, Path)), engine=(engine, (str,)))
     supplied = Supplied(model, data, task)
     complete = config if isinstance(config, Config) else _resolved(config, resume, supplied)
     if resume is not None:
@@ -66,6 +68,8 @@ def run(
     folder = Path(out or complete.out or new_folder(Path("runs"), complete)).resolve()
     if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
         check_folder(folder, resume=resume is not None)
+        if complete.state_dir:
+            check_place(Path(complete.state_dir).resolve())
         device_of(complete.device)  # which raises unless it is here
         population.check(complete, own_model=model is not None, own_data=data is not None)
     watching = [*observers, *([progress_line()] if progress else [])]

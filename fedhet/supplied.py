@@ -1,9 +1,11 @@
 """User-supplied models and data: functions of a client, or other usual forms."""
 
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from fedhet import registry
 from fedhet.conflicts import without_idle
 from fedhet.data import ClientData, Examples, PublicDataset
 from fedhet.data.own import as_client_data
-from fedhet.errors import ConfigError, DataError, ModelError
+from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
 from fedhet.models.copies import separated
 from fedhet.options import OWN, Config
 from fedhet.population import ClientInfo, ModelFunction, public_dataset
@@ -151,9 +153,14 @@ class Function:
     def _call(self, client: ClientInfo, kind: type[ModelError] | type[DataError]) -> Any:
         try:
             value = self.call(client)
-        except SystemExit as error:
+        except FedhetError:
+            raise
+        except (Exception, SystemExit) as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            own = next((each for each in frames if each.filename != __file__), frames[-1])
             raise kind(
-                f"client {client.name}: the {self.argument} function raised SystemExit: {error}{origin(self)}"
+                f"client {client.name}: the {self.argument} function raised {type(error).__name__}: {error} "
+                f"({Path(own.filename).name}, line {own.lineno}){origin(self)}"
             ) from error
         try:
             return self.accept(client.name, value)

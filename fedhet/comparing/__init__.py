@@ -26,7 +26,7 @@ from fedhet.comparing.tables import (
 )
 from fedhet.comparing.tuning import WHOLE, Tuning, tune, validation_note
 from fedhet.engines import children
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.files import write_csv, write_text
 from fedhet.machine import device_of, runs_at_once
 from fedhet.results.history import showing
@@ -134,6 +134,9 @@ def compare(
         FedhetError: all runs failed, after everything was written; where some completed, see `Comparison.failed`.
     """
     children.prepare("matplotlib.backends.backend_agg")  # for reports; meanwhile what is asked for is checked
+    check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)))
+    check_list("methods", methods, str, "['fedhenn', 'local']")
+    check_list("seeds", seeds, int, "[0, 1, 2]")
     supplied = Supplied(model, data, task)
     config = configuration.completed(config, supplied.words.keys())
     variants, seeds = variants_of(methods), distinct(seeds)

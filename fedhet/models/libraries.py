@@ -20,6 +20,15 @@ def of_library(name: str) -> bool:
     return name.partition("/")[0] in LIBRARIES and "/" in name
 
 
+def also_in_library(name: str) -> str:
+    """Return a hint that torchvision has a model of this name; empty if it has none, or is not installed."""
+    try:
+        check_name(f"torchvision/{name}")
+    except ModelError:
+        return ""
+    return f"; torchvision/{name} is torchvision's"
+
+
 def check_name(name: str) -> None:
     """Raise a `ModelError` if the library that is meant is not installed, or does not have the model."""
     library, _, model = name.partition("/")

@@ -7,7 +7,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from fedhet.errors import ModelError, nearest
-from fedhet.models.libraries import build_from_library, check_name, of_library
+from fedhet.models.libraries import also_in_library, build_from_library, check_name, of_library
 from fedhet.models.pooled import pooled
 from fedhet.randomness import numpy_generator
 
@@ -141,5 +141,5 @@ def _parts(name: str) -> tuple[str, str]:
 def _check_library(name: str) -> None:
     """Find out whether a name that is not registered is one of a library's models."""
     if not of_library(name):
-        raise ModelError(nearest("model", name, [*_BUILDERS, *FAMILIES]))
+        raise ModelError(nearest("model", name, [*_BUILDERS, *FAMILIES]) + also_in_library(name))
     check_name(name)

@@ -21,7 +21,7 @@ from fedhet.comparing.tables import notes_below, terminal_table
 from fedhet.comparing.tuning import WHOLE, Tuner, Tuning, check_tuning, different, held_out
 from fedhet.comparing.uncertainty import FEWEST
 from fedhet.engines import children
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.files import write_text
 from fedhet.machine import device_of, runs_at_once
 from fedhet.options import Config, Value
@@ -114,6 +114,9 @@ def recommend(
     began, seconds = time.monotonic(), parsed("budget", budget, _SECONDS, "30m")
     most = math.inf if max_bytes is None else parsed("max-bytes", max_bytes, _BYTES, "500KB")
     children.prepare("matplotlib.backends.backend_agg")
+    check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)))
+    check_list("methods", methods, str, "['fedhenn', 'fedavg']")
+    check_list("seeds", seeds, int, "[0, 1, 2]")
     supplied = Supplied(model, data, task)
     base, seeds = configuration.completed(config, supplied.words.keys()), distinct(seeds)
     out = Path(out or Path("runs") / "recommend")
