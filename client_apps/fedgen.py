@@ -31,8 +31,9 @@ class FedGen(SameWidth[FedGenParameters]):
         client, name, weight = self.client, self.client.head, self.parameters.weight
         if not weight or "generator" not in payload.arrays:
             return ()
-        dtype = client.precision or torch.float32
-        generator = Generator(*client.tensors[f"{name}.weight"].shape).to(client.device, dtype).eval()
+        head = client.tensors[f"{name}.weight"]
+        dtype = head.dtype
+        generator = Generator(*head.shape).to(client.device, dtype).eval()
         load_into(generator.state_dict(), payload.arrays["generator"])
         counts = to_tensor(payload.arrays["classes"]["counts"])
 

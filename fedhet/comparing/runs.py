@@ -153,11 +153,12 @@ class Execution:
 
 @dataclass(frozen=True)
 class Job:
-    """A call with a name, and a file for its output."""
+    """A call with a name, a file for its output, and torch's default dtype."""
 
     name: str
     call: Callable[[], object]
     log: Path
+    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
 
 def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> Iterator[tuple[str, str | None]]:
@@ -172,7 +173,7 @@ def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> I
             while len(running) < at_once and (job := next(waiting, None)):
                 child = Child(_call, name="fedhet run")
                 running[child.connection] = job, child
-                child.send((job, torch.get_default_dtype()))
+                child.send(job)
             if not running:
                 return
             for ready in wait(list(running), None if left == math.inf else left):
@@ -191,8 +192,8 @@ def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> I
 
 
 def _call(connection: Connection) -> None:
-    job, dtype = messages.receive(connection)
-    torch.set_default_dtype(dtype)
+    job: Job = messages.receive(connection)
+    torch.set_default_dtype(job.dtype)
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)

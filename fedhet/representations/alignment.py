@@ -51,7 +51,9 @@ class Alignment:
     ) -> None:
         if isinstance(target, Tensor) == (kernel == "rbf"):
             raise ValueError(f"the target of kernel {kernel!r} must be {'blocks' if kernel == 'rbf' else 'a tensor'}")
-        self._kernel = kernel
+        if not len(target):
+            raise ValueError("the target has no blocks")
+        self._kernel, self._dtype = kernel, (target if isinstance(target, Tensor) else target[0]).dtype
         self._generator = generator
         self._queue: list[slice] = []
         if isinstance(target, Tensor):
@@ -64,8 +66,6 @@ class Alignment:
                 unit = centred_unit(self._target)
                 self._target, self._target_self = unit, self_inner(unit)
             return
-        if not target:
-            raise ValueError("the target has no blocks")
         self._blocks: dict[int, tuple[slice, Tensor, Tensor]] = {}
         start, debiased = 0, len(target) > 1
         for block in target:
@@ -90,7 +90,11 @@ class Alignment:
         return brought(torch.randperm(self._count, generator=self._generator)[: self._batch], self._target.device)
 
     def distance(self, features: Tensor, rows: Rows) -> Tensor:
-        """The distance of the features Phi `(b, d)`, on the rows that `rows()` gave, to the target: a scalar."""
+        """The distance of the features Phi `(b, d)`, on the rows that `rows()` gave, to the target: a scalar.
+
+        Phi of a network of several dtypes may be of another one than the target.
+        """
+        features = features.to(self._dtype)
         if self._kernel == "rbf":
             return self._rbf_distance(features, rows)
         target = self._target[rows]

@@ -218,6 +218,26 @@ def test_wrapped_networks_have_the_names_of_those_inside(
     assert same(trained(whole_or_part, method="lg-fedavg"), trained(method="lg-fedavg"))
 
 
+@pytest.mark.parametrize("method", ["fedhenn", "fedgen"])
+@pytest.mark.parametrize(("body", "head"), [(torch.bfloat16, torch.float32), (torch.float32, torch.float64)])
+def test_networks_of_two_dtypes_are_trained(
+    method: str, body: torch.dtype, head: torch.dtype, trained: Callable[..., dict[str, Tensor]]
+) -> None:
+    class Mixed(nn.Sequential):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self[2](self[1](self[0](inputs.to(body))).to(head))
+
+    def mixed(client: ClientInfo) -> nn.Module:
+        network = model()
+        return Mixed(network[0].to(body), network[1], network[2].to(head))
+
+    def with_public(client: ClientInfo) -> Any:
+        return (*data(client), INPUTS[:20])
+
+    saved = trained(mixed, with_public, method=method, **{"min-clients": 2})
+    assert {tensor.dtype for tensor in saved.values()} == {body, head}
+
+
 def test_state_outside_the_state_dict_is_named() -> None:
     class Counting(nn.Linear):
         steps = 0

@@ -9,6 +9,7 @@ from functools import partial
 
 import psutil
 import pytest
+import torch
 
 from fedhet.comparing.runs import Job, run_jobs
 
@@ -50,3 +51,15 @@ def test_a_job_that_writes_everywhere_fails_alone(tmp_path):
     ended = dict(run_jobs(jobs, 2))
     assert ended["quiet"] is None
     assert "its process was ended: something else than a message came from it" in ended["loud"]
+
+
+def _check_default_dtype() -> None:
+    assert torch.get_default_dtype() is torch.float64
+
+
+def test_a_default_dtype_reaches_the_runs_of_a_comparison(tmp_path):
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert dict(run_jobs([Job("double", _check_default_dtype, tmp_path / "log")], 1)) == {"double": None}
+    finally:
+        torch.set_default_dtype(torch.float32)
