@@ -162,8 +162,10 @@ class Client:
             return learning_rate(config.lr_schedule, config.learning_rate, (before + done * share) / rounds)
 
         settings = (config.momentum, config.weight_decay, self.data.batch_size or config.batch_size)
-        further = (schedule if stepwise else None, bf16, self.least, config.clip_gradients)
-        return Optimisation(config.optimizer, schedule(0.0), *settings, *further)
+        changing = schedule if stepwise else None
+        return Optimisation(
+            config.optimizer, schedule(0.0), *settings, changing, bf16, self.least, config.clip_gradients
+        )
 
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Transform raw inputs to a training batch, augmented with `generator` if that is configured."""
