@@ -90,9 +90,7 @@ def run(
         base = configuration.named(config, by_hand.get("method"))
         if base["preset"] and "preset" in by_hand and config is not None:
             raise ConfigError(f"{config} is a preset, and --set preset names another: give one of them")
-        if not base["preset"]:
-            configuration.resolve(base)  # what does not go together in the file itself
-        complete = configuration.resolve(base | by_hand, strict=by_hand.keys())
+        complete = configuration.resolve(base | by_hand, over=by_hand.keys())
         folder = Path(complete.out) if complete.out else _quietly("fedhet.serving").new_folder(Path("runs"), complete)
         _run(complete, folder=folder)
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from fedhet import registry, toml
-from fedhet.conflicts import conflicts, without_idle
 from fedhet.errors import ConfigError, nearest
 from fedhet.keys import checked, default_of, fits, kebab, takes
 from fedhet.method import Method
 from fedhet.options import Config, Value, fields_of
 from fedhet.text import log
+from fedhet.validation import conflicts, effective
 
 DEFAULT_PRESET = "fedhenn/digits"
 EXTRA = "extra-keys"
@@ -32,16 +32,16 @@ KeyRow = tuple[str, Value, str, str]
 """A key, its default, the values that it takes, and its meaning."""
 
 
-def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True, trusted: bool = True) -> Config:
-    """Complete and check the settings of a user.
-
-    A key that has no effect because of another one gets its default, and is listed in `Config.idle`.
+def resolve(
+    chosen: Mapping[str, Any], *, strict: bool = True, over: Collection[str] = (), trusted: bool = True
+) -> Config:
+    """Complete and check the settings of a user; keys of a preset that lose their effect get their defaults.
 
     Args:
         chosen: kebab-case keys and values; nested tables count as dotted keys, `""` as not chosen. `preset` names a
             file of `run_configs/` without its suffix, `extra-keys` is TOML with the keys of an outside method.
-        strict: which keys without effect are refused if they were set by hand: all (`True`), none, or these. A key is
-            not refused if a preset or a file set the key that is the reason.
+        strict: whether keys of the user without effect are refused; else they get their defaults, and a remark.
+        over: keys that were set over those of a file, which may lose their effect by it.
         trusted: whether a method may be imported by `package.module:name`; False for names received from the wire.
 
     Raises:
@@ -83,18 +83,13 @@ def resolve(chosen: Mapping[str, Any], *, strict: bool | Collection[str] = True,
             "flha-ghn"
         )
     config.parameters.check(config)
-    by_hand = wanted.keys() if strict is True else map(_key, strict or ())
-    return without_idle(config, frozenset(by_hand), layers.keys(), method.traits_of(config.parameters))
+    chosen_keys = (wanted if strict else layers).keys()
+    return effective(config, method.traits_of(config.parameters), chosen_keys, strict=strict, over=over)
 
 
 def flattened(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a user by keys as they are written in files, without those that are `""`."""
     return {_key(key): value for key, value in toml.chosen(chosen).items()}
-
-
-def names_of(chosen: Mapping[str, Any]) -> frozenset[str]:
-    """Return the keys that a user set, as they are written in files, without those of a preset."""
-    return frozenset(flattened(chosen)) - {"preset"}
 
 
 def _values_of(
@@ -121,6 +116,8 @@ def _values_of(
 def named(config: str | Path | None, method: object = None, supplied: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings for a name, to which single keys are added; a file that names no preset has none (`""`).
 
+    A file of `run_configs` is a preset, which by its path stands for itself alone and not for those of other methods.
+
     Args:
         config: a TOML file, a preset, or a method, which stands for its digits preset or for that of its family; None
             for the digits preset of `method`, or else the default.
@@ -131,6 +128,8 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
         ConfigError: there is no such name, or as in `from_file`.
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
+        if (path := Path(config).resolve()).is_relative_to(folder := run_configs().resolve()):
+            return {"preset": path.relative_to(folder).as_posix()}
         return {"preset": ""} | from_file(Path(config), supplied, method)
     known, wanted = presets(), str(config or method)
     family = registry.method(wanted).family if ":" in wanted else wanted
@@ -218,7 +217,8 @@ def _presets_so_far() -> frozenset[str]:
 
 
 def preset_path(name: str) -> Path:
-    """Return the file of a preset; raises a ConfigError with the nearest name if there is none."""
+    """Return the file of a preset, by its name or path; raises a ConfigError with the nearest name if there is none."""
+    name = name.removesuffix(".toml")
     # A name may come over the wire, and must lead nowhere else.
     if name not in _presets_so_far() and name not in (known := presets()):
         raise ConfigError(nearest("preset", name, known))

@@ -13,6 +13,9 @@ Value = bool | int | float | str
 
 About = Literal["data", "training", "optimiser", "server", "node", "place", "output"]
 
+OwnPart = Literal["data", "model", "loader"]
+"""Parts that a user supplies: data, models, and training examples in a DataLoader with another batch size."""
+
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "at_least": (">=", operator.ge, "at least"),
     "above": (">", operator.gt, "above"),
@@ -34,7 +37,9 @@ def option(
     at_node: bool = False,
     resumable: bool = False,
     path: bool = False,
-    needs: Mapping[str, tuple[Value, ...]] | None = None,
+    needs: Mapping[str, tuple[Value, ...] | Mapping[str, float]] | None = None,
+    trait: str = "",
+    replaced_by: tuple[OwnPart, ...] = (),
     tries: tuple[Value, ...] = (),
     at_need: tuple[Value, ...] = (),
 ) -> Any:
@@ -55,7 +60,10 @@ def option(
         at_node: whether a node may set it for itself.
         resumable: whether it may change when a run is resumed.
         path: whether it becomes a path, which only its own machine may choose.
-        needs: other keys with the values beside which alone it has an effect; no values: any but 0 and "".
+        needs: other keys with the values that give it an effect, listed or as limits (`{"below": 1}`); no values: any
+            but 0 and "".
+        trait: the trait of a method (`fedhet.method.Traits`) that gives it an effect: true, or a list with its value.
+        replaced_by: what a user supplies that takes its place, if all of it is supplied.
         tries: values of a method's own key that `fedhet recommend` tries.
         at_need: values that it tries only where the method cannot serve the clients as configured.
     """
@@ -66,6 +74,8 @@ def option(
         "resumable": resumable,
         "path": path,
         "needs": needs or {},
+        "trait": trait,
+        "replaced_by": replaced_by,
         "tries": tries,
         "at_need": at_need,
     }
@@ -85,6 +95,17 @@ def takes(key: Field[Any]) -> str:
     kind = {bool: "true | false", int: "whole number", float: "number", str: "text"}[type(default_of(key))]
     limits = ((sign, key.metadata[name]) for name, (sign, _, _) in _LIMITS.items())
     return ", ".join([kind, *(f"{sign} {bound:g}" for sign, bound in limits if bound is not None)])
+
+
+def unmet(key: str, value: Value, wanted: tuple[Value, ...] | Mapping[str, float]) -> str:
+    """Return how a key must be set to be as another key needs it (`option(needs=...)`), empty if it is so already."""
+    if isinstance(wanted, Mapping):
+        met = all(_LIMITS[limit][1](value, bound) for limit, bound in wanted.items())
+        words = " and".join(f" {_LIMITS[limit][2]} {bound:g}" for limit, bound in wanted.items())
+    else:
+        met = value in wanted if wanted else bool(value)
+        words = " =" * bool(wanted) + " or".join(f" {each}" for each in wanted)
+    return "" if met else f"set {key}{words}"
 
 
 def kebab(name: str) -> str:

@@ -5,11 +5,11 @@ A key has a default, a meaning and the values that it takes; a method's own keys
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, cached_property, partial
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fedhet.errors import ConfigError
 from fedhet.keys import About, kebab
@@ -23,7 +23,9 @@ OWN = "own"
 """The value of `dataset` where clients have data of a user's own."""
 
 _split = partial(option, about="data", at_node=True)
-_data = partial(option, about="data")
+_files = partial(_split, replaced_by=("data", "model"))  # without models, these are made for the data set's examples
+_dealt = partial(_split, replaced_by=("data",))
+_public = partial(option, about="data", replaced_by=("data",))
 _optimiser = partial(option, about="optimiser")
 _output = partial(option, about="output")
 _server = partial(option, about="server", resumable=True)
@@ -38,8 +40,10 @@ class Parameters:
     widths = "1"
     size_name = "width"
     """The setting of a node by which it says its client's size, where clients have parts of one network."""
-    builds_networks = False
-    """Whether a network of `architectures` is built beside those of the clients."""
+    uses: ClassVar[Collection[str]] = ()
+    """Common keys that the method uses even if the user's data or models replace them (`option(replaced_by=...)`)."""
+    without: ClassVar[Collection[str]] = ()
+    """Common keys that have no effect under the method."""
 
     @property
     def sizes(self) -> tuple[float, ...]:
@@ -81,10 +85,6 @@ class Parameters:
     def check(self, config: "Config") -> None:
         """Check the method's keys against the common ones; raises a ConfigError if they do not fit."""
 
-    def idle(self, config: "Config") -> dict[str, str]:
-        """Keys that have no effect whatever their values, each with the key that is the reason (`method`, if none)."""
-        return {}
-
 
 def width(value: object, name: str) -> float:
     """Read a share of units, above 0 and at most 1; raises a ConfigError that names the setting."""
@@ -102,32 +102,40 @@ class Config:
     """A complete, valid configuration. Fields are the keys with `_` for `-`; see `fedhet keys` for a table."""
 
     method: str = option("fedhenn", "federated method; `fedhet list` names them, package.module:name is one of yours")
-    dataset: str = _split("digits", "data set; `fedhet list` names them; own: what the data function gives")
-    data: str = _split(
+    dataset: str = _files("digits", "data set; `fedhet list` names them; own: what the data function gives")
+    data: str = _files(
         "", "folder with the data set's files; empty: its own place, or a download", resumable=True, path=True
     )
-    partition: str = _split(
+    partition: str = _dealt(
         "iid", "how examples are dealt to clients: iid, classes, shards, dirichlet, quantity, natural"
     )
-    classes_per_client: int = _split(2, "partition=classes: classes that each client holds", at_least=1)
-    shards_per_client: int = _split(
-        2, "partition=shards: shards of the examples sorted by class that each client gets", at_least=1
+    classes_per_client: int = _dealt(2, "classes that each client holds", at_least=1, needs={"partition": ("classes",)})
+    shards_per_client: int = _dealt(
+        2, "shards of the examples sorted by class that each client gets", at_least=1, needs={"partition": ("shards",)}
     )
-    alpha: float = _split(0.5, "concentration: partition=dirichlet, of classes; partition=quantity, of sizes", above=0)
-    samples_per_client: int = _split(0, "training examples that a client keeps; 0: all of its part", at_least=0)
-    halved_clients: float = _split(
+    alpha: float = _dealt(
+        0.5,
+        "concentration: partition=dirichlet, of classes; partition=quantity, of sizes",
+        above=0,
+        needs={"partition": ("dirichlet", "quantity")},
+    )
+    samples_per_client: int = _dealt(0, "training examples that a client keeps; 0: all of its part", at_least=0)
+    halved_clients: float = _dealt(
         0.0, "share of the clients, drawn by the seed, that keep half of their training examples", at_least=0, at_most=1
     )
-    clients: int = _data(10, "clients to simulate", at_least=1, at_most=100_000)
-    architectures: str = option("cnn", "a model, a comma-separated list of models, or a family of models")
+    clients: int = option(10, "clients to simulate", about="data", at_least=1, at_most=100_000)
+    architectures: str = option(
+        "cnn", "a model, a comma-separated list of models, or a family of models", replaced_by=("model",)
+    )
     assign: str = option(
         "round-robin",
         "how architectures are dealt: round-robin, blocks (each to neighbours), random, one-of-each, or a list for all",
+        replaced_by=("model",),
     )
     rounds: int = option(20, "rounds of training", at_least=0, resumable=True)
     fraction_train: float = option(1.0, "part of the clients that trains in a round", above=0, at_most=1)
     local_epochs: int = option(1, "epochs that a client trains in a round", at_least=0)
-    batch_size: int = option(32, "examples in a mini-batch", at_least=1)
+    batch_size: int = option(32, "examples in a mini-batch", at_least=1, replaced_by=("loader",))
     optimizer: str = _optimiser("sgd", "optimiser of the clients", choices=("sgd", "adam", "amsgrad", "adamw"))
     learning_rate: float = _optimiser(0.01, "learning rate", above=0)
     lr_schedule: str = _optimiser(
@@ -138,18 +146,18 @@ class Config:
     momentum: float = _optimiser(0.0, "momentum of SGD", at_least=0, below=1, needs={"optimizer": ("sgd",)})
     weight_decay: float = _optimiser(0.0, "weight decay on weights (biases and normalisation have none)", at_least=0)
     clip_gradients: float = _optimiser(0.0, "largest norm of a step's gradient, scaled down to it; 0: any", at_least=0)
-    augment: bool = option(False, "augment training batches as the data set defines it")
-    input_size: int = _split(0, "resize images to this many pixels a side; 0: as they are", at_least=0, at_most=2048)
-    public_samples: int = _split(
+    augment: bool = option(False, "augment training batches as the data set defines it", replaced_by=("data",))
+    input_size: int = _files(0, "resize images to this many pixels a side; 0: as they are", at_least=0, at_most=2048)
+    public_samples: int = _dealt(
         0, "examples held out of every client's training data for the methods' public dataset", at_least=0
     )
-    public_dataset: str = _data(
+    public_dataset: str = _public(
         "",
         "another data set whose training images are the public dataset, resized, coloured and scaled like theirs; "
         "they have labels where it has as many classes; empty: the clients' data set",
         needs={"public-samples": ()},
     )
-    public_data: str = _data(
+    public_data: str = _public(
         "",
         "folder with the files of public-dataset, as data is for dataset",
         resumable=True,
@@ -175,7 +183,7 @@ class Config:
         at_least=0,
         below=1,
     )
-    validation_on: str = _split(
+    validation_on: str = _dealt(
         "own",
         "validation examples: each client's own, with its labels, or as many of the data set, the same for all clients",
         choices=("own", "common"),
@@ -185,6 +193,7 @@ class Config:
         0,
         "end training, with the state of then, after so many evaluations of no better validation accuracy; 0: never",
         at_least=0,
+        needs={"validation": ()},
     )
     shared_init: bool = option(True, "what is exchanged starts from one initialisation (of the first client)")
     closing_epochs: int = option(0, "epochs of a closing round in which all clients train; 0: none", at_least=0)
@@ -208,12 +217,14 @@ class Config:
     batch_norm: str = option(
         "aggregate",
         "BatchNorm statistics travel, stay, or stay and are taken anew from a client's images after every average",
+        trait="communicates",
         choices=("aggregate", "local", "re-estimate"),
     )
     aggregation: str = option(
         "mean",
         "how what clients send is averaged: by examples, or by a Byzantine-robust rule, by which all count the same",
         choices=AGGREGATIONS,
+        trait="aggregations",
     )
     byzantine: float = option(
         0.2,
@@ -226,8 +237,11 @@ class Config:
         0.0,
         "cut a client's update to so many times the median norm of the round's; 0: none (norm-clipped: 1)",
         at_least=0,
+        trait="bounded",
     )
-    wire_dtype: str = option("float32", "dtype of weights on the wire", choices=("float32", "float16"))
+    wire_dtype: str = option(
+        "float32", "dtype of weights on the wire", choices=("float32", "float16"), trait="communicates"
+    )
     timeout: float = _server(3600.0, "seconds to wait for a round's replies", above=0)
     min_clients: int = _server(
         1, "clients that must be there to start, and must reply for a round to count", at_least=1
@@ -255,6 +269,7 @@ class Config:
         0,
         "processes of the local engine in which clients train; 0: as many as cores, as a GPU has room for, 1 on MPS",
         at_least=0,
+        needs={"engine": ("local",)},
     )
     client_batching: str = option(
         "off",
@@ -262,6 +277,7 @@ class Config:
         "(16, where it is measured to be faster), or gpu (auto on a GPU); results agree with `off` up to rounding",
         about="node",
         resumable=True,
+        needs={"engine": ("local",)},
     )
     state_dir: str = _place(
         "",
@@ -272,7 +288,9 @@ class Config:
     log: str = _output("", "where rounds are logged to as well: tensorboard, wandb, mlflow, several with commas")
     report: bool = _place(True, "a run ends with its report.html; else `fedhet report FOLDER` draws it")
     engine: str = _place("local", "where the clients are: local, ray, or a SuperLink connection of Flower's config")
-    resume: bool = option(False, "go on with the run in `out` after its last complete round", about="place")
+    resume: bool = option(
+        False, "go on with the run in `out` after its last complete round", about="place", needs={"out": ()}
+    )
     seed: int = option(0, "seed of everything", at_least=0)
     out: str = option("", "run directory; empty: a new folder under runs/", about="place", path=True)
 
@@ -281,7 +299,7 @@ class Config:
     family: str = ""  # the method under whose name its keys stand: itself, or the one that it is a variant of
     preset: str = dataclasses.field(default="", compare=False)  # whose values count where the user set none
     chosen: frozenset[str] = frozenset()  # keys that the user set, as against presets and defaults
-    idle: tuple[tuple[str, str], ...] = ()  # keys put back to their defaults since they have no effect, and why
+    remarks: tuple[tuple[str, str], ...] = ()  # keys with another value than was set, and why
 
     def specs(self) -> dict[str, dataclasses.Field[Any]]:
         """Return the field of every key, the method's fields under its name."""
@@ -300,7 +318,7 @@ class Config:
     def on_own_test_parts(self) -> "Config":
         """Return the configuration for data without a common test set, if the user did not set `test-on`."""
         why = "clients are scored on their own test examples (test-on = local), since the data have no common test set"
-        return self.but(test_on="local", idle=(*self.idle, ("test-on", why)))
+        return self.but(test_on="local", remarks=(*self.remarks, ("test-on", why)))
 
     def but(self, **changes: Any) -> "Config":
         """The same configuration with some fields changed."""

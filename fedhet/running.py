@@ -18,6 +18,7 @@ from fedhet.results.run_result import RunResult
 from fedhet.serving import new_folder
 from fedhet.supplied import Supplied
 from fedhet.task import Task
+from fedhet.validation import effective
 
 
 def run(
@@ -59,7 +60,8 @@ def run(
         out = Path(resume)
     if engine is not None:
         complete = complete.but(engine=engine)
-    complete = supplied.adapted(complete)
+        complete = effective(complete, registry.traits(complete), complete.chosen, strict=resume is None)
+    complete = supplied.adapted(complete, strict=resume is None)
     if supplied and complete.engine != "local":
         raise ConfigError(
             f"a model or data given in Python run on the local engine, not on {complete.engine!r}: there, write an app "
@@ -100,8 +102,7 @@ def _resolved(config: Mapping[str, Any] | str | Path | None, resume: str | Path 
     if resume is not None:
         changes = configuration.from_file(Path(config), names) if isinstance(config, str | Path) else dict(config or {})
         return configuration.resolve(_resumed(Path(resume), changes, names), strict=False, trusted=False)
-    by_hand = config.keys() if isinstance(config, Mapping) else True
-    return configuration.resolve(configuration.completed(config, names), strict=by_hand)
+    return configuration.resolve(configuration.completed(config, names))
 
 
 def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from fedhet.server import EvaluateFunction, FederatedStrategy
 from fedhet.server.reporter import VALIDATION
 from fedhet.supplied import Supplied
 from fedhet.task import as_task
+from fedhet.validation import effective
 
 
 def serve(
@@ -98,6 +99,8 @@ def make_server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         config = configuration.resolve(context.run_config)
+        engine = config.engine if "engine" in config.chosen else "flwr"
+        effective(config.but(engine=engine), registry.traits(config), config.chosen)  # refuses keys of the local engine
         dataset = None
         if public:
             with seeded(config.seed, "public dataset"):
@@ -108,7 +111,7 @@ def make_server_app(
             config,
             grid,
             Path(config.out or new_folder(Path.home() / ".fedhet" / "runs", config)).resolve(),
-            engine=config.engine if "engine" in config.chosen else "flwr",
+            engine=engine,
             resume=config.resume,
             public=dataset,
             model=model,

@@ -13,16 +13,17 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedhet import registry
-from fedhet.conflicts import without_idle
 from fedhet.data import ClientData, Examples, PublicDataset
 from fedhet.data.own import as_client_data
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
+from fedhet.keys import OwnPart
 from fedhet.models.copies import separated
-from fedhet.options import OWN, Config
+from fedhet.options import Config
 from fedhet.population import ClientInfo, ModelFunction, public_dataset
 from fedhet.randomness import seeded
 from fedhet.task import Task, as_task
 from fedhet.toml import toml_value
+from fedhet.validation import effective, is_complete
 
 DataFunction = Callable[[ClientInfo], ClientData]
 
@@ -48,7 +49,9 @@ class Supplied:
     model: Any = None
     data: Any = None
     task: str | Task | None = None
-    _known: dict[int, tuple[bool, bool]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: dict[tuple[int, int], tuple[bool, bool, int | None]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         """Find out at once what cannot be used."""
@@ -69,35 +72,44 @@ class Supplied:
         said = {name: described(each) for name in ("model", "data") if (each := getattr(self, name)) is not None}
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
-    def adapted(self, config: Config) -> Config:
+    def replacing(self, config: Config) -> frozenset[OwnPart]:
+        """Return what the user supplies in place of configured keys (`option(replaced_by=...)`)."""
+        own: set[OwnPart] = {"model"} if self.model is not None else set()
+        if self.data is not None:
+            own.add("data")
+            by_hand = "batch-size" in config.chosen and not is_complete(config.chosen)
+            if by_hand and self._brings(config)[2] not in (None, config.batch_size):
+                own.add("loader")
+        return frozenset(own)
+
+    def adapted(self, config: Config, *, strict: bool = True) -> Config:
         """Return the configuration for the user's models and data, as far as the user set nothing else.
 
-        With the user's models and data, `dataset` is `own`, and keys of a data set have no effect; with data alone, the
-        configured architectures are made for examples like the data set's. If the first client has no
-        common test set, `test-on` is `local` (a user who chose it is refused in the handshake). The method may suit its
-        own keys (`Parameters.suited`).
+        With the user's models and data, `dataset` is `own`; with data alone, the configured architectures are made for
+        examples like the data set's. If the first client has no common test set, `test-on` is `local` (a user who chose
+        it is refused in the handshake). The method may suit its own keys (`Parameters.suited`).
+
+        Args:
+            config: the configuration.
+            strict: whether keys of the user that have no effect beside models and data are refused.
         """
         if not self:
             return config
-        idle, unlabelled = list(config.idle), False
+        unlabelled = False
         if self.data is not None:
-            if self.model is not None and "dataset" not in config.chosen:
-                config = config.but(dataset=OWN)
             tests = config.test_on != "local" and "test-on" not in config.chosen
             if tests or registry.traits(config).public == "labelled":
-                common, unlabelled = self._brings(config)
+                common, unlabelled, _ = self._brings(config)
                 if tests and not common:
                     config = config.on_own_test_parts()
-                    idle.append(config.idle[-1])
         suited = config.parameters.suited(own_models=self.model is not None, unlabelled=unlabelled)
         for name, (value, why) in suited.items():
             specs, own = config.specs(), f"{config.family}.{name}"
             if (key := own if own in specs else name) not in config.chosen:
                 changed: dict[str, Any] = {specs[key].name: value}
                 config = config.but(**changed if key == name else {"parameters": replace(config.parameters, **changed)})
-                idle.append((key, f"{key} = {toml_value(value)}, {why}"))
-        config = without_idle(config, frozenset(), config.chosen, registry.traits(config))
-        return config.but(idle=(*idle, *config.idle))
+                config = config.but(remarks=(*config.remarks, (key, f"{key} = {toml_value(value)}, {why}")))
+        return effective(config, registry.traits(config), config.chosen, self.replacing(config), strict=strict)
 
     def common_test_set(self, config: Config) -> Examples | None:
         """Return the common test set of the first client's data, or None; raises what the function does."""
@@ -114,18 +126,19 @@ class Supplied:
             return public_dataset(config)
         return _of_first(function, config).public if registry.traits(config).public_at_server else None
 
-    def _brings(self, config: Config) -> tuple[bool, bool]:
-        """Return whether the first client's data bring a common test set, and public examples without labels."""
-        if (known := self._known.get(config.clients)) is None:
+    def _brings(self, config: Config) -> tuple[bool, bool, int | None]:
+        """Return of the first client's data: is there a common test set, public examples without labels; batch size."""
+        if (known := self._known.get(key := (config.clients, config.batch_size))) is None:
             function = data_function(self.data)
             assert function is not None
             try:
                 data = _of_first(function, config)
             except Exception:  # which the client itself will say
-                known = True, False
+                known = True, False, None
             else:
-                known = data.common is not None, data.public is not None and data.public.labels is None
-            self._known[config.clients] = known
+                unlabelled = data.public is not None and data.public.labels is None
+                known = data.common is not None, unlabelled, data.batch_size
+            self._known[key] = known
         return known
 
 

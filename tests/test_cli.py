@@ -131,10 +131,13 @@ class TestBadInput:
             (["--engine", ""], "--engine: there is no value"),
             (["fedavg", "--set", "preset=fedprox/digits"], "fedavg is a preset, and --set preset names another"),
             (["--set", "resume=true"], "--resume DIR goes on with the run in a directory"),
-            (["fedavg", "--set", "byzantine=.2"], "byzantine has no effect with aggregation = mean: leave it out"),
+            (
+                ["fedavg", "--set", "byzantine=.2"],
+                "byzantine has no effect with aggregation = mean: set aggregation =",
+            ),
             (
                 ["fedavg", "--set", "aggregation=median", "--set", "byzantine=.2"],
-                "byzantine has no effect with aggregation = median: leave it out",
+                "byzantine has no effect with aggregation = median: set aggregation =",
             ),
             (["fedavg", "--set", "momentum=1"], "momentum = 1.0: must be below 1"),
             (["--out", ""], "this is no name of a file or folder"),
@@ -150,7 +153,7 @@ class TestBadInput:
             (["fedavg/digits", "--set", "architectures=cnn-family"], "needs equal architectures"),
             (
                 ["fedavg/digits", "--set", "optimizer=adam", "--set", "momentum=0.5"],
-                "momentum has no effect with optimizer = adam: leave it out",
+                "momentum has no effect with optimizer = adam: set optimizer = sgd, or leave momentum out",
             ),
             (["--engine", "rai"], "unknown engine 'rai'; did you mean 'ray'"),
             (["--resume", "nothing"], "nothing holds no run to resume"),
@@ -358,7 +361,7 @@ class TestOtherCommands:
 def test_presets_are_complete_and_right(preset: str) -> None:
     path = configuration.preset_path(preset)
     assert 'preset = ""' in path.read_text(), "a file given to flwr run must switch the default preset off"
-    assert configuration.resolve(configuration.read(path)).method == preset.split("/")[0]
+    assert configuration.resolve(configuration.read(path), strict=False).method == preset.split("/")[0]
 
 
 def test_the_package_is_the_command_too() -> None:

@@ -48,7 +48,7 @@ def test_what_looks_out_of_reach_has_the_weight_of_its_run() -> None:
 @pytest.mark.parametrize("run", RUNS)
 def test_a_run_can_be_set(run: tuple[str, str]) -> None:
     config = resolve(RUNS[run])
-    assert config.idle == (), "no key without effect"
+    assert config.remarks == (), "no key without effect"
 
 
 def test_what_was_measured_is_among_the_numbers() -> None:

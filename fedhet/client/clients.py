@@ -20,7 +20,6 @@ from fedhet.client.side import Client
 from fedhet.client.size import Size
 from fedhet.client.state import ClientStore
 from fedhet.client.unsaved_state import unsaved_state
-from fedhet.conflicts import OF_ANY_DATA
 from fedhet.data import ClientData, DataSet, resident, with_drawn_test_part, with_validation
 from fedhet.data.own import as_input
 from fedhet.data.reading import not_finite
@@ -28,7 +27,7 @@ from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.files import state_folder
 from fedhet.graphs import PermutationGroups
 from fedhet.machine import cores, data_in_use, device_of, keep_freed_memory, out_of_memory
-from fedhet.options import OWN, Config, keys_about, keys_that
+from fedhet.options import OWN, Config, fields_of, keys_about, keys_that
 from fedhet.population import ClientInfo, ModelFunction
 from fedhet.randomness import seeded
 from fedhet.representations import Captured, Representation
@@ -162,7 +161,8 @@ class Clients:
     def _secret_of(self, info: ClientInfo) -> NodeSecret:
         """Return the node's secret; raises `ChangedExamples` if the run would choose other ones than its first run."""
         config, flat = info.config, info.config.flat()
-        about = {*(OF_ANY_DATA if self._data else keys_about("data"))} - {"dataset", *keys_that("path")}
+        replaced = {key for key, spec in fields_of(Config).items() if self._data and spec.metadata["replaced_by"]}
+        about = {*keys_about("data")} - replaced - {"dataset", *keys_that("path")}
         split = {"clients": info.num_partitions or config.clients, "split-seed": info.split_seed}
         secret = NodeSecret(state_folder(config.state_dir, ""), info.name, OWN if self._data else config.dataset)
         secret.keep({key: flat[key] for key in sorted(about)} | split)

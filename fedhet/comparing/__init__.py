@@ -113,7 +113,7 @@ def compare(
 
     Args:
         methods: in the table's order: names, or `[NAME=]METHOD,KEY=VALUE,...` for a variant with settings of its own.
-        config: settings for all, as for `fedhet.run` (`method`, `seed`, `out` and `engine` are set here). A key of one
+        config: settings for all, as for `fedhet.run` (`seed`, `out`, `engine` and `workers` are set here). A key of one
             method counts for all methods that inherit it from one class, unless they have their own. What is not
             set comes from the first method's defaults, for all, and a method's own keys from its preset of the same
             name; the public examples and closing epochs that one method needs are given to all. With `rounds = 0`,

@@ -18,8 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fedhet import config as configuration
 from fedhet import population, registry
-from fedhet.comparing.settings import FILES, PLACES, PlannedRun
-from fedhet.conflicts import without_effect
+from fedhet.comparing.chosen import PLACES
+from fedhet.comparing.settings import FILES, PlannedRun
 from fedhet.engines import messages
 from fedhet.engines.children import Child, ChildError
 from fedhet.errors import ConfigError, FedhetError
@@ -29,6 +29,7 @@ from fedhet.results.history import last_round, read_history, read_run, scored_cu
 from fedhet.results.tables import format_value
 from fedhet.supplied import Supplied
 from fedhet.text import console, printable
+from fedhet.validation import ineffective
 
 WIDEST = 1000
 """Characters of a line of a table in a file."""
@@ -67,8 +68,7 @@ def _conflict(run: PlannedRun, supplied: Supplied) -> str | None:
     wanted = run.settings.flat()
     defaults = {key: default_of(spec) for key, spec in run.settings.specs().items()}  # of keys that came after that run
     there = defaults | configuration.read(run.folder / "config.toml", supplied.words.keys())
-    in_vain = {*without_effect(run.settings, registry.traits(run.settings))}
-    in_vain |= {"dataset"} if supplied.data is not None else set()
+    in_vain = ineffective(run.settings, registry.traits(run.settings), supplied.replacing(run.settings)).keys()
     different = [
         f"{key} = {there.get(key, 'not set')!r} instead of {wanted.get(key, 'not set')!r}"
         for key in sorted((there.keys() | wanted.keys()) - PLACES - FILES - in_vain)

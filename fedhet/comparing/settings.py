@@ -3,7 +3,7 @@
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.client.app import make_client_app
+from fedhet.comparing.chosen import PLACES, SET_HERE, Variant, keys_of_siblings, without_effect
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError
 from fedhet.flower.grid import LocalGrid
@@ -20,9 +21,6 @@ from fedhet.options import Config, Value, fields_of, keys_about, keys_that
 from fedhet.rows import grouped
 from fedhet.supplied import Supplied
 from fedhet.toml import toml_value
-
-PLACES = frozenset(keys_about("place"))
-"""Keys of where and how a run is carried out, which the comparison sets and which do not change results."""
 
 FILES = frozenset(keys_that("path")).intersection(keys_that("resumable")) - PLACES
 """Keys of where a data set's files are, which may lie elsewhere when a comparison goes on."""
@@ -38,15 +36,6 @@ EQUAL_MODEL = "cnn"
 
 _VARIANT = re.compile(r"(?:(?P<name>[\w.@+-]+)=)?(?P<method>[^,=]+)(?:,(?P<settings>.*))?")
 _COMMA = re.compile(r",(?=[\w.-]+=)")  # between settings, and not within a value
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One line of a comparison: a method, by name or `package.module:name`, perhaps with settings of its own."""
-
-    name: str
-    method: str
-    settings: Mapping[str, Value] = field(default_factory=dict)
 
 
 def variants_of(texts: Sequence[str]) -> list[Variant]:
@@ -130,30 +119,37 @@ def shared_settings(
     seeds: Sequence[int],
     config: Mapping[str, object],
     supplied: Supplied = Supplied(),  # noqa: B008 - it is frozen
+    strict: bool = True,
 ) -> SharedSettings:
-    """Determine the settings that the variants share (see `compare`); raises a `FedhetError` with all problems."""
-    base = {key: value for key, value in config.items() if key not in PLACES | {"method", "seed"}}
+    """Determine the settings that the variants share (see `compare`); raises a `FedhetError` with all problems.
+
+    With `strict`, chosen keys that have no effect for any variant are refused.
+    """
+    flat = configuration.flattened(config)
+    base = {key: value for key, value in flat.items() if key not in SET_HERE | {"method"}}
     base["seed"] = seeds[0]
-    of_siblings = _keys_of_siblings(variants, configuration.flattened(base))
+    of_siblings = keys_of_siblings(variants, base)
     base = _method_keys_of_presets(variants, base) | of_siblings | base
     rounds = _rounds(variants, base, supplied)
 
-    by_hand = configuration.names_of(config) | of_siblings.keys()
+    by_hand = frozenset(flat.keys() - {"preset"} | of_siblings.keys())
 
     def resolve(variant: Variant, settings: Mapping[str, Value]) -> Config:
         chosen = {**base, "rounds": rounds[variant.name], **settings, "method": variant.method}
         return configuration.resolve(chosen, strict=False)
 
     def complete(resolved: Config, names: frozenset[str]) -> Config:
-        idle = tuple((key, why) for key, why in resolved.idle if key in names)  # and not what presets set
-        return supplied.adapted(resolved.but(chosen=names, idle=idle))
+        remarks = tuple((key, why) for key, why in resolved.remarks if key in names)  # and not what presets set
+        return supplied.adapted(resolved.but(chosen=names, remarks=remarks), strict=False)
 
     completed = {
         variant.name: complete(resolve(variant, variant.settings), by_hand | variant.settings.keys())
         for variant in variants
     }
+    if strict and (problems := list(without_effect(variants, flat | of_siblings, completed))):
+        raise ConfigError("\n".join(problems))
     alike = {variant.name: resolve(variant, {}) for variant in variants}
-    in_vain = {name: {key for key, _ in config.idle} for name, config in alike.items()}
+    in_vain = {name: {key for key, _ in config.remarks} for name, config in alike.items()}
 
     def first(key: str) -> Variant:
         """The first variant for which a chosen key has an effect: others put it back to its default."""
@@ -189,8 +185,13 @@ def shared_settings(
             notes.append(f"{name}: rounds = {rounds[name]}, {why}")
         if configs[0].test_on == "local" and not registry.traits(configs[0]).serves_clients:
             notes.append(UNSCORED.format(name))
-    idle = grouped((why, name) for name, config_of in completed.items() for _, why in config_of.idle)
-    notes += [why if len(names) == len(variants) else f"{', '.join(names)}: {why}" for why, names in idle.items()]
+    remarks = grouped(
+        (why.partition(": ")[0] if key in by_hand else why, name)
+        for name, config_of in completed.items()
+        for key, why in config_of.remarks
+        if "." not in key or key in config_of.specs()
+    )
+    notes += [why if len(names) == len(variants) else f"{', '.join(names)}: {why}" for why, names in remarks.items()]
     fixed = {variant.name: frozenset(variant.settings) for variant in variants}
     return SharedSettings(for_all, by_variant, fixed, frozenset(equalised), notes, supplied)
 
@@ -251,31 +252,6 @@ def _own_training(
                 words.format(trains, ", ".join(f"{key} = {toml_value(each)}" for key, each in settings.items()))
             )
     return own, notes
-
-
-def _keys_of_siblings(variants: Sequence[Variant], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chosen keys of single methods by the names of compared methods that have the same key, unless chosen.
-
-    Methods have the same key if their `Parameters` inherit it from one class, such as `SizedParameters.widths`. Where
-    it is chosen for several methods, with unlike values, no other method takes it.
-    """
-    families = {registry.method(variant.method).family for variant in variants}
-    values: dict[str, list[Any]] = {}
-    for key, value in chosen.items():
-        prefix, _, name = key.rpartition(".")
-        field = _field(prefix, name) if prefix else None
-        for family in families:
-            if field is not None and _field(family, name) is field and f"{family}.{name}" not in chosen:
-                values.setdefault(f"{family}.{name}", []).append(value)
-    return {key: first for key, (first, *more) in values.items() if all(each == first for each in more)}
-
-
-def _field(family: str, name: str) -> Any:
-    """Return the field of a method's own key, or None; methods that inherit a key have the same object."""
-    if family not in registry.methods():
-        return None
-    keys: Any = registry.method(family).Parameters
-    return fields_of(keys).get(name)
 
 
 def _note_on_sizes(completed: Mapping[str, Config]) -> list[str]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedhet.method import Method, Traits
-from fedhet.options import Config, Parameters, keys_about
+from fedhet.options import Parameters, keys_about
 
 TRAINING = (*keys_about("optimiser"), "batch-size", "augment", "precision", "local-epochs", "closing-epochs")
 
@@ -13,9 +13,7 @@ TRAINING = (*keys_about("optimiser"), "batch-size", "augment", "precision", "loc
 class ClassicalParameters(Parameters):
     """Keys of a method of scikit-learn."""
 
-    def idle(self, config: Config) -> dict[str, str]:
-        """No network is trained."""
-        return dict.fromkeys(TRAINING, "method")
+    without = TRAINING
 
 
 def classical(name: str, Parameters: type[ClassicalParameters], public: Literal["none", "inputs"] = "none") -> Method:

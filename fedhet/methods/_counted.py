@@ -16,6 +16,7 @@ class CountedParameters(Parameters):
     """
 
     counted: ClassVar[str]
+    uses = ("assign",)
 
     @cached_property
     def all_sizes(self) -> tuple[int, ...]:

@@ -46,6 +46,7 @@ class DepthFLParameters(DepthParameters):
         300,
         "rounds over which this weight grows from exp(-5) of it, as exp(-5 (1 - t / ramp-up)^2); 0: none",
         at_least=0,
+        needs={"distillation": ()},
     )
 
 

@@ -11,7 +11,7 @@ from fedhet.options import option
 class FedDFParameters(ScoresParameters):
     """FedDF's own keys."""
 
-    builds_networks = True
+    uses = ("architectures",)  # of the network that it builds beside the clients'
     public_batch: int = option(128, "examples of the public dataset in a mini-batch", at_least=1)
     server_model: str = option(
         "", "architecture of the server's network; empty: the first of architectures, mlp-20 for rows"

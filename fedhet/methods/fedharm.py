@@ -5,7 +5,7 @@ from typing import Literal
 
 from fedhet.errors import ConfigError
 from fedhet.method import METRICS, STRUCTURE, Drawing, Method, Traits
-from fedhet.options import Config, Parameters, option
+from fedhet.options import Parameters, option
 
 BETWEEN = "aligned"
 """Name of the evaluation between the shared phase and the private one."""
@@ -23,6 +23,7 @@ class FedHARMParameters(Parameters):
         "what is aligned on the shared set: descriptors by their cosine (the paper's), block outputs by CKA, or "
         "representations with how the class posteriors cluster the set",
         choices=("cosine", "cka", "spectral"),
+        needs={"alpha": {"below": 1}},
         tries=("cosine", "spectral"),
     )
     alpha: float = option(
@@ -34,19 +35,21 @@ class FedHARMParameters(Parameters):
         tries=(0.5, 0.0),
     )
     divide: bool = option(
-        False, "divide the shared set's loss by alpha, so that alpha does not weaken the task's loss as well"
+        False,
+        "divide the shared set's loss by alpha, so that alpha does not weaken the task's loss as well",
+        needs={"alpha": {"above": 0, "below": 1}},
     )
     blocks: str = option(
         "last-four",
         "blocks of a network: last-four or stride (torchvision's families; of others their stages), stages (by spatial "
         "size), or modules by name: a,b,c,d; lists for other networks follow after semicolons",
-        needs={"align": ("cosine", "cka")},
+        needs={"align": ("cosine", "cka"), "alpha": {"below": 1}},
     )
     slots: str = option(
         "128,256,512,1024",
         "as many numbers as blocks, from shallow to deep: the length of each one's part of a descriptor, the "
         "activations with the largest gradients",
-        needs={"align": ("cosine", "cka")},
+        needs={"align": ("cosine", "cka"), "alpha": {"below": 1}},
     )
     public_steps: int = option(
         0, "gradient steps on the shared set in a round; 0: as many epochs as on private data", at_least=0
@@ -86,11 +89,6 @@ class FedHARMParameters(Parameters):
     def task_weight(self) -> float:
         """Weight of the task's loss on the shared set."""
         return 1.0 if self.divide else self.alpha
-
-    def idle(self, config: Config) -> dict[str, str]:
-        """Without a distance nothing is aligned; without the task's loss there is nothing to keep from weakening."""
-        names = ("align", "divide", "blocks", "slots") if not self.aligns else () if self.alpha else ("divide",)
-        return {f"fedharm.{name}": "fedharm.alpha" for name in names}
 
 
 def traits(parameters: FedHARMParameters) -> Traits:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fedhet.method import Method
-from fedhet.options import Config, option
+from fedhet.options import option
 
 from .pfnm import COMMON, DRAWINGS, TRAITS, PFNMParameters
 
@@ -21,9 +21,7 @@ class FedMAParameters(PFNMParameters):
         0.0, "learning rate of that round (the authors' code: a tenth of learning-rate); 0: learning-rate", at_least=0
     )
 
-    def idle(self, config: Config) -> dict[str, str]:
-        """Nothing is learnt from a round after the last pass."""
-        return {"closing-epochs": "method"} if config.closing_epochs else {}
+    without = ("closing-epochs",)  # nothing is learnt from a round after the last pass
 
 
 method = Method(

@@ -15,7 +15,7 @@ from fedhet.options import Config, Parameters, option
 class FLHADistillationParameters(Parameters):
     """FLHA-distillation's own keys; `learning-rate` is the teacher's."""
 
-    builds_networks = True
+    uses = ("architectures",)  # of the network that it builds beside the clients'
     teacher: str = option(
         "", "architecture of the teacher, the same for all; empty: the first of architectures, mlp-20 for rows"
     )

@@ -62,6 +62,11 @@ class FLHAGHNParameters(Parameters):
         choices=("head", "none", "all"),
     )
 
+    @property
+    def uses(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Heads of the types of `architectures`, where there are such heads."""
+        return ("architectures",) if self.head in OF_A_TYPE else ()
+
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
         """Write models of a user's own in tiles, unless the user named types or lets clients have their own heads."""
         if not own_models or (self.head != "tiled" and (self.types or self.share == "own")):

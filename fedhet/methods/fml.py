@@ -10,7 +10,7 @@ from fedhet.options import Parameters, option
 class BesideParameters(Parameters):
     """The keys of methods with a shared network beside the clients' own."""
 
-    builds_networks = True
+    uses = ("architectures",)  # of the network that it builds beside the clients'
     shared_model: str = option(
         "", "architecture of the shared network, one for all; empty: the first of architectures, mlp-20 for rows"
     )

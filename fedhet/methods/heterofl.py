@@ -13,6 +13,8 @@ from fedhet.sharing import FIRST_UNITS, Sharing
 class SizedParameters(Parameters):
     """The key of all methods whose clients have parts of one network."""
 
+    uses = ("assign",)
+
     widths: str = option(
         "1,0.5,0.25,0.125,0.0625",
         "shares of each hidden layer's units that clients have, dealt as assign says; a node may say its own (width)",

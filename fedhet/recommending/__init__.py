@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from fedhet import config as configuration
 from fedhet import registry, running, text
 from fedhet.comparing import Comparison, publish
+from fedhet.comparing.chosen import PLACES
 from fedhet.comparing.measures import measure
 from fedhet.comparing.runs import Execution, check, check_out, why_incomplete
 from fedhet.comparing.search import Choice, record
-from fedhet.comparing.settings import PLACES, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
+from fedhet.comparing.settings import PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import notes_below, terminal_table
 from fedhet.comparing.tuning import WHOLE, Tuner, Tuning, check_tuning, different, held_out
 from fedhet.comparing.uncertainty import FEWEST
@@ -24,13 +25,14 @@ from fedhet.engines import children
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.files import write_text
 from fedhet.machine import device_of, runs_at_once
-from fedhet.options import Config, Value
+from fedhet.options import Value
 from fedhet.recommending.race import SEEDS, Race, configurations
 from fedhet.recommending.serving import CONTROL, Candidates, ask, by_reason
 from fedhet.recommending.verdict import SCORE, Verdict, judge, still_learning
 from fedhet.results.tables import format_bytes, format_seconds, format_value
 from fedhet.supplied import Supplied
 from fedhet.toml import to_toml
+from fedhet.validation import ineffective
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -237,18 +239,13 @@ def _compare(race: Race, seeds: Sequence[int], tuner: Tuner) -> tuple[list[Plann
     return sorted(runs, key=lambda run: race.finalists.index(run.variant)), failed
 
 
-def _of_configured_networks(config: Config) -> set[str]:
-    """Return keys of architectures that have no meaning where the clients' networks are a user's own."""
-    architectures = set() if config.parameters.builds_networks else {"architectures"}
-    return architectures | (set() if registry.traits(config).shares.units else {"assign"})
-
-
 def _settings_of(race: Race, name: str) -> dict[str, Value]:
     """Return a method's best settings, without those that its defaults have or that say where a run lies."""
     shared = race.tuner.shared
     complete = shared.settings(name, 0, {**race.searches[name].best.choice, **WHOLE})
     plain = configuration.resolve({"method": complete.method, "preset": ""}).flat()
-    left_out = PLACES | {"seed"} | (_of_configured_networks(complete) if shared.supplied.model is not None else set())
+    without = ineffective(complete, registry.traits(complete), shared.supplied.replacing(complete))
+    left_out = PLACES | {"seed"} | without.keys() - {"dataset"}
     flat = {key: value for key, value in complete.flat().items() if key not in left_out}
     return {"method": complete.method} | {key: value for key, value in flat.items() if value != plain.get(key)}
 

@@ -60,11 +60,12 @@ def ask(
     """
     policy = Policy.of({} if allow is None else {"allow": allow}, deployed=False)
     candidates = Candidates()
-    shared_settings(variants_of([CONTROL]), seeds=[seed], config=base, supplied=supplied)
+    shared_settings(variants_of([CONTROL]), seeds=[seed], config=base, supplied=supplied, strict=False)
     with _silently():
         for name in methods:
             try:
-                shared = shared_settings(variants_of([CONTROL, name]), seeds=[seed], config=base, supplied=supplied)
+                both = variants_of([CONTROL, name])
+                shared = shared_settings(both, seeds=[seed], config=base, supplied=supplied, strict=False)
                 refusal = partial(_refusal_of, {}, supplied, policy, allow, labels)
                 tried = [(*each, refusal(each[1])) for each in _configurations(shared, name, seed, refusal)]
             except Exception as error:  # a method that raises cannot serve

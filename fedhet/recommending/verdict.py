@@ -97,7 +97,7 @@ def judge(results: Sequence[VariantResult], alone: Collection[str], rivals: int)
 
 def _trains_networks(result: VariantResult) -> bool:
     config = result.outcomes[0].run.settings
-    return "optimizer" not in config.parameters.idle(config)
+    return "optimizer" not in config.parameters.without
 
 
 def still_learning(results: Sequence[VariantResult]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from fedhet.files import state_folder
 from fedhet.flower import Encoder, MessageType, name_in, read_reply
 from fedhet.flower.cluster import leave_dead_actors_out
 from fedhet.flower.insides import simulated
+from fedhet.keys import OwnPart
 from fedhet.server.aggregation import average_shared
 from fedhet.server.federation import Faults, by_node
 from fedhet.server.hooks import Hooks
@@ -16,6 +17,7 @@ from fedhet.server.roster import agree, agree_on_public_dataset, most_alike_firs
 from fedhet.state import ClientRecord
 from fedhet.text import log
 from fedhet.toml import toml_value
+from fedhet.validation import effective, is_complete
 from fedhet.wire import Arrays, Payload, Reply, Report, bytes_of, check, check_finite, check_room, narrowed
 from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, WHOLE, with_public_dataset
 
@@ -32,6 +34,7 @@ class Handshake:
     def __init__(self, strategy: Hooks[Any, Any]) -> None:
         self.strategy, self.run, self.federation = strategy, strategy.run, strategy.federation
         self._notes: set[str] = set()
+        self._own: set[OwnPart] = {"data", "model"} if self.run.model else {"data"}  # that all clients have
 
     def admit(self, *, unseen: bool = False) -> None:
         """Admit new nodes; with `unseen`, after the last round, also those of unseen clients.
@@ -49,6 +52,7 @@ class Handshake:
         if not roster.nodes:
             nobody = "there are no nodes" if not roster.waiting else "all come after the last round (unseen-clients)"
             raise FedhetError(f"{NOBODY}\n{round.reasons(nobody)}")
+        self._check_settings()
         learns = self.run.traits.kinds or type(self.strategy).aggregate_fit is not Hooks.aggregate_fit
         if len(roster.nodes) == 1 and roster.refused and learns:
             (left,) = roster.nodes
@@ -56,6 +60,13 @@ class Handshake:
                 f"refusals leave {self.run.method.name} with client {left} alone, who has nobody to share with:\n"
                 f"{with_remedy(round.reasons())}"
             )
+
+    def _check_settings(self) -> None:
+        """Raise a ConfigError if the user set keys that the clients' own data replace."""
+        config = self.run.config
+        chosen = {key for key in config.chosen if not key.startswith("public-")}  # it may be the server's
+        if not is_complete(config.chosen):
+            effective(config, self.run.traits, chosen, self._own)
 
     # ---- who is there
 
@@ -143,6 +154,8 @@ class Handshake:
         roster.admit(reply, node)
         self.federation.sizes.admit(report)
         run.metric, run.own_data = report.metric, run.own_data or report.own_data
+        if not report.own_data:
+            self._own.discard("data")
         run.outputs = max(run.outputs, report.outputs)
         run.noise[report.client] = report.noise
         if report.device not in run.devices:
@@ -176,7 +189,7 @@ class Handshake:
                 "the data function return it as `common`, or set test-on = local"
             )
         run.config = run.config.on_own_test_parts()
-        log.info("%s", run.config.idle[-1][1])
+        log.info("%s", run.config.remarks[-1][1])
 
     # ---- what is shared before the first round
 

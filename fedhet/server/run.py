@@ -117,7 +117,7 @@ class Run:
         if settings:
             chosen = {key: value for key, value in self.config.flat().items() if value != ""}
             changed = configuration.resolve({**chosen, **settings}, strict=False)
-            self.config = changed.but(chosen=self.config.chosen, idle=self.config.idle)
+            self.config = changed.but(chosen=self.config.chosen, remarks=self.config.remarks)
 
     def take(self, settings: Mapping[str, Any]) -> None:
         """Take a configuration of Flower's: keys of ours change the run's, others are for mods around the clients."""

@@ -128,7 +128,7 @@ class FederatedStrategy(Rounds[P, S], Strategy):
         overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
         self.run.override({key: value for key, value in overrides.items() if value is not None})
         self.run.take({**(evaluate_config or {}), **(train_config or {})})
-        for key, why in self.config.idle:
+        for key, why in self.config.remarks:
             log.log(logging.INFO if key == "test-on" else logging.WARNING, "%s", why)
         with self._recording(grid):
             self.run.initial = {} if initial_arrays is None or self.state.round else decode_arrays(initial_arrays)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from fedhet import config as configuration
-from fedhet import population, registry
+from fedhet import population, registry, validation
 from fedhet.client.app import make_client_app
 from fedhet.engines.local import run_locally
 from fedhet.files import read_csv
@@ -113,8 +113,8 @@ class Case:
             **(changes or {}),
             **{key.replace("_", "-"): value for key, value in keys.items()},
         }
-        complete = configuration.resolve(chosen, strict=False)
-        idle = {*(key for key, why in complete.idle), *complete.parameters.idle(complete)}
+        config = configuration.resolve(chosen, strict=False)
+        idle = validation.ineffective(config, self.method.traits_of(config.parameters))
         return {key: value for key, value in chosen.items() if key not in idle}
 
     def config(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> Config:

@@ -83,7 +83,7 @@ def shared(cell: Cell, variant: str, seeds: Sequence[int]) -> SharedSettings:
     keys, variants = dict(cell.keys), variants_of([variant])
     if registry.method(variants[0].method).one_shot:
         keys |= {"rounds": 1, "local-epochs": keys["local-epochs"] * keys["rounds"]}
-    settings = shared_settings(variants, seeds=seeds, config={"preset": "", **keys})
+    settings = shared_settings(variants, seeds=seeds, config={"preset": "", **keys}, strict=False)
     if settings.equalised:
         raise FedhetError("needs equal networks")
     return settings

@@ -193,7 +193,7 @@ def test_a_hypernetwork_of_a_users_models_learns_at_a_small_rate(methods):
     assert (settings["flha-ghn"].optimizer, settings["flha-ghn"].learning_rate) == ("adam", 0.001)
     alone = supplied.adapted(configuration.resolve(configuration.completed({"method": "flha-ghn"})))
     assert (alone.optimizer, alone.learning_rate, alone.parameters.head) == ("adam", 0.001, "tiled")
-    assert ("learning-rate", "learning-rate = 0.001, since tiles learn at small rates only") in alone.idle
+    assert ("learning-rate", "learning-rate = 0.001, since tiles learn at small rates only") in alone.remarks
     chosen = configuration.resolve(configuration.completed({"method": "flha-ghn", "learning-rate": 0.02}))
     assert supplied.adapted(chosen).learning_rate == 0.02
 
@@ -210,6 +210,26 @@ def test_of_keys_without_effect_those_that_a_user_set_are_told():
     assert shared(["local", "nearest-neighbour"], {"preset": "local/digits"}).notes == []
     chosen = shared(["local", "nearest-neighbour"], {"preset": "local/digits", "learning_rate": 0.2})
     assert chosen.notes == ["nearest-neighbour: learning-rate has no effect with method = nearest-neighbour"]
+
+
+def test_a_key_is_refused_that_has_no_effect_for_any_variant():
+    for methods, chosen, sentence in (
+        (
+            ["fedavg", "local"],
+            {"fedprox.mu": 1.0},
+            "fedprox.mu has no effect with method = fedavg: set method = fedprox",
+        ),
+        (["fedavg", "local"], {"partition": "iid", "alpha": 0.3}, "alpha has no effect with partition = iid: set"),
+        (["fedavg", "local"], {"workers": 3}, "workers has no effect with a comparison, which sets it for its runs"),
+        (["fedavg", "local,aggregation=median"], {}, "local: aggregation has no effect with method = local: leave it"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{sentence}[^\n]*$"):
+            shared(methods, chosen)
+    found = shared(["fedprox", "local"], {"fedprox.mu": 1.0, "report": False})
+    assert (found.notes, found.settings("local", 0).report) == ([], False)
+    assert found.settings("fedprox", 0).parameters.mu == 1.0
+    whole = found.settings("fedprox", 5).flat()  # the file of a run
+    assert shared(["fedavg", "local"], whole).settings("local", 0).seed == 0
 
 
 def test_each_variant_suits_a_users_models_and_data():

@@ -137,7 +137,7 @@ class TestApp:
         again = configuration.resolve(tomllib.loads(to_toml(settings)))
         assert settings["preset"] == ""
         # What had no effect was put back to its default, which is told once, where the run was started.
-        assert again.but(out="", state_dir="", chosen=config.chosen, idle=config.idle) == config
+        assert again.but(out="", state_dir="", chosen=config.chosen, remarks=config.remarks) == config
         assert (again.out, again.state_dir) == (str(tmp_path), str(tmp_path / "state"))
 
     def test_the_keys_of_a_method_from_outside_travel_in_the_one_key_that_is_declared_for_them(

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 from fedhet import config as configuration
-from fedhet import registry
+from fedhet import registry, validation
 from fedhet.errors import ConfigError
 from fedhet.options import Parameters, option
-from fedhet.recommending import _of_configured_networks
 from fedhet.recommending.serving import ask, by_reason
 from fedhet.supplied import Supplied
 
@@ -170,7 +169,8 @@ def test_refusals_of_a_users_networks_name_no_model_that_the_user_did_not_give()
     ],
 )
 def test_architectures_are_no_part_of_what_is_recommended_for_a_users_networks(method, keys):
-    assert _of_configured_networks(configuration.resolve({"method": method})) == keys
+    config = configuration.resolve({"method": method})
+    assert {*validation.ineffective(config, registry.traits(config), {"model"})} & {"architectures", "assign"} == keys
 
 
 def test_feddf_races_with_a_server_that_teaches():

@@ -203,7 +203,7 @@ def test_a_client_without_outputs_for_all_public_labels_is_refused_in_the_handsh
             for part in (parts.train, parts.test)
         ]
 
-    config = Case.of(method, own).config(rounds=2)
+    config = Case.of(method, own).config(rounds=2).but(chosen=frozenset())  # the data are the configured ones
     run_locally(config, tmp_path / "run", app=make_client_app(model, data))
     done = Run(tmp_path / "run")
     assert done.failures == [(0, "1")]

@@ -147,10 +147,10 @@ def federate(tmp_path):
 
     def federate(method, name="run", *, model=None, data=None, public=None, since=None, **settings):
         settings = {key.replace("_", "-"): value for key, value in settings.items()}
-        config = configuration.resolve({"method": method, **SETTINGS, **settings})
+        config = configuration.resolve({**SETTINGS, "method": method, **settings}, over={"method", *settings})
         app, folder = make_client_app(model, data), tmp_path / name
-        # Who is there is for the nodes to say.
-        config = config.but(state_dir=str(folder / "state"), chosen=config.chosen - {"clients"})
+        # Who is there is for the nodes to say, and the fixture's settings are no user's.
+        config = config.but(state_dir=str(folder / "state"), chosen=config.chosen & settings.keys() - {"clients"})
         done = Done(config, folder)
 
         def spying(message, context):

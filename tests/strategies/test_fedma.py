@@ -113,7 +113,8 @@ class Run:
 def run(folder: Path, *, wire: Wire | None = None, watch: Watch | None = None, **changes) -> Run:
     settings = TINY | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
     wire, watch = wire or Wire(), watch or Watch()
-    run_locally(resolve(settings), folder, app=wire, observers=[watch])
+    config = resolve(settings, over={"method"}).but(chosen=frozenset({"clients"}))
+    run_locally(config, folder, app=wire, observers=[watch])
     return Run(folder, wire, watch)
 
 

@@ -61,7 +61,8 @@ def ran(folder: Path, case: str, **keys: Any) -> Run:
     common = {"architectures": "mlp-30", "samples-per-client": 300, "momentum": 0.9, "learning-rate": 0.05}
     common |= {"local-epochs": 2, "rounds": 2}
     settings = Case.of(method, {**common, **CASES[case]}).settings(**keys)
-    run_locally(configuration.resolve(settings), folder, supplied=Supplied(model=double))
+    config = configuration.resolve(settings).but(chosen=frozenset())  # the models are the configured ones
+    run_locally(config, folder, supplied=Supplied(model=double))
     return Run(folder)
 
 

@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import fedhet
 from fedhet import config as configuration
+from fedhet.client.app import make_client_app
 from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.config import read
 from fedhet.data import Examples
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import read_tensors
+from fedhet.flower.grid import LocalGrid
 from fedhet.learning import evaluate
 from fedhet.recommending.serving import ask
 from fedhet.results.history import read_run
@@ -156,9 +159,9 @@ def test_a_preset_that_asks_for_a_common_test_set_is_no_users_choice(preset):
     config = configuration.resolve({"preset": preset})
     settled, beside = (Supplied(data=each).adapted(config) for each in (without_common, with_common))
     assert settled.test_on == "local"
-    assert settled.but(test_on=config.test_on, idle=beside.idle) == beside
-    assert [key for key, _ in settled.idle if key == "test-on"] == ["test-on"]
-    assert "the data have no common test set" in dict(settled.idle)["test-on"]
+    assert settled.but(test_on=config.test_on, remarks=beside.remarks) == beside
+    assert [key for key, _ in settled.remarks if key == "test-on"] == ["test-on"]
+    assert "the data have no common test set" in dict(settled.remarks)["test-on"]
     assert beside.test_on == Supplied(model=model_of).adapted(config).test_on == config.test_on
     chosen = configuration.resolve({"preset": preset, "test-on": "both"})
     assert Supplied(data=without_common).adapted(chosen).test_on == "both"
@@ -207,7 +210,7 @@ def logged(caplog, words):
 
 
 def test_a_users_data_are_not_called_by_the_presets_data_set(run):
-    done = run("fedhenn", samples_per_client=10)
+    done = run("fedhenn")
     settings = read(done.folder / "config.toml", ("model", "data"))
     assert done.folder.name.startswith("fedhenn-own-")
     assert (done.summary["dataset"], settings["dataset"], settings["partition"]) == ("own", "own", "iid")
@@ -270,15 +273,58 @@ def test_a_server_that_trains_on_the_public_dataset_has_the_first_clients(tmp_pa
     assert [*found.settings] == ["feddf"]
 
 
-def test_keys_of_a_data_set_have_no_effect_on_a_users_data(run, caplog):
-    run("local", samples_per_client=10)
-    assert logged(caplog, "has no effect") == ["samples-per-client has no effect with dataset = own"]
+def loaders(client):
+    return {part: DataLoader(TensorDataset(*each), 8) for part, each in without_common(client).items()}
+
+
+REPLACED = [
+    ("dataset", "mnist", "data of your own and models of your own", {}),
+    ("partition", "classes", "data of your own", {"model": None}),
+    ("samples-per-client", 10, "data of your own", {}),
+    ("public-samples", 10, "data of your own", {}),
+    ("architectures", "mlp", "models of your own", {"data": None}),
+    ("assign", "blocks", "models of your own", {}),
+    ("batch-size", 4, "a DataLoader, whose own batch_size counts", {"data": loaders}),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "words", "own"), REPLACED)
+def test_a_key_that_the_users_own_replace_is_refused(key, value, words, own, tmp_path):
+    own, chosen = {"model": model_of, "data": without_common, **own}, {"clients": 2, key: value}
+    sentence = f"{key} has no effect with {words}: leave it out"
+    with pytest.raises(ConfigError, match=f"^{sentence}$"):
+        fedhet.run({"method": "local", **chosen}, **own, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match=f"^{sentence}$"):
+        fedhet.compare(["local", "fedavg"], chosen, **own, out=tmp_path / "compared")
+    if None not in own.values() and key in (
+        "dataset",
+        "samples-per-client",
+        "assign",
+    ):  # a server of Flower's learns in the handshake who has data
+        strategy = fedhet.FedAvg(configuration.resolve({"method": "fedavg", **chosen}), model=model_of)
+        with pytest.raises(ConfigError, match=f"^{sentence}$"):
+            strategy.handshake(LocalGrid(make_client_app(**own), 2))
+
+
+def test_what_the_users_own_do_not_replace_has_an_effect():
+    both = {"model": model_of, "data": without_common}
+    for method, chosen, own in (
+        ("feddf", {"architectures": "mlp-20"}, both),
+        ("heterofl", {"assign": "blocks"}, both),
+        ("local", {"dataset": "own"}, both),
+        ("local", {"dataset": "mnist"}, {"data": without_common}),
+        ("local", {"batch-size": 8, "test-split": "drawn", "test-share": 0.5}, {**both, "data": loaders}),
+    ):
+        config = Supplied(**own).adapted(configuration.resolve({"method": method, **chosen}))
+        assert config.flat().items() >= chosen.items()
 
 
 def test_a_run_by_the_name_of_the_presets_data_set_goes_on(run):
     """As it stands in folders from before there was a name for a user's data."""
-    done = run("local", dataset="digits", partition="classes")
-    assert read(done.folder / "config.toml", ("model", "data"))["dataset"] == "digits"
+    done = run("local")
+    file = done.folder / "config.toml"
+    file.write_text(file.read_text().replace('"own"', '"digits"', 1).replace('"iid"', '"classes"'))
+    assert read(file, ("model", "data"))["dataset"] == "digits"
     again = fedhet.run({"rounds": 2}, model=model_of, data=without_common, resume=done.folder)
     assert (again.summary["rounds"], again.summary["dataset"]) == (2, "own")
     assert read_run(done.folder).title == "local on own data"

@@ -170,7 +170,7 @@ def test_the_masked_loss_is_of_every_place_with_a_class(places, federate, float6
     labels[0] = -100
     model, axis = nn.Sequential(*layers).double(), 1 if places == "pixels" else -1
     settings = {"heterofl.widths": "1", "clients": 1, "rounds": 1, "local_epochs": 1, "momentum": 0.0}
-    settings |= {"partition": "iid", "wire_dtype": "float64"}
+    settings |= {"partition": "", "classes_per_client": "", "samples_per_client": "", "wire_dtype": "float64"}
     part = (inputs, labels)
     models = {"model": lambda client: model, "data": lambda client: (part, part)}
     done = federate("heterofl", **models, **{**SAME, **settings})
@@ -216,7 +216,12 @@ def test_heterofl_of_whole_networks_is_fedavg_to_the_last_bit(name, federate):
     if name in ("vit", "char-lstm"):
         inputs = torch.rand(16, 1, 8, 8) if name == "vit" else torch.randint(80, (16, 80))
         part = inputs, torch.arange(16) % 10
-        same |= {"architectures": "mlp", "model": lambda client: network(name)[0], "data": lambda client: (part, part)}
+        same |= {
+            "architectures": "",
+            "samples_per_client": "",
+            "model": lambda client: network(name)[0],
+            "data": lambda client: (part, part),
+        }
     one = federate("fedavg", "fedavg", **same)
     other = federate("heterofl", "heterofl", **same, **{"heterofl.widths": "1"}, **PLAIN)
     assert one.failures == other.failures == []

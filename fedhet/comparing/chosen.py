@@ -1,0 +1,66 @@
+"""Keys that are chosen for all variants of a comparison: which have an effect for at least one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedhet import registry
+from fedhet.keys import default_of
+from fedhet.options import Config, Value, fields_of, keys_about
+from fedhet.validation import is_complete
+
+PLACES = frozenset(keys_about("place"))
+"""Keys of where and how a run is carried out, which the comparison sets and which do not change results."""
+
+SET_HERE = PLACES - {"report"} | {"seed"}
+"""Keys that a comparison sets itself."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of a comparison: a method, by name or `package.module:name`, perhaps with settings of its own."""
+
+    name: str
+    method: str
+    settings: Mapping[str, Value] = field(default_factory=dict)
+
+
+def without_effect(
+    variants: Sequence[Variant], chosen: Mapping[str, Any], completed: Mapping[str, Config]
+) -> Iterator[str]:
+    """Yield a sentence for each key of a variant without effect, and each key for all that has none for any variant."""
+    families = {config.family for config in completed.values()}
+    remarks = {name: dict(config.remarks) for name, config in completed.items()}
+    for variant in variants:
+        yield from (f"{variant.name}: {why}" for key, why in remarks[variant.name].items() if key in variant.settings)
+    for key, value in {} if is_complete(chosen) else chosen.items():
+        if key in SET_HERE and value != default_of(fields_of(Config)[key]):
+            yield f"{key} has no effect with a comparison, which sets it for its runs: leave it out"
+        elsewhere = key.rpartition(".")[0] not in ("", *families) and keys_of_siblings(variants, {key: value})
+        if all(key in each for each in remarks.values()) and not elsewhere:
+            yield next(each[key] for each in remarks.values())
+
+
+def keys_of_siblings(variants: Sequence[Variant], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chosen keys of single methods by the names of compared methods that have the same key, unless chosen.
+
+    Methods have the same key if their `Parameters` inherit it from one class, such as `SizedParameters.widths`. Where
+    it is chosen for several methods, with unlike values, no other method takes it.
+    """
+    families = {registry.method(variant.method).family for variant in variants}
+    values: dict[str, list[Any]] = {}
+    for key, value in chosen.items():
+        prefix, _, name = key.rpartition(".")
+        field = _field(prefix, name) if prefix else None
+        for family in families:
+            if field is not None and _field(family, name) is field and f"{family}.{name}" not in chosen:
+                values.setdefault(f"{family}.{name}", []).append(value)
+    return {key: first for key, (first, *more) in values.items() if all(each == first for each in more)}
+
+
+def _field(family: str, name: str) -> Any:
+    """Return the field of a method's own key, or None; methods that inherit a key have the same object."""
+    if family not in registry.methods():
+        return None
+    keys: Any = registry.method(family).Parameters
+    return fields_of(keys).get(name)
