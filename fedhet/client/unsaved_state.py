@@ -46,15 +46,9 @@ def _pass(network: nn.Module, inputs: Tensor) -> Tensor:
 
 def _changed(used: nn.Module, fresh: nn.Module) -> list[str]:
     """Return the names of attributes and buffers that differ between two networks of one structure."""
-    names = []
-    for (prefix, one), other in zip(used.named_modules(), fresh.modules(), strict=True):
-        values, others = vars(one) | one._buffers, vars(other) | other._buffers
-        for name, value in values.items():
-            there = others.get(name)
-            if isinstance(value, Tensor):
-                same = isinstance(there, Tensor) and torch.equal(value, there)
-            else:
-                same = not isinstance(value, int | float | str) or value == there
-            if not same:
-                names.append(f"{prefix}.{name}".lstrip("."))
-    return names
+    return [
+        f"{prefix}.{name}".lstrip(".")
+        for (prefix, one), other in zip(used.named_modules(), fresh.modules(), strict=True)
+        for name, value in (vars(one) | one._buffers).items()
+        if isinstance(value, Tensor | int | float | str) and str(value) != str((vars(other) | other._buffers).get(name))
+    ]
