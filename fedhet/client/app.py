@@ -10,10 +10,10 @@ import torch
 
 from fedhet import registry, supplied
 from fedhet.client import jobs, node
+from fedhet.client.client import Client
 from fedhet.client.clients import Clients
 from fedhet.client.jobs import Job, Loop
 from fedhet.client.policy import Policy
-from fedhet.client.side import Client
 from fedhet.client.state import LostState
 from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded

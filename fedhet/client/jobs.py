@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fedhet import learning, population
+from fedhet.client.client import Client
 from fedhet.client.policy import Policy
-from fedhet.client.side import AnySide, Client
+from fedhet.client.side import AnySide
 from fedhet.data import Examples, digests, resident
 from fedhet.errors import ModelError
 from fedhet.learning import Phase

@@ -1,4 +1,4 @@
-"""What a node with a policy fixes for all runs: groups of examples, random streams, and which examples there are."""
+"""A node with a policy fixes for all runs its groups of examples, its random streams, and which examples there are."""
 
 import pytest
 import torch

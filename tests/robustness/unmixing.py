@@ -1,4 +1,4 @@
-"""What differences between rounds and runs tell of single examples, to a server that knows the seed of a run.
+"""Reconstruction of single examples from differences between rounds and runs, by a server that knows the seed.
 
 The node trains a linear network on 40 digits, each a 3 or an 8, with momentum, so that the steps of a round count
 unequally in it. A server that knows which example is in which step solves for the gradient of each example, which is
