@@ -115,8 +115,8 @@ class Federation:
             assert time.monotonic() < patience
             time.sleep(1)
 
-    def node(self, number: int, of: int = 3) -> None:
-        """Start a SuperNode, with a state of its own."""
+    def node(self, number: int, of: int = 3, *, policy: bool = False) -> None:
+        """Start a SuperNode with a state of its own; without the page's policy it trains as in a simulation."""
         home = self.work / f"node-{number}"
         home.mkdir(exist_ok=True)
         line = self.here(self.printed(PAGE, "flower-supernode")[0])
@@ -125,12 +125,12 @@ class Federation:
             '"north"': f'"{number}"',
             "/data/chest": str(home),
             "/var/lib/fedhet": str(home / "state"),
-            "prototypes,metrics": "prototypes,weights,metrics",  # for methods that are not the page's, too
             "node_key": str(home / "node_key"),
         }
         for printed, there in own.items():
             assert printed in line
             line = line.replace(printed, there)
+        line = line if policy else line.replace(' allow="prototypes,metrics"', "")
         # A port of its own for each node of one machine.
         self.start(f"node-{number}", *shlex.split(line), "--port", str(_free_port()), home=home)
 
@@ -279,11 +279,23 @@ def test_the_page_goes_from_nothing_to_a_finished_run(federation: Federation) ->
         return set(federation.work.glob("node-*/state/*/models/*.safetensors"))
 
     (line,), before = federation.printed(PAGE, "fedhet run"), models()
+    for number in range(3):
+        end(federation.processes[f"node-{number}"])
     run = federation.start("run", *shlex.split(federation.here(line)), "--set", "rounds=2")
-    assert run.wait(PATIENCE) == 0, federation.log("run").read_text()
+
+    def ended() -> bool:  # a service manager starts nodes until the SuperLink has missed their heartbeats
+        for number in range(3):
+            if federation.processes[f"node-{number}"].poll() is not None:
+                federation.node(number, policy=True)
+        return run.poll() is not None
+
+    until(ended)
+    assert run.returncode == 0, federation.log("run").read_text()
     history = read_history(federation.work / "first")
     assert [row["failures"] for row in history] == [[]] * len(history)
     assert sorted(path.stem for path in models() - before) == ["0", "1", "2"]
+    assert history[-1]["trained"]["accuracy"]["mean"] > 0.5, "five classes a client, all of which are trained"
+    assert "train (fedproto, run" in federation.log("node-0").read_text()
 
 
 def flowers_own(folder: Path, times: Path) -> Path:
