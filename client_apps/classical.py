@@ -41,8 +41,8 @@ class Classical(ClientSide[P], ABC):
 
     def end(self, payload: Payload) -> Payload:
         """Return nothing; the training loss is that of the classifier on the client's own examples."""
-        train, task = self.client.data.train, self.client.task
-        loss = task.loss(self.evaluate("trained")(self.client.transform(train.inputs[:])), train.labels)
+        inputs, labels = self.client.data.train.at(slice(None))
+        loss = self.client.task.loss(self.evaluate("trained")(self.client.transform(inputs)), labels)
         self.client.trained = Trained(float(loss), epochs=1)
         return Payload()
 
@@ -64,8 +64,8 @@ class Classical(ClientSide[P], ABC):
 
     @cached_property
     def _classifier(self) -> Any:
-        train = self.client.data.train
-        return self.fitted(self._features(train.inputs[:]), train.labels.cpu().numpy())
+        inputs, labels = self.client.data.train.at(slice(None))
+        return self.fitted(self._features(inputs), labels.cpu().numpy())
 
     @abstractmethod
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:

@@ -12,7 +12,7 @@ from fedhet.client import Client, ClientSide
 from fedhet.client.side import P
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ModelError
-from fedhet.learning import Forward, Loss, Phase, Step
+from fedhet.learning import BATCH, Forward, Loss, Phase, Step
 from fedhet.methods.fedproto import FedProtoParameters, WidthParameters
 from fedhet.models import place_before
 from fedhet.options import Config
@@ -62,8 +62,9 @@ class ByClass(ClientSide[P], ABC):
     def end(self, payload: Payload) -> Payload:
         """Return the mean vector of each class with as many examples as the node asks for, and their numbers."""
         train = self.client.data.train
-        vectors = self._vectors_of(train.inputs)
-        classes, rows, counts = train.labels.unique(return_inverse=True, return_counts=True)
+        batches = [(self._vectors_of(inputs), labels) for inputs, labels in train.batches(BATCH)]
+        vectors, labels = map(torch.cat, zip(*batches, strict=True))
+        classes, rows, counts = labels.unique(return_inverse=True, return_counts=True)
         sums = vectors.new_zeros(len(classes), vectors.shape[1]).index_add_(0, rows, vectors)
         enough = counts >= self.client.least
         if few := classes[~enough].tolist():

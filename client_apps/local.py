@@ -22,5 +22,6 @@ class Local(ClientSide[LocalParameters]):
             return phases
         train, public = self.client.data.train, self.client.public
         assert public.labels is not None  # as the traits say
-        both = Examples(torch.cat([train.inputs[:], public.inputs]), torch.cat([train.labels, public.labels]))
+        inputs, labels = train.at(slice(None))
+        both = Examples(torch.cat([inputs, public.inputs]), torch.cat([labels, public.labels]))
         return [replace(phase, examples=both, augmented=True) for phase in phases]

@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from inspect import Parameter, signature
+from inspect import Parameter
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from fedhet import registry
 from fedhet.data import ClientData, Examples, PublicDataset
-from fedhet.data.own import as_client_data
+from fedhet.data.own import as_client_data, open_parameters
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
 from fedhet.keys import OwnPart
 from fedhet.models.copies import separated
@@ -34,6 +34,9 @@ _FACTS: dict[str, Callable[[ClientInfo], Any]] = {
     "batch_size": attrgetter("config.batch_size"),
 }
 """The arguments that a user's function may take, by name, from its client."""
+
+_CLIENT_NAMES = {"cid", "client_id", "id", "idx", "index", "node_id", "number", "partition", "rank"}
+"""Names of a model function's parameter that, with a default, may be the client or an option."""
 
 
 @dataclass(frozen=True)
@@ -237,20 +240,29 @@ def described(function: Any) -> str:
 
 
 def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
-    """Return a function of a client that calls one which takes the client, single facts of it, or nothing."""
-    try:
-        taken = list(signature(function).parameters.values())
-    except (TypeError, ValueError):  # of something built in
-        taken = []
+    """Return a function of a client that calls one which takes the client, single facts of it, or nothing.
+
+    A `ConfigError` refuses other functions, and those that may take the client or have an option with a default.
+    """
+    taken = open_parameters(function)
     named = {p.name for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
     variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     needed = [p for p in taken if p.default is Parameter.empty and p.kind not in variadic]
     wanted = named & _FACTS.keys()
+    name = getattr(function, "__name__", type(function).__name__)
+    told = wanted & {"client", "partition_id"} or [p for p in needed if p.name not in wanted]
+    unclear = [] if told else [p.name for p in taken if p.name not in wanted]
+    if argument == "model":  # for which options, such as numbers of units, are usual
+        unclear = [] if isinstance(function, type) else [each for each in unclear if each in _CLIENT_NAMES]
+    if unclear:
+        raise ConfigError(
+            f"{argument} {name} takes {', '.join(unclear)}, which may be the client or an option that keeps its "
+            f"default: call it client or partition_id, or give {argument}=lambda client: {name}(...)"
+        )
     if all(p.name in wanted for p in needed):
         return lambda client: function(**{name: _FACTS[name](client) for name in wanted})
     if len(needed) == 1 and not isinstance(function, type) and needed[0].kind is not Parameter.KEYWORD_ONLY:
         return lambda client: function(client)
-    name = getattr(function, "__name__", type(function).__name__)
     raise ConfigError(
         f"{argument} {name} needs {', '.join(p.name for p in needed)}, and is called with a client alone: give a "
         f"function, {argument}=lambda client: {name}(...)"
@@ -277,8 +289,14 @@ def _as_network(client: str, model: Any) -> nn.Module:
         model = separated(model)
     except ModelError as error:
         raise ModelError(f"client {client}: the {name} that the model function returned {error}") from error
+    model.register_forward_pre_hook(_copied)
     model.register_forward_hook(_plain)
     return model
+
+
+def _copied(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Give the network a copy of its inputs, which it may change in place: they can be views of the user's data."""
+    return tuple(each.clone() if isinstance(each, Tensor) else each for each in inputs)
 
 
 def _plain(module: nn.Module, inputs: object, outputs: Any) -> Tensor | None:

@@ -153,7 +153,8 @@ class Task:
                 self.own_loss.to(outputs.device)
             if bool(self._left_out(labels).all()):
                 return 0 * outputs.sum()
-            return self.own_loss(*self.outputs.pair(outputs, labels))
+            # Copies, which a loss may change in place: labels are the client's, and terms and metrics need outputs.
+            return self.own_loss(*self.outputs.pair(outputs.clone(), labels.clone()))
         weights = None
         if self.class_weights:
             weights = torch.tensor(self.class_weights, device=outputs.device, dtype=outputs.dtype)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from fedhet.observing import Observer
 from fedhet.results.history import final_clients, read_clients, scored_curve
 from fedhet.results.report import write_report
 from fedhet.running import _resolved
-from fedhet.supplied import data_function
+from fedhet.supplied import data_function, model_function
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 QUICK = {"clients": 3, "rounds": 2, "learning_rate": 0.2, "batch_size": 8}
@@ -151,12 +152,23 @@ def test_a_function_may_take_what_flowers_examples_give():
     load = data_function(lambda partition_id, num_partitions, batch_size: (partition_id, num_partitions, batch_size))
     assert load.call(asked) == (2, 5, 8)
     assert data_function(lambda info: info.partition_id).call(asked) == 2
+    assert data_function(lambda partition_id=0, share=0.5: (partition_id, share)).call(asked) == (2, 0.5)
+    assert data_function(partial(lambda cid=0, num_partitions=1: (cid, num_partitions), cid=1)).call(asked) == (1, 5)
+    assert model_function(lambda width=16: width).call(asked) == 16
 
 
 @pytest.mark.parametrize(
     ("supplied", "kind", "message"),
     [
         ({"model": lambda width, depth: Net()}, ConfigError, "needs width, depth, and is called with a client alone"),
+        (
+            {"data": lambda cid=0: cid},
+            ConfigError,
+            "takes cid, which may be the client or an option that keeps its",
+        ),
+        ({"data": lambda *args: args}, ConfigError, "call it client or partition_id, or give data=lambda client:"),
+        ({"data": lambda num_partitions, path="": path}, ConfigError, "takes path, which may be the client"),
+        ({"model": lambda cid=0, width=16: Net()}, ConfigError, "model .* takes cid, which may be the client"),
         ({"model": 3}, ModelError, "must be a function of a client that gives an nn.Module, a class .*, not a int"),
         ({"data": [1, 2]}, DataError, "data must be a function of a client .*not a list"),
         ({"model": Net, "engine": "ray"}, ConfigError, "run on the local engine, not on 'ray'"),

@@ -1,7 +1,7 @@
 """Examples, and a data set of them."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -36,10 +36,20 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def at(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of the examples at these indices (k,) int64."""
-        inputs, labels = self.inputs, self.labels.index_select(0, indices)  # faster than labels[indices]
-        return inputs[indices] if isinstance(inputs, LazyInputs) else inputs.index_select(0, indices), labels
+    def at(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of some examples, (k,) int64 or a slice; rows of a dataset are read once for both.
+
+        A user's collate function may change their order, and a dataset the labels: do not use `labels` with `inputs`.
+        """
+        if isinstance(self.inputs, LazyInputs):
+            return self.inputs.pairs(rows)
+        if isinstance(rows, slice):
+            return self.inputs[rows], self.labels[rows]
+        return self.inputs.index_select(0, rows), self.labels.index_select(0, rows)  # faster than inputs[rows]
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and labels of so many examples at a time."""
+        return (self.at(slice(start, start + size)) for start in range(0, len(self), size))
 
     def subset(self, indices: Indices | Tensor) -> "Examples":
         """Return the examples at these indices, in this order; examples in memory are copied."""
@@ -97,7 +107,11 @@ def resident(part: P, device: torch.device) -> P:
 def relabelled(part: P, change: Callable[[Tensor], Tensor]) -> P:
     """Return the object with converted labels; the object itself if nothing changes or there are none."""
     labels = part.labels if part.labels is None else change(part.labels)
-    return part if labels is part.labels else replace(part, labels=labels)
+    if labels is part.labels:
+        return part
+    if isinstance(part.inputs, LazyInputs):
+        return replace(part, inputs=replace(part.inputs, relabel=change), labels=labels)
+    return replace(part, labels=labels)
 
 
 @lru_cache(maxsize=1)  # all clients have the common test set
@@ -106,7 +120,7 @@ def digests(examples: Examples) -> Indices:
     numbers = []
     for start in range(0, len(examples), 1024):
         with seeded(start, "digests"):  # a random transform draws the same in every run, too
-            rows = examples.inputs[start : start + 1024], examples.labels[start : start + 1024]
+            rows = examples.at(slice(start, start + 1024))
         columns = [each.cpu().contiguous().flatten().view(torch.uint8).view(len(each), -1).numpy() for each in rows]
         contents = (hashlib.blake2b(x.tobytes() + y.tobytes(), digest_size=8) for x, y in zip(*columns, strict=True))
         numbers += [int.from_bytes(content.digest(), "big", signed=True) for content in contents]

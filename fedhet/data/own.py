@@ -3,17 +3,22 @@
 A part (training, test, common, validation) is a pair (inputs, labels) of tensors, arrays or lists; columns by name; a
 torch `Dataset`, a Hugging Face partition or anything else with rows; or a `DataLoader` of one. What has rows is read
 row by row when they are needed (`fedhet.data.reading`), so random transforms stay random and images may be many.
+Forms that can be read in two ways are refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from inspect import Parameter, signature
+from itertools import chain, islice
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import default_collate
+from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from fedhet.data.examples import Augment, ClientData, Examples, PublicDataset
 from fedhet.data.reading import INPUTS, LABELS, LazyInputs, as_labels, as_tensor, labels_of, not_finite, pair_of
@@ -52,7 +57,15 @@ def as_public_dataset(value: Any) -> PublicDataset | None:
 
 
 def _client_data(value: Any) -> ClientData:
-    if isinstance(value, tuple | list) and 2 <= len(value) <= len(PARTS):
+    if hasattr(value, "_asdict"):  # a named tuple
+        value = value._asdict()
+    if isinstance(value, tuple | list) and len(value) > 1:
+        public = len(value) == 3 and (isinstance(value[2], PublicDataset) or hasattr(value[2], "__array__"))
+        if len(value) > 2 and not public:
+            raise DataError(
+                f"the data function returned {len(value)} parts without names, which may be (train, test, public) or "
+                "(train, validation, test): return a mapping, {'train': ..., 'validation': ..., 'test': ...}"
+            )
         value = dict(zip(PARTS, value, strict=False))
     names = value.keys() if isinstance(value, Mapping) else set()
     if not {"train", "test"} <= names <= {*PARTS, "augment"}:
@@ -63,7 +76,8 @@ def _client_data(value: Any) -> ClientData:
         )
     present = [name for name in PARTS if name in ("train", "test") or value.get(name) is not None]
     parts = {name: _part(name, value[name], public=name == "public") for name in present}
-    batch_size = value["train"].batch_size if isinstance(value["train"], DataLoader) else None
+    size = getattr(value["train"].batch_sampler, "batch_size", None) if isinstance(value["train"], DataLoader) else None
+    batch_size = size if isinstance(size, int) else None
     return ClientData(**parts, augment=_as_augment(value.get("augment")), batch_size=batch_size)
 
 
@@ -88,8 +102,7 @@ def _public(value: Any) -> PublicDataset:
         return PublicDataset(as_tensor(value))
     if isinstance(value, str) or (isinstance(value, tuple | list) and len(value) != 2):
         raise DataError(f"must be a tensor of inputs or a pair (inputs, labels), not a {type(value).__name__}")
-    examples = _examples(value)
-    return PublicDataset(examples.inputs[:], examples.labels)
+    return PublicDataset(*_examples(value).at(slice(None)))
 
 
 def _examples(value: Any) -> Examples:
@@ -97,10 +110,10 @@ def _examples(value: Any) -> Examples:
         return value
     if isinstance(value, DataLoader):
         collate: Any = None if value.collate_fn is default_collate else value.collate_fn
-        return _rows(value.dataset, collate)
+        return _rows(value.dataset, collate, value)
     if isinstance(value, Mapping):
         value = pair_of(value)
-    if isinstance(value, tuple | list) and len(value) == 2:
+    if isinstance(value, tuple | list) and len(value) == 2 and not _two_rows(*value):
         inputs, labels = as_tensor(value[0]), as_labels(value[1])
         if len(inputs) != len(labels):
             raise DataError(f"has {len(inputs)} inputs and {len(labels)} labels")
@@ -108,40 +121,112 @@ def _examples(value: Any) -> Examples:
     return _rows(value, None)
 
 
-def _rows(value: Any, collate: Callable[[Sequence[Any]], Any] | None) -> Examples:
-    """Examples of something with rows."""
+def _two_rows(first: Any, second: Any) -> bool:
+    """Return whether these are two rows, and not inputs and labels; a `DataError` refuses what may be both."""
+    if isinstance(first, Mapping):
+        return isinstance(second, Mapping)
+    if not all(isinstance(each, tuple | list) and len(each) == 2 for each in (first, second)):
+        return False
+    (a, b), (c, d) = ([np.shape(each) for each in both] for both in (first, second))
+    if ((a, b) == (c, d)) == ((a, c) == (b, d)):
+        raise DataError(
+            "is two sequences of two, which may be two rows (input, label) or the inputs and the labels of two "
+            "examples: give inputs and labels as tensors or arrays"
+        )
+    return (a, b) == (c, d)
+
+
+def _sampled(loader: DataLoader[Any]) -> Tensor:
+    """Return the rows that a loader's sampler yields, ascending; `drop_last` leaves none out.
+
+    A `DataError` refuses a sampler that repeats rows or yields others each time, and batches that the loader does not
+    make of rows.
+    """
+    if type(loader).__iter__ is not DataLoader.__iter__ or loader.batch_sampler is None:
+        kind = "has batch_size = None" if loader.batch_sampler is None else "has an __iter__ of its own"
+        raise DataError(f"is a DataLoader that {kind}, so that its batches need not be made of rows: give its dataset")
+    sampler: Any = loader.batch_sampler
+    whole, plain = len(loader.dataset), type(sampler) is BatchSampler  # type: ignore[arg-type]
+    sampler = sampler.sampler if plain else sampler
+    again = getattr(sampler, "replacement", False)
+    if type(sampler) in (SequentialSampler, RandomSampler) and len(sampler) == whole and not again:
+        return torch.arange(whole)
+    try:
+        draws = (sampler if plain else chain.from_iterable(sampler) for _ in range(2))
+        rows, others = (sorted(map(int, islice(each, whole + 1))) for each in draws)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"has a sampler, {type(sampler).__name__}, that yields no numbers of rows") from error
+    random = isinstance(sampler, RandomSampler | WeightedRandomSampler) and len(rows) < whole
+    if again or random or rows != others or len(set(rows)) < len(rows):
+        raise DataError(
+            f"has a sampler, {type(sampler).__name__}, that repeats rows or draws others in each epoch, where fedhet "
+            "needs one set of examples and draws batches of it: give that set (torch.utils.data.Subset), and weights "
+            "of classes as fedhet.Task(class_weights=...)"
+        )
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def _rows(
+    value: Any, collate: Callable[[Sequence[Any]], Any] | None, loader: DataLoader[Any] | None = None
+) -> Examples:
+    """Examples of something with rows, all or those that a loader's sampler yields."""
     if isinstance(value, IterableDataset) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         raise DataError(
             f"is of type {type(value).__name__}, whose rows cannot be asked for by number: give a pair (inputs, "
             f"labels), a torch Dataset with a length, or columns of which one is {'/'.join(INPUTS[:2])} and one "
             f"{LABELS[0]}"
         )
+    rows = torch.arange(len(value)) if loader is None else _sampled(loader)
     if collate is None and (pair := _in_memory(value)) is not None:
-        return pair
-    if not len(value):
+        return pair if len(rows) == len(pair) else pair.subset(rows)
+    if not len(rows):
         return Examples(torch.empty(0), torch.empty(0).long())
-    return Examples(LazyInputs(value, collate, torch.arange(len(value))), labels_of(value, collate))
+    return Examples(LazyInputs(value, collate, rows), labels_of(value, collate, rows))
 
 
 def _in_memory(value: Any) -> Examples | None:
-    """The examples of a dataset that is two tensors, or a part of such a one."""
-    if isinstance(value, Subset) and (whole := _in_memory(value.dataset)) is not None:
+    """Return the examples of a dataset that is two tensors, or a part of such a one; None for others.
+
+    A subclass may make its rows otherwise.
+    """
+    if type(value) is Subset and (whole := _in_memory(value.dataset)) is not None:
         return whole.subset(torch.as_tensor(value.indices, dtype=torch.int64))
-    if isinstance(value, TensorDataset) and len(value.tensors) == 2:
+    if type(value) is TensorDataset and len(value.tensors) == 2:
         return Examples(as_tensor(value.tensors[0]), as_labels(value.tensors[1]))
     return None
 
 
 def _as_augment(augment: Any) -> Augment | None:
-    """A function of a batch, or of a batch and a generator, as the latter."""
+    """Return a function of a batch, or of a batch and a generator, as the latter.
+
+    The generator goes to the parameter `generator`, or else to a second one without a default.
+    """
     if augment is None:
         return None
     if not callable(augment):
         raise DataError("augment must be a function of a batch of inputs")
-    try:
-        kinds = [parameter.kind for parameter in signature(augment).parameters.values()]
-    except ValueError:
-        kinds = []
-    if len(kinds) - kinds.count(Parameter.VAR_KEYWORD) == 2 and Parameter.VAR_POSITIONAL not in kinds:
+    taken = open_parameters(augment.forward if isinstance(augment, nn.Module) else augment)
+    variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    needed = [p for p in taken if p.default is Parameter.empty and p.kind not in variadic]
+    named = any(p.name == "generator" and p.kind is not Parameter.POSITIONAL_ONLY for p in taken[1:])
+    further = [p for p in needed[1:] if not (named and p.name == "generator")]
+    if any(p.kind is Parameter.KEYWORD_ONLY for p in further) or len(further) > (0 if named else 1):
+        raise DataError(
+            f"augment needs {', '.join(p.name for p in further)}, and is called with a batch of inputs and a generator:"
+            " set the others with functools.partial"
+        )
+    if further:
         return augment
+    if named:
+        return lambda inputs, generator: augment(inputs, generator=generator)
     return lambda inputs, generator: augment(inputs)
+
+
+def open_parameters(function: Callable[..., Any]) -> list[Parameter]:
+    """Return a function's parameters without those that `functools.partial` has set; none of a built-in function."""
+    try:
+        taken = signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    known = function.keywords if isinstance(function, partial) else {}
+    return [parameter for parameter in taken if parameter.name not in known]

@@ -29,7 +29,8 @@ Collate = Callable[[Sequence[Any]], Any]
 class LazyInputs:
     """The inputs of some rows (n,) of a dataset, used like a tensor (n, ...) and read on demand.
 
-    Without `collate` inputs are stacked; batches go to `device`; `part` names the client's part in errors.
+    Without `collate` inputs are stacked; batches go to `device`; `part` names the client's part in errors. Labels that
+    are read together with inputs are converted by `relabel`.
     """
 
     dataset: Any
@@ -37,18 +38,29 @@ class LazyInputs:
     rows: Tensor
     device: str | torch.device = "cpu"
     part: str = ""
+    relabel: Callable[[Tensor], Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
-        """Read the inputs of some rows, in order; raises a `DataError` if they are not finite."""
+        """Read the inputs of some rows; raises what `pairs` does."""
+        return self.pairs(index)[0]
+
+    def pairs(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Read the inputs and labels of some rows together, in the order that the collate function gives them.
+
+        Raises a `DataError` if inputs are not finite, or rows cannot be used.
+        """
         follow_torch()
         rows = self.rows[index.cpu() if isinstance(index, Tensor) else index]
-        inputs = _read(self.dataset, rows.tolist(), self.collate)[0]
-        if (odd := not_finite(inputs)) is not None:
-            raise DataError(f"{self.part} has {odd[1]} in the inputs of row {rows[odd[0]]}".lstrip())
-        return inputs.to(self.device)
+        try:
+            inputs, labels = _read(self.dataset, rows.tolist(), self.collate)
+            if (odd := not_finite(inputs)) is not None:
+                raise DataError(f"has {odd[1]} in the inputs of row {rows[odd[0]]}")
+        except DataError as error:
+            raise DataError(f"{self.part} {error}".lstrip()) from error
+        return inputs.to(self.device), (self.relabel(labels) if self.relabel else labels).to(self.device)
 
     def split(self, size: int) -> Iterator[Tensor]:
         """Batches of so many rows."""
@@ -63,34 +75,45 @@ class LazyInputs:
         return replace(self, device=device)
 
 
-def labels_of(dataset: Any, collate: Collate | None) -> Tensor:
-    """Return all labels: from the dataset's attribute or column, or else from its rows, each read once."""
+def labels_of(dataset: Any, collate: Collate | None, rows: Tensor) -> Tensor:
+    """Return the labels of rows: from the dataset's attribute or column, or else from the rows, each read once."""
     if collate is None and (known := _known_labels(dataset)) is not None and len(known) == len(dataset):
-        return as_labels(known)
-    rows = range(len(dataset))
-    return as_labels(torch.cat([_read(dataset, rows[start : start + 256], collate)[1] for start in rows[::256]]))
+        return as_labels(known)[rows]
+    return as_labels(torch.cat([_read(dataset, part.tolist(), collate)[1] for part in rows.split(256)]))
 
 
 def _known_labels(dataset: Any) -> Any:
-    """Return the labels of a dataset without reading its rows; None if it has no such list, or transforms labels."""
-    if isinstance(dataset, Subset):
+    """Return the labels of a dataset without reading its rows; None if it has no such list, or its rows may differ.
+
+    Only torch's, torchvision's and Hugging Face's own classes are known to have these labels in their rows.
+    """
+    if type(dataset) is Subset:
         known = _known_labels(dataset.dataset)
         return None if known is None else torch.as_tensor(known)[torch.as_tensor(dataset.indices, dtype=torch.int64)]
-    names = getattr(dataset, "column_names", None)
-    if isinstance(names, list) and hasattr(dataset, "with_format"):  # Hugging Face
-        label = next((name for name in LABELS if name in names), None)
-        return dataset.with_format(None)[label][:] if label else None
-    if getattr(dataset, "target_transform", None) is not None:
+    module = type(dataset).__module__
+    if module == "datasets.arrow_dataset" and dataset.format["type"] != "custom":  # Hugging Face, rows as they are
+        labels = [name for name in LABELS if name in dataset.column_names]
+        return dataset.with_format(None)[labels[0]][:] if len(labels) == 1 else None
+    joint = type(getattr(dataset, "transforms", None)).__name__ not in ("NoneType", "StandardTransform")
+    if joint or not module.startswith("torchvision.datasets.") or dataset.target_transform is not None:
         return None
     known = next((getattr(dataset, name) for name in _KNOWN_TO_TORCHVISION if hasattr(dataset, name)), None)
     return known if isinstance(known, Tensor | np.ndarray | list) else None
 
 
-def _read(dataset: Any, rows: Sequence[int], collate: Collate | None) -> tuple[Tensor, Tensor]:
-    read = [dataset[row] for row in rows]
+def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels of rows, which are read as a `DataLoader` does."""
+    several = getattr(dataset, "__getitems__", None)
+    read = list(several(rows)) if several else [dataset[row] for row in rows]
     if collate is not None:
-        inputs, labels = pair_of(collate(read))
-        return as_tensor(inputs), as_labels(labels)
+        pair = pair_of(collate(read))
+        batch = as_tensor(pair[0]), as_labels(pair[1])
+        if not len(batch[0]) == len(batch[1]) == len(rows):
+            raise DataError(
+                f"has a collate function that returned {len(batch[0])} inputs and {len(batch[1])} labels for "
+                f"{len(rows)} rows: leave rows out of the dataset instead (torch.utils.data.Subset)"
+            )
+        return batch
     inputs, labels = zip(*map(pair_of, read), strict=True)
     return _stacked(inputs), as_labels(labels)
 
@@ -122,6 +145,12 @@ def pair_of(row: Any) -> tuple[Any, Any]:
             f"has columns {', '.join(row)}, of which the inputs must be called {INPUTS[0]} and the labels "
             f"{LABELS[0]}: rename them, or give pairs (input, label)"
         )
+    for kind, names in (("inputs", inputs), ("labels", labels)):
+        if len(names) > 1:
+            raise DataError(
+                f"has columns {' and '.join(names)}, each of which may be the {kind}: keep one of them, or give pairs "
+                "(input, label)"
+            )
     return row[inputs[0]], row[labels[0]]
 
 

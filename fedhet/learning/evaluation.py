@@ -38,8 +38,8 @@ def evaluate(
     model.eval()
     predict: Callable[[Tensor], Tensor] = model if scores is None else scores
     total = None
-    for start in range(0, len(examples), BATCH):
-        inputs, labels = prepare(examples.inputs[start : start + BATCH]), examples.labels[start : start + BATCH]
+    for raw, labels in examples.batches(BATCH):
+        inputs = prepare(raw)
         outputs = Forward(predict, inputs, learns=False).run()[0] if isinstance(predict, nn.Module) else predict(inputs)
         score = task.evaluate(outputs.detach(), labels)
         total = score if total is None else total + score

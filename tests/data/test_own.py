@@ -1,14 +1,30 @@
 """Data in users' own forms, and public datasets."""
 
+from collections import namedtuple
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+from torchvision.datasets import DatasetFolder
 
 from fedhet.data import ClientData, Examples, PublicDataset, with_validation
 from fedhet.data.own import as_client_data, as_input, as_public_dataset
 from fedhet.data.reading import as_labels
 from fedhet.errors import DataError
+from fedhet.task import get_task
 
 INPUTS, LABELS = torch.arange(12.0).view(3, 4), torch.tensor([0, 1, 1])
 
@@ -80,12 +96,12 @@ def test_what_is_no_public_dataset_is_refused(value, message):
         as_public_dataset(value)
 
 
-@pytest.mark.parametrize("form", ["mapping", "tuple", "datasets", "client data"])
+@pytest.mark.parametrize("form", ["mapping", "named tuple", "datasets", "client data"])
 def test_a_clients_data_bring_the_public_dataset_and_the_common_test_set_along(form):
     part = (INPUTS, LABELS)
     given = {
         "mapping": {"train": part, "test": part, "public": part, "common": part},
-        "tuple": (part, part, part, part),
+        "named tuple": namedtuple("Parts", ["train", "test", "public", "common"])(part, part, part, part),
         "datasets": {"train": TensorDataset(*part), "test": part, "public": part, "common": TensorDataset(*part)},
         "client data": ClientData(Examples(*part), Examples(*part), PublicDataset(*part), Examples(*part)),
     }[form]
@@ -130,6 +146,7 @@ class HuggingFaceLike:
     """The used part of a `datasets.Dataset`: columns by name, rows by number, another format."""
 
     column_names = ["img", "label"]  # noqa: RUF012
+    format = {"type": None}  # noqa: RUF012
 
     def __len__(self):
         return 3
@@ -169,9 +186,9 @@ def test_data_in_the_forms_that_users_hold(form):
 
 def test_rows_are_read_when_they_are_needed_and_not_before():
     rows = Rows(lambda i: (torch.full((2,), float(i)), i))
-    rows.targets = list(range(6))
     data = with_validation(as_client_data("3", (rows, (INPUTS, LABELS))), 0.5, 0, "3")
-    assert not rows.read
+    assert rows.read == list(range(6))  # for the labels
+    rows.read.clear()
     assert data.train.inputs[torch.tensor([1])].shape == (1, 2)
     assert len(rows.read) == 1
     rows.read.clear()
@@ -224,3 +241,186 @@ def test_an_augmentation_of_ones_own():
     assert drawn.augment(1, 2) == (1, 2)
     with pytest.raises(DataError, match="it returned 'train', 'test', 'trian'"):
         as_client_data("3", {"train": 1, "test": 1, "trian": 1})
+
+
+AUGMENTS = {
+    "a default": (lambda x, p=0.5: p, 0.5),
+    "a keyword": (lambda x, *, p=0.5: p, 0.5),
+    "partial": (partial(lambda x, p=0.5, generator=1: (p, generator), p=0.3, generator=2), (0.3, 2)),
+    "by name": (lambda x, p=0.5, generator=None: (p, generator), (0.5, "given")),
+    "by name only": (lambda x, *, generator: generator, "given"),
+    "by place": (lambda x, g, **options: g, "given"),
+    "any": (lambda *args: len(args), 1),
+    "an object": (type("Shift", (), {"__call__": lambda self, x, p=0.5: p})(), 0.5),
+    "a module": (type("Noise", (torch.nn.Module,), {"forward": lambda self, x, generator: generator})(), "given"),
+}
+
+
+@pytest.mark.parametrize("form", AUGMENTS)
+def test_an_augmentation_keeps_its_options_and_gets_the_generator_it_asks_for(form):
+    augment, expected = AUGMENTS[form]
+    data = as_client_data("3", {"train": (INPUTS, LABELS), "test": (INPUTS, LABELS), "augment": augment})
+    assert data.augment(INPUTS, "given") == expected
+
+
+@pytest.mark.parametrize("augment", [lambda x, p, generator: x, lambda x, *, p: x])
+def test_an_augmentation_that_needs_more_is_refused(augment):
+    with pytest.raises(DataError, match=r"augment needs p, and is called .* set the others with functools\.partial"):
+        as_client_data("3", {"train": (INPUTS, LABELS), "test": (INPUTS, LABELS), "augment": augment})
+
+
+WHOLE = TensorDataset(torch.arange(12.0)[:, None], torch.arange(12))
+CHOSEN = [9, 2, 5, 4]
+SAMPLERS = {
+    "subset": ({"sampler": SubsetRandomSampler(CHOSEN)}, [2, 4, 5, 9]),
+    "tensor": ({"sampler": SubsetRandomSampler(torch.tensor(CHOSEN))}, [2, 4, 5, 9]),
+    "list": ({"sampler": CHOSEN, "batch_size": 3, "drop_last": True}, [2, 4, 5, 9]),
+    "batches": ({"batch_sampler": BatchSampler(SubsetRandomSampler(CHOSEN), 3, True)}, [2, 4, 5, 9]),
+    "own batches": ({"batch_sampler": [[9, 2], [5, 4]]}, [2, 4, 5, 9]),
+    "distributed": ({"sampler": DistributedSampler(WHOLE, 3, 1, shuffle=False)}, [1, 4, 7, 10]),
+    "all, shuffled": ({"shuffle": True, "batch_size": 5, "drop_last": True}, list(range(12))),
+    "all, in an order of weights": ({"sampler": WeightedRandomSampler(range(1, 13), 12, False)}, list(range(12))),
+    "weights": ({"sampler": WeightedRandomSampler([1.0] * 12, 12)}, "WeightedRandomSampler, that repeats rows"),
+    "with replacement": ({"sampler": RandomSampler(WHOLE, True)}, "RandomSampler, that repeats rows or draws others"),
+    "some": ({"sampler": RandomSampler(WHOLE, num_samples=11)}, "RandomSampler, that repeats rows or draws others"),
+    "without end": ({"sampler": iter(lambda: 3, None)}, "that repeats rows"),
+    "keys": ({"sampler": ["a", "b"]}, "has a sampler, list, that yields no numbers of rows"),
+    "no batches": ({"batch_size": None}, "is a DataLoader that has batch_size = None, .* give its dataset"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("dataset", [WHOLE, Rows(lambda i: (torch.tensor([float(i)]), i), 12)], ids=["memory", "rows"])
+def test_a_loaders_examples_are_the_rows_of_its_sampler(dataset, kind):
+    options, expected = SAMPLERS[kind]
+    loader = DataLoader(dataset, **options)
+    if isinstance(expected, str):
+        with pytest.raises(DataError, match=f"train .*{expected}"):
+            as_client_data("3", (loader, WHOLE))
+    else:
+        data = as_client_data("3", (loader, WHOLE))
+        assert data.train.labels.tolist() == data.train.inputs[:][:, 0].tolist() == expected
+        assert data.batch_size == (None if kind == "own batches" else getattr(loader.batch_sampler, "batch_size", 1))
+
+
+def test_a_loader_that_makes_batches_itself_is_refused():
+    mixing = type("Mixing", (DataLoader,), {"__iter__": lambda self: iter(())})
+    with pytest.raises(DataError, match="train is a DataLoader that has an __iter__ of its own"):
+        as_client_data("3", (mixing(WHOLE), WHOLE))
+
+
+class Listed(Dataset):
+    """Rows of two tensors, and a list of labels that torchvision's data sets have, too."""
+
+    def __init__(self, inputs, labels):
+        self.inputs, self.targets = inputs, labels
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, row):
+        return self.inputs[row], int(self.targets[row])
+
+
+def changed(base):
+    def changed_row(self, row):
+        inputs, label = base.__getitem__(self, row)
+        return -inputs, 11 - int(label)
+
+    changes = {"__getitem__": changed_row, "__getitems__": lambda self, rows: [self[row] for row in rows]}
+    return type(f"Changed{base.__name__}", (base,), changes)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        changed(TensorDataset)(*WHOLE.tensors),
+        changed(Listed)(*WHOLE.tensors),
+        changed(Subset)(WHOLE, range(12)),
+        Subset(changed(TensorDataset)(*WHOLE.tensors), range(12)),
+        DataLoader(Subset(changed(Listed)(*WHOLE.tensors), range(12)), batch_size=5),
+    ],
+)
+def test_the_rows_of_a_subclass_count_and_not_the_lists_behind_them(dataset):
+    train = as_client_data("3", (dataset, WHOLE)).train
+    assert train.labels.tolist() == list(range(11, -1, -1))
+    assert torch.equal(train.at(slice(2, 4))[0], torch.tensor([[-2.0], [-3.0]]))
+    assert train.at(torch.tensor([3, 1]))[1].tolist() == [8, 10]
+
+
+def test_labels_of_torchvisions_data_sets_are_known_without_reading_rows(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.txt").write_text(name)
+    read = []
+    folder = partial(DatasetFolder, str(tmp_path), lambda path: read.append(path) or torch.ones(2), (".txt",))
+    assert as_client_data("3", (Subset(folder(), [1]), WHOLE)).train.labels.tolist() == [1]
+    assert not read
+    assert as_client_data("3", (folder(target_transform=lambda y: 1 - y), WHOLE)).train.labels.tolist() == [1, 0]
+    assert len(read) == 2
+
+
+def test_labels_of_a_hugging_face_partition_are_its_column_unless_a_transform_makes_its_rows(monkeypatch):
+    monkeypatch.setattr(HuggingFaceLike, "__module__", "datasets.arrow_dataset")
+    monkeypatch.setattr(HuggingFaceLike, "__getitems__", lambda self, rows: [{"x": 1.0, "y": 2}] * 3, raising=False)
+    assert as_client_data("3", (HuggingFaceLike(), WHOLE)).train.labels.tolist() == [0, 1, 2]
+    monkeypatch.setattr(HuggingFaceLike, "format", {"type": "custom"})
+    assert as_client_data("3", (HuggingFaceLike(), WHOLE)).train.labels.tolist() == [2, 2, 2]
+
+
+def test_a_collate_function_that_sorts_its_batch_keeps_labels_with_inputs():
+    def falling(rows):
+        return default_collate(sorted(rows, key=lambda row: -row[0]))
+
+    def binary(rows):
+        inputs, labels = falling(rows)
+        return inputs, (labels % 2).float()
+
+    train = as_client_data("3", (DataLoader(WHOLE, 4, collate_fn=falling), WHOLE)).train
+    for inputs, labels in [train.at(torch.tensor([1, 7, 3])), *train.batches(5)]:
+        assert labels.tolist() == inputs[:, 0].tolist() == sorted(labels.tolist(), reverse=True)
+    data = as_client_data("3", (DataLoader(WHOLE, 4, collate_fn=binary), WHOLE))
+    inputs, labels = data.relabelled(get_task("binary").outputs.labels).train.at(slice(0, 4))
+    assert labels.dtype == torch.int64
+    assert torch.equal(labels, inputs[:, 0].long() % 2)
+
+
+def test_a_collate_function_that_leaves_rows_out_is_refused():
+    loader = DataLoader(WHOLE, 4, collate_fn=lambda rows: default_collate(rows[1:]))
+    with pytest.raises(DataError, match="train has a collate function that returned 11 inputs and 11 labels for 12"):
+        as_client_data("3", (loader, WHOLE))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ((WHOLE, WHOLE, WHOLE), r"3 parts without names, which may be \(train, test, public\) or \(train, valid"),
+        ((WHOLE, WHOLE, (INPUTS, LABELS)), "return a mapping, {'train': ..., 'validation': ..., 'test': ...}"),
+        (
+            (Rows(lambda i: {"image": 1.0, "pixel_values": 1.0, "y": 1}), WHOLE),
+            "image and pixel_values, each .* input",
+        ),
+        (
+            ({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE),
+            "label and labels, each of which may be the label",
+        ),
+        (([(1.0, 0), (2.0, 1)], WHOLE), r"may be two rows \(input, label\) or the inputs and the labels"),
+    ],
+)
+def test_what_can_be_read_in_two_ways_is_refused(value, message):
+    with pytest.raises(DataError, match=message):
+        as_client_data("3", value)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        [(torch.zeros(2), 4), (torch.ones(2), 7)],
+        [{"x": torch.zeros(2), "y": 4}, {"x": torch.ones(2), "y": 7}],
+        ([[0, 0], [1, 1]], [4, 7]),
+    ],
+)
+def test_two_rows_are_two_examples_and_so_is_a_pair_of_two(part):
+    train = as_client_data("3", (part, WHOLE, INPUTS)).train
+    assert train.inputs[:].tolist() == [[0, 0], [1, 1]]
+    assert train.labels.tolist() == [4, 7]

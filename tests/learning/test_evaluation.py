@@ -1,10 +1,17 @@
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from fedhet.data import Examples
+from fedhet.data.own import as_input
 from fedhet.learning import by_class, evaluate, evaluation
-from fedhet.task import get_task
+from fedhet.learning.evaluation import read
+from fedhet.representations import Representation
+from fedhet.supplied import model_function
+from fedhet.task import Task, get_task
 
 TASK = get_task("classification")
 
@@ -29,6 +36,27 @@ def test_the_score_is_that_of_all_examples_in_evaluation_mode_however_they_are_c
     assert score.value == (outputs.argmax(1) == examples.labels).double().mean().item()
     assert score.loss == pytest.approx(nn.functional.cross_entropy(outputs, examples.labels).item(), rel=1e-5)
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_networks_and_losses_that_change_what_they_are_given_change_copies():
+    class InPlace(nn.Linear):
+        def forward(self, inputs):
+            inputs -= 1
+            return super().forward(inputs)
+
+    def loss(outputs, labels):
+        return nn.functional.binary_cross_entropy_with_logits(outputs.mul_(2), labels.mul_(0.8).add_(0.1))
+
+    model = model_function(InPlace(5, 3))(SimpleNamespace(name="0"))
+    inputs, task = examples_of(20).inputs, Task("multi-label", loss=loss)
+    examples = Examples(inputs.clone(), (inputs[:, :3] > 0).float())
+    score = evaluate(model, examples, task, partial(as_input, dtype=torch.float32))
+    read(model, examples.inputs, lambda inputs: inputs, until=Representation(model, ""))
+    outputs = nn.functional.linear(inputs - 1, model.weight, model.bias).detach()
+    assert torch.equal(examples.inputs, inputs)
+    assert torch.equal(examples.labels, (inputs[:, :3] > 0).float())
+    assert score.value == Task("multi-label").evaluate(outputs, examples.labels).value
+    assert score.loss == pytest.approx(task.loss(outputs, examples.labels).item())
 
 
 def test_a_method_may_predict_otherwise():
