@@ -14,10 +14,10 @@ from fedhet.client import Client, ClientSide
 from fedhet.errors import ModelError
 from fedhet.learning import Phase, reestimate
 from fedhet.methods.fml import BesideParameters
+from fedhet.models.arrays import kinds_of
 from fedhet.randomness import seeded
 from fedhet.representations import Output, Representation, head_name
 from fedhet.representations.features import in_precision, precision
-from fedhet.sharing import is_statistic
 from fedhet.wire import Payload
 
 B = TypeVar("B", bound=BesideParameters)
@@ -59,9 +59,9 @@ def _in_precision(dtype: torch.dtype, _module: nn.Module, inputs: tuple[Tensor, 
 
 
 def state_that_travels(client: Client, network: nn.Module) -> dict[str, Tensor]:
-    """Return a network's tensors, with BatchNorm's statistics only if they are aggregated."""
-    aggregated = client.config.batch_norm == "aggregate"
-    return {name: tensor for name, tensor in network.state_dict().items() if aggregated or not is_statistic(name)}
+    """Return a network's tensors, with running statistics only if they are aggregated."""
+    aggregated, kinds = client.config.batch_norm == "aggregate", kinds_of(network)
+    return {name: tensor for name, tensor in network.state_dict().items() if aggregated or kinds[name] != "statistic"}
 
 
 class Pair(nn.Module):
@@ -92,6 +92,11 @@ class Beside(ClientSide[B]):
         client.check_scores("which the two networks exchange")
         self.small = network_beside(client, self.parameters.shared_model, "shared model")
         self.pair = Pair(client.model, self.small)
+
+    @property
+    def network(self) -> nn.Module:
+        """The shared network."""
+        return self.small
 
     def shared(self) -> dict[str, Tensor]:
         """Return the shared network's tensors."""

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from fedhet.client import Client, ClientSide
-from fedhet.errors import DataError
+from fedhet.errors import DataError, ModelError
 from fedhet.learning import Phase
 from fedhet.methods.class_average import ClassAverageParameters
+from fedhet.models.arrays import tied_names
 from fedhet.wire import Arrays, Payload
 
 
@@ -23,6 +24,14 @@ class ClassAverage(ClientSide[ClassAverageParameters]):
         if client.task.name != "classification" or rows is None:
             raise DataError(
                 f"client {client.name}: class-average needs examples of one class each and an output layer with weights"
+            )
+        tied = {name: first for pair in tied_names(client.model).items() for name, first in (pair, pair[::-1])}
+        if other := next(
+            (name for name in client.tensors if name in tied and name.startswith(f"{client.head}.")), None
+        ):
+            raise ModelError(
+                f"class-average averages the output layer by classes, and its {other} is tied to {tied[other]}, which "
+                "is averaged otherwise: use fedavg"
             )
         return Payload({"classes": class_counts(client, rows)}, {"head": client.head})
 

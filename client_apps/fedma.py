@@ -15,7 +15,7 @@ from torch import Tensor
 from fedhet.client import Client
 from fedhet.graphs import cut_out, tie
 from fedhet.learning import Optimisation, Phase
-from fedhet.matching import due, parameters_of, patch
+from fedhet.matching import due, patch
 from fedhet.methods.fedma import FedMAParameters
 from fedhet.wire import Arrays, Payload, cast, to_arrays
 
@@ -92,7 +92,12 @@ class FedMA(Matched[FedMAParameters]):
             self.client.reestimate(lambda name: name in settled_names)
 
     def _settled_names(self) -> set[str]:
-        return {name for index in range(self._done) for name in parameters_of(self.groups, index)}
+        """Return the names of settled arrays, with all running statistics of settled layers."""
+        groups = [self.groups[index] for index in range(self._done)]
+        names = {slot.parameter for group in groups for slot in group.rows + group.completes}
+        layers = {name.rpartition(".")[0] for name in names}
+        kinds = self.groups.kinds.items()
+        return names | {name for name, kind in kinds if kind == "statistic" and name.rpartition(".")[0] in layers}
 
     # ---- training
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet.client import Client, ClientSide
 from fedhet.learning import Loss, Optimisation, Phase, Step, divergence, reestimate
@@ -35,6 +35,11 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
     def teaching(self) -> bool:
         """Whether this round trains the teacher."""
         return self.client.request.round <= self.parameters.teaching(self.client.config.rounds)
+
+    @property
+    def network(self) -> nn.Module:
+        """The teacher."""
+        return self.teacher
 
     def shared(self) -> dict[str, Tensor]:
         """Return the teacher's tensors, with BatchNorm's statistics only if they are aggregated."""

@@ -18,6 +18,7 @@ from fedhet.client import Client, ClientSide
 from fedhet.client.size import Size
 from fedhet.learning import Phase, Step
 from fedhet.methods.heterofl import HeteroFLParameters
+from fedhet.models.arrays import tied_names
 from fedhet.wire import Payload
 
 P = TypeVar("P", bound=HeteroFLParameters)
@@ -46,8 +47,9 @@ class HeteroFL(ClientSide[P]):
         return absent if bool(absent.any()) and self._by_class(len(absent)) else None
 
     def _by_class(self, classes: int) -> list[str]:
-        """Return the names of the head's arrays that have a row for each class."""
-        names = [name for name in self.shared_names() if name.startswith(f"{self.client.head}.")]
+        """Return the names of the head's arrays that have a row for each class, but for one tied to another layer."""
+        tied = tied_names(self.client.model)
+        names = [name for name in self.shared_names() if name.startswith(f"{self.client.head}.") and name not in tied]
         return [name for name in names if self.client.tensors[name].shape[:1] == (classes,)]
 
     def phases(self, payload: Payload) -> Sequence[Phase]:

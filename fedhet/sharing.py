@@ -7,14 +7,14 @@ LG-FedAvg, averages within architectures and averages by layer are five such map
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # methods name their map, and are listed without torch
     from torch import Tensor, nn
 
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-"""BatchNorm's running statistics, by the last part of their names."""
+    from fedhet.models.arrays import Kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +24,13 @@ class NetworkDescription:
     model: "nn.Module"
     head: str
     architecture: str
+
+    @cached_property
+    def kinds(self) -> "Mapping[str, Kind]":
+        """The kind of each array of the network's state dict."""
+        from fedhet.models.arrays import kinds_of
+
+        return kinds_of(self.model)
 
 
 Keys = Callable[[NetworkDescription], Callable[[str], str | None]]
@@ -43,7 +50,7 @@ class Sharing:
             methods can be told apart by them: only a method that shares everything has a global model.
         averaged: whether the server averages each key, so that its arrays must be alike for all clients that have it;
             otherwise each client's arrays are its own, and are only sent.
-        statistics: whether BatchNorm's running statistics are always sent, or as configured.
+        statistics: whether running statistics are always sent, or as configured (`batch-norm`).
         units: where clients may have a part of what is shared, which units of each hidden layer they have: an index set
             for each axis of each array, or none of the array. The server averages each entry over those who have it.
             None: all have all.
@@ -68,18 +75,14 @@ class Sharing:
         Args:
             network: the client's network.
             arrays: the names in its state dict.
-            statistics: whether BatchNorm's statistics are aggregated in this run.
+            statistics: whether running statistics are aggregated in this run.
         """
         if self.keys == "nothing":
             return {}
         key_of: Callable[[str], str | None] = str if self.keys == "everything" else self.keys(network)
-        sent = [name for name in arrays if statistics or self.statistics == "always" or not is_statistic(name)]
+        everything = statistics or self.statistics == "always"
+        sent = [name for name in arrays if everything or network.kinds[name] != "statistic"]
         return {name: key for name in sent if (key := key_of(name)) is not None}
-
-
-def is_statistic(name: str) -> bool:
-    """Whether an array is one of BatchNorm's running statistics."""
-    return name.rpartition(".")[2] in STATISTICS
 
 
 def _body(network: NetworkDescription) -> Callable[[str], str | None]:
@@ -91,8 +94,10 @@ def _head(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def _trained(network: NetworkDescription) -> Callable[[str], str | None]:
-    names = {name for name, parameter in network.model.named_parameters() if parameter.requires_grad}
-    return lambda name: name if name in names else None
+    from fedhet.models.arrays import tied_names
+
+    trained = {name for name, kind in network.kinds.items() if kind == "trained"} - tied_names(network.model).keys()
+    return lambda name: name if name in trained else None
 
 
 def _architecture(network: NetworkDescription) -> Callable[[str], str | None]:

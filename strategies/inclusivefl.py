@@ -28,7 +28,6 @@ from fedhet.methods import inclusivefl
 from fedhet.rows import grouped
 from fedhet.server import ArraysBy
 from fedhet.server.parts import Parts
-from fedhet.sharing import is_statistic
 from fedhet.wire import Arrays, Payload, Reply, cast
 
 from .depthfl import ByDepth, DepthState  # noqa: TID251 - this folder is fedhet.strategies
@@ -70,7 +69,7 @@ class InclusiveFL(ByDepth[inclusivefl.InclusiveFLParameters, InclusiveFLState]):
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average last blocks within each depth, and the arrays of earlier blocks over all clients that have them."""
         state, share, blocks = self.state, self.parameters.momentum, blocks_of(self.state.blocks)
-        whole = max(blocks.values())
+        whole, constants = max(blocks.values()), understand(self.state.blocks).kinds
         state.last = dict(state.last)
         for depth in sorted(
             {_depth(spec, blocks) for spec in self.federation.specs.values()} - {whole, *map(int, state.last)}
@@ -85,8 +84,10 @@ class InclusiveFL(ByDepth[inclusivefl.InclusiveFLParameters, InclusiveFLState]):
             group = {client: model for client, model in models.items() if depths[client] == depth}
             before, learnt = state.model | state.last.get(str(depth), {}), state.momentum.get(str(depth), {})
             after = self.aggregator.average(group, weights, before=before, parts=parts)
-            change = {name: before[name] - array for name, array in after.items() if not is_statistic(name)}
-            after |= {name: before[name] - (1 - share) * change[name] - share * m for name, m in learnt.items()}
+            change = {name: np.asarray(before[name] - array) for name, array in after.items() if name not in constants}
+            after |= {
+                name: np.asarray(before[name] - (1 - share) * change[name] - share * m) for name, m in learnt.items()
+            }
             changes[depth] = change
             if depth < whole:
                 state.last[str(depth)] = {name: array for name, array in after.items() if blocks[name] == depth}
@@ -117,7 +118,7 @@ def _depth(names: Iterable[str], blocks: Mapping[str, int]) -> int:
 
 def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
     """Group arrays of repeated layers: equal names but for the first number in them, and equal shapes; no exits."""
-    inside = (name for name in shapes if not (is_statistic(name) or name.startswith(f"{EXITS}.")))
+    inside = (name for name in shapes if not name.startswith(f"{EXITS}."))
     return grouped(((re.sub(r"\d+", "", name, count=1), shapes[name]), name) for name in inside).values()
 
 
@@ -140,7 +141,8 @@ def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]
 
 def check_alike(groups: PermutationGroups) -> None:
     """Check that each block has weights like those of the block after it; raises a FedhetError."""
-    weights = {name: shape for name, shape in groups.shapes(groups.widths).items() if len(shape) > 1}
+    shapes = groups.shapes(groups.widths)
+    weights = {name: shape for name, shape in shapes.items() if len(shape) > 1 and name not in groups.kinds}
     found = [{groups.needs[name][1] for name in names} for names in alike(weights)]
     for pair in pairwise(range(1, groups[0].width + 1)):
         if not any(each.issuperset(pair) for each in found):

@@ -17,7 +17,6 @@ from fedhet.matching import Matching, assemble, average_rest, describe, match_ne
 from fedhet.methods import pfnm
 from fedhet.randomness import derive_seed
 from fedhet.server import ArraysBy, FederatedStrategy, State, class_counts, in_order
-from fedhet.sharing import is_statistic
 from fedhet.wire import Arrays, Payload, Reply, WireError
 
 
@@ -75,7 +74,8 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         try:
             groups = understand(reply.values.text("groups", longest=2**20))
             expected = groups.shapes(widths_of(shapes, groups))
-            if {name for name in expected if not is_statistic(name)} - shapes.keys() or not groups.fixed:
+            needed = {name for name in expected if groups.kinds.get(name) != "statistic"}
+            if needed - shapes.keys() or not groups.fixed:
                 raise ValueError("they name other arrays than it shares")
             if {name: expected[name] for name in shapes} != shapes:
                 raise ValueError("they are for arrays of other shapes than it shares")

@@ -37,6 +37,7 @@ from fedhet.client.app import make_client_app
 from fedhet.graphs import reading
 from fedhet.machine import cores
 from fedhet.matching import Matching
+from fedhet.models.arrays import storage_place
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.population import ClientInfo
 from fedhet.rows import ClientRow
@@ -327,7 +328,7 @@ def _built(model: nn.Module, example: Tensor) -> Hashable | None:
     found: list[Hashable] = [tuple(example.shape), example.dtype]
     first: dict[Hashable, str] = {}
     for name, value in [*model.state_dict(keep_vars=True).items(), *model.named_buffers()]:
-        found.append((name, tuple(value.shape), value.dtype, first.setdefault(reading.storage_place(value), name)))
+        found.append((name, tuple(value.shape), value.dtype, first.setdefault(storage_place(value), name)))
     for name, module in model.named_modules(remove_duplicate=False):
         torchs = type(module).__module__.startswith("torch.")  # which keeps lists of its weights beside its options
         options = {k: v for k, v in vars(module).items() if k not in _OF_ALL_MODULES and not (torchs and k[0] == "_")}

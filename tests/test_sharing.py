@@ -18,7 +18,6 @@ from fedhet.sharing import (
     WITHIN_ARCHITECTURES,
     NetworkDescription,
     Sharing,
-    is_statistic,
 )
 
 STATISTICS = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
@@ -167,8 +166,3 @@ def test_everything_and_nothing_are_told_by_their_values():
     assert not alone.starts_unseen_clients
     assert Sharing("everything") == EVERYTHING
     assert Sharing("nothing") == NOTHING
-
-
-def test_statistics_are_told_by_the_last_part_of_the_name():
-    assert all(is_statistic(name) for name in STATISTICS)
-    assert not is_statistic("running_mean.weight")

@@ -197,7 +197,8 @@ class Answers:
             report.note = ""
         if not job.policy.tells_metrics:
             report.note = "its node lets out no metrics (allow), so its accuracy is not known"
-        report.spec = spec_of(job.side.shared())
+        report.spec, kinds = spec_of(job.side.shared()), job.side.kinds
+        report.untrained = {key: kinds[key] for key in report.spec if kinds.get(key, "trained") != "trained"}
         report.noise = noise_multiplier(self._clipping)
         report.groups = describe(client.size.groups) if client.size else ""
         public = _own_public_dataset(job)

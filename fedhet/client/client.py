@@ -219,5 +219,5 @@ class Client:
             )
 
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Re-estimate BatchNorm's statistics from the training examples (see `fedhet.learning.reestimate`)."""
+        """Re-estimate running statistics from the training examples (see `fedhet.learning.reestimate`)."""
         reestimate(self.model, self.data.train.inputs, self.transform, chosen)

@@ -144,8 +144,9 @@ def evaluate(job: Job) -> Payload:
         if trained:
             client.model.load_state_dict(weights)
         measure(job, "trained")
-    # If only a part of the network is shared, each client has its own, whatever it keeps.
-    if client.request.final and (personal or not side.traits.whole):
+    # If only a part of the network is shared, without statistics too, each client has its own, whatever it keeps.
+    shares_all = side.traits.whole and len(side.shared_names()) == len(client.names)
+    if client.request.final and (personal or not shares_all):
         client.store.write_model(side.personal())
     return side.finish(job.payload) if client.request.final else Payload()
 

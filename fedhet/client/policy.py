@@ -12,7 +12,6 @@ from fedhet.client.state import LostState
 from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.method import METRICS, STRUCTURE, Traits
 from fedhet.options import listed
-from fedhet.sharing import is_statistic
 from fedhet.task import Metric
 from fedhet.text import log
 from fedhet.wire import Payload, Reply, WireError
@@ -180,7 +179,7 @@ class Policy:
 
 def _kind_of(group: str, name: str, side: AnySide) -> str:
     kind = side.traits.sends.get(group, "weights" if group in ("model", WHOLE) else _undeclared(group))
-    return "statistics" if kind == "weights" and is_statistic(name) else kind
+    return "statistics" if kind == "weights" and side.kinds.get(name) == "statistic" else kind
 
 
 def _undeclared(name: str) -> str:

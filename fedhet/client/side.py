@@ -13,6 +13,7 @@ from fedhet.errors import FedhetError
 from fedhet.graphs import PermutationGroups, resizable_groups
 from fedhet.learning import Loss, Phase
 from fedhet.method import Traits
+from fedhet.models.arrays import Kind, kinds_of
 from fedhet.options import Config, Parameters
 from fedhet.sharing import NetworkDescription
 from fedhet.wire import Payload, load_into, to_arrays
@@ -94,6 +95,17 @@ class ClientSide(Generic[P]):
         network = NetworkDescription(client.model, head, client.architecture)
         aggregated = client.config.batch_norm == "aggregate"
         return self.traits.shares.names(network, client.names, statistics=aggregated)
+
+    @property
+    def network(self) -> nn.Module:
+        """The network whose arrays are sent; by default the client's."""
+        return self.client.model
+
+    @cached_property
+    def kinds(self) -> dict[str, Kind]:
+        """The kinds of the arrays of the network that is sent, by name and by shared key."""
+        kinds, keys = kinds_of(self.network), self.shared_names()
+        return kinds | {keys[name]: kind for name, kind in kinds.items() if name in keys}
 
     def shared(self) -> dict[str, Tensor]:
         """Return the shared tensors by shared key, not copied; by default those of the network."""

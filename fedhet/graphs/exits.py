@@ -9,7 +9,7 @@ from fedhet.errors import ModelError
 
 from .axes import fixed
 from .depths import block_ends, depths
-from .permutations import PermutationGroup, PermutationGroups
+from .permutations import PermutationGroup, PermutationGroups, untrained
 from .reading import architecture_graph, in_evaluation_mode
 
 EXITS = "exits"
@@ -122,7 +122,8 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
         needed |= {f"{EXITS}.{number}.{each}": number + 1 for each in ("weight", "bias")}
     axes = {name: tuple(map(fixed, shape)) for name, shape in shapes.items()}
     group = PermutationGroup(0, ",".join(ends), model.count, rows=(), completes=())
-    return PermutationGroups((group,), axes, (), graph.tied, {name: (0, depth) for name, depth in needed.items()})
+    needs = {name: (0, depth) for name, depth in needed.items()}
+    return PermutationGroups((group,), axes, (), graph.tied, needs, untrained(graph))
 
 
 def _pooled(value: object, name: str = "a block") -> Tensor:

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from fedhet.errors import ModelError
+from fedhet.models.arrays import Kind
 
 
 class UnsupportedArchitecture(ModelError):
@@ -56,6 +57,7 @@ class ArchitectureGraph:
         shapes: ``state_dict`` name -> shape, of every parameter and buffer.
         tied: Name -> first name, of every parameter that shares its storage with one named before it.
         unused: Parameters that the forward pass in eval mode does not touch.
+        kinds: ``state_dict`` name -> what the array is.
     """
 
     model: str
@@ -63,6 +65,7 @@ class ArchitectureGraph:
     shapes: Mapping[str, tuple[int, ...]] = field(hash=False)
     tied: Mapping[str, str] = field(hash=False)
     unused: tuple[str, ...] = ()
+    kinds: Mapping[str, Kind] = field(default_factory=dict, hash=False)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)

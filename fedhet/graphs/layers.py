@@ -31,12 +31,14 @@ class LayerNode:
         parameters: Role -> ``state_dict`` name, buffers too. Roles of the layer's BatchNorm begin with ``norm_``. Every
             array that the forward pass uses is in one node only.
         shapes: Role -> shape.
+        constants: Roles of the arrays that are not trained: frozen parameters, running statistics and other buffers.
     """
 
     name: str
     type: str
     parameters: Mapping[str, str] = field(default_factory=dict, hash=False)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
+    constants: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,9 @@ class _Layers:
         nodes = []
         for first, parameters in zip(self.first, self.parameters, strict=True):
             shapes = {role: self.architecture.shapes[name] for role, name in parameters.items()}
-            nodes.append(LayerNode(first.name, _type(first, shapes), parameters, shapes))
+            kinds = self.architecture.kinds
+            constants = frozenset(role for role, name in parameters.items() if kinds[name] != "trained")
+            nodes.append(LayerNode(first.name, _type(first, shapes), parameters, shapes, constants))
         return LayerGraph(tuple(nodes), tuple(sorted(self.edges)))
 
     def _place(self, node: Node, before: tuple[int, ...]) -> int | None:

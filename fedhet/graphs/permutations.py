@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from fedhet.sharing import is_statistic
+from fedhet.models.arrays import Kind
 
 from .axes import VALUE, Axis, Segment, Value, Variables, entries, fixed, joined, moving
 from .graph import ArchitectureGraph, Node, UnsupportedArchitecture
@@ -67,6 +67,7 @@ class PermutationGroups:
         tied: Name -> the first name of the same parameter.
         needs: Name of an array that a model may lack -> a group, and the least number of its units with which a model
             has the array.
+        kinds: Name -> what the array is, for arrays that are not trained.
     """
 
     groups: tuple[PermutationGroup, ...]
@@ -74,6 +75,7 @@ class PermutationGroups:
     fixed: tuple[str, ...]
     tied: Mapping[str, str] = field(hash=False)
     needs: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
+    kinds: Mapping[str, Kind] = field(default_factory=dict, hash=False)
 
     def __getitem__(self, index: int) -> PermutationGroup:
         return self.groups[index]
@@ -243,17 +245,36 @@ def _solved(variables: Variables) -> PermutationGroups:
         first = graph.tied.get(name, name)
         bound = (variables.bound.get((first, axis), fixed(size)) for axis, size in enumerate(shape))
         axes[name] = tuple(joined(tuple(map(numbered, variables.known(axis)))) for axis in bound)
-    groups = _groups(
-        list(names.values()), axes, [Slot(name, role, axis) for (name, axis), (role, _) in written.items()]
-    )
+    kinds = untrained(graph)
+    slots = [Slot(name, role, axis) for (name, axis), (role, _) in written.items()]
+    groups = _groups(list(names.values()), axes, slots, kinds)
     moved = {slot.parameter for group in groups for slot in group.rows + group.completes}
-    layers = [name for (name, _), (role, _) in written.items() if role != VALUE and not is_statistic(name)]
+    layers = [name for (name, _), (role, _) in written.items() if role != VALUE and not role.startswith("running_")]
     still = [name for name in layers if name not in moved]
-    return PermutationGroups(groups, axes, tuple(dict.fromkeys(still)), graph.tied)
+    return PermutationGroups(groups, axes, tuple(dict.fromkeys(still)), graph.tied, kinds=kinds)
+
+
+def untrained(graph: ArchitectureGraph) -> dict[str, Kind]:
+    """Return the kinds of the arrays that are not trained.
+
+    Running statistics are those of operators that normalise, which can be taken anew for other widths; a user's own
+    normalisation is arithmetic with buffers.
+    """
+    normalising = {
+        name.rpartition(".")[0]
+        for node in graph
+        for role, name in node.parameters.items()
+        if role.startswith("running_")
+    }
+    return {
+        name: "buffer" if kind == "statistic" and name.rpartition(".")[0] not in normalising else kind
+        for name, kind in graph.kinds.items()
+        if kind != "trained"
+    }
 
 
 def _groups(
-    names: Sequence[str], axes: Mapping[str, tuple[Axis, ...]], slots: Sequence[Slot]
+    names: Sequence[str], axes: Mapping[str, tuple[Axis, ...]], slots: Sequence[Slot], kinds: Mapping[str, Kind]
 ) -> tuple[PermutationGroup, ...]:
     """Sort slots into groups: a slot is in the rows of the groups whose units it describes, or completes the last."""
     widths = {segment.group: segment.width for each in axes.values() for axis in each for segment in axis}
@@ -264,7 +285,7 @@ def _groups(
         along = moving(parameter_axes[slot.axis])
         others = moving(*(segments for axis, segments in enumerate(parameter_axes) if axis != slot.axis))
         # Statistics describe no unit, and b_hh adds to b_ih (as in FedMA's code).
-        describes = not is_statistic(slot.role) and not slot.role.startswith("bias_hh")
+        describes = kinds.get(slot.parameter) != "statistic" and not slot.role.startswith("bias_hh")
         matched = [group for group in along if describes and all(other < group for other in others)]
         for group in matched:
             rows[group].append(slot)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fedhet.machine import out_of_memory
+from fedhet.models.arrays import kinds_of, tied_names
 
 from .graph import ArchitectureGraph, Node, UnsupportedArchitecture
 
@@ -81,25 +82,11 @@ def _attention_unfused() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-def storage_place(value: Tensor) -> Hashable:
-    """Where a living tensor's numbers lie: equal for tied parameters, whether or not they are one Python object."""
-    return value.untyped_storage()._cdata, value.storage_offset(), tuple(value.shape), value.stride()
-
-
-def _tied(model: nn.Module) -> dict[str, str]:
-    first: dict[Hashable, str] = {}
-    tied = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        if (known := first.setdefault(storage_place(value), name)) != name:
-            tied[name] = known
-    return tied
-
-
 class _Reader:
     """Turns the nodes of an exported program into ours."""
 
     def __init__(self, model: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
-        self.model, self.shapes, self.tied = model, shapes, _tied(model)
+        self.model, self.shapes, self.tied = model, shapes, tied_names(model)
         self.nodes: list[Node] = []
         self.values: dict[fx.Node, str] = {}  # which node of ours holds this value now
         self.states: dict[fx.Node, str] = {}  # placeholder -> state_dict name
@@ -124,7 +111,8 @@ class _Reader:
         nodes = self._alive()
         used = {name for node in nodes for name in node.parameters.values()}
         unused = [name for name, _ in self.model.named_parameters() if self.tied.get(name, name) not in used]
-        return ArchitectureGraph(type(self.model).__name__, nodes, self.shapes, self.tied, tuple(unused))
+        kinds = kinds_of(self.model)
+        return ArchitectureGraph(type(self.model).__name__, nodes, self.shapes, self.tied, tuple(unused), kinds)
 
     def _alive(self) -> tuple[Node, ...]:
         """The nodes that outputs depend on, and the inputs: some layers compute what nobody asks for."""

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from fedhet.models.arrays import storage_place
 from fedhet.models.copies import copied
 
 from .graph import ArchitectureGraph, UnsupportedArchitecture
 from .permutations import PermutationGroups, permutation_groups
-from .reading import architecture_graph, storage_place
+from .reading import architecture_graph
 from .states import State, expand
 from .unequal import HeadAttention, StackedRecurrent
 

@@ -215,6 +215,7 @@ def _pad(variables: Variables, node: Node, value: Value) -> Value:
 @rule("cat")
 def _cat(variables: Variables, node: Node, *values: Value) -> Value:
     dim = node.options.get("dim", 0) % len(node.shape)
+    values = tuple(value for value in values if len(value) > 1 or entries(value[0]))  # what has no entries adds none
     result = list(values[0])
     for other in values[1:]:
         result = [

@@ -75,10 +75,10 @@ def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
 
 
 def slots_of(node: LayerNode) -> dict[str, Slot]:
-    """Return the parameters of a layer to generate, by role, without BatchNorm's statistics."""
+    """Return the parameters of a layer to generate, by role: those that are trained."""
     slots = {}
     for role, shape in node.shapes.items():
-        if "running_" in role:
+        if role in node.constants:
             continue
         # A class token is a vector, whatever axes it has; a linear layer with one output is none.
         if len(shape) > 1 and (role != "value" or sum(size > 1 for size in shape) > 1):

@@ -133,7 +133,8 @@ class GraphHypernetwork(nn.Module):
         tiled = others if self.tiles else []
         heads = {
             type: {
-                role: [nodes[place].parameters.get(role) for place in members] for role in self.catalogue[type].slots
+                role: [nodes[place].parameters[role] if role in slots[place] else None for place in members]
+                for role in self.catalogue[type].slots
             }
             for type, members in places.items()
         }

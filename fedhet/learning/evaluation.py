@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from fedhet.data import Examples
 from fedhet.data.reading import LazyInputs
 from fedhet.learning.batching import Forward
+from fedhet.models.arrays import kinds_of
 from fedhet.outputs import IGNORED
 from fedhet.representations import Representation
 from fedhet.task import Score, Task
@@ -104,7 +105,7 @@ def reestimate(
     transform: Callable[[Tensor], Tensor],
     chosen: Callable[[str], bool] = lambda name: True,
 ) -> None:
-    """Re-estimate BatchNorm's statistics, as means over batches of examples.
+    """Re-estimate the running statistics of BatchNorm and InstanceNorm, as means over batches, weighted by their sizes.
 
     Averaged weights give other activations than those that the statistics were taken of. A unit that does not vary here
     (one that a client never had, whose inputs are still zeros) counts as of variance 1.
@@ -113,13 +114,14 @@ def reestimate(
         model: left in evaluation mode, if it has such layers.
         inputs: (n, ...) raw examples; with fewer than two nothing is done.
         transform: from raw inputs to the model's.
-        chosen: the layers whose statistics are taken, by the names of their weights.
+        chosen: the layers whose statistics are taken, by the names of their running means.
     """
-    layers = [
-        module
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.running_mean is not None and chosen(f"{name}.weight")
-    ]
+    kinds = kinds_of(model)
+    layers: list[_NormBase] = []
+    for prefix, module in model.named_modules():
+        name = f"{prefix}.running_mean".removeprefix(".")
+        if isinstance(module, _NormBase) and kinds.get(name) == "statistic" and chosen(name):
+            layers.append(module)
     if not layers or len(inputs) < 2:
         return
     momenta = [layer.momentum for layer in layers]
@@ -128,9 +130,11 @@ def reestimate(
         layer.reset_running_stats()
         layer.train()
     try:
-        for number, batch in enumerate((part for part in inputs.split(BATCH) if len(part) > 1), 1):
+        seen = 0
+        for batch in (part for part in inputs.split(BATCH) if len(part) > 1):
+            seen += len(batch)
             for layer in layers:
-                layer.momentum = 1 / number  # the mean over all batches
+                layer.momentum = len(batch) / seen  # the mean over all examples
             Forward(model, transform(batch), learns=False).run()
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):

@@ -7,7 +7,6 @@ regulariser is a loss term: a function of the current `Step` that returns a scal
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.learning.batching import Backward, Forward
+from fedhet.learning.frozen import forget_gradients, normalises, only_trained
 from fedhet.learning.optimizers import Optimisation
 from fedhet.machine import brought
 from fedhet.representations import Capturing, RandomStream, Representation
@@ -75,8 +75,9 @@ class Phase:
         optimisation: how parameters are stepped.
         steps: mini-batches, instead of whole epochs.
         module: what is trained, if not the client's network: one that writes it, or that stands beside it.
-        trains: which parameters are trained, by their names; the others, and the statistics of modules that have
-            only frozen parameters, do not change. A parameter that does not require gradients is never trained.
+        trains: which arrays are trained, by their names; other parameters, and the buffers of modules none of whose
+            parameters (or buffers, without parameters) is in this part, do not change. A parameter that does not
+            require gradients is never trained.
         terms: added to the task's loss.
         task_weight: weight of the task's own loss; with 0 it is not taken, and labels may be whatever the terms need.
         captures: inner values of every batch that the terms see, by name.
@@ -161,7 +162,7 @@ def train(
     private, before = phase.examples is None, before or Trained()
     model, examples = phase.module or model, phase.examples or examples
     size, device = phase.optimisation.batch_size, examples.labels.device
-    least = max(phase.optimisation.least, 1 + _normalises(model))  # BatchNorm cannot train on one example
+    least = max(phase.optimisation.least, 1 + normalises(model.train()))  # BatchNorm cannot train on one example
     total = phase.steps or phase.epochs * len(_ends(len(examples), size, least))
     if examples.groups is None:
         orders = (batches(len(examples), size, generator, device, least=least) for _ in count())
@@ -173,7 +174,7 @@ def train(
     losses: list[Tensor] = []
     sizes: list[int] = []
     recorded, further = dict(before.recorded), 0
-    with _frozen(model, named, phase.trains) as parameters:
+    with only_trained(model, named, phase.trains) as parameters:
         optimizer = _optimizer(phase, parameters, before)
         for step in _passes(model, named, phase, examples, lambda inputs: prepare(inputs, augmenting), rows):
             loss = _loss(step, phase, task, recorded)
@@ -184,7 +185,7 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = schedule(step.number / total)
             optimizer.step()
-            _forget_gradients(parameters)
+            forget_gradients(parameters)
             losses.append(loss.detach())  # read at the end: reading makes a GPU wait
             sizes.append(step.rows.numel())
             further += step.further
@@ -211,7 +212,16 @@ def _passes(
     for number, index in enumerate(batches):
         inputs, labels = examples.at(index)
         inputs = prepare(inputs)
-        outputs, captured = Forward(model, inputs, phase.captures, bf16=bf16).run()
+        try:
+            outputs, captured = Forward(model, inputs, phase.captures, bf16=bf16).run()
+        except ValueError as error:
+            if len(index) > 1 or not normalises(model):
+                raise
+            few = "there is one training example" if len(examples) == 1 else "batch-size is 1"
+            raise ModelError(
+                f"BatchNorm cannot train on a batch of one example, and {few}: set batch-size to at least 2 and give "
+                "every client at least 2 training examples, or use GroupNorm in its place"
+            ) from error
         yield Step(number, model, parameters, inputs, labels, index, outputs, captured, bf16)
 
 
@@ -272,12 +282,6 @@ def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained
     return before.optimizer
 
 
-def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    # What Optimizer.zero_grad does, without its profiling, which is a tenth of a small network's step.
-    for parameter in parameters:
-        parameter.grad = None
-
-
 def batches(
     count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, least: int = 1
 ) -> Iterator[Tensor]:
@@ -313,38 +317,3 @@ def _ends(count: int, size: int, least: int) -> list[int]:
     if ends and count - ends[-1] < least:
         ends.pop()
     return [*ends, count] if count else []
-
-
-def _normalises(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-
-
-@contextmanager
-def _frozen(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], trains: Callable[[str], bool] | None
-) -> Iterator[list[nn.Parameter]]:
-    """Training mode with only the chosen ones of its parameters live; yields them, without gradients."""
-    model.train()
-    trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
-    live = [parameter for name, parameter in trainable.items() if trains is None or trains(name)]
-    if not live:
-        raise ModelError(
-            f"a phase of training has no parameters to train: of {len(trainable)} trainable ones of "
-            f"{model._get_name()}, none is in the part that it trains"
-        )
-    _forget_gradients(live)
-    if trains is None:
-        yield live
-        return
-    for name, parameter in trainable.items():
-        parameter.requires_grad_(trains(name))
-    for module in model.modules():
-        held = list(module.parameters(recurse=False))
-        if held and not any(parameter.requires_grad for parameter in held):
-            module.eval()
-    try:
-        yield live
-    finally:
-        for parameter in trainable.values():
-            parameter.requires_grad_(True)
-        model.train()

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedhet.graphs import PermutationGroups, expand
-from fedhet.sharing import is_statistic
 
 from .layer import LayerMatch
 from .structure import Array, Assignments, State, rest_of
@@ -41,7 +40,7 @@ def average_carried(
     """
     averaged: dict[str, Array] = {}
     for slot in groups[index].completes:
-        if is_statistic(name := slot.parameter):
+        if groups.kinds.get(name := slot.parameter) == "statistic":
             continue
         moved = (
             expand({name: state[name]}, groups, {index: assignment[index]}, {index: sizes[index]})[name].astype(
@@ -55,7 +54,7 @@ def average_carried(
             continue
         counts = sum(_present(groups, name, slot.axis, assignment, sizes) for assignment in assignments)
         counts = np.reshape(counts, [-1 if axis == slot.axis else 1 for axis in range(total.ndim)])
-        if average == "map":
+        if average == "map" and name not in groups.kinds:
             averaged[name] = total / match.sigma2 / (counts / match.sigma2 + 1 / match.sigma0_2)
         else:
             averaged[name] = total / np.maximum(counts, 1)
@@ -94,7 +93,7 @@ def average_rest(
             result[name] = class_weighted_average(list(stacked), class_counts)
         elif stacked.dtype.kind != "f":
             result[name] = np.rint(stacked.mean(0))
-        elif name.endswith("running_mean"):
+        elif name.endswith("running_mean") and groups.kinds.get(name) == "statistic":
             there = np.stack([_present(groups, name, 0, assignment, sizes) for assignment in assignments])
             shares = _shares(there * weights[:, None])
             variance = name.removesuffix("mean") + "var"
@@ -102,7 +101,7 @@ def average_rest(
             result[name] = (shares * stacked).sum(0)
             lone = shares.sum(0) == 0
             result[variance] = np.where(lone, 1.0, np.maximum((shares * squares).sum(0) - result[name] ** 2, 0))
-        elif name not in result and not is_statistic(name):
+        elif name not in result:
             result[name] = stacked.mean(0)
     return {name: np.asarray(array) for name, array in result.items()}  # a mean of scalars is no array
 

@@ -104,9 +104,20 @@ def match_group(
     matrices = [rows(state, groups, index) for state in states]
     prior = how.prior_mean(states, matrices, groups, index)
     match = how.match(matrices, groups[index], prior, random)
+    _keep_constants(match, matrices, [slot.parameter in groups.kinds for slot in columns(states[0], groups, index)])
     placed = [{**assignment, index: units} for assignment, units in zip(assignments, match.assignments, strict=True)]
     carried = average_carried(states, groups, index, placed, [*sizes, len(match.counts)], match, average=how.average)
     return GroupMatch(match, prior, carried)
+
+
+def _keep_constants(match: LayerMatch, matrices: Sequence[Array], constant: Sequence[bool]) -> None:
+    """Replace columns of what nobody trains by plain means of the rows assigned, without the prior's pull."""
+    if not any(constant):
+        return
+    total = np.zeros_like(match.weights)
+    for matrix, assignment in zip(matrices, match.assignments, strict=True):
+        total[assignment] += matrix
+    match.weights[:, constant] = (total / match.counts[:, None])[:, constant]
 
 
 def match_networks(

@@ -8,7 +8,6 @@ from typing import Any
 import numpy.typing as npt
 
 from fedhet.graphs import PermutationGroup, PermutationGroups, Segment, Slot
-from fedhet.sharing import is_statistic
 
 Array = npt.NDArray[Any]
 State = Mapping[str, Array]  # a client's arrays by name
@@ -18,7 +17,7 @@ Assignments = Mapping[int, Array]  # group -> the global unit of each of a clien
 def parameters_of(groups: PermutationGroups, index: int) -> tuple[str, ...]:
     """Return the parameters that a group settles: those of its rows, then those that it completes; no statistics."""
     slots = groups[index].rows + groups[index].completes
-    return tuple(dict.fromkeys(slot.parameter for slot in slots if not is_statistic(slot.parameter)))
+    return tuple(dict.fromkeys(slot.parameter for slot in slots if groups.kinds.get(slot.parameter) != "statistic"))
 
 
 def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str, ...]:
@@ -27,7 +26,7 @@ def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str,
     return tuple(
         name
         for name in groups.axes
-        if name not in settled and name not in groups.tied and (statistics or not is_statistic(name))
+        if name not in settled and name not in groups.tied and (statistics or groups.kinds.get(name) != "statistic")
     )
 
 
@@ -51,9 +50,8 @@ def understand(text: str) -> PermutationGroups:
             for name, axes in description["axes"].items()
         }
         needs = {name: (int(group), int(least)) for name, (group, least) in description["needs"].items()}
-        return PermutationGroups(
-            tuple(map(_group, description["groups"])), axes, tuple(description["fixed"]), description["tied"], needs
-        )
+        groups, fixed = tuple(map(_group, description["groups"])), tuple(description["fixed"])
+        return PermutationGroups(groups, axes, fixed, description["tied"], needs, dict(description["kinds"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no description of permutation groups: {error!r}") from error
 

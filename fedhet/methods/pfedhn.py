@@ -1,11 +1,10 @@
 """pFedHN (Shamsian et al., ICML 2021) for networks that differ, as FLHA-GHN compares with it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedhet.method import Method, Traits
 from fedhet.options import Parameters, option
-from fedhet.sharing import NetworkDescription, Sharing, is_statistic
+from fedhet.sharing import TRAINED
 
 
 @dataclass(frozen=True)
@@ -15,13 +14,11 @@ class PFedHNParameters(Parameters):
     server_learning_rate: float = option(0.01, "learning rate of the hypernetwork (Adam)", above=0, tries=(0.003, 0.01))
 
 
-def _weights(network: NetworkDescription) -> Callable[[str], str | None]:
-    return lambda name: None if is_statistic(name) else name
-
-
 method = Method(
     "pfedhn",
-    traits=Traits(shares=Sharing(_weights, averaged=False), other_arrays="entries", sends={"delta": "weights"}),
+    traits=Traits(
+        shares=replace(TRAINED, averaged=False, units=None), other_arrays="entries", sends={"delta": "weights"}
+    ),
     Parameters=PFedHNParameters,
     server="fedhet.strategies.pfedhn:PFedHN",
     client="fedhet.client_apps.pfedhn:PFedHN",

@@ -265,7 +265,7 @@ def cut_to_bound(
 ) -> tuple[dict[str, Arrays], list[dict[str, Any]]]:
     """Clip updates whose norm is above `bound` times the median; return all models, and a record of each clipping.
 
-    The norm is over all floating arrays of a client, BatchNorm's statistics included, divided by the root of their
+    The norm is over all floating arrays of a client, running statistics included, divided by the root of their
     number of entries, so that networks of different sizes can be compared.
     """
     starts = {client: cut(before, (parts or {}).get(client, {})) for client in models}
@@ -285,7 +285,7 @@ def _toward(array: Array, before: Array | None, share: float) -> Array:
     if array.dtype.kind != "f":
         return array
     start = 0.0 if before is None else before.astype(np.float64)
-    return (start + share * (array.astype(np.float64) - start)).astype(array.dtype)
+    return np.asarray(start + share * (array.astype(np.float64) - start), array.dtype)  # without axes it is a number
 
 
 def _norm(arrays: Arrays, before: Arrays) -> float:

@@ -14,7 +14,7 @@ from fedhet.errors import FedhetError
 from fedhet.graphs import PermutationGroups, entries_of, widths_of
 from fedhet.matching import understand
 from fedhet.server.run import Run
-from fedhet.sharing import Units, is_statistic
+from fedhet.sharing import Units
 from fedhet.wire import Arrays, Report, Spec, WireError
 
 Indices = NDArray[np.intp]
@@ -59,7 +59,8 @@ class Sizes:
             shapes = groups.shapes(widths)
             if any(shapes[name] != shape for name, (shape, _) in report.spec.items()):
                 raise ValueError("its arrays have other shapes than it describes")
-            if lacking := [n for n in groups.needs if n in shapes.keys() - report.spec.keys() and not is_statistic(n)]:
+            lacking = [name for name in groups.needs if name in shapes.keys() - report.spec.keys()]
+            if lacking := [name for name in lacking if groups.kinds.get(name) != "statistic"]:
                 raise ValueError(f"it lacks {lacking[0]}")
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise WireError(f"its arrays are no part of the network that it describes: {error}") from error

@@ -49,6 +49,7 @@ class Roster:
         nodes: the node of each client that is there, in order of client name.
         refused: nodes that cannot take part, and the name that others go by too, where that is why.
         specs: names, shapes and dtypes of what each client shares, of those that left too.
+        untrained: for each shared key that is not trained, its kind at the first client that has it.
         waiting: nodes whose clients come after the last round.
         keys: for each shared key, what its arrays are like, and the first client that has it.
         metric: name of the task's metric, and the first client that named it; it has so many `labels`.
@@ -58,6 +59,7 @@ class Roster:
     nodes: dict[str, int] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     specs: dict[str, Spec] = field(default_factory=dict)
+    untrained: dict[str, str] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
     keys: dict[str, tuple[tuple[tuple[int, ...], str], str]] = field(default_factory=dict)
     metric: tuple[str, str] | None = None
@@ -159,6 +161,7 @@ class Roster:
         """Take a client in that was checked."""
         name, report = reply.client, reply.report
         self.nodes[name], self.specs[name] = node, report.spec
+        self.untrained = report.untrained | self.untrained
         self.counts[name] = _counts(reply)
         if self.metric is None:
             self.metric, self.labels = (report.metric, name), report.labels

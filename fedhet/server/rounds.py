@@ -10,7 +10,7 @@ from fedhet.server.hooks import Hooks, P, S
 from fedhet.server.reporter import Reporter
 from fedhet.server.run import Round
 from fedhet.text import log
-from fedhet.wire import Payload, Reply
+from fedhet.wire import Payload, Reply, as_declared
 
 
 class Rounds(Hooks[P, S]):
@@ -65,7 +65,9 @@ class Rounds(Hooks[P, S]):
             with self.federation.guarded(f"put together what clients {', '.join(trained)} sent"):
                 before = self.state.model
                 metrics = self.aggregate_fit(round.number, trained)
-            if self.run.privacy and self.state.model is not before:
+                changed = self.state.model is not before
+                self.state.model = as_declared(self.state.model, self.federation.specs.values())
+            if self.run.privacy and changed:
                 self.run.privacy.spend(trained, before, self.state.model)
             for client in trained:
                 self.state.clients[client].trained = round.number

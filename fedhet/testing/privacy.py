@@ -33,7 +33,6 @@ from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.insides import RUN_ID, be_server, identify
 from fedhet.method import METRICS, STRUCTURE
 from fedhet.population import ClientInfo
-from fedhet.sharing import is_statistic
 from fedhet.testing.faults import where
 from fedhet.testing.runs import Case, Kept
 from fedhet.wire import Refusal
@@ -41,6 +40,9 @@ from fedhet.wire.protocol import JOIN
 
 COUNTS = ("num-examples", "test-examples", "validation-examples", "private-steps", "steps", "forwards")
 """Fields of a reply's metrics that are no metrics: the same for as many examples."""
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Last parts of names of BatchNorm's running statistics, in the built-in networks."""
 
 NODE = 1
 """The node that is attacked, by its partition id."""
@@ -116,7 +118,7 @@ def leaving(content: RecordDict, sends: Mapping[str, str], without: set[str]) ->
                 kind = STRUCTURE if key in COUNTS else METRICS
             elif isinstance(record, ArrayRecord):
                 kind = sends.get(name, "weights")
-                kind = "statistics" if kind == "weights" and is_statistic(key) else kind
+                kind = "statistics" if kind == "weights" and key.endswith(STATISTICS) else kind
             else:
                 kind = sends.get(key, STRUCTURE) if name == "values" else STRUCTURE
             if kind not in without:

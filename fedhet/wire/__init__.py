@@ -5,6 +5,7 @@ from fedhet.wire.arrays import Arrays as Arrays
 from fedhet.wire.arrays import Payload as Payload
 from fedhet.wire.arrays import Spec as Spec
 from fedhet.wire.arrays import WireError as WireError
+from fedhet.wire.arrays import as_declared as as_declared
 from fedhet.wire.arrays import bytes_of as bytes_of
 from fedhet.wire.arrays import cast as cast
 from fedhet.wire.arrays import check as check

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +111,20 @@ def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
 def narrowed(spec: Spec, dtype: str) -> Spec:
     """Replace floating dtypes by the dtype in which arrays travel."""
     return {name: (shape, dtype if DTYPES[stored].kind == "f" else stored) for name, (shape, stored) in spec.items()}
+
+
+def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
+    """Return arrays in the dtypes that clients declared, whole numbers rounded; raises a WireError for other values."""
+    dtypes = {name: DTYPES[dtype] for spec in specs for name, (_, dtype) in spec.items()}
+    declared = {}
+    for name, each in arrays.items():
+        array = np.asarray(each)
+        if (dtype := dtypes.get(name, array.dtype)) != array.dtype:
+            if array.dtype.kind not in "biuf":
+                raise WireError(f"{name} is {array.dtype.name}, and clients have it as {dtype.name}")
+            array = np.asarray(np.rint(array) if dtype.kind in "iu" else array, dtype)
+        declared[name] = array
+    return declared
 
 
 def without_widths(spec: Spec) -> Spec:

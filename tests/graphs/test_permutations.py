@@ -627,3 +627,25 @@ def test_groups_in_other_widths_are_those_of_a_model_of_these_widths():
     assert narrow.with_widths(wide.widths) == wide
     assert wide.with_widths(narrow.widths) == narrow
     assert narrow.with_widths(narrow.widths) == narrow
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_what_has_no_entries_adds_nothing_to_a_concatenation(behind):
+    class Cached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.head = nn.Linear(3, 5), nn.Linear(5, 2)
+
+        def forward(self, x):
+            pair = [self.one(x).relu(), torch.tensor([])]
+            return self.head(torch.cat(pair if behind else pair[::-1], -1))
+
+    groups = permutation_groups(architecture_graph(Cached(), torch.rand(2, 3)))
+    assert [(group.name, group.width) for group in groups] == [("one", 5)]
+
+
+def test_kinds_of_arrays_are_known_with_the_groups():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    model[0].bias.requires_grad_(False)
+    tracked = dict.fromkeys(("1.running_mean", "1.running_var", "1.num_batches_tracked"), "statistic")
+    assert permutation_groups(architecture_graph(model, torch.rand(2, 3))).kinds == {"0.bias": "frozen", **tracked}

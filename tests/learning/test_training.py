@@ -468,3 +468,29 @@ def test_the_order_of_the_examples_comes_from_the_generator_alone():
         run(model, Phase(2, Optimisation(batch_size=5)), seed=3)
         results.append(copy(model))
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4, affine=False), nn.InstanceNorm1d(4, track_running_stats=True)])
+def test_a_phase_does_not_move_statistics_of_other_parts_that_have_no_weights(norm):
+    if isinstance(norm, nn.InstanceNorm1d):
+        norm = nn.Sequential(nn.Unflatten(1, (4, 2)), norm, nn.Flatten())
+    body = nn.Sequential(nn.Linear(5, 8), norm) if len([*norm.children()]) else nn.Sequential(nn.Linear(5, 4), norm)
+    model = nn.ModuleDict({"body": body, "head": nn.Sequential(nn.LazyLinear(3), nn.BatchNorm1d(3, affine=False))})
+    model.forward = lambda inputs: model["head"](model["body"](inputs))
+    model(examples_of().inputs)
+    before = copy(model)
+    run(model, Phase(1, Optimisation(0.1), trains=lambda name: name.startswith("head.")))
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert {name.partition(".")[0] for name in changed} == {"head"}
+    assert "head.1.running_mean" in changed
+    run(model, Phase(1, Optimisation(0.1), trains=lambda name: name.startswith("body.")))
+    assert any("body" in n and "running" in n for n, each in model.state_dict().items() if not each.equal(before[n]))
+
+
+@pytest.mark.parametrize(("count", "size", "reason"), [(1, 8, "one training example"), (4, 1, "batch-size is 1")])
+def test_a_batch_of_one_example_names_batchnorm(count, size, reason):
+    with pytest.raises(ModelError, match=f"BatchNorm cannot train .* {reason}: set batch-size"):
+        run(network(), Phase(1, Optimisation(0.1, batch_size=size)), examples_of(count))
+    kept = network()
+    kept.train = lambda mode=True: nn.Module.train(kept, False)
+    assert run(kept, Phase(1, Optimisation(0.1, batch_size=1)), examples_of(1)).work.steps == 1

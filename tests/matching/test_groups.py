@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedhet import models
-from fedhet.graphs import architecture_graph, permutation_groups, permute, resize, rows
+from fedhet.graphs import architecture_graph, columns, permutation_groups, permute, resize, rows
 from fedhet.matching import (
     Matching,
     assemble,
@@ -194,3 +194,19 @@ def test_random_units_are_drawn_from_the_seed(kind, controls_of):
     assert not any(np.array_equal(own, np.arange(len(own))) for own in drawn)
     assert not any(np.array_equal(drawn[2 * i], drawn[2 * i + 1]) for i in range(len(groups)))
     assert all(sorted(own) == list(range(len(own))) for own in drawn)
+
+
+def test_what_nobody_trains_is_not_drawn_towards_the_prior():
+    """Frozen weights and BatchNorm that is kept in evaluation mode, in plain means; trained ones in posterior means."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    model[1].running_mean.copy_(torch.arange(4))
+    model[1].train = lambda mode=True: nn.Module.train(model[1], False)
+    groups = understand(describe(permutation_groups(architecture_graph(model, torch.rand(2, 3)))))
+    state = arrays(model)
+    match = match_networks([state, state], groups, Matching(), np.random.RandomState(0))[0][0].match
+    of = [slot.parameter for slot in columns(state, groups, 0)]
+    same = np.isclose(match.weights[match.assignments[1]], rows(state, groups, 0), atol=1e-6).all(0)
+    constant = {name for name, each in zip(of, same, strict=True) if each}
+    assert constant - {"1.weight"} == {"0.weight", "0.bias", "1.running_mean", "1.running_var"}  # whose prior is 1
+    assert {"1.weight", "1.bias"} <= {*of}

@@ -187,3 +187,10 @@ def test_a_rule_that_has_no_meaning_is_refused():
             configuration.resolve(settings)
     with pytest.raises(ConfigError, match="byzantine has no effect with aggregation = median"):
         configuration.resolve({"method": "fedavg", "aggregation": "median", "byzantine": 0.3})
+
+
+def test_arrays_without_axes_are_clipped_like_others():
+    models = {c: {"scale": np.array(value, np.float32)} for c, value in {"a": 1.0, "b": 1.5, "c": 5.0}.items()}
+    made, cuts = cut_to_bound(models, {"scale": np.array(0.5, np.float32)}, 1.0)
+    assert [cut["client"] for cut in cuts] == ["c"]
+    assert (made["c"]["scale"].shape, made["c"]["scale"].dtype, float(made["c"]["scale"])) == ((), np.float32, 1.5)

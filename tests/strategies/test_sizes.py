@@ -15,11 +15,12 @@ from fedhet.client.size import Size
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.graphs import HeadAttention, architecture_graph, permutation_groups
 from fedhet.matching import describe
+from fedhet.models.arrays import kinds_of
 from fedhet.randomness import torch_generator
 from fedhet.server import average_shared
 from fedhet.server.aggregation import cut_to_bound
 from fedhet.server.parts import Sizes, cut, joined, split
-from fedhet.sharing import FIRST_UNITS, ROLLING_UNITS, is_statistic
+from fedhet.sharing import FIRST_UNITS, ROLLING_UNITS
 from fedhet.wire import Report, WireError, spec_of
 from tests.small import SMALL
 from tests.strategies.by_hand import THREE as SAME
@@ -486,7 +487,8 @@ def test_a_part_of_another_network_is_refused():
 
     def told(client, model, width=1.0, **changes):
         size = Size(width, permutation_groups(architecture_graph(model, example)))
-        spec = spec_of({name: tensor for name, tensor in size.state(model).items() if not is_statistic(name)})
+        kinds = kinds_of(model)
+        spec = spec_of({name: tensor for name, tensor in size.state(model).items() if kinds[name] != "statistic"})
         return Report(client, **{"spec": spec, "groups": describe(size.groups), **changes})
 
     other = Small()

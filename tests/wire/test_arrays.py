@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedhet.wire import WireError, cast, check, to_arrays
+from fedhet.wire import WireError, as_declared, cast, check, to_arrays
 
 
 def test_check_names_the_first_array_that_is_wrong():
@@ -43,3 +43,16 @@ def test_only_floating_arrays_are_cast():
     }
     own = to_arrays(tensors)
     assert cast(own, "float32")["w"] is own["w"]
+
+
+def test_arrays_are_cast_to_the_dtypes_that_clients_declared():
+    specs = [{"w": ((2,), "float32"), "n": ((), "int64")}]
+    cast = as_declared({"w": np.ones(2), "n": np.float64(2.6), "other": np.ones(1)}, specs)
+    assert {name: (array.dtype.name, array.shape) for name, array in cast.items()} == {
+        "w": ("float32", (2,)),
+        "n": ("int64", ()),
+        "other": ("float64", (1,)),
+    }
+    assert cast["n"] == 3
+    with pytest.raises(WireError, match="w is complex128, and clients have it as float32"):
+        as_declared({"w": np.ones(2, complex)}, specs)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from fedhet.learning.batching.passes import Forward
 
@@ -39,7 +39,7 @@ class Layout:
         named = dict(model.named_modules())
         self._modules = list(named.values())
         self.dropouts = [module for module in self._modules if type(module) is nn.Dropout]
-        self._norms = [module for module in self._modules if isinstance(module, _BatchNorm)]
+        self._norms = [module for module in self._modules if isinstance(module, _NormBase)]
         self._parameters = _places(named, "_parameters")
         self._buffers = _places(named, "_buffers")
         tensors = self.parameters | self.buffers
@@ -57,7 +57,7 @@ class Layout:
 
     @property
     def momenta(self) -> tuple[float | None, ...]:
-        """Of BatchNorm's layers; they are others where statistics are taken anew."""
+        """Of layers with running statistics; they are others where statistics are taken anew."""
         return tuple(layer.momentum for layer in self._norms)
 
     @property
@@ -98,7 +98,7 @@ def _places(named: Mapping[str, nn.Module], kind: str) -> list[tuple[str, dict[s
 
 def _description(module: nn.Module) -> bytes:
     """A module's class and attributes, without those below it and weights; `Unfit` if one cannot be compared."""
-    left_out = _WEIGHTS | ({"momentum"} if isinstance(module, _BatchNorm) else set())
+    left_out = _WEIGHTS | ({"momentum"} if isinstance(module, _NormBase) else set())
     attributes = {key: value for key, value in vars(module).items() if key not in left_out}
     hooks = {key: value for key, value in attributes.items() if "_hooks" in key and isinstance(value, OrderedDict)}
     numbers = sorted({number for each in hooks.values() for number in each})  # torch numbers all hooks of a process
