@@ -5,15 +5,14 @@ A script beside the page lists them (`htfl/tables.py`, `papers/scaled.py`):
     python run_configs/htfl/tables.py mnist --data FOLDER --runs FOLDER   # goes on where it stopped
     python run_configs/htfl/tables.py                                     # the tables anew, from results/
 
-`results/NAME.csv` is the `comparison.csv` of `fedhet compare`, `NAME_tuning.csv` what was tried, `NAME_rounds.csv` the
-round with the highest test accuracy of each run, `NAME_unseen.csv` the accuracy of clients that come after the last
-round, and `COSTS.csv` what a round costs a client (`grid/costs.py`).
+`results/NAME.csv` is the `comparison.csv` of `fedhet compare`, `NAME_tuning.csv` what was tried, `NAME_unseen.csv` the
+accuracy of clients that join after the last round, and `COSTS.csv` what a round costs a client (`grid/costs.py`).
 """
 
 import argparse
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,6 @@ class Benchmark:
         variants: as `fedhet compare` takes them.
         baseline: the variant that differences are to.
         baselines: those of single scores, where it is another one.
-        subject: a variant whose differences to all others the table has, too.
         seeds: those that are reported.
         tuning: what is tuned, for all alike.
         rates_of: the benchmark whose chosen settings each variant has, those of its method if none has its name.
@@ -66,7 +64,6 @@ class Benchmark:
         scores: accuracies of the csv file that the table has, with their headings.
         printed: what a paper prints for a variant.
         costs: name of the csv file with what a round costs a client; "": not measured.
-        best: whether the table has the round with the highest test accuracy, too, of rounds that are all evaluated.
         unseen: whether the table has the clients that come after the last round instead, and nothing else.
     """
 
@@ -75,7 +72,6 @@ class Benchmark:
     variants: Sequence[str]
     baseline: str
     baselines: Mapping[str, str] = field(default_factory=dict)
-    subject: str = ""
     seeds: Sequence[int] = (0, 1, 2, 3, 4)
     tuning: Tuning | None = None
     rates_of: str = ""
@@ -83,7 +79,6 @@ class Benchmark:
     scores: Mapping[str, str] = field(default_factory=lambda: {"personal_accuracy": "last round"})
     printed: Mapping[str, str] = field(default_factory=dict)
     costs: str = ""
-    best: bool = False
     unseen: bool = False
 
     def baseline_of(self, score: str) -> str:
@@ -92,11 +87,30 @@ class Benchmark:
 
 
 @dataclass(frozen=True)
+class Summary:
+    """A table of several benchmarks, with a row for each.
+
+    Attributes:
+        rows: headings of the rows, by benchmark.
+        methods: variants whose accuracy is a column, with what the paper prints in brackets.
+        differences: pairs of variants whose paired difference is a column. It is bold if the second one is the
+            benchmark's baseline and p < 0.05.
+        turned: whether benchmarks are columns instead of rows.
+    """
+
+    rows: Mapping[str, str]
+    methods: Sequence[str]
+    differences: Sequence[tuple[str, str]]
+    turned: bool = False
+
+
+@dataclass(frozen=True)
 class Tables:
     """The benchmarks of a page, README.md in a folder that has their `results`."""
 
     folder: Path
     benchmarks: Mapping[str, Benchmark]
+    summaries: Mapping[str, Summary] = field(default_factory=dict)
 
     @property
     def page(self) -> Path:
@@ -134,7 +148,7 @@ class Tables:
         return texts
 
     def run(self, name: str, data: Path, runs: Path, jobs: int = 1) -> None:
-        """Run a comparison, and keep its csv files, its best rounds and what a round costs in `results`."""
+        """Run a comparison, and keep its csv files and what a round costs in `results`."""
         of = self.benchmarks[name]
         place = "public-data" if "public-dataset" in of.keys else "data"
         config = {"preset": "", **named(run_configs() / of.preset), **of.keys, place: str(data)}
@@ -144,8 +158,6 @@ class Tables:
         self.results.mkdir(exist_ok=True)
         if of.costs:
             write_csv(self.results / f"{of.costs}.csv", self.a_round(of, config))
-        if of.best:
-            write_csv(self.results / f"{name}_rounds.csv", best_rounds(found))
         if of.unseen:
             write_csv(self.results / f"{name}_unseen.csv", unseen_clients(found))
         for file, kept in (("tuning.csv", f"{name}_tuning.csv"), ("comparison.csv", f"{name}.csv")):
@@ -179,9 +191,26 @@ class Tables:
             return NOT_RUN
         methods = [variant.name for variant in variants_of(of.variants)]
         filled = [column for column in self.columns(name, values, methods) if any(column[1:])]
-        head, *body = zip(["method", *(f"`{method}`" for method in methods)], *filled, strict=True)
-        lines = (head, ["---", *["---:"] * len(filled)], *body)
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        return markdown(zip(["method", *(f"`{method}`" for method in methods)], *filled, strict=True))
+
+    def summary(self, of: Summary) -> str:
+        """A table of several benchmarks."""
+        lines = [["setting", *(f"`{name}`" for name in of.methods)]]
+        lines[0] += [f"`{one}` minus `{other}`" for one, other in of.differences]
+        for name, heading in of.rows.items():
+            benchmark = self.benchmarks[name]
+            score = next(iter(benchmark.scores))
+            values = {(row["method"], row["seed"]): row for row in self.rows_of(name)}
+            ps = p_values(values, benchmark, score)
+            printed = {method: f" ({text})" for method, text in benchmark.printed.items()}
+            cells = [heading, *(spread_of(values, each, score) + printed.get(each, "") for each in of.methods)]
+            for one, other in of.differences:
+                known = {(one, "mean"), (other, "mean")} <= values.keys()
+                text = difference_of(values, one, other, score) if known else ""
+                clear = other == benchmark.baseline_of(score) and ps.get(one, 1) < 0.05
+                cells.append(f"**{text}**" if clear else text)
+            lines.append(cells)
+        return markdown(zip(*lines, strict=True) if of.turned else lines)
 
     def columns(self, name: str, values: "Values", methods: Sequence[str]) -> Iterator[list[str]]:
         """Yield the columns of a table, each a heading and a cell for each method, "" where there is nothing."""
@@ -191,15 +220,7 @@ class Tables:
             baseline, ps = of.baseline_of(score), p_values(values, of, score)
             yield [heading, *(spread_of(values, method, score) for method in methods)]
             yield [f"minus `{baseline}`", *(difference_of(values, method, baseline, score) for method in methods)]
-            yield [f"`{of.subject}` minus this", *(difference_of(values, of.subject, each, score) for each in methods)]
             yield ["p", *(p_text(ps.get(method)) for method in methods)]
-        best: dict[str, list[float]] = {}
-        for row in self.rows_of(f"{name}_rounds") if of.best else ():
-            best.setdefault(row["method"], []).append(float(row["accuracy"]))
-        yield [
-            "best test round\\*",
-            *(f"{statistics.fmean(best[each]):.3f}" if each in best else "" for each in methods),
-        ]
         means = [values.get((method, "mean"), {}) for method in methods]
         shares = [mean.get("worse_off") for mean in means]
         yield ["worse off than alone", *(f"{float(share):.0%}" if share else "" for share in shares)]
@@ -217,6 +238,8 @@ class Tables:
             begin, end = BEGIN.format(name), END.format(name)
             if begin in text:
                 text = marks.between(text, begin, end, self.table(name))
+        for name, summary in self.summaries.items():
+            text = marks.between(text, BEGIN.format(name), END.format(name), self.summary(summary))
         return text
 
     def main(self) -> None:
@@ -239,6 +262,13 @@ SCRATCH = "-scratch"
 
 Values = Mapping[tuple[str, str], Mapping[str, str]]
 """The rows of a `comparison.csv` by method and what they are: a seed, or a statistic of all."""
+
+
+def markdown(rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown, whose first row is the heading."""
+    head, *body = rows
+    lines = (head, ["---", *["---:"] * (len(head) - 1)], *body)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def spread_of(values: Values, method: str, score: str) -> str:
@@ -293,15 +323,6 @@ def p_values(values: Values, of: Benchmark, score: str) -> dict[str, float]:
 def p_text(p: float | None) -> str:
     """A p value as the tables show it."""
     return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def best_rounds(found: Comparison) -> Iterator[tuple[object, ...]]:
-    """A heading, then for each run the round with the highest accuracy, and that accuracy."""
-    yield "method", "seed", "round", "accuracy"
-    for result in found.results:
-        for each in result.outcomes:
-            accuracy, place = max((accuracy, -place) for place, accuracy in each.files.curve)
-            yield result.variant, each.run.seed, -place, accuracy
 
 
 def unseen_clients(found: Comparison) -> Iterator[tuple[object, ...]]:

@@ -32,7 +32,7 @@ WITHOUT_PEERS = ("local", "nearest-neighbour", "label-spreading", f"inputs={CONT
 def spectral(variants: tuple[str, ...], keys: Mapping[str, Any], **of: Any) -> Any:
     """A benchmark of twenty clients with thirty images each, whose test parts each seed draws."""
     keys = {"test-split": "drawn", "evaluate-every": 10, **keys}
-    how = {"subject": "spectral", "seeds": SEEDS, **of}
+    how = {"seeds": SEEDS, **of}
     return tables.Benchmark("fedhenn/digits_spectral.toml", keys, variants, "local", **how)
 
 
@@ -74,6 +74,27 @@ TABLES = tables.Tables(
         "elsewhere": condition(public_dataset="mnist"),
         "hostile": condition(spectral_as=f"{CONTROLS}:hostile"),
         "hundred-clients": condition("mnist", seeds=SEEDS[:5], dataset="mnist", input_size=14, clients=100),
+    },
+    {
+        "summary": tables.Summary(
+            {
+                "digits": "digits, CNNs",
+                "digits-mlps": "digits, MLPs",
+                "mnist": "MNIST, CNNs",
+                "mnist-mlps": "MNIST, MLPs",
+                "fashion-mnist": "Fashion-MNIST, CNNs",
+                "fashion-mnist-mlps": "Fashion-MNIST, MLPs",
+                "five-classes": "digits, five classes a client",
+                "two-classes": "digits, two classes a client",
+                "disjoint": "digits, disjoint label sets",
+                "participation": "digits, three of ten clients a round",
+                "elsewhere": "digits, public images of MNIST",
+                "hostile": "digits, a hostile fifth",
+                "hundred-clients": "MNIST, a hundred clients",
+            },
+            ("local", "label-spreading", "own", "kernel", "spectral"),
+            [("spectral", name) for name in ("local", "label-spreading", "own")],
+        ),
     },
 )
 
