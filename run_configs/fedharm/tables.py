@@ -47,7 +47,7 @@ def without_labels(**of: Any) -> Any:
 def benchmark(variants: tuple[str, ...], baseline: str, keys: Any = None, **of: Any) -> Any:
     """Five clients with five networks and as many steps in every variant; each seed draws its own test set."""
     keys = {"test-split": "drawn", "evaluate-every": 10, **(keys or {})}
-    how = {"subject": "spectral", "seeds": range(10), **of}
+    how = {"seeds": range(10), **of}
     if "rates_of" not in how:
         how["tuning"] = Tuning({"optimizer": ("adam", "sgd"), "learning-rate": (0.003, 0.01, 0.03)}, (10,))
     return tables.Benchmark("fedharm/digits.toml", keys, variants, baseline, **how)
@@ -61,6 +61,24 @@ TABLES = tables.Tables(
         "foreign-labels": with_labels(keys={"public-dataset": "mnist"}, rates_of="labels"),
         "no-labels": without_labels(),
         "few-no-labels": without_labels(keys=FEW),
+    },
+    {
+        "summary": tables.Summary(
+            {
+                "labels": "labels, 60 private",
+                "few-labels": "labels, 20 private",
+                "foreign-labels": "labels, public images of MNIST",
+                "no-labels": "no labels, 60 private",
+                "few-no-labels": "no labels, 20 private",
+            },
+            tuple(variant.name for variant in tables.variants_of(with_labels().variants)),
+            [
+                *(("fedharm", name) for name in ("local", "mixed", "own")),
+                *(("cka", "own-cka"), ("spectral", "own-spectral")),
+                *(("spectral", "label-spreading"), ("spectral", "fedmd"), ("fedmd", "label-spreading")),
+            ],
+            turned=True,
+        )
     },
 )
 
