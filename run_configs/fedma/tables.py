@@ -43,14 +43,27 @@ def digits(shared: bool) -> Any:
             *("ensemble=ensemble,rounds=1", "fedavg-once=fedavg,rounds=1"),
         ),
         "fedavg-3",
-        subject="fedma-2x",
         seeds=range(10),
         scores={"common_accuracy": "global model"},
         tuning=Tuning({"learning-rate": (0.02, 0.05, 0.1)}, (10, 11)),
     )
 
 
-TABLES = tables.Tables(Path(__file__).resolve().parent, {"own": digits(shared=False), "shared": digits(shared=True)})
+OWN = digits(shared=False)
+SUMMARY = tables.Summary(
+    {"own": "initial weights of their own", "shared": "equal initial weights"},
+    tuple(variant.name for variant in tables.variants_of(OWN.variants)),
+    [
+        ("fedma", "identity"),
+        *(("fedma-2x", name) for name in ("identity-2x", "fedavg-3", "fedavg-6")),
+        *(("pfnm-2x", name) for name in ("pfnm", "pfnm-identity", "ensemble")),
+        ("class-average-6", "fedavg-6"),
+    ],
+    turned=True,
+)
+TABLES = tables.Tables(
+    Path(__file__).resolve().parent, {"own": OWN, "shared": digits(shared=True)}, {"summary": SUMMARY}
+)
 
 if __name__ == "__main__":
     TABLES.main()
