@@ -23,8 +23,18 @@ HTFL: dict[str, Any] = {
     ),
     "baseline": "local",
     "costs": "htfl_costs",
-    "best": True,
 }
+SUMMARY = tables.Summary(
+    {
+        "mnist": "MNIST",
+        "fashion-mnist": "Fashion-MNIST",
+        "mnist-two-classes": "MNIST, two classes a client",
+        "mnist-tuned": "MNIST, learning rate tuned",
+    },
+    ("local",),
+    [(variant.name, "local") for variant in tables.variants_of(HTFL["variants"][1:])],
+    turned=True,
+)
 TABLES = tables.Tables(
     Path(__file__).resolve().parent,
     {
@@ -53,6 +63,7 @@ TABLES = tables.Tables(
             tuning=Tuning({"learning-rate": (0.001, 0.003, 0.01)}, (10, 11)),
         ),
     },
+    {"htflib": SUMMARY},
 )
 
 if __name__ == "__main__":
