@@ -244,6 +244,40 @@ def rates(*values: float, **of: tuple[float, ...]) -> Tuning:
     return Tuning({"learning-rate": values, **own}, TUNED)
 
 
+SUMMARIES = {
+    "entire": tables.Summary(
+        {
+            "fedma-entire": "half of the classes grey",
+            "fedma-balanced": "half of each class grey",
+            "fedma-no-bias": "all images in colour",
+        },
+        ("local",),
+        (),
+    ),
+    "flha": tables.Summary(
+        {
+            **{f"flha-{clients}": f"{clients} clients" for clients in (4, 8, 16)},
+            "flha-8-longer": "8 clients, 200 epochs",
+        },
+        ("local", "flha-ghn", "layer-average", "pfedhn", "distillation", "upper"),
+        [*(("flha-ghn", name) for name in ("local", "layer-average", "distillation")), ("pfedhn", "local")],
+    ),
+    "fedharm": tables.Summary(
+        {
+            f"{name}-{clients}": f"{words}, {clients} clients"
+            for name, words in (("fedharm", "rem"), ("fedharm-res", "res"), ("fedharm-dirichlet", "rem, Dirichlet 0.1"))
+            for clients in (5, 10, 20)
+        },
+        ("local", "longer", "mixed", "own", "fedharm"),
+        [("fedharm", name) for name in ("local", "mixed", "own")],
+    ),
+    "family": tables.Summary(
+        {"fedhenn-family-2": "two classes a client", "fedhenn-family-5": "five classes a client"},
+        ("local", "fedhenn"),
+        [("fedhenn", "local")],
+    ),
+}
+
 TABLES = tables.Tables(
     HERE,
     {
@@ -285,6 +319,7 @@ TABLES = tables.Tables(
         "fedhenn-family-2": family(2, rates_of="fedhenn-2"),
         "fedhenn-family-5": family(5, rates_of="fedhenn-2"),
     },
+    SUMMARIES,
 )
 
 if __name__ == "__main__":
