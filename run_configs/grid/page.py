@@ -164,13 +164,8 @@ class Results:
 
 
 def generated(rows: Sequence[Mapping[str, str]]) -> str:
-    """The tables, and how much of the grid there is."""
-    results = Results(rows)
-    there = results.there
-    every = [(setting, networks) for networks in NETWORKS for setting in SETTINGS]
-    counts = {cell: sum((*cell, method) in there for method in results.methods) for cell in every}
-    words = [f"{setting}, {NETWORKS[networks]}: {count}" for (setting, networks), count in counts.items() if count]
-    text = [f"Methods with all seeds or a reason: {'; '.join(words) or 'none yet'}.\n"]
+    """The tables."""
+    results, text = Results(rows), list[str]()
     for networks, name in NETWORKS.items():
         text += [f"### {name.capitalize()}: `{PLAN['networks'][networks]['architectures']}`\n"]
         text += [*table(results, networks), ""]
@@ -180,18 +175,20 @@ def generated(rows: Sequence[Mapping[str, str]]) -> str:
 def table(results: Results, networks: str) -> Iterator[str]:
     """Lines of Markdown: the best control of each setting, each method's difference to it, and why some have none."""
     reasons: dict[str, list[str]] = {}
-    yield f"| method | public examples | {' | '.join(SETTINGS)} |"
-    yield f"|{' --- |' * 2}{' ---: |' * len(SETTINGS)}"
-    lines = {setting: results.line(setting, networks) for setting in SETTINGS}
-    clear = {setting: results.clear(setting, networks) for setting in SETTINGS}
+    settings = [setting for setting in SETTINGS if results.line(setting, networks)]
+    yield f"| method | public examples | {' | '.join(settings)} |"
+    yield f"|{' --- |' * 2}{' ---: |' * len(settings)}"
+    lines = {setting: results.line(setting, networks) for setting in settings}
+    clear = {setting: results.clear(setting, networks) for setting in settings}
     best = [f"`{name}` {results.mean((s, networks, name)):.3f}" if name else "" for s, name in lines.items()]
     yield f"| the best of `local` and scikit-learn | | {' | '.join(best)} |"
     for name in results.methods:
         cells = []
-        for setting in SETTINGS:
+        for setting in settings:
             difference = results.difference(cell := (setting, networks, name))
             if cell in results.reasons:
-                reasons.setdefault(results.reasons[cell], []).append(name)
+                needs = results.reasons[cell].partition(";")[0].rpartition(": ")[2]
+                reasons.setdefault(needs, []).append(name)
             refused = "refused" if cell in results.reasons else ""
             cells.append(
                 refused
@@ -200,7 +197,8 @@ def table(results: Results, networks: str) -> Iterator[str]:
                 if name == lines[setting]
                 else shown(difference, name in clear[setting])
             )
-        yield f"| `{name}` | {public(name)} | {' | '.join(cells)} |"
+        if {*cells} - {"", "refused"}:
+            yield f"| `{name}` | {public(name)} | {' | '.join(cells)} |"
     if reasons:
         yield "\nRefused:\n"
     for reason, methods in reasons.items():
@@ -219,8 +217,8 @@ def pairs(results: Results) -> Iterator[str]:
     """Yield the lines of the table of methods beside their controls."""
     yield "### Methods beside their controls\n"
     yield (
-        "A method's difference to training alone, or to what takes away that on which it rests, paired as above; bold "
-        "where p < 0.05, corrected for all differences of the pair (Holm).\n"
+        "A method's difference to training alone or to a control; bold: p < 0.05 after Holm's correction for all "
+        "differences of the pair.\n"
     )
     settings = results.begun
     yield f"| method | minus | networks | {' | '.join(settings)} |"
@@ -240,7 +238,7 @@ def pairs(results: Results) -> Iterator[str]:
 def more_steps(results: Results) -> Iterator[str]:
     """Yield the lines of the table of methods that train on public examples, too, and of `local` as many do."""
     yield "### Methods with more gradient steps\n"
-    yield "All gradient steps of a run, also those on public examples. Others that train have those of `local`.\n"
+    yield "All gradient steps of a run, also those on public examples. Other methods have those of `local`.\n"
     settings = results.begun
     yield f"| method | networks | {' | '.join(settings)} |"
     yield f"| --- | --- |{' ---: |' * len(settings)}"
