@@ -42,33 +42,23 @@ LAYERS = {"vgg9": 9, "char-lstm": 3}
 
 HEAD = """# The papers' numbers
 
-The {count} numbers that the papers of FedHeNN, FedHARM, FedMA and FLHA-GHN print, and what runs each of them here:
-{runnable} have a preset, the others a reason. Made by `python run_configs/papers/page.py` from
-[numbers.csv](papers/numbers.csv), [costs.csv](papers/costs.csv) and [measured.csv](papers/measured.csv); tests hold it
-to them and run a round of every preset. `python run_configs/papers/measure.py R4 --data FOLDER --runs FOLDER` runs R4,
-goes on where it stopped, and adds what came out to measured.csv; the last column has it then, with its curve and its
-difference to the paper.
+The {count} numbers that the papers of FedHeNN, FedHARM, FedMA and FLHA-GHN print, and the run that gives each of them
+here; {runnable} have a preset, the others a reason. This command runs R4, continues where it stopped, and adds the
+result to [measured.csv](papers/measured.csv); the last column then has it, with its curve and its difference to the
+paper:
 
-**Cost** is that of one seed on one CPU core. A round's seconds are extrapolated: those that a training example takes in
-an epoch, times examples, epochs and clients of a round, and those that a client takes beside, the server's part for it
-included. Both were measured in short runs ([costs.csv](papers/costs.csv) says of which size, where and when;
-`python run_configs/papers/costs.py` makes it). Core hours are that times rounds, and the closing round. Evaluation is
-not counted. FedMA's round is the mean of those of a pass.
+```bash
+python run_configs/papers/measure.py R4 --data FOLDER --runs FOLDER
+python run_configs/papers/page.py    # this page, from numbers.csv, costs.csv and measured.csv
+```
 
-**FedHeNN's term.** With the paper's eta0 = 0.001, the term's weight eta0 sqrt(t) grows from 0 to 0.001 sqrt(199) =
-0.014 in the last of 200 rounds, and the distance 1 - CKA that it multiplies is between 0 and 1. So a client that
-minimises its loss with the term ends at most 0.014 above the least loss without it, which it would reach under FedAvg
-from the same weights. We do not see how that makes a global model 8 to 25 points better than FedAvg's; the five rows
-say so. On Sentiment140 (eta0 = 0.01) the term weighs at most 0.14.
+**Cost** is that of one seed on one CPU core, without evaluation. It is extrapolated from short runs
+([costs.csv](papers/costs.csv) has their size, place and date). FedMA's round is the mean of those of a pass.
 
-**FedRep.** The paper does not say how it ran it; here the settings are those of FedRep's authors, one seed. With two
-classes a client it comes out 2.0 points higher with 100 clients, of which the heads' closing epochs add 1.8, and 1.9
-with 500, where these add nothing; with five classes 8.8 higher with 100, whose curve passes the paper's 72.4 between
-rounds 19 and 29 of 100, and 2.8 with 500.
-
-**FedMA's ensemble and entire data.** One seed each. The ensemble of sixteen VGG-9 is 8.4 points below the paper's; how
-long its members trained, the paper does not say (150 epochs here, FedMA's E). One client with all images is above the
-paper's with SGD, 5.0 points with grey images and 1.4 without: momentum and the cosine schedule are ours.
+**What is ours.** The papers do not say how they ran FedRep, for which the settings are its authors', and how long the
+members of FedMA's ensemble train, for which it is FedMA's 150 epochs. For FedMA's training on the entire data,
+momentum and the cosine schedule are ours. FedHeNN's term weighs at most 0.014 on CIFAR-10 with the paper's eta0 (eta0
+sqrt(t) in the last of 200 rounds), so a client can end at most 0.014 above the least loss without the term.
 """
 
 
