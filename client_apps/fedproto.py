@@ -12,7 +12,7 @@ from fedhet.client import Client, ClientSide
 from fedhet.client.side import P
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ModelError
-from fedhet.learning import BATCH, Forward, Loss, Phase, Step
+from fedhet.learning import BATCH, Loss, Phase, Step, forward
 from fedhet.methods.fedproto import FedProtoParameters, WidthParameters
 from fedhet.models import place_before
 from fedhet.options import Config
@@ -180,7 +180,7 @@ class FedProto(OneWidth[FedProtoParameters]):
         classes = max(2, self.client.outputs, 1 + int(torch.cat([candidates, *evaluated]).max()))
 
         def nearest(inputs: Tensor) -> Tensor:
-            phi, _ = Forward(self.client.model, inputs, until=self.until, learns=False).run()
+            phi, _ = forward(self.client.model, inputs, until=self.until, learns=False)
             distances = torch.cdist(phi.float(), prototypes).square()
             # A class that is no candidate is far below all others, yet finite, so that the loss is a number.
             scores = torch.full((len(phi), classes), -1e4, device=phi.device)

@@ -271,14 +271,6 @@ class Config:
         at_least=0,
         needs={"engine": ("local",)},
     )
-    client_batching: str = option(
-        "off",
-        "clients of the local engine that train together, equal networks as one batch of networks: off, a number, auto "
-        "(16, where it is measured to be faster), or gpu (auto on a GPU); results agree with `off` up to rounding",
-        about="node",
-        resumable=True,
-        needs={"engine": ("local",)},
-    )
     state_dir: str = _place(
         "",
         "folder for the clients' own state; empty: in the run directory, or ~/.fedhet/state",

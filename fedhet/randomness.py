@@ -58,13 +58,3 @@ def seeded(seed: int, *purpose: object) -> Iterator[None]:
             generator.set_state(state)
         random.setstate(python)
         np.random.set_state(numpy)
-
-
-def follow_torch() -> None:
-    """Seed the global generators of NumPy and Python with a number that torch's draws.
-
-    Clients that are batched take turns within a process. Each has its own state of torch's generator, but not of these.
-    """
-    seed = int(torch.randint(2**32, ()))
-    random.seed(seed)
-    np.random.seed(seed)

@@ -4,7 +4,6 @@ A key without effect is refused if a user set it, and else reset to its default.
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any, NamedTuple
 
@@ -39,10 +38,6 @@ def conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
         named.append(("public-dataset", config.public_dataset, data.names()))
     problems = [nearest(key, name, known) for key, name, known in named if name not in known]
     problems += _problem(lambda: check_device_name(config.device))
-    if not re.fullmatch(r"auto|gpu|off|[2-9]|[1-9]\d+", config.client_batching):
-        problems.append(
-            f"client-batching = {config.client_batching!r}: must be auto, gpu, off, or a number of clients from 2"
-        )
     if not numbers:
         return problems + _problem(lambda: models.expand(config.architectures))
     problems += _problem(lambda: models.deal(config.architectures, config.assign, config.clients, config.seed))

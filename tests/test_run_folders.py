@@ -248,7 +248,6 @@ SETTING = st.sampled_from(
         *("method", "extra-keys", "preset", "dataset", "architectures", "assign", "rounds", "clients", "log", "head"),
         *(
             "partition",
-            "client-batching",
             "device",
             "engine",
             "seed",

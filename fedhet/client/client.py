@@ -16,7 +16,7 @@ from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError
 from fedhet.learning import BATCH, Optimisation, Trained, learning_rate, read, reestimate
 from fedhet.options import Config
-from fedhet.randomness import derive_seed, follow_torch, torch_generator
+from fedhet.randomness import derive_seed, torch_generator
 from fedhet.representations import Representation
 from fedhet.representations.features import ROWS_AT_ONCE, in_precision, scores_of
 from fedhet.task import Task
@@ -165,8 +165,6 @@ class Client:
         """Transform raw inputs to a training batch, augmented with `generator` if that is configured."""
         if self.augment is None or generator is None:
             return self.transform(inputs)
-        if self.own_data:
-            follow_torch()
         return self.transform(self.augment(inputs, generator))
 
     def read(

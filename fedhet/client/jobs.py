@@ -1,6 +1,6 @@
 """A client's work for a message: it trains, is evaluated, or joins after the last round.
 
-A job has a network and random streams of its own, so that several can run at once (client batching).
+A job has a network and random streams of its own.
 """
 
 import math

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from fedhet.errors import DataError
-from fedhet.randomness import follow_torch
 
 INPUTS = ("image", "img", "pixel_values", "inputs", "input", "features", "x", "data")
 LABELS = ("label", "labels", "target", "targets", "fine_label", "y")
@@ -52,7 +51,6 @@ class LazyInputs:
 
         Raises a `DataError` if inputs are not finite, or rows cannot be used.
         """
-        follow_torch()
         rows = self.rows[index.cpu() if isinstance(index, Tensor) else index]
         try:
             inputs, labels = _read(self.dataset, rows.tolist(), self.collate)

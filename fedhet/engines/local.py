@@ -9,7 +9,6 @@ from pathlib import Path
 from fedhet.client.app import make_client_app
 from fedhet.flower import ClientApp
 from fedhet.flower.grid import LocalGrid
-from fedhet.learning import ClientBatching
 from fedhet.machine import cores, device_of, process_restored, room_on
 from fedhet.observing import Observer
 from fedhet.options import Config
@@ -41,7 +40,6 @@ def run_locally(
     app = app or make_client_app(supplied.model, supplied.data, task=supplied.task)
     device = device_of(config.device)
     workers = config.workers or (1 if device.type == "mps" else cores())
-    batching = ClientBatching.of(config.client_batching, device)
     with ExitStack() as stack:
         stack.enter_context(process_restored())
         if workers > 1 and not multiprocessing.current_process().daemon:  # one of several runs has one core
@@ -53,13 +51,12 @@ def run_locally(
                 workers=workers,
                 timeout=config.timeout,
                 at_once=config.timeout < Config().timeout,
-                batching=batching,
                 datasets=(config.dataset, config.public_dataset) if supplied.data is None else (),
                 room=partial(room_on, device) if device.type == "cuda" and not config.workers else None,
             )
             grid: LocalGrid = stack.enter_context(workers_grid)
         else:
-            grid = LocalGrid(app, config.clients, batching)
+            grid = LocalGrid(app, config.clients)
         serve(
             config,
             grid,

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
@@ -19,27 +19,26 @@ from fedhet.engines.messages import SHARES, SharedMessage, receive, send
 from fedhet.flower import ClientApp, Context, Message
 from fedhet.flower.grid import handled
 from fedhet.flower.insides import be_server, colour_terminals_only
-from fedhet.learning import ClientBatching
 
 
 class Worker:
     """A process that handles messages.
 
     Attributes:
-        groups: the messages that it has, by key: those that it works on, then those that wait in its process.
+        messages: the messages that it has, with their keys: the one that it works on, then one that waits there.
         since: when it began with the first.
         failed: whether it ended before it was ready.
     """
 
-    def __init__(self, recipe: SharedMessage, batching: ClientBatching | None) -> None:
-        self.groups: deque[dict[str, Message]] = deque()
-        self.since, self._recipe, self._batching = 0.0, recipe, batching
+    def __init__(self, recipe: SharedMessage) -> None:
+        self.messages: deque[tuple[str, Message]] = deque()
+        self.since, self._recipe = 0.0, recipe
         self.start()
 
     def start(self) -> None:
         """Start the process and send it the recipe."""
         level = logging.getLogger("flwr").level
-        self.child = Child(_work, dict(os.environ), level, self._batching, name="fedhet worker")
+        self.child = Child(_work, dict(os.environ), level, name="fedhet worker")
         self._ready = self.failed = False
         self.child.send(self._recipe)
 
@@ -57,16 +56,16 @@ class Worker:
         except ChildError:
             self.failed = True
 
-    def take(self, messages: dict[str, Message], contexts: Sequence[Context]) -> None:
-        """Give it messages."""
-        if not self.groups:
+    def take(self, key: str, message: Message, context: Context) -> None:
+        """Give it a message."""
+        if not self.messages:
             self.since = time.monotonic()
-        self.groups.append(messages)
-        self.child.send(list(zip(messages.values(), contexts, strict=True)))
+        self.messages.append((key, message))
+        self.child.send((message, context))
 
     def has(self, key: str) -> bool:
         """Whether it has that message."""
-        return any(key in group for group in self.groups)
+        return any(key == mine for mine, _ in self.messages)
 
 
 def recipe(app: ClientApp, datasets: Collection[str]) -> SharedMessage:
@@ -75,7 +74,7 @@ def recipe(app: ClientApp, datasets: Collection[str]) -> SharedMessage:
     return SharedMessage((app, registry.given(), loaded, torch.get_default_dtype()))
 
 
-def _work(connection: Connection, environment: Mapping[str, str], level: int, batching: ClientBatching | None) -> None:
+def _work(connection: Connection, environment: Mapping[str, str], level: int) -> None:
     """Handle the messages of clients until the run's process ends."""
     os.environ.update(environment)  # it is forked from a process that may be older than a change of it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
@@ -89,15 +88,14 @@ def _work(connection: Connection, environment: Mapping[str, str], level: int, ba
     be_server()
     logged: set[str] = set()
     send(connection, True)
-    waiting: SimpleQueue[list[tuple[Message, Context]]] = SimpleQueue()
+    waiting: SimpleQueue[tuple[Message, Context]] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, waiting), daemon=True).start()
     while True:
-        calls = waiting.get()
-        replies = handled(app, calls, logged, batching)
-        send(connection, [(reply, context) for reply, (_, context) in zip(replies, calls, strict=True)])
+        message, context = waiting.get()
+        send(connection, (handled(app, message, context, logged), context))
 
 
-def _receive(connection: Connection, waiting: "SimpleQueue[list[tuple[Message, Context]]]") -> None:
+def _receive(connection: Connection, waiting: "SimpleQueue[tuple[Message, Context]]") -> None:
     """Take in messages while the worker works, or their sender would wait; ends the process with the connection."""
     with contextlib.suppress(EOFError, OSError):
         while True:

@@ -5,7 +5,6 @@ ready, so a short run never waits for them. While a worker trains one client, th
 process already. A client's results do not depend on its process: it is seeded for each message, its state is on disk.
 """
 
-import heapq
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -18,7 +17,6 @@ from fedhet.engines.worker import Worker, recipe
 from fedhet.flower import ClientApp, Context, Message, MessageType
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import failure, identify
-from fedhet.learning import ClientBatching
 from fedhet.text import log
 
 AHEAD = 2
@@ -29,19 +27,17 @@ class WorkerGrid(LocalGrid):
     """A Grid whose nodes are calls of ClientApps in worker processes, a few at a time; a context that ends them.
 
     A worker rather takes nodes that it had before, and those first that took longest. One that dies, or takes longer
-    than the timeout, is the failure of the client that it works on, and another takes its place; batched clients are
-    then tried one by one, to find out whose failure it is.
+    than the timeout, is the failure of the client that it works on, and another takes its place.
 
     Args:
-        client_app: as of `LocalGrid`, like `clients` and `batching`; workers get it by cloudpickle.
+        client_app: as of `LocalGrid`, like `clients`; workers get it by cloudpickle.
         clients: number of nodes.
         workers: processes.
-        timeout: seconds that a message may take in a worker, or those of batched clients together.
+        timeout: seconds that a message may take in a worker.
         at_once: whether the first message waits for workers: what happens in this process cannot be timed out.
-        batching: handles several messages of a worker side by side.
         datasets: names of those that workers have from this process, where it has loaded them.
         room: number of workers that a GPU has room for, asked once clients have trained here; None: for all. There are
-            then no more workers than batches that all clients make.
+            then no more workers than clients.
     """
 
     answers = True
@@ -58,19 +54,16 @@ class WorkerGrid(LocalGrid):
         workers: int,
         timeout: float,
         at_once: bool = False,
-        batching: ClientBatching | None = None,
         datasets: Collection[str] = (),
         room: Callable[[], int] | None = None,
     ) -> None:
-        super().__init__(client_app, clients, batching)
+        super().__init__(client_app, clients)
         self._number, self._timeout, self._room, self._datasets = workers, timeout, room, datasets
         if at_once:
             self.patience = 0.0
         self._recipe: SharedMessage | None = None
         self._team: list[Worker] = []
         self._took_over = False
-        self._pushed = 0
-        self._suspects: set[str] = set()  # of batched clients that failed
         self._spent = 0.0
         self._seconds: dict[int, float] = {}  # that each node's last messages took
         self._had_by: dict[int, Worker] = {}  # node by node
@@ -85,12 +78,6 @@ class WorkerGrid(LocalGrid):
         self._team = []
         if self._recipe:
             self._recipe.close()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Take in messages; workers share them evenly."""
-        keys = list(super().push_messages(messages))
-        self._pushed = len(keys)
-        return keys
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Have the messages handled, each within the grid's own timeout; replies come while others are computed."""
@@ -107,7 +94,7 @@ class WorkerGrid(LocalGrid):
         if not wanted:
             return []
         if not self._takes_over():
-            return self._here(wanted[: self._side_by_side])
+            return [self._here(wanted[0])]
         if not any(key in self._done for key in wanted):
             self._hand_out(wanted)
             self._take_in()
@@ -117,21 +104,19 @@ class WorkerGrid(LocalGrid):
     def _knows(self, key: str) -> bool:
         return key in self._waiting or key in self._done or any(worker.has(key) for worker in self._team)
 
-    def _here(self, keys: Sequence[str]) -> list[Message]:
-        """Handle messages in this process."""
-        messages, started = [self._waiting.pop(key) for key in keys], time.monotonic()
-        replies = self._handle_all(messages)
-        self._note(messages, started)
-        return replies
+    def _here(self, key: str) -> Message:
+        """Handle a message in this process."""
+        message, started = self._waiting.pop(key), time.monotonic()
+        reply = self._handle(message)
+        self._note(message, started)
+        return reply
 
-    def _note(self, messages: Collection[Message], started: float) -> None:
-        """Note the time that messages took; an evaluation does not make a node a quick one."""
-        seconds = time.monotonic() - started
-        if any(message.metadata.message_type == MessageType.TRAIN for message in messages):
+    def _note(self, message: Message, started: float) -> None:
+        """Note the time that a message took; an evaluation does not make a node a quick one."""
+        seconds, node = time.monotonic() - started, message.metadata.dst_node_id
+        if message.metadata.message_type == MessageType.TRAIN:
             self._spent += seconds
-        for message in messages:
-            node = message.metadata.dst_node_id
-            self._seconds[node] = max(seconds / len(messages), 0.5 * self._seconds.get(node, 0.0))
+        self._seconds[node] = max(seconds, 0.5 * self._seconds.get(node, 0.0))
 
     # ---- workers
 
@@ -142,7 +127,7 @@ class WorkerGrid(LocalGrid):
             children.prepare()
         if due and self._spent >= self.patience:
             if self._room:
-                self._number = min(self._number, self._room(), math.ceil(len(self._contexts) / self._side_by_side))
+                self._number = min(self._number, self._room(), len(self._contexts))
             if self._number < 2:
                 log.info("clients go on in one process: they have no room, or no use, for several on the GPU")
                 return False
@@ -151,7 +136,7 @@ class WorkerGrid(LocalGrid):
             except Exception as error:  # whatever a user's functions hold
                 self._alone(f"the client app cannot be copied ({error})")
             else:
-                self._team = [Worker(self._recipe, self._batching) for _ in range(self._number)]
+                self._team = [Worker(self._recipe) for _ in range(self._number)]
                 for worker in self._team if not self.patience else ():
                     worker.wait()
         if self._team and all(worker.failed for worker in self._team):
@@ -165,26 +150,24 @@ class WorkerGrid(LocalGrid):
 
     def _hand_out(self, wanted: Sequence[str]) -> None:
         """Send messages to free workers, and one more that waits at each; those whose replies are awaited go first."""
-        under_way = sum(len(group) for worker in self._team for group in worker.groups)
+        under_way = sum(len(worker.messages) for worker in self._team)
         room = AHEAD * self._number - len(self._done) - under_way
-        for waiting in range(1 if self._batching else 2):
+        for waiting in range(2):
             for worker in self._team:
                 asked = [key for key in wanted if key in self._waiting]
                 keys = asked or (list(self._waiting) if room > 0 else [])
                 few = waiting and len(keys) <= self._number  # the last ones go to whoever is free first
-                if keys and not few and worker.ready and len(worker.groups) == waiting:
-                    room -= self._give(worker, keys)
+                if keys and not few and worker.ready and len(worker.messages) == waiting:
+                    self._give(worker, keys)
+                    room -= 1
 
-    def _give(self, worker: "Worker", keys: Sequence[str]) -> int:
-        """Give a worker the message of these that suits it best, or a batch of them; how many it got."""
-        most = min(self._side_by_side, math.ceil(self._pushed / self._number))
-        best = heapq.nlargest(most, keys, key=lambda key: self._preference(worker, self._waiting[key]))
-        best = [key for key in best if key in self._suspects][:1] or best
-        messages = {key: self._waiting.pop(key) for key in best}
-        nodes = [message.metadata.dst_node_id for message in messages.values()]
-        self._had_by.update(dict.fromkeys(nodes, worker))
-        worker.take(messages, [self._contexts[node] for node in nodes])
-        return len(messages)
+    def _give(self, worker: "Worker", keys: Sequence[str]) -> None:
+        """Give a worker the message of these that suits it best."""
+        best = max(keys, key=lambda key: self._preference(worker, self._waiting[key]))
+        message = self._waiting.pop(best)
+        node = message.metadata.dst_node_id
+        self._had_by[node] = worker
+        worker.take(best, message, self._contexts[node])
 
     def _preference(self, worker: "Worker", message: Message) -> tuple[bool, float]:
         node = message.metadata.dst_node_id
@@ -192,42 +175,38 @@ class WorkerGrid(LocalGrid):
 
     def _take_in(self) -> None:
         """Wait for workers a second at most, and take in replies; a worker that is overdue is replaced."""
-        busy = [worker for worker in self._team if worker.groups]
+        busy = [worker for worker in self._team if worker.messages]
         soonest = min((worker.since + self._timeout for worker in busy), default=float("inf"))
         listening = [
-            worker.child.connection for worker in self._team if worker.groups or not (worker.ready or worker.failed)
+            worker.child.connection for worker in self._team if worker.messages or not (worker.ready or worker.failed)
         ]
         answered = wait(listening, timeout=min(1.0, max(0.0, soonest - time.monotonic())))
         for worker in busy:
-            messages, late = worker.groups[0], time.monotonic() - worker.since >= self._timeout
+            (key, message), late = worker.messages[0], time.monotonic() - worker.since >= self._timeout
             if worker.child.connection in answered:
                 try:
-                    answers: list[tuple[Message, Context]] = worker.child.receive()
+                    answer: tuple[Message, Context] = worker.child.receive()
                 except ChildError as error:
                     self._replace(worker, str(error))
                     continue
-                self._note(messages.values(), worker.since)
-                worker.groups.popleft()
+                self._note(message, worker.since)
+                worker.messages.popleft()
                 worker.since = time.monotonic()
-                self._contexts.update((context.node_id, context) for _, context in answers)
-                self._keep(messages, [reply for reply, _ in answers])
+                reply, context = answer
+                self._contexts[context.node_id] = context
+                self._keep(key, reply)
             elif late:
                 worker.child.end()
                 self._replace(worker, f"no reply within {self._timeout:g} s")
 
     def _replace(self, worker: "Worker", reason: str) -> None:
         """Restart a worker; its message has failed, and the one that waited there is queued again."""
-        messages, *others = worker.groups
-        if len(messages) > 1:
-            self._suspects.update(messages)
-            others.append(messages)
-        else:
-            self._keep(messages, [failure(message, reason) for message in messages.values()])
-        self._waiting = {key: message for group in others for key, message in group.items()} | self._waiting
-        worker.groups.clear()
+        (key, message), *others = worker.messages
+        self._keep(key, failure(message, reason))
+        self._waiting = dict(others) | self._waiting
+        worker.messages.clear()
         worker.start()
 
-    def _keep(self, messages: Iterable[str], replies: Sequence[Message]) -> None:
-        for reply in replies:
-            identify(reply, self._ids)
-        self._done.update(zip(messages, replies, strict=True))
+    def _keep(self, key: str, reply: Message) -> None:
+        identify(reply, self._ids)
+        self._done[key] = reply

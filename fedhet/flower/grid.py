@@ -5,8 +5,7 @@ client raises.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
@@ -15,8 +14,6 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedhet.flower.insides import RUN_ID, be_server, failure, filled, identify, no_handler, only_run
-from fedhet.learning import ClientBatching
-from fedhet.learning.batching import outcome
 from fedhet.text import log
 
 FIRST_NODE = 100
@@ -28,7 +25,6 @@ class LocalGrid(Grid):
     Args:
         client_app: the ClientApp, called for one message after the other.
         clients: number of nodes; node i has partition id i.
-        batching: runs several calls at the same time.
         node_config: the config of each node, apart from its partition.
     """
 
@@ -36,11 +32,9 @@ class LocalGrid(Grid):
         self,
         client_app: ClientApp,
         clients: int,
-        batching: ClientBatching | None = None,
         node_config: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         be_server()
-        self._batching, self._side_by_side = batching, batching.size if batching else 1
         self._client_app = client_app
         self._contexts = {
             FIRST_NODE + index: Context(
@@ -84,34 +78,27 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Handle messages, one by one or in batches of clients, and return the replies, each once."""
-        messages = [self._waiting.pop(key) for key in message_ids if key in self._waiting]
-        size = self._side_by_side
-        parts = [messages[start : start + size] for start in range(0, len(messages), size)]
-        return [reply for part in parts for reply in self._handle_all(part)]
+        """Handle messages, one after the other, and return the replies, each once."""
+        return [self._handle(self._waiting.pop(key)) for key in message_ids if key in self._waiting]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Handle messages; a call cannot be timed out."""
         return self.pull_messages(self.push_messages(messages))
 
-    def _handle_all(self, messages: Sequence[Message]) -> list[Message]:
-        calls = [(message, self._contexts[message.metadata.dst_node_id]) for message in messages]
-        replies = handled(self._client_app, calls, self._logged, self._batching)
-        for reply in replies:
-            identify(reply, self._ids)
-        return replies
+    def _handle(self, message: Message) -> Message:
+        reply = handled(self._client_app, message, self._contexts[message.metadata.dst_node_id], self._logged)
+        identify(reply, self._ids)
+        return reply
 
 
-def handled(
-    app: ClientApp, calls: Sequence[tuple[Message, Context]], logged: set[str], batching: ClientBatching | None = None
-) -> list[Message]:
-    """Return clients' replies; a client that raises fails alone. Equal errors of many clients are logged once."""
-    clients = [partial(app, *call) for call in calls]
-    results = batching.run(clients) if batching else [outcome(client) for client in clients]
-    return [
-        _failed(message, context, result, logged) if isinstance(result, Exception) else result
-        for (message, context), result in zip(calls, results, strict=True)
-    ]
+def handled(app: ClientApp, message: Message, context: Context, logged: set[str]) -> Message:
+    """Return a client's reply; a client that raises fails alone. Equal errors of many clients are logged once."""
+    try:
+        return app(message, context)
+    except Exception as error:
+        return _failed(message, context, error, logged)
+    except SystemExit as error:  # of a user's code
+        return _failed(message, context, RuntimeError(f"SystemExit: {error}"), logged)
 
 
 def _failed(message: Message, context: Context, error: Exception, logged: set[str]) -> Message:

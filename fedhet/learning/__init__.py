@@ -1,7 +1,5 @@
 """Training, evaluation, and BatchNorm's statistics: one loop for all methods."""
 
-from fedhet.learning.batching import ClientBatching as ClientBatching
-from fedhet.learning.batching import Forward as Forward
 from fedhet.learning.distillation import divergence as divergence
 from fedhet.learning.distillation import soft_divergence as soft_divergence
 from fedhet.learning.evaluation import BATCH as BATCH
@@ -13,6 +11,7 @@ from fedhet.learning.evaluation import reestimate as reestimate
 from fedhet.learning.optimizers import Optimisation as Optimisation
 from fedhet.learning.optimizers import eager as eager
 from fedhet.learning.optimizers import learning_rate as learning_rate
+from fedhet.learning.passes import forward as forward
 from fedhet.learning.training import Loss as Loss
 from fedhet.learning.training import Phase as Phase
 from fedhet.learning.training import Step as Step

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedhet.data import Examples
 from fedhet.data.reading import LazyInputs
-from fedhet.learning.batching import Forward
+from fedhet.learning.passes import forward
 from fedhet.models.arrays import kinds_of
 from fedhet.outputs import IGNORED
 from fedhet.representations import Representation
@@ -41,7 +41,7 @@ def evaluate(
     total = None
     for raw, labels in examples.batches(BATCH):
         inputs = prepare(raw)
-        outputs = Forward(predict, inputs, learns=False).run()[0] if isinstance(predict, nn.Module) else predict(inputs)
+        outputs = forward(predict, inputs, learns=False)[0] if isinstance(predict, nn.Module) else predict(inputs)
         score = task.evaluate(outputs.detach(), labels)
         total = score if total is None else total + score
     return total
@@ -89,7 +89,7 @@ def read(
     model.eval()
     values = []
     for start in range(0, len(inputs), rows):
-        part = Forward(model, transform(inputs[start : start + rows]), until=until, learns=False).run()[0]
+        part = forward(model, transform(inputs[start : start + rows]), until=until, learns=False)[0]
         values.append(part if tokens is None else of_tokens(part, tokens[start : start + rows]))
     return torch.cat(values)
 
@@ -135,7 +135,7 @@ def reestimate(
             seen += len(batch)
             for layer in layers:
                 layer.momentum = len(batch) / seen  # the mean over all examples
-            Forward(model, transform(batch), learns=False).run()
+            forward(model, transform(batch), learns=False)
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.eval()

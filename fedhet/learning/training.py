@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.learning.batching import Backward, Forward
 from fedhet.learning.frozen import forget_gradients, normalises, only_trained
 from fedhet.learning.optimizers import Optimisation
+from fedhet.learning.passes import forward
 from fedhet.machine import brought
 from fedhet.representations import Capturing, RandomStream, Representation
 from fedhet.rows import Work
@@ -58,7 +58,7 @@ class Step:
         It leaves no trace in buffers or the task's randomness.
         """
         self.further += len(inputs)
-        return Forward(self.model, inputs, until=representation, stream=stream, bf16=self.bf16).run()[0]
+        return forward(self.model, inputs, until=representation, stream=stream, bf16=self.bf16)[0]
 
 
 Loss = Callable[[Step], Tensor | tuple[Tensor, Mapping[str, Tensor]] | None]
@@ -178,7 +178,7 @@ def train(
         optimizer = _optimizer(phase, parameters, before)
         for step in _passes(model, named, phase, examples, lambda inputs: prepare(inputs, augmenting), rows):
             loss = _loss(step, phase, task, recorded)
-            Backward(loss).run()
+            loss.backward()
             if phase.optimisation.clip_gradients:
                 nn.utils.clip_grad_norm_(parameters, phase.optimisation.clip_gradients)
             if schedule is not None:
@@ -213,7 +213,7 @@ def _passes(
         inputs, labels = examples.at(index)
         inputs = prepare(inputs)
         try:
-            outputs, captured = Forward(model, inputs, phase.captures, bf16=bf16).run()
+            outputs, captured = forward(model, inputs, phase.captures, bf16=bf16)
         except ValueError as error:
             if len(index) > 1 or not normalises(model):
                 raise

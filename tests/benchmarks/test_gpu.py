@@ -1,4 +1,4 @@
-"""Rounds of the papers' CIFAR-10 rows on a GPU: clients one by one, side by side, in several processes, and both.
+"""Rounds of the papers' CIFAR-10 rows on a GPU: clients one by one, and in several processes.
 
 The folder with CIFAR-10 is that of the environment's CIFAR10, or where fedhet looks for it. Skipped without a GPU.
 """
@@ -32,10 +32,8 @@ ROWS: dict[str, tuple[str, dict[str, object], float]] = {
 }
 """The preset, what is run of it, and how many times as much as one of these rounds the row is, or its first round."""
 WAYS: dict[str, dict[str, object]] = {
-    "one by one": {"workers": 1, "client-batching": "off"},
-    "side by side": {"workers": 1, "client-batching": "gpu"},
-    "in processes": {"workers": min(10, cores()), "client-batching": "off"},
-    "in processes, side by side": {"workers": min(5, cores()), "client-batching": "gpu"},
+    "one by one": {"workers": 1},
+    "in processes": {"workers": min(10, cores())},
     "by default": {},
 }
 

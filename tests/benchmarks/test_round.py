@@ -259,24 +259,6 @@ def test_two_workers_halve_a_round(method: str, tmp_path: Path, monkeypatch: pyt
     assert two / one <= 0.6
 
 
-@pytest.mark.parametrize(("method", "limit"), [("fedavg", 0.75), ("fedproto", 0.9), ("fedhenn", 1.05)])
-def test_twenty_clients_side_by_side_take_less_time_on_one_core(method: str, limit: float, tmp_path: Path) -> None:
-    own = of_method(method, rounds=8)
-    seconds: dict[str, list[float]] = {"off": [], "20": []}
-    with one_thread():
-        for turn in range(2):
-            for batching in seconds:
-                clock = Clock()
-                config = configuration.resolve({**own, "client-batching": batching})
-                run_locally(config, tmp_path / f"{batching}-{turn}", observers=[clock])
-                seconds[batching] += clock.seconds[2:]
-    one, joint = (statistics.median(each) for each in seconds.values())
-    print(
-        f"\n{method}: one by one {one:.3f} s a round, side by side {joint:.3f} s, ratio {joint / one:.3f} (<= {limit})"
-    )
-    assert joint / one <= limit
-
-
 def test_two_workers_beside_flowers_ray_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WorkerGrid, "patience", 0)
     own = of_method("fedavg", rounds=12)

@@ -129,7 +129,7 @@ def test_a_node_that_adds_noise_answers_no_message_of_a_method_without_one_model
 @pytest.mark.usefixtures("elsewhere")
 def test_a_node_logs_what_it_was_asked_and_what_left(federate, caplog):
     caplog.set_level("INFO")
-    federate("FedAvg", {"allow": "weights,metrics", "min-examples": 5}, samples_per_client=40)
+    federate("FedAvg", {"allow": "weights,metrics", "min-examples": 5})
     lines = [re.sub(r"run \w+", "run R", line) for line in caplog.messages if line.startswith("client 1: ")]
     assert lines == [
         "client 1: query handshake (fedavg, run R, round 0): sent numbers of examples",

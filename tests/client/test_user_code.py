@@ -146,15 +146,6 @@ def test_rows_vary_from_epoch_to_epoch_and_are_tested_alike(trained: Callable[..
     assert all(len(set(draws[1:])) <= 2 for draws in test.seen.values())  # labels, evaluations, the examples' digests
 
 
-def test_batched_clients_draw_as_they_do_one_by_one(trained: Callable[..., dict[str, Tensor]]) -> None:
-    def noisy(client: ClientInfo) -> Any:
-        train, test = data(client)
-        return {"train": train, "test": test, "augment": lambda x: x + np.random.rand()}
-
-    alone, batched = (trained(data=noisy, **{"client-batching": size}) for size in ("off", "2"))
-    assert all(torch.allclose(tensor, batched[name], atol=1e-4) for name, tensor in alone.items())
-
-
 # ---- networks
 
 

@@ -85,12 +85,12 @@ def test_workers_give_the_bytes_of_one_process_and_runs_go_on_with_them(tmp_path
 def test_beside_a_gpu_as_many_workers_as_it_has_room_for(
     room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_locally(settings(client_batching="off"), tmp_path / "cpu")
+    run_locally(settings(), tmp_path / "cpu")
     monkeypatch.setattr(local, "device_of", lambda name: torch.device("cuda"))  # clients ask elsewhere
     monkeypatch.setattr(local, "cores", lambda: 4)
     monkeypatch.setattr(local, "room_on", lambda device: room)
     watch = Watch()
-    run_locally(settings(client_batching="off"), tmp_path / "gpu", observers=[watch])
+    run_locally(settings(), tmp_path / "gpu", observers=[watch])
     assert {len(each) for each in watch.seen[1:]} == {room if room > 1 else 0}
     assert rows(tmp_path / "gpu") == rows(tmp_path / "cpu")
 
@@ -161,13 +161,10 @@ def test_a_client_that_writes_to_descriptors_that_are_not_its_own_fails_alone(
     ids=["dies", "hangs"],
 )
 @pytest.mark.parametrize(
-    ("method", "batching"),
-    [({"method": "fd"}, "off"), ({"method": "fd"}, "5"), pytest.param(ONE_BY_ONE, "off", marks=pytest.mark.slow)],
-    ids=["fd", "fd in batches", "one by one"],
+    "method", [{"method": "fd"}, pytest.param(ONE_BY_ONE, marks=pytest.mark.slow)], ids=["fd", "one by one"]
 )
 def test_a_client_whose_worker_ends_or_hangs_fails_alone_and_is_back_in_the_next_round(
     method: dict[str, Any],
-    batching: str,
     does: Callable[[], None],
     reason: str,
     waits: dict[str, Any],
@@ -177,7 +174,7 @@ def test_a_client_whose_worker_ends_or_hangs_fails_alone_and_is_back_in_the_next
     monkeypatch.setattr(WorkerGrid, "patience", 60)  # but a timeout has workers from the first message on
     monkeypatch.setattr(WorkerGrid, "_preference", lambda *given: -given[-1].metadata.dst_node_id)  # 0 to 2 together
     watch = Watch()
-    own = settings(**{"timeout": 5, "fraction-train": 1.0, **method, **waits}, workers=2, client_batching=batching)
+    own = settings(**{"timeout": 5, "fraction-train": 1.0, **method, **waits}, workers=2)
     run_locally(own, tmp_path, app=app_that(does, 2), observers=[watch])
     history = rows(tmp_path)
     assert [row["failures"] for row in history[:2]] == [[], []]

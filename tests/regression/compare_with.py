@@ -44,7 +44,6 @@ RENAMED = {
         "newcomers": "unseen-clients",
         "hostile": "byzantine",
         "update-bound": "clip-norm",
-        "cohort": "client-batching",
         "local.pool": "local.public",
         "pool-batch": "public-batch",
     },

@@ -168,7 +168,7 @@ def test_a_preset_that_asks_for_a_common_test_set_is_no_users_choice(preset):
 
 
 def test_own_data_run_by_such_a_preset_and_go_on(tmp_path, caplog):
-    settings = {"preset": "layer-average/digits", "clients": 2, "rounds": 1, "client-batching": "off", "report": False}
+    settings = {"preset": "layer-average/digits", "clients": 2, "rounds": 1, "report": False}
     caplog.set_level("INFO", logger="flwr")
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:
