@@ -24,6 +24,7 @@ from fedhet.results.history import final_clients, read_clients, scored_curve
 from fedhet.results.report import write_report
 from fedhet.running import _resolved
 from fedhet.supplied import data_function, model_function
+from fedhet.task import Task
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 QUICK = {"clients": 3, "rounds": 2, "learning_rate": 0.2, "batch_size": 8}
@@ -86,6 +87,80 @@ def test_a_run_with_ones_own_model_and_data_says_so_and_is_repeated_with_them_on
     assert [row["trained"] for row in again.history] == [row["trained"] for row in done.history]
     longer = fedhet.run({"rounds": 3}, resume=done.folder, model=tiny.model, data=tiny.data)
     assert longer.summary["rounds"] == 3
+
+
+def focal(outputs, labels, gamma=2):
+    right = torch.log_softmax(outputs, 1).gather(1, labels[:, None])
+    return -((1 - right.exp()) ** gamma * right).mean()
+
+
+def focal3(outputs, labels):
+    return focal(outputs, labels, 3)
+
+
+def tanh():
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+@pytest.mark.parametrize("changed", ["training examples", "test examples", "network", "task"])
+def test_a_run_goes_on_with_the_task_the_model_and_the_data_that_it_began_with(run, tiny, changed):
+    def data(client):  # of client 1 alone others
+        (x, y), (tested, right) = tiny.data(client)
+        x, y = (x.flip(0), y.flip(0)) if changed == "training examples" and client.name == "1" else (x, y)
+        return (x, y), (tested + (changed == "test examples" and client.name == "1"), right)
+
+    own = {"model": tiny.model, "data": tiny.data, "task": Task(loss=lambda outputs, labels: focal(outputs, labels))}
+    other = {"network": {"model": tanh}, "task": {"task": Task(loss=lambda outputs, labels: focal3(outputs, labels))}}
+    done = run({"workers": 1, "rounds": 1}, **own)
+    who = "client 1" if "examples" in changed else "3 clients .*"
+    with pytest.raises(FedhetError, match=rf"{who}: its {changed} is not as when this run began"):
+        fedhet.run({"rounds": 2}, resume=done.folder, **own | other.get(changed, {"data": data}))
+    assert fedhet.run({"rounds": 2}, resume=done.folder, **own).summary["rounds"] == 2
+
+
+def test_a_comparison_shows_no_numbers_of_another_model(tmp_path, tiny):
+    settings = {**QUICK, "rounds": 1, "report": False}
+    once = {"seeds": [0], "out": tmp_path / "all", "jobs": 1, "data": tiny.data}
+    fedhet.compare(["local"], settings, model=tiny.model, **once)
+    with pytest.raises(ConfigError, match=r"(?s)local-seed0: .*its network is not as when .* or choose another folder"):
+        fedhet.compare(["local"], settings, model=tanh, **once)
+    assert not fedhet.compare(["local"], settings, model=tiny.model, **once).failed
+
+
+def test_examples_that_are_others_each_time_they_are_read_do_not_stop_a_run(run, tiny):
+    class Noisy(torch.utils.data.Dataset):
+        def __init__(self, part):
+            self.part = part
+
+        def __len__(self):
+            return len(self.part[1])
+
+        def __getitem__(self, row):
+            return self.part[0][row] + float(np.random.default_rng().normal()), self.part[1][row]
+
+    def data(client):
+        return [Noisy(part) for part in tiny.data(client)]
+
+    done = run({"workers": 1, "rounds": 1}, data=data)
+    assert fedhet.run({"rounds": 2}, resume=done.folder, model=tiny.model, data=data).summary["rounds"] == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "closing"), [("fedavg", 1), ("local", 1), ("fedhenn", 0), ("fedhenn", 1), ("class-average", 0)]
+)
+def test_a_run_with_more_rounds_is_as_in_one_go_whatever_its_last_rounds_did(run, tiny, method, closing):
+    """The closing round, and what a method does in its last round of training, do not stay in the middle."""
+
+    def data(client):
+        return dict(zip(("train", "test"), tiny.data(client), strict=True)) | {"public": torch.ones(8, 4).cumsum(0)}
+
+    settings = {"method": method, "closing_epochs": closing, "fraction_train": 0.7, "workers": 1, "report": False}
+    whole = run({**settings, "rounds": 4}, data=data, out="whole")
+    run({**settings, "rounds": 2}, data=data)
+    for rounds in (3, 4):
+        done = fedhet.run({"rounds": rounds}, resume=whole.folder.parent / "run", model=tiny.model, data=data)
+    rows, wanted = ([row | {"timing": 0} for row in each.history] for each in (done, whole))
+    assert rows == wanted
 
 
 @pytest.mark.parametrize("model", [Net, Net(), lambda: Net(7), lambda client: Net(), "tuple", "logits"])

@@ -10,6 +10,7 @@ import torch
 
 from fedhet import registry, supplied
 from fedhet.client import jobs, node
+from fedhet.client.beginning import check_unchanged
 from fedhet.client.client import Client
 from fedhet.client.clients import Clients
 from fedhet.client.jobs import Job, Loop
@@ -151,6 +152,7 @@ class Answers:
         if question != HANDSHAKE:
             return side.answer(question, job.payload)
         client.store.make_room()
+        check_unchanged(job)
         sent = public_dataset_in(job.payload)
         if sent is not None:
             client.store.keep(sent)

@@ -113,7 +113,8 @@ def train(job: Job) -> Payload:
     kept = {f"model/{name}": tensor for name, tensor in _lasting(side).items()}
     kept |= {f"memory/{name}": tensor for name, tensor in client.memory.items()}
     if kept:
-        client.store.save(client.request.round, kept, after=client.request.expected)
+        request = client.request
+        client.store.save(request.round, kept, after=request.expected, closing=request.closing)
     return reply
 
 

@@ -4,8 +4,10 @@ The server names the round that it expects. A client whose answer was lost goes 
 died in mid-round trains again from where it was, and none ever trains twice on top of itself.
 """
 
+import json
 import shutil
 import time
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,9 +15,10 @@ import torch
 
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
-from fedhet.files import file_name, read_tensors, state_folder, write_tensors
+from fedhet.files import file_name, read_tensors, state_folder, write_tensors, write_text
 from fedhet.predictions import FOLDER, Predictions
 from fedhet.text import log
+from fedhet.toml import from_json
 
 KEPT_DAYS = 90
 """Runs and public datasets not touched for so long are removed from a node's own folder when a new run begins there."""
@@ -48,14 +51,15 @@ class ClientStore:
             for path in remove_old(self._base, KEPT_DAYS):
                 log.info("%s was not used for %d days and is removed", path, KEPT_DAYS)
 
-    def save(self, round: int, tensors: dict[str, torch.Tensor], *, after: int) -> None:
+    def save(self, round: int, tensors: dict[str, torch.Tensor], *, after: int, closing: bool = False) -> None:
         """Write the state after `round`, and keep of the earlier ones only that of the round `after`.
 
-        That is what the server goes back to if this answer is lost.
+        That is what the server goes back to if this answer is lost. A `closing` round leaves all, since a run with more
+        rounds goes on before the last one of training.
         """
         write_tensors(self._states / f"{round}.safetensors", tensors)
         for path in self._states.glob("*.safetensors"):
-            if path.stem not in (str(round), str(after)):
+            if not closing and path.stem not in (str(round), str(after)):
                 path.unlink(missing_ok=True)
 
     def load(self, round: int) -> dict[str, torch.Tensor] | None:
@@ -65,6 +69,15 @@ class ClientStore:
         except FedhetError as error:
             log.warning("%s", error)
             return None
+
+    def note_beginning(self, digests: Mapping[str, str]) -> None:
+        """Note what the client's numbers depend on as the run begins (`fedhet.client.beginning`)."""
+        write_text(self._states / "beginning.json", json.dumps(digests))
+
+    def beginning(self) -> dict[str, str]:
+        """Return what was noted as the run began; empty if nothing was. Raises a `FedhetError` if it is damaged."""
+        path = self._states / "beginning.json"
+        return from_json(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else {}
 
     def write_model(self, tensors: dict[str, torch.Tensor]) -> None:
         """Save the client's personal model."""

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.comparing.chosen import PLACES
-from fedhet.comparing.settings import FILES, PlannedRun
+from fedhet.comparing.settings import FILES, PlannedRun, shake_hands
 from fedhet.engines import messages
 from fedhet.engines.children import Child, ChildError
 from fedhet.errors import ConfigError, FedhetError
@@ -53,6 +53,11 @@ def check(runs: Iterable[PlannedRun], supplied: Supplied = Supplied()) -> None: 
     runs = list(runs)
     if problems := [problem for run in runs if (problem := _conflict(run, supplied))]:
         raise ConfigError("\n".join(problems))
+    if supplied:
+        firsts = {key: run for run in reversed(runs) for key in (run.variant, run.seed)}  # of each variant and seed
+        chosen = {run.name for run in firsts.values()}
+        if problems := [each for run in runs if run.name in chosen and (each := _another(run, supplied))]:
+            raise ConfigError("\n".join(problems))
     for run in runs:
         population.check(run.settings, own_model=supplied.model is not None, own_data=supplied.data is not None)
 
@@ -76,6 +81,18 @@ def _conflict(run: PlannedRun, supplied: Supplied) -> str | None:
     ]
     if different:
         return f"{run.folder} holds a run with other settings ({'; '.join(different)}): choose another folder"
+    return None
+
+
+def _another(run: PlannedRun, supplied: Supplied) -> str | None:
+    """Why the run in the folder, if there is one, was not of this model, data or task."""
+    if not any(run.folder.glob("checkpoint/*.safetensors")):
+        return None
+    config = supplied.adapted(run.settings).but(device="cpu")
+    try:
+        shake_hands(config, supplied, supplied.public_dataset(config), begun=run.folder)
+    except FedhetError as error:
+        return f"{run.folder}: {error}; or choose another folder"
     return None
 
 

@@ -299,14 +299,17 @@ def shake_hands(
     supplied: Supplied,
     public: PublicDataset | None,
     node_config: Mapping[str, str] = MappingProxyType({}),
+    begun: Path | None = None,
 ) -> Any:
     """Return the method's strategy after a handshake with clients, whose nodes have the config `node_config`.
 
-    Raises a `FedhetError` if no client can serve.
+    Raises a `FedhetError` if no client can serve, or if one cannot go on with the run that has `begun` in a folder.
     """
     with tempfile.TemporaryDirectory() as folder, process_restored():
-        config = config.but(state_dir=folder, out="")
+        config = config.but(state_dir=str(begun / "state") if begun else folder, out="")
         strategy = registry.strategy(config.method_name)(config, public=public, model=supplied.model)
+        for path in sorted(begun.glob("checkpoint/*.safetensors"))[:1] if begun else ():
+            strategy.state = strategy.state_class.load(path)
         app = make_client_app(supplied.model, supplied.data, task=supplied.task)
         strategy.handshake(LocalGrid(app, config.clients, node_config=node_config))
         return strategy

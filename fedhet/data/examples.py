@@ -62,6 +62,18 @@ class Examples:
         return Examples(self.inputs.to(device), self.labels.to(device))
 
 
+def digest(*content: object) -> str:
+    """Return a short name for tensors, of which dtype and shape count, and for the text of other objects."""
+    digested = hashlib.blake2b(digest_size=12)
+    for each in content:
+        if not isinstance(each, Tensor):
+            digested.update(f"{each}\n".encode())
+            continue
+        digested.update(f"{each.dtype}{list(each.shape)}".encode())
+        digested.update(each.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digested.hexdigest()
+
+
 @dataclass(frozen=True, eq=False)
 class PublicDataset:
     """Examples that all clients share, the same for all in one order: inputs (n, ...) as they are stored, and labels.
@@ -78,12 +90,7 @@ class PublicDataset:
     @cached_property
     def digest(self) -> str:
         """A short name for the content, labels included."""
-        content = hashlib.blake2b(digest_size=12)
-        for tensor in (self.inputs, self.labels):
-            if tensor is not None:
-                content.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
-                content.update(tensor.cpu().contiguous().numpy().tobytes())
-        return content.hexdigest()
+        return digest(*(tensor for tensor in (self.inputs, self.labels) if tensor is not None))
 
     @cached_property
     def unlabelled(self) -> "PublicDataset":

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedhet import population, predictions
+from fedhet import population, predictions, toml
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import check_links, check_place, csv_lines, locked, read_arrays, state_home, write_arrays, write_text
 from fedhet.machine import host
@@ -125,7 +125,9 @@ class RunDirectory(Observer):
         if not report.row.get("final"):
             self._files.record(report.row["round"])
             path = self.folder / "checkpoint" / f"{report.row['round']}.safetensors"
-            earlier = [old for old in self._checkpoints() if old != path]
+            # With more rounds a run goes on before the last one of training, in which methods may do otherwise.
+            before_last = (run.state.stopped or self.config.rounds) - 1
+            earlier = [old for old in self._checkpoints() if old != path and int(old.stem) != before_last]
             # A new name, then the old one away: replacing a file makes the disk's journal wait for the data.
             run.state.save(path)
             for old in earlier:
@@ -171,7 +173,18 @@ class RunDirectory(Observer):
 
         A `ConfigError` says that it has more rounds than it is to have, a `FedhetError` that a file is damaged.
         """
-        last, rounds = self._last_checkpoint(), self.config.rounds
+        rounds, planned = self.config.rounds, toml.load(self.folder / "config.toml").get("rounds", 0)
+        last = self._last_checkpoint()
+        if last and 0 < planned < rounds:
+            if (schedule := self.config.lr_schedule) != "constant":
+                log.warning(
+                    "the rounds so far had learning rates for rounds = %d (lr-schedule = %s), so the results are not "
+                    "those of a run with rounds = %d from the start",
+                    *(planned, schedule, rounds),
+                )
+            if planned <= int(last.stem):
+                self._drop_last_rounds(planned)
+                last = self._last_checkpoint()
         complete = int(last.stem) if last else -1
         done = complete - bool(self.config.closing_epochs)
         if 0 < rounds < done:
@@ -188,6 +201,21 @@ class RunDirectory(Observer):
             (self.folder / name).unlink(missing_ok=True)
         for kind in KINDS:
             shutil.rmtree(self.folder / kind, ignore_errors=True)
+
+    def _drop_last_rounds(self, planned: int) -> None:
+        """Remove the checkpoints of the last planned round of training and the closing round.
+
+        Raises a `ConfigError` if the run has no earlier one, but a closing round.
+        """
+        ends = [path for path in self._checkpoints() if int(path.stem) >= planned]
+        if len(ends) < len(self._checkpoints()):
+            for path in ends:
+                path.unlink()
+        elif any(int(path.stem) > planned for path in ends):
+            raise ConfigError(
+                f"{self.folder} has its closing round behind it, and no checkpoint before: run it again with rounds = "
+                f"{self.config.rounds}"
+            )
 
     def _last_checkpoint(self) -> Path | None:
         return max(self._checkpoints(), key=lambda path: int(path.stem), default=None)

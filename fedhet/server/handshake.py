@@ -75,7 +75,7 @@ class Handshake:
         run, federation, roster, round = self.run, self.federation, self.federation.roster, self.run.round
         public, encoder = self.strategy.public_dataset(), Encoder()
         payload = Payload() if public is None else with_public_dataset(public)
-        request = federation.request(question=HANDSHAKE)
+        request = federation.request(question=HANDSHAKE, begun=bool(run.state.clients))
         messages = [federation.message(MessageType.QUERY, node, encoder(payload), request) for node in new]
         faults, opened = Faults(), dict[int, tuple[Hashable, Reply]]()
 

@@ -43,7 +43,7 @@ from fedhet.server.networks import Networks
 from fedhet.server.reporter import Reporter, metric_record, statistics, unseen_clients
 from fedhet.server.roster import await_nodes
 from fedhet.server.rounds import Rounds
-from fedhet.server.run import Round, Run
+from fedhet.server.run import Round, Run, named
 from fedhet.text import log
 from fedhet.wire import Reply
 
@@ -168,6 +168,8 @@ class FederatedStrategy(Rounds[P, S], Strategy):
                 f"{len(present)} clients can serve, and {self.config.min_clients} are needed (min-clients):\n"
                 f"{self.run.round.reasons('no more nodes came')}"
             )
+        if gone := [] if fresh or not simulated(grid) else [name for name in self.state.clients if name not in present]:
+            raise FedhetError(f"{named(gone)} cannot go on with this run:\n{self.run.round.reasons('it is not there')}")
         self.federation.roster.check_that_clients_can_be_scored(self.config.test_on)
         self._handshake.settle()
         if any(self.run.noise.values()):

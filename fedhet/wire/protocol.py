@@ -69,6 +69,7 @@ class Request:
         public: digest of the public dataset, if the method needs one.
         flower: whether arrays travel in Flower's format, for Flower's wrappers.
         here: proof that the server is on the client's machine (`fedhet.machine.proof` of the settings).
+        begun: in a handshake, whether the run has begun before: clients are to be what they were then.
     """
 
     round: int = 0
@@ -82,6 +83,7 @@ class Request:
     public: Name = ""
     flower: bool = False
     here: str = ""
+    begun: bool = False
 
     def to_json(self) -> str:
         """Return the request as one line of text."""
