@@ -113,7 +113,7 @@ def test_a_run_goes_on_with_the_task_the_model_and_the_data_that_it_began_with(r
     other = {"network": {"model": tanh}, "task": {"task": Task(loss=lambda outputs, labels: focal3(outputs, labels))}}
     done = run({"workers": 1, "rounds": 1}, **own)
     who = "client 1" if "examples" in changed else "3 clients .*"
-    with pytest.raises(FedhetError, match=rf"{who}: its {changed} is not as when this run began"):
+    with pytest.raises(FedhetError, match=rf"{who}: its {changed} changed since this run began"):
         fedhet.run({"rounds": 2}, resume=done.folder, **own | other.get(changed, {"data": data}))
     assert fedhet.run({"rounds": 2}, resume=done.folder, **own).summary["rounds"] == 2
 
@@ -122,7 +122,7 @@ def test_a_comparison_shows_no_numbers_of_another_model(tmp_path, tiny):
     settings = {**QUICK, "rounds": 1, "report": False}
     once = {"seeds": [0], "out": tmp_path / "all", "jobs": 1, "data": tiny.data}
     fedhet.compare(["local"], settings, model=tiny.model, **once)
-    with pytest.raises(ConfigError, match=r"(?s)local-seed0: .*its network is not as when .* or choose another folder"):
+    with pytest.raises(ConfigError, match=r"(?s)local-seed0: .*its network changed since .* or choose another folder"):
         fedhet.compare(["local"], settings, model=tanh, **once)
     assert not fedhet.compare(["local"], settings, model=tiny.model, **once).failed
 

@@ -13,6 +13,7 @@ from fedhet.client.policy import Refused
 from fedhet.data import Examples
 from fedhet.data.examples import digest
 from fedhet.data.reading import LazyInputs
+from fedhet.randomness import seeded
 
 ROWS = 4
 """The first examples of each part, whose inputs are compared."""
@@ -31,12 +32,14 @@ def check_unchanged(job: Job) -> None:
     Raises:
         Refused: it has others, which would give the rounds before and after the change one name.
     """
-    now, store = depends_on(job), job.client.store
+    store = job.client.store
+    with seeded(job.client.config.seed, "beginning", job.client.name):
+        now = depends_on(job)
     if not job.client.request.begun or not (then := store.beginning()):
         store.note_beginning(now)
     elif changed := [name for name, value in now.items() if then.get(name, value) != value]:
         raise Refused(
-            f"its {', '.join(changed)} is not as when this run began: bring back the same task, model and data, or "
+            f"its {', '.join(changed)} changed since this run began: bring back the same task, model and data, or "
             "start another run"
         )
 
@@ -46,13 +49,14 @@ def depends_on(job: Job) -> dict[str, str]:
     client, inputs = job.client, job.client.data.train.inputs
     task, found = str(client.task), dict[str, str]()
     if client.task.own_loss is not None:
-        outputs = client.read(inputs[:ROWS])
+        outputs, labels = client.read(inputs[:ROWS]), client.data.train.labels[:ROWS]
+        classes = client.task.outputs.scores(outputs).shape[-1] if client.task.outputs.meaning == "classes" else 2
         made_up = torch.rand(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs)
-        with torch.random.fork_rng(devices=[]), suppress(Exception):  # a loss may take no such outputs
-            torch.default_generator.manual_seed(0)
-            task += f" {client.task.evaluate(made_up, client.data.train.labels[:ROWS]).loss:.4g}"
+        made_up_labels = (torch.arange(labels.numel()) % classes).reshape(labels.shape).to(labels)
+        with suppress(Exception):  # a loss may take no such outputs
+            task += f" {client.task.evaluate(made_up, made_up_labels).loss:.4g}"
     found["task"] = digest(task)
-    found["network"] = digest(_structure(client.model, sized=client.size is not None), client.head)
+    found["network"] = digest(_structure(client.model, sized=client.size is not None), client.config.head)
     for name, words in PARTS.items():
         part: Examples | None = getattr(client.data, name)
         if part is not None:

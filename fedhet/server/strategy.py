@@ -28,6 +28,7 @@ from fedhet.flower import (
     decode_arrays,
     encode_arrays,
 )
+from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import rounds_of_loop, simulated, wrapper_of
 from fedhet.flower.mods import check_hooks
 from fedhet.flower.privacy import LocalLedger, ledger_of
@@ -168,7 +169,8 @@ class FederatedStrategy(Rounds[P, S], Strategy):
                 f"{len(present)} clients can serve, and {self.config.min_clients} are needed (min-clients):\n"
                 f"{self.run.round.reasons('no more nodes came')}"
             )
-        if gone := [] if fresh or not simulated(grid) else [name for name in self.state.clients if name not in present]:
+        gone = [client for client in self.state.clients if client not in present]
+        if gone and (simulated(grid) or isinstance(grid, LocalGrid)):  # all nodes are there
             raise FedhetError(f"{named(gone)} cannot go on with this run:\n{self.run.round.reasons('it is not there')}")
         self.federation.roster.check_that_clients_can_be_scored(self.config.test_on)
         self._handshake.settle()
