@@ -41,17 +41,18 @@ class Exits(nn.Module):
 
     network: nn.Module
     exits: nn.ModuleList
+    count: int
+    names: str
 
     def __init__(self, network: nn.Module, count: int, names: str = "") -> None:
         super().__init__()
         if EXITS in network._modules:
             raise ModelError(f"{type(network).__name__} has a module 'exits' of its own: give it another name")
-        # The network is no submodule, and its parts are, so that they keep their names.
-        self.__dict__["network"] = network
+        # The network is no submodule, and its parts are, so that they keep their names, whichever these are.
+        self.__dict__.update(network=network, count=count, names=names)
         self._parameters, self._buffers = network._parameters, network._buffers
         self._non_persistent_buffers_set = network._non_persistent_buffers_set
         self._modules = {**network._modules, EXITS: nn.ModuleList()}
-        self.count, self.names = count, names
         self.ends, self.depth = tuple[str, ...](), count
 
     def add_exits(self, groups: PermutationGroups) -> None:

@@ -104,3 +104,27 @@ def test_a_network_of_one_width_is_refused_with_the_way_out(federate, method):
         federate(method, model=lambda client: Written())
     own = {"heterofl.widths": "0.5"} if method == "heterofl" else {}
     assert federate(method, "other", model=lambda client: Written(-1, 4), rounds=1, **own).failures == []
+
+
+class Words(nn.Module):
+    """A head that is tied to the embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.body, self.head = nn.Embedding(6, 8), nn.Linear(8, 8), nn.Linear(8, 6)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, words):
+        return self.head(self.body(self.embedding(words).mean(1)).relu())
+
+
+def test_tied_weights_stay_tied_where_rows_are_averaged_by_class(federate):
+    def words(client):
+        rows = torch.randint(0, 6, (20, 5), generator=torch.Generator().manual_seed(int(client.name)))
+        return {"train": (rows, rows[:, 0] % (2 + int(client.name))), "test": (rows, rows[:, 0])}
+
+    settings = {"model": lambda client: Words(), "data": words, "test_on": "local"}
+    saved = federate("heterofl", **{"heterofl.widths": "1,0.5"}, **settings).saved("global")
+    torch.testing.assert_close(saved["head.weight"], saved["embedding.weight"])
+    with pytest.raises(FedhetError, match=r"its head.weight is tied to embedding.weight"):
+        federate("class-average", "other", **settings)

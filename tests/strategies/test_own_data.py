@@ -357,3 +357,38 @@ def test_scores_of_unlabelled_examples_need_no_setting(run, caplog):
 def test_networks_of_one_class_are_told_apart_by_their_parameters(run):
     done = run("local", lambda client: nn.Linear(4, 3) if client.partition_id else nn.Linear(4, 3, bias=False))
     assert [row.architecture for row in read_run(done.folder).clients[-2:]] == ["Linear-12", "Linear-15"]
+
+
+class Constants(nn.Module):
+    """A network with a frozen layer, a mask, a number and BatchNorm that it keeps in evaluation mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen, self.hidden, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        nn.init.constant_(self.frozen.weight, 0.25).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(6)
+        self.norm.running_mean.fill_(0.5)
+        self.register_buffer("mask", torch.tensor([1.0, 0, 1, 1]))
+        self.register_buffer("scale", torch.tensor(0.75))
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, inputs):
+        return self.head(self.norm(self.hidden(self.frozen(inputs * self.mask).relu())).relu()) * self.scale
+
+
+@pytest.mark.parametrize("method", ["flha-ghn", "pfedhn", "layer-average", "fedma"])
+def test_constants_of_a_network_stay_what_they_are(federate, method):
+    keys = {"flha-ghn.head": "tiled"} if method == "flha-ghn" else {}
+    settings = {"data": without_common, "rounds": 3, "test_on": "local", "learning_rate": 0.01, **keys}
+    done = federate(method, model=lambda client: Constants(), **settings)
+    first, files = Constants().state_dict(), [*(done.folder / "models").iterdir()]
+    assert files
+    for file in files:
+        saved = read_tensors(file)
+        for name in ("frozen.weight", "mask", "scale", "norm.running_mean", "norm.running_var"):
+            of = saved[name].unique(), first[name].unique()  # matched units may be more
+            torch.testing.assert_close(*of, msg=f"{file.stem}: {name}")
