@@ -150,15 +150,14 @@ def test_a_nodes_own_split_counts_whatever_a_run_asks_for():
     found = {}
 
     def data(client):
-        found[client.name] = (client.config.validation, client.config.samples_per_client, client.config.public_samples)
+        found[client.name] = client.config.validation
         return forty(client)
 
     grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), data), 2)
-    own = {"validation": 0.25, "samples-per-client": 30, "public-samples": 0}
-    grid._contexts[FIRST_NODE + 1].node_config.update(own)
-    strategy = fedhet.FedAvg(rounds=1, validation=0.5, samples_per_client=2, public_samples=1)
+    grid._contexts[FIRST_NODE + 1].node_config["validation"] = 0.25
+    strategy = fedhet.FedAvg(rounds=1, validation=0.5)
     strategy.start(grid)
-    assert found == {"0": (0.5, 2, 1), "1": (0.25, 30, 0)}
+    assert found == {"0": 0.5, "1": 0.25}
     assert [strategy.state.clients[name].examples for name in "01"] == [20, 30]
 
 
