@@ -28,7 +28,7 @@ from fedhet.arguments import (
     place,
     tuning_grid,
 )
-from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
+from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, in_words
 from fedhet.files import state_home
 from fedhet.machine import device_of
 from fedhet.options import Config
@@ -333,7 +333,7 @@ def _errors(*, everything_is_input: bool = False, stopped: str = "stopped") -> I
         except BrokenPipeError:  # who reads the output has closed it: click ends quietly
             raise
         except OSError as error:
-            _stop(f"{type(error).__name__}: {error}", FAILED)
+            _stop(in_words(error), FAILED)
         except KeyboardInterrupt as error:
             _stop(stopped, exit_code(error))
 

@@ -137,7 +137,7 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
     for name in (f"{family}/digits", DEFAULT_PRESET if config is None or by_reference else wanted):
         if name in known:
             return {"preset": name} | by_reference
-    raise ConfigError(nearest("method or preset", str(config), [*known, *registry.methods()]))
+    raise ConfigError(nearest("method or preset", str(config), [*known, *registry.methods()]) + " (fedhet list)")
 
 
 def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collection[str] = ()) -> dict[str, Any]:

@@ -1,11 +1,20 @@
 """Errors that are messages for people: the command line prints them without a traceback and exits with code 2."""
 
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class FedhetError(Exception):
-    """An error that the user can correct; the message says what was wrong, where, and what would be right."""
+    """An error that the user can correct; the message says what was wrong, where, and what would be right.
+
+    Attributes:
+        may_pass: whether the same can succeed later, such as reading from a network share; a client with such an error
+            in its handshake is asked again.
+    """
+
+    may_pass = False
 
 
 class ConfigError(FedhetError):
@@ -20,12 +29,40 @@ class ModelError(FedhetError, ValueError):
     """A model that does not exist or does not fit its data or method."""
 
 
+class UserCodeError(DataError, ModelError):
+    """An exception that a user's function or dataset raised; the message names its file and line."""
+
+    may_pass = True
+
+    @classmethod
+    def of(cls, error: BaseException, doing: str, after: str = "") -> "UserCodeError":
+        """Return the error for an exception that was raised while `doing` something; `after` ends the message."""
+        frames = traceback.extract_tb(error.__traceback__)
+        own = next((each for each in frames if not Path(each.filename).is_relative_to(Path(__file__).parent)), None)
+        where = f" ({Path(own.filename).name}, line {own.lineno})" if own else ""
+        return cls(f"{doing} raised {type(error).__name__}: {error}{where}{after}")
+
+
+def in_words(error: OSError) -> str:
+    """Return which file cannot be read or written, and why."""
+    if error.filename is None:
+        return f"{type(error).__name__}: {error.strerror or error}"
+    return f"{error.filename} cannot be written or read: {error.strerror or error}"
+
+
 def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
-    """Raise a ConfigError if an argument, given with the classes that it may be of, is of none and not None."""
+    """Raise a ConfigError for an argument of none of the classes that are given with it; None is accepted."""
     for name, (value, kinds) in arguments.items():
         if value is not None and not isinstance(value, kinds):
-            words = ", ".join({"str": "a text", "Mapping": "a dict"}.get(k.__name__, f"a {k.__name__}") for k in kinds)
-            raise ConfigError(f"{name} = {value!r} is a {type(value).__name__}: must be {words}")
+            named = {
+                "str": "a text",
+                "Mapping": "a dict",
+                "int": "a whole number",
+                "Sequence": "a list",
+                "Path": "a path",
+            }
+            words = " or ".join(named.get(kind.__name__, f"a {kind.__name__}") for kind in kinds)
+            raise ConfigError(f"{name} = {value!r}: must be {words}")
 
 
 def check_list(name: str, value: object, kind: type, example: str) -> None:

@@ -92,8 +92,27 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file atomically: to a temporary name, then renamed; a missing folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    write(temporary)
-    os.replace(temporary, path)
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    except Exception:  # what a full disk has of it only takes room
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _save(
+    save: Callable[..., object], path: Path, arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Any
+) -> None:
+    """Write a safetensors file atomically; raises an OSError if the disk refuses it."""
+    from safetensors import SafetensorError
+
+    try:
+        write_whole(path, lambda temporary: save(arrays, temporary, metadata=text))
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))  # the system's number
+        reason = (int(code[1]), os.strerror(int(code[1]))) if code else (errno.EIO, str(error))
+        raise OSError(*reason, str(path)) from error
 
 
 @contextlib.contextmanager
@@ -149,7 +168,7 @@ def write_arrays(
 
     contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
     text = _sealed(contiguous, metadata or {})
-    write_whole(path, lambda temporary: save_file(contiguous, temporary, metadata=text))
+    _save(save_file, path, contiguous, text)
 
 
 def read_arrays(path: Path) -> "tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]":
@@ -163,7 +182,7 @@ def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> "dict[st
 
     apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     text = _sealed(apart, {})
-    write_whole(path, lambda temporary: save_file(apart, temporary, metadata=text))
+    _save(save_file, path, apart, text)
     return apart
 
 

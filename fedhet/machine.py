@@ -85,9 +85,15 @@ NO_MEMORY = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that no memory is left; under a limit, the system's and threads' errors do, too."""
-    known = isinstance(error, RuntimeError) and any(text in str(error) for text in NO_MEMORY)
-    return known or isinstance(error, MemoryError) or getattr(error, "errno", None) in (errno.ENOMEM, errno.EAGAIN)
+    """Whether an error, or its cause, says that no memory is left.
+
+    Under a limit, the system's and threads' errors do, too.
+    """
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in NO_MEMORY):
+        return True
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) in (errno.ENOMEM, errno.EAGAIN):
+        return True
+    return error.__cause__ is not None and out_of_memory(error.__cause__)
 
 
 def peak_memory(function: Callable[[], None]) -> int:

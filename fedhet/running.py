@@ -13,7 +13,7 @@ from fedhet.flower.insides import colour_terminals_only
 from fedhet.machine import device_of
 from fedhet.observing import Observer
 from fedhet.options import Config, keys_that
-from fedhet.results.recorder import check_folder
+from fedhet.results.recorder import check_folder, resuming
 from fedhet.results.run_result import RunResult
 from fedhet.serving import new_folder
 from fedhet.supplied import Supplied
@@ -54,6 +54,7 @@ def run(
     """
     colour_terminals_only()
     check_kinds(config=(config, (Config, Mapping, str, Path)), out=(out, (str, Path)), engine=(engine, (str,)))
+    check_kinds(resume=(resume, (str, Path)), observers=(observers, (Sequence,)))
     supplied = Supplied(model, data, task)
     complete = config if isinstance(config, Config) else _resolved(config, resume, supplied)
     if resume is not None:
@@ -75,14 +76,19 @@ def run(
         device_of(complete.device)  # which raises unless it is here
         population.check(complete, own_model=model is not None, own_data=data is not None)
     watching = [*observers, *([progress_line()] if progress else [])]
-    if complete.engine == "local":
-        from fedhet.engines.local import run_locally
+    try:
+        if complete.engine == "local":
+            from fedhet.engines.local import run_locally
 
-        run_locally(complete, folder, resume=resume is not None, supplied=supplied, observers=watching)
-    else:
-        from fedhet.engines.flower import run_on_flower
+            run_locally(complete, folder, resume=resume is not None, supplied=supplied, observers=watching)
+        else:
+            from fedhet.engines.flower import run_on_flower
 
-        run_on_flower(complete, folder, resume=resume is not None, observers=watching)
+            run_on_flower(complete, folder, resume=resume is not None, observers=watching)
+    except KeyboardInterrupt as stopped:
+        if (folder / "config.toml").is_file():
+            stopped.add_note(f"stopped; go on with: {resuming(folder, supplied.words)}")
+        raise
     summary = folder / "summary.json"
     return RunResult(folder, json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {})
 

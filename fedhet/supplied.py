@@ -1,11 +1,9 @@
 """User-supplied models and data: functions of a client, or other usual forms."""
 
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import Parameter
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from fedhet import registry
 from fedhet.data import ClientData, Examples, PublicDataset
 from fedhet.data.own import as_client_data, open_parameters
-from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
+from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, UserCodeError
 from fedhet.keys import OwnPart
 from fedhet.models.copies import separated
 from fedhet.options import Config
@@ -167,21 +165,19 @@ class Function:
             return self._call(client, DataError)
 
     def _call(self, client: ClientInfo, kind: type[ModelError] | type[DataError]) -> Any:
+        doing = f"client {client.name}: the {self.argument} function"
         try:
             value = self.call(client)
+            doing = f"client {client.name}: reading what the {self.argument} function returned"
+            return self.accept(client.name, value)
+        except UserCodeError as error:
+            raise UserCodeError(f"{error}{origin(self)}") from error
+        except kind as error:
+            raise kind(f"{error}{origin(self)}") from error
         except FedhetError:
             raise
         except (Exception, SystemExit) as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            own = next((each for each in frames if each.filename != __file__), frames[-1])
-            raise kind(
-                f"client {client.name}: the {self.argument} function raised {type(error).__name__}: {error} "
-                f"({Path(own.filename).name}, line {own.lineno}){origin(self)}"
-            ) from error
-        try:
-            return self.accept(client.name, value)
-        except kind as error:
-            raise kind(f"{error}{origin(self)}") from error
+            raise UserCodeError.of(error, doing, origin(self)) from error
 
 
 def model_function(model: Any) -> ModelFunction | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 import fedhet
@@ -101,6 +102,17 @@ class TestRun:
         result = fedhet_command("run", *QUICK, "--out", "here")
         assert (result.exit_code, result.stderr) == (130, "fedhet: stopped; go on with: fedhet run --resume here\n")
 
+    def test_a_full_disk_says_how_to_go_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*arguments: object, **further: object) -> None:
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+        monkeypatch.setattr("safetensors.numpy.save_file", full)
+        result = fedhet_command("run", *QUICK, "--set", "workers=1", "--out", "here")
+        assert result.exit_code == 1
+        assert "0.safetensors cannot be written or read: No space left on device" in result.stderr
+        assert f"go on with fedhet run --resume {Path('here').resolve()}\n" in result.stderr
+        assert "Traceback" not in result.output
+
 
 class TestBadInput:
     @pytest.mark.parametrize(
@@ -108,6 +120,12 @@ class TestBadInput:
         [
             (["fedhen/digits"], "did you mean 'fedhenn/digits'"),
             (["missing.toml"], "no configuration file missing.toml"),
+            (["nosuch/preset"], "unknown method or preset 'nosuch/preset'; known: "),
+            (["--set", "method=.."], "unknown method '..'"),
+            (["--set", "method=.x:y"], "method = '.x:y': cannot be imported"),
+            (["--set", "architectures=resnet18"], "torchvision/resnet18 is torchvision's"),
+            (["fedavg", "--set", f"state-dir={__file__}"], "cannot be a folder to write to: "),
+            (["fedavg", "--set", "dataset=own"], "data of your own need a model of your own"),
             (["--set", "method=fedhen"], "unknown method 'fedhen'; did you mean 'fedhenn'"),
             (["--set", "architectures=cnn-3-4"], "unknown model 'cnn-3-4'; did you mean 'cnn-3-"),
             (["--set", "dataset=digit"], "unknown dataset 'digit'; did you mean 'digits'"),
@@ -232,6 +250,7 @@ class TestBadInput:
         assert "are tuned with and reported" in refused(
             "compare", "local", "--tune", "learning-rate=.1", "--tune-seeds", "0"
         )
+        assert "budget = x: write a number above 0" in refused("recommend", "--budget", "x")
         assert "nothing to tune" in refused("compare", "local", "--tune-runs", "3")
         assert "baseline local is not among" in refused("compare", "fedavg", "--baseline", "local")
         assert "Usage" in refused("frobnicate")
@@ -369,7 +388,7 @@ def test_the_package_is_the_command_too() -> None:
     assert "Usage: fedhet" in said
 
 
-def test_clean_removes_what_is_old_and_says_so(tmp_path):
+def test_clean_removes_what_is_old_and_says_so(tmp_path: Path) -> None:
     old, young = tmp_path / "old" / "clients" / "0", tmp_path / "young" / "clients" / "0"
     for folder in (old, young):
         folder.mkdir(parents=True)

@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.numpy
+import scipy.sparse
 import torch
-from torch import nn
+from safetensors import SafetensorError
+from torch import Tensor, nn
 
 import fedhet
 from fedhet.errors import FedhetError
+from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.population import ClientInfo
 
 
@@ -30,6 +34,37 @@ def model(client: ClientInfo) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
 
 
+def reshaped(change: Callable[[Tensor], Any]) -> Callable[[ClientInfo], Any]:
+    """Return a data function whose inputs are changed to another form."""
+    return lambda client: tuple((change(inputs), labels) for inputs, labels in data(client))
+
+
+def images(*shape: int) -> Callable[[ClientInfo], Any]:
+    return reshaped(lambda inputs: torch.zeros(len(inputs), *shape))
+
+
+def convolution(channels: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
+
+
+class Strange(nn.Linear):
+    def forward(self, inputs: Tensor) -> Any:
+        return "outputs", super().forward(inputs)
+
+
+class Table:
+    """A table as pandas has it."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = values.numpy()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def to_numpy(self) -> Any:
+        return self._values.astype(object)
+
+
 def run(model: Any = model, data: Any = data, **settings: Any) -> fedhet.RunResult:
     common = {"clients": 2, "workers": 1, "report": False, "method": "fedavg", "rounds": 1}
     if settings.get("method") == "nearest-neighbour":
@@ -45,22 +80,40 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "methods that are no list": (lambda: fedhet.compare(3), "methods = 3: must be a list, such as"),  # type: ignore[arg-type]
     "seeds that are no list": (lambda: fedhet.compare(["local"], seeds=3), "seeds = 3: must be a list, such as"),  # type: ignore[arg-type]
     "seeds of texts": (lambda: fedhet.recommend(seeds=["a"]), "seeds = ['a']: must be a list, such as"),  # type: ignore[list-item]
-    "settings of a run": (lambda: fedhet.run(3), "config = 3 is a int: must be"),  # type: ignore[arg-type]
-    "settings of a comparison": (lambda: fedhet.compare(["local"], 3), "config = 3 is a int: must be a dict"),  # type: ignore[arg-type]
-    "settings of a recommendation": (lambda: fedhet.recommend(3), "config = 3 is a int: must be a dict"),  # type: ignore[arg-type]
-    "a folder of another kind": (lambda: fedhet.run("fedavg", out=3), "out = 3 is a int: must be a text"),  # type: ignore[arg-type]
-    "an engine of another kind": (lambda: fedhet.run("fedavg", engine=3), "engine = 3 is a int: must be a text"),  # type: ignore[arg-type]
+    "settings of a run": (lambda: fedhet.run(3), "config = 3: must be"),  # type: ignore[arg-type]
+    "settings of a comparison": (lambda: fedhet.compare(["local"], 3), "config = 3: must be a dict"),  # type: ignore[arg-type]
+    "settings of a recommendation": (lambda: fedhet.recommend(3), "config = 3: must be a dict"),  # type: ignore[arg-type]
+    "a folder of another kind": (lambda: fedhet.run("fedavg", out=3), "out = 3: must be a text"),  # type: ignore[arg-type]
+    "an engine of another kind": (lambda: fedhet.run("fedavg", engine=3), "engine = 3: must be a text"),  # type: ignore[arg-type]
     "a budget without a unit": (lambda: fedhet.recommend(budget="x"), "budget = x: write a number above 0"),
     "a preset that is none": (lambda: fedhet.run("nosuch/preset"), "unknown method or preset 'nosuch/preset'"),
     "resnet18": (lambda: fedhet.run({"architectures": "resnet18"}), "torchvision/resnet18 is torchvision's"),
     "a model that is a name": (lambda: run("mlp"), "model must be a function of a client"),
-    "labels beyond outputs": (
-        lambda: run(lambda client: nn.Linear(4, 1), many),
-        "outputs",
+    "labels beyond outputs": (lambda: run(data=many), "its network has 2 outputs, which stand for the classes 0 to 1"),
+    "a tuple without a tensor": (lambda: run(lambda client: Strange(4, 2)), "Strange returned a tuple: a network must"),
+    "data alone": (lambda: run(None), "its inputs, float32 of shape (8, 4): the configured architectures are made for"),
+    "data alone, own": (lambda: run(None, dataset="own"), "data of your own need a model of your own"),
+    "a sparse tensor": (lambda: run(data=reshaped(Tensor.to_sparse)), "sparse, a Tensor: make them dense"),
+    "a sparse matrix": (
+        lambda: run(data=reshaped(lambda inputs: scipy.sparse.csr_matrix(inputs.numpy()))),
+        "client 0: train has inputs that are sparse, a csr_matrix: make them dense, inputs.toarray()",
+    ),
+    "rows of unlike lengths": (
+        lambda: run(data=reshaped(lambda inputs: [[1.0] * (3 + (row == 2)) for row in range(len(inputs))])),
+        "client 0: train has inputs of different lengths, 3 and 4: pad or cut the rows",
+    ),
+    "one table": (lambda: run(data=lambda client: (Table(torch.ones(4, 3)),) * 2), "train is one table: give a pair"),
+    "channels last": (lambda: run(lambda client: convolution(3), images(8, 8, 3)), "their channels come last: give"),
+    "no channels": (lambda: run(lambda client: convolution(1), images(8, 8)), "they have no axis of channels: give"),
+    "a number of jobs": (lambda: fedhet.compare(["local"], jobs="a"), "jobs = 'a': must be a whole number"),  # type: ignore[arg-type]
+    "observers": (lambda: fedhet.run("fedavg", observers=3), "observers = 3: must be a list"),  # type: ignore[arg-type]
+    "a tiny budget": (
+        lambda: fedhet.recommend({"clients": 2}, methods=["local"], budget=0.01, jobs=1),
+        "the budget ended, and training alone has no result on test parts:",
     ),
     "data that raise": (
         lambda: run(data=lambda c: 1 / 0),
-        "2 clients (0, 1): the data function raised ZeroDivisionError",
+        "client 0: the data function raised ZeroDivisionError",
     ),
 }
 
@@ -71,7 +124,8 @@ def test_a_sentence_says_what_is_wrong(what: str, tmp_path: Path, monkeypatch: p
     attempt, words = WRONG[what]
     with pytest.raises(FedhetError) as raised:
         attempt()
-    assert words in str(raised.value)
+    text = str(raised.value).replace("2 clients (0, 1): ", "client 0: ")
+    assert words in text
     assert not any(word in str(raised.value) for word in ("Traceback", "NoneType", "failed: "))
 
 
@@ -84,11 +138,87 @@ def test_a_client_whose_data_function_raises_goes_by_its_name(tmp_path: Path, mo
     assert "(test_sentences.py, line " in failure["reason"]
 
 
-@pytest.mark.parametrize("method", ["nearest-neighbour", "logistic-regression"])
+def test_a_client_whose_data_could_not_be_read_for_a_while_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    share = tmp_path / "share"
+
+    class Mounted(Observer):
+        def round(self, run: RunInfo, report: RoundReport) -> None:
+            share.touch()
+
+    def on_a_share(client: ClientInfo) -> Any:
+        if client.partition_id == 1:
+            share.read_bytes()
+        return data(client)
+
+    settings = {"clients": 2, "workers": 1, "report": False, "rounds": 2}
+    done = fedhet.run(
+        {"method": "fedavg"} | settings, model=model, data=on_a_share, observers=[Mounted()], progress=False
+    )
+    failed = [[failure["client"] for failure in row["failures"]] for row in done.history]
+    assert failed == [["1"], [], [], []]
+
+
+def test_tables_are_taken_as_inputs_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tables = run(data=lambda client: tuple((Table(inputs), Table(labels)) for inputs, labels in data(client)))
+    assert tables.summary["failures"] == 0
+    assert tables.history[-1]["received"] == run().history[-1]["received"]
+
+
+@pytest.mark.parametrize(("last", "outputs"), [(nn.Softmax(1), 2), (nn.Sigmoid(), 1)])
+def test_a_network_that_returns_probabilities_is_warned_of_once(
+    last: nn.Module, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedhet.text.log.propagate", True)
+    run(lambda client: nn.Sequential(nn.Linear(4, outputs), last))
+    assert caplog.text.count("its Sequential returns probabilities, and the loss of") == 1
+
+
+def test_a_full_disk_ends_a_run_with_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = safetensors.numpy.save_file
+
+    def full(arrays: Any, path: Path, **further: Any) -> None:
+        if path.name.startswith(".2."):
+            path.touch()
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        written(arrays, path, **further)
+
+    settings = {"method": "fedavg", "clients": 2, "workers": 1, "report": False, "rounds": 3, "local-epochs": 1}
+    monkeypatch.setattr(safetensors.numpy, "save_file", full)
+    folder = tmp_path / "here"
+    with pytest.raises(FedhetError) as raised:
+        fedhet.run(settings, out=folder, progress=False)
+    assert f"{folder}/checkpoint/2.safetensors cannot be written or read: No space left on device" in str(raised.value)
+    assert str(raised.value).endswith(f"go on with fedhet run --resume {folder}")
+    assert [path.name for path in (folder / "checkpoint").iterdir()] == ["1.safetensors"]
+    monkeypatch.undo()
+    assert fedhet.run(resume=folder, progress=False).summary["rounds"] == 3
+
+
+def test_control_c_says_how_to_go_on(tmp_path: Path) -> None:
+    class Stopping(Observer):
+        def round(self, run: RunInfo, report: RoundReport) -> None:
+            raise KeyboardInterrupt
+
+    folder, settings = tmp_path / "here", {"method": "fedavg", "clients": 2, "workers": 1, "report": False, "rounds": 1}
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        fedhet.run(settings, model=model, data=data, out=folder, observers=[Stopping()], progress=False)
+    assert stopped.value.__notes__ == [f"stopped; go on with: fedhet.run(resume={str(folder)!r}, model=..., data=...)"]
+    assert fedhet.run(resume=folder, model=model, data=data, progress=False).summary["rounds"] == 1
+
+
+@pytest.mark.parametrize("method", ["nearest-neighbour", "logistic-regression", "label-spreading"])
 def test_networks_of_bfloat16_are_no_hindrance_to_classical_methods(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = {"clients": 2, "workers": 1, "report": False, "method": method}
-    done = fedhet.run(settings, model=lambda client: model(client).bfloat16(), data=data, progress=False)
+    public = {"public": torch.randn(20, 4, generator=torch.Generator().manual_seed(1))}
+    parts = lambda client: dict(zip(("train", "test"), data(client), strict=True)) | public  # noqa: E731
+    done = fedhet.run(settings, model=lambda client: model(client).bfloat16(), data=parts, progress=False)
     assert done.summary["failures"] == 0

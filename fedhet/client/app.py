@@ -105,7 +105,7 @@ class Answers:
             if job.client.device.type == "cuda":  # clients in other processes share the GPU
                 torch.cuda.empty_cache()
         except Exception as error:  # elsewhere Flower would tell the server what was raised
-            if not isinstance(error, FedhetError) and not policy.deployed:
+            if not isinstance(error, FedhetError | OSError) and not policy.deployed:
                 raise
             if "request" not in message.content:  # a strategy of Flower's would read a refusal as arrays and metrics
                 tell(self, str(error))
@@ -113,10 +113,9 @@ class Answers:
             reason = policy.reason(name, error)
             reason = reason.removeprefix(f"client {name}: ")  # the server knows who it is, and counts alike ones
             reason = f"on machine {machine}: {reason}" if machine else reason
-            record, outcome = (
-                write_reply(Refusal(name, reason, lost=isinstance(error, LostState))),
-                f"refused: {reason}",
-            )
+            again = not isinstance(error, FedhetError) or error.may_pass
+            refusal = Refusal(name, reason, lost=isinstance(error, LostState), again=again)
+            record, outcome = write_reply(refusal), f"refused: {reason}"
         if policy.deployed or outcome.startswith("refused"):
             log.info("client %s: %s: %s", name, asked, outcome)
         return Message(record, reply_to=message)

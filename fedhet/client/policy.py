@@ -9,7 +9,7 @@ from typing import Any
 from fedhet.client.secret import ChangedExamples
 from fedhet.client.side import AnySide
 from fedhet.client.state import LostState
-from fedhet.errors import ConfigError, FedhetError, nearest
+from fedhet.errors import ConfigError, FedhetError, in_words, nearest
 from fedhet.method import METRICS, STRUCTURE, Traits
 from fedhet.options import listed
 from fedhet.task import Metric
@@ -164,7 +164,7 @@ class Policy:
     def reason(self, client: str, error: Exception) -> str:
         """Return the reason of a failure for the server; at a deployed node nothing that could disclose data."""
         if not self.deployed or isinstance(error, Refused | ChangedExamples | LostState | WireError):
-            return str(error)
+            return in_words(error) if isinstance(error, OSError) else str(error)
         log.error("client %s failed", client, exc_info=error)
         return "it failed, and the reason stands in its node's log, since reasons can tell of data"
 

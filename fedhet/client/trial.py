@@ -17,6 +17,8 @@ from fedhet.task import Task
 EXAMPLES = 8
 """Number of examples with which a network is tried out."""
 
+OWN_MODEL = "the configured architectures are made for the configured data set: give a network of your own (model)"
+
 
 @torch.no_grad()
 def try_out(
@@ -53,9 +55,8 @@ def try_out(
         raise
     except (Exception, SystemExit) as error:  # whatever a user's network raises, it cannot take these inputs
         taken = f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape)}"
-        raise ModelError(
-            f"its {name} cannot take its inputs, {taken}: {type(error).__name__}: {error}{origin}"
-        ) from error
+        reason = OWN_MODEL if function is None else _remedy(model, inputs) or f"{type(error).__name__}: {error}"
+        raise ModelError(f"its {name} cannot take its inputs, {taken}: {reason}{origin}") from error
     if outputs.ndim < 1 or len(outputs) != len(inputs):
         shape = f"outputs of shape {tuple(outputs.shape)}" if outputs.ndim else "a single number"
         raise ModelError(f"its {name} returned {shape} for {len(inputs)} examples: a row each is needed{origin}")
@@ -76,6 +77,11 @@ def try_out(
             f"its head was guessed to be {representation.head!r}, the last {kind}, which does not make its "
             "network's outputs: name the right one, head = '...'"
         )
+    elif _probabilities(model, task, outputs):
+        note = (
+            f"its {name} returns probabilities, and the loss of {task.name} takes scores before a softmax or sigmoid: "
+            f"leave that out of the network, since it learns more slowly with it{origin}"
+        )
     elif not torch.allclose(outputs, again, rtol=1e-3, atol=1e-6):
         note = f"its {name} returns other outputs for the same inputs each time, in evaluation mode too{origin}"
     elif task is not asked and task.name == "multi-label" and bool((data.train.labels.sum(1) == 1).all()):
@@ -83,6 +89,29 @@ def try_out(
     scores = task.outputs.scores(outputs)
     tokens = scores.shape[1] if task.outputs.places == "tokens" and scores.ndim == 3 else 1
     return Tried(task, scores.shape[-1], note, tokens)
+
+
+def _remedy(model: nn.Module, inputs: Tensor) -> str:
+    """Return how images must be laid out for the network's first convolution; empty if that is not what is wrong."""
+    first = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
+    if first is None or inputs.ndim not in (3, 4):
+        return ""
+    if inputs.ndim == 4 and inputs.shape[1] != first.in_channels == inputs.shape[3]:
+        return "their channels come last: give images as (n, channels, height, width), inputs.permute(0, 3, 1, 2)"
+    if inputs.ndim == 3 and first.in_channels == 1:
+        return "they have no axis of channels: give images as (n, 1, height, width), inputs.unsqueeze(1)"
+    return ""
+
+
+def _probabilities(model: nn.Module, task: Task, outputs: Tensor) -> bool:
+    """Whether a network returns probabilities, where the task's own loss takes scores before a softmax or sigmoid."""
+    if task.own_loss is not None or task.outputs.meaning == "numbers":
+        return False
+    if task.name in ("binary", "multi-label"):
+        return isinstance([*model.modules()][-1], nn.Sigmoid)
+    scores = task.outputs.scores(outputs)
+    sums = scores.sum(-1)
+    return bool((scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
 
 
 def _makes(head: Captured, outputs: Tensor) -> bool:

@@ -134,7 +134,7 @@ def compare(
         FedhetError: all runs failed, after everything was written; where some completed, see `Comparison.failed`.
     """
     children.prepare("matplotlib.backends.backend_agg")  # for reports; meanwhile what is asked for is checked
-    check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)))
+    check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)), jobs=(jobs, (int,)))
     check_list("methods", methods, str, "['fedhenn', 'local']")
     check_list("seeds", seeds, int, "[0, 1, 2]")
     supplied = Supplied(model, data, task)

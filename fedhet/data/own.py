@@ -45,7 +45,7 @@ def as_client_data(client: str, value: Any) -> ClientData:
         parts = {name: part for name in PARTS if (part := getattr(value, name)) is not None}
         return replace(value, **{name: _part(name, part, public=name == "public") for name, part in parts.items()})
     except DataError as error:
-        raise DataError(f"client {client}: {error}") from error
+        raise type(error)(f"client {client}: {error}") from error
 
 
 def as_public_dataset(value: Any) -> PublicDataset | None:
@@ -92,7 +92,7 @@ def _part(name: str, value: Any, *, public: bool) -> Any:
                 raise DataError(f"has {odd[1]} in the {kind} of row {odd[0]}: leave such rows out, or fill them in")
         return part
     except DataError as error:
-        raise DataError(f"{name} {error}") from error
+        raise type(error)(f"{name} {error}") from error
 
 
 def _public(value: Any) -> PublicDataset:
@@ -111,6 +111,8 @@ def _examples(value: Any) -> Examples:
     if isinstance(value, DataLoader):
         collate: Any = None if value.collate_fn is default_collate else value.collate_fn
         return _rows(value.dataset, collate, value)
+    if hasattr(value, "to_numpy"):
+        raise DataError("is one table: give a pair (inputs, labels), such as (table[features], table[label])")
     if isinstance(value, Mapping):
         value = pair_of(value)
     if isinstance(value, tuple | list) and len(value) == 2 and not _two_rows(*value):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from fedhet.errors import DataError
+from fedhet.errors import DataError, FedhetError, UserCodeError
 
 INPUTS = ("image", "img", "pixel_values", "inputs", "input", "features", "x", "data")
 LABELS = ("label", "labels", "target", "targets", "fine_label", "y")
@@ -57,7 +57,7 @@ class LazyInputs:
             if (odd := not_finite(inputs)) is not None:
                 raise DataError(f"has {odd[1]} in the inputs of row {rows[odd[0]]}")
         except DataError as error:
-            raise DataError(f"{self.part} {error}".lstrip()) from error
+            raise type(error)(f"{self.part} {error}".lstrip()) from error
         return inputs.to(self.device), (self.relabel(labels) if self.relabel else labels).to(self.device)
 
     def split(self, size: int) -> Iterator[Tensor]:
@@ -102,9 +102,15 @@ def _known_labels(dataset: Any) -> Any:
 def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tensor, Tensor]:
     """Return inputs and labels of rows, which are read as a `DataLoader` does."""
     several = getattr(dataset, "__getitems__", None)
-    read = list(several(rows)) if several else [dataset[row] for row in rows]
+    try:
+        read = list(several(rows)) if several else [dataset[row] for row in rows]
+        collated = read if collate is None else collate(read)
+    except FedhetError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserCodeError.of(error, f"has rows that cannot be read: {type(dataset).__name__}") from error
     if collate is not None:
-        pair = pair_of(collate(read))
+        pair = pair_of(collated)
         batch = as_tensor(pair[0]), as_labels(pair[1])
         if not len(batch[0]) == len(batch[1]) == len(rows):
             raise DataError(
@@ -165,11 +171,37 @@ def as_tensor(value: Any) -> Tensor:
     if hasattr(value, "getbands"):  # a PIL image
         image = value if value.mode in ("L", "RGB", "RGBA") else value.convert("RGB")
         return torch.from_numpy(np.atleast_3d(np.array(image))).permute(2, 0, 1).contiguous()
+    value = _dense(value, "inputs")
     try:
         tensor = torch.as_tensor(_native(value) if isinstance(value, np.ndarray) else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"has inputs that are no numbers but a {type(value).__name__}: {error}") from error
+        raise DataError(f"has inputs that are no numbers but {_kind(value)}: give them as numbers") from error
     return tensor.float() if tensor.dtype == torch.float64 and not isinstance(value, Tensor) else tensor
+
+
+def _dense(value: Any, what: str) -> Any:
+    """Return a pandas DataFrame or Series as an array, and anything else as it is.
+
+    A `DataError` refuses sparse tensors and matrices, and rows of different lengths.
+    """
+    if isinstance(value, Tensor) and value.is_nested:
+        raise DataError(f"has {what} that are a nested tensor: pad its rows to one length (to_padded_tensor)")
+    if hasattr(value, "toarray") or (isinstance(value, Tensor) and value.layout is not torch.strided):
+        dense = "to_dense" if isinstance(value, Tensor) else "toarray"
+        raise DataError(f"has {what} that are sparse, a {type(value).__name__}: make them dense, {what}.{dense}()")
+    if hasattr(value, "to_numpy") and not isinstance(value, Tensor):
+        return value.to_numpy()
+    if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype == object):
+        lengths = sorted({len(row) for row in value if isinstance(row, list | tuple) or np.ndim(row)})
+        if len(lengths) > 1:
+            raise DataError(f"has {what} of different lengths, {lengths[0]} and {lengths[1]}: pad or cut the rows")
+    return value
+
+
+def _kind(value: Any) -> str:
+    """Return the type of the first entry that is no number."""
+    entries = np.asarray(value, object).flat
+    return type(next((each for each in entries if not isinstance(each, int | float | np.number)), value)).__name__
 
 
 def _stacked(values: Sequence[Any]) -> Tensor:
@@ -204,14 +236,14 @@ def as_labels(value: Any) -> Tensor:
 
     Those of pixels keep their type, and lose an axis of one channel.
     """
+    value = _dense(value, "labels")
     if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor | np.ndarray):
         value = torch.stack([torch.as_tensor(each) for each in value])
     try:
         labels = torch.as_tensor(value if isinstance(value, Tensor) else _native(np.asarray(value)))
     except (TypeError, ValueError, RuntimeError) as error:
-        kind = type(next(iter(np.asarray(value, object).flat), value)).__name__
         raise DataError(
-            f"has labels that are no numbers but {kind}: number the classes from 0, alike for all clients"
+            f"has labels that are no numbers but {_kind(value)}: number the classes from 0, alike for all clients"
         ) from error
     if labels.ndim > 2:
         labels = labels.squeeze(1) if labels.ndim > 3 else labels

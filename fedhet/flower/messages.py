@@ -50,7 +50,8 @@ def read_request(record: RecordDict) -> tuple[Request, str]:
 def write_reply(reply: Reply | Refusal, *, flower: bool = False) -> RecordDict:
     """Return the records of a reply, with arrays as raw bytes or in Flower's format."""
     if isinstance(reply, Refusal):
-        said: dict[str, Any] = {"client": reply.client, "refusal": reply.reason, "lost": reply.lost}
+        said: dict[str, Any] = {"client": reply.client, "refusal": reply.reason}
+        said |= {"lost": reply.lost, "again": reply.again}
         return RecordDict({"report": ConfigRecord(said)})
     record = Encoder(flower=flower)(reply.payload)
     record["metrics"] = filled(MetricRecord(), reply.metrics())
@@ -69,7 +70,9 @@ def read_reply(message: Message) -> Reply:
         raise WireError(NOT_OURS)
     if "refusal" in report:
         reason = str(report["refusal"])
-        raise (LostReply if report.get("lost") is True else FedhetError)(reason[:LONGEST_REASON])
+        refusal = (LostReply if report.get("lost") is True else FedhetError)(reason[:LONGEST_REASON])
+        refusal.may_pass = report.get("again") is True
+        raise refusal
     if not isinstance(metrics, MetricRecord):
         raise WireError("its reply is damaged: it has no metrics")
     return Reply.of(decode(records), metrics, Report.of(report))

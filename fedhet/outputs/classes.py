@@ -195,5 +195,6 @@ def _outside(labels: Tensor, classes: int) -> str:
         return ""
     return (
         f"its labels go from {low} to {high}, and its network has {classes} outputs, which stand for the "
-        f"classes 0 to {classes - 1}: number the classes from 0, alike for all clients"
+        f"classes 0 to {classes - 1}: number the classes from 0, alike for all clients, and give the network an output "
+        "for each"
     )

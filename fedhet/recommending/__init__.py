@@ -116,7 +116,7 @@ def recommend(
     began, seconds = time.monotonic(), parsed("budget", budget, _SECONDS, "30m")
     most = math.inf if max_bytes is None else parsed("max-bytes", max_bytes, _BYTES, "500KB")
     children.prepare("matplotlib.backends.backend_agg")
-    check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)))
+    check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)), jobs=(jobs, (int,)))
     check_list("methods", methods, str, "['fedhenn', 'fedavg']")
     check_list("seeds", seeds, int, "[0, 1, 2]")
     supplied = Supplied(model, data, task)

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from itertools import product
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedhet import population, predictions, toml
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import ConfigError, FedhetError, in_words
 from fedhet.files import check_links, check_place, csv_lines, locked, read_arrays, state_home, write_arrays, write_text
 from fedhet.machine import host
 from fedhet.observing import Observer, RoundReport, RunInfo
@@ -250,9 +250,15 @@ def recorded(
             yield directory, *logging_to
         except OSError as error:
             raise FedhetError(
-                f"the run stopped, since {error.filename or folder} cannot be written or read: "
-                f"{error.strerror or error}; what was complete is saved, and --resume {folder} goes on from there"
+                f"the run in {folder} stopped, since {in_words(error)}; complete rounds are saved: put this right, and "
+                f"go on with {resuming(folder, further.get('supplied', ()))}"
             ) from error
+
+
+def resuming(folder: Path, supplied: Collection[str]) -> str:
+    """Return the command that resumes the run in a folder; with a user's model or data it is a call in Python."""
+    functions = "".join(f", {name}=..." for name in supplied)
+    return f"fedhet.run(resume={str(folder)!r}{functions})" if supplied else f"fedhet run --resume {folder}"
 
 
 def check_folder(folder: Path, *, resume: bool = False) -> None:

@@ -95,7 +95,8 @@ class Handshake:
                 hash(kind)
                 opened[node] = kind, reply
             except Exception as error:  # any exception while reading a reply refuses this client
-                refuse(node, name_in(message), error, again=message.has_error())  # a client that failed is asked again
+                passing = message.has_error() or (isinstance(error, FedhetError) and error.may_pass)
+                refuse(node, name_in(message), error, again=passing)
         for node, others in roster.rivals({node: reply.client for node, (_, reply) in opened.items()}).items():
             roster.refused[node] = opened.pop(node)[1].client
             round.fail(f"at node {node}", roster.contest(roster.refused[node], others))

@@ -320,11 +320,12 @@ class LostReply(FedhetError):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A client's refusal of a request; `lost` if it lost what the server sent before."""
+    """A client's refusal of a request; `lost` if it lost what the server sent before, `again` if the cause may pass."""
 
     client: str
     reason: str
     lost: bool = False
+    again: bool = False
 
 
 def with_public_dataset(public: PublicDataset) -> Payload:

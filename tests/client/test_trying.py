@@ -82,7 +82,7 @@ def test_inputs_that_are_not_finite_are_told_with_part_and_row(part: str, value:
 
 
 def as_client_data_unchecked(parts: dict[str, Any]) -> ClientData:
-    made = {name: Examples(*pair) for name, pair in parts.items() if name != "public"}
+    made: dict[str, Any] = {name: Examples(*pair) for name, pair in parts.items() if name != "public"}
     return ClientData(**made, public=PublicDataset(*parts["public"]))
 
 
@@ -287,8 +287,8 @@ def test_arrays_of_other_layouts_are_the_same_data(form: str) -> None:
 @pytest.mark.parametrize(
     ("inputs", "labels", "sentence"),
     [
-        (np.array([np.ones(3), np.ones(4)], object), LABELS[:2], "has inputs that are no numbers but a ndarray"),
-        (np.array(["a", "b"], object), LABELS[:2], "has inputs that are no numbers but a ndarray"),
+        (np.array([np.ones(3), np.ones(4)], object), LABELS[:2], "has inputs of different lengths, 3 and 4"),
+        (np.array(["a", "b"], object), LABELS[:2], "has inputs that are no numbers but str"),
         (INPUTS[:2], np.array(["a", "b"], object), "has labels that are no numbers but str"),
         (INPUTS[:2], np.array([None, 1], object), "has labels that are no numbers but NoneType"),
     ],
