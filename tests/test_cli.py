@@ -331,7 +331,7 @@ class TestOtherCommands:
         assert "fedavg has no keys of its own" in fedhet_command("keys", "fedavg").stdout
         found = fedhet_command("keys", "BATCH").stdout
         assert "  batch-size = 32" in found
-        assert "  workers" in found
+        assert "  augment" in found
         assert "  learning-rate" not in found
         missing = fedhet_command("keys", "lerning-rate")
         assert missing.exit_code == 2
