@@ -1,0 +1,177 @@
+"""Programs as users write them, with random labels: at chance, with equal numbers however they are run."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+from PIL import Image
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
+from torchvision import datasets, transforms
+
+import fedhet
+from fedhet import config as configuration
+from fedhet.results.history import read_history
+from fedhet.serving import serve
+
+CLIENTS, EACH, CLASSES = 3, 80, 4
+G = torch.Generator().manual_seed(7)
+INPUTS, LABELS = torch.randn(CLIENTS * EACH, 12, generator=G), torch.randint(CLASSES, (CLIENTS * EACH,), generator=G)
+MAPS = torch.randint(CLASSES, (CLIENTS * EACH, 2, 2), generator=G)
+BACKBONE = nn.Sequential(nn.Linear(12, 64), nn.ReLU())
+SETTINGS = {
+    **{"preset": "", "method": "local", "clients": CLIENTS, "rounds": 2, "local-epochs": 15, "learning-rate": 0.2},
+    **{"momentum": 0.9, "report": False},
+}
+
+
+def mine(partition_id: int) -> torch.Tensor:
+    return torch.arange(partition_id, CLIENTS * EACH, CLIENTS)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+
+
+def fine_tuned(client: Any) -> nn.Module:
+    return nn.Sequential(BACKBONE, nn.Linear(64, CLASSES))
+
+
+def segmenting() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (3, 2, 2)), nn.Conv2d(3, 64, 1), nn.ReLU(), nn.Conv2d(64, CLASSES, 1))
+
+
+def load_data(partition_id: int, num_partitions: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """A tutorial of Flower's: an unseeded split, loaders that shuffle."""
+    rows = mine(partition_id)
+    train, test = random_split(TensorDataset(INPUTS[rows], LABELS[rows]), [0.5, 0.5])
+    return DataLoader(train, batch_size=10, shuffle=True), DataLoader(test, batch_size=10)
+
+
+class Partition:
+    """Rows as Hugging Face's data sets have them, whose split draws from NumPy's generator."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = [int(row) for row in rows]
+        self.column_names = ["features", "label"]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: Any) -> Any:
+        if key in self.column_names:
+            return [self[place][key] for place in range(len(self))]
+        return {"features": INPUTS[self.rows[key]].tolist(), "label": int(LABELS[self.rows[key]])}
+
+    def train_test_split(self, test_size: float) -> dict[str, "Partition"]:
+        order = np.random.permutation(self.rows)
+        cut = int(len(order) * test_size)
+        return {"train": Partition(order[cut:]), "test": Partition(order[:cut])}
+
+
+def hugging_face(client: Any) -> dict[str, Partition]:
+    return Partition(mine(client.partition_id)).train_test_split(test_size=0.5)
+
+
+def frame(client: Any) -> tuple[Any, Any]:
+    """Columns and scikit-learn's unseeded split, as in notebooks of Kaggle."""
+    rows = mine(client.partition_id)
+    columns = [INPUTS[rows, number].numpy() for number in range(12)]
+    x_train, x_test, y_train, y_test = train_test_split(np.stack(columns, 1), LABELS[rows].numpy(), test_size=0.5)
+    return (x_train, y_train), (x_test, y_test)
+
+
+def image_folder(root: Path) -> Callable[[Any], tuple[Any, Any]]:
+    """Images in folders of classes, random transforms for training, and a list that Python shuffles."""
+    for number, (pixels, label) in enumerate(zip(INPUTS, LABELS, strict=True)):
+        (root / str(int(label))).mkdir(parents=True, exist_ok=True)
+        array = (pixels.sigmoid() * 255).byte().reshape(2, 2, 3).numpy()
+        Image.fromarray(array).save(root / str(int(label)) / f"{number:03}.png")
+
+    def data(client: Any) -> tuple[Any, Any]:
+        flipped = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+        rows = list(range(client.partition_id, CLIENTS * EACH, CLIENTS))
+        random.shuffle(rows)
+        train = datasets.ImageFolder(str(root), transform=flipped)
+        test = datasets.ImageFolder(str(root), transform=transforms.ToTensor())
+        return Subset(train, rows[: EACH // 2]), Subset(test, rows[EACH // 2 :])
+
+    return data
+
+
+def segmented(client: Any) -> Any:
+    rows = mine(client.partition_id)
+    return random_split(TensorDataset(INPUTS[rows], MAPS[rows]), [EACH // 2, EACH // 2])
+
+
+def permuted(client: Any) -> Any:
+    rows = np.random.permutation(mine(client.partition_id))
+    return [(INPUTS[half], LABELS[half]) for half in np.split(rows, 2)]
+
+
+PROGRAMS: dict[str, tuple[Any, Any]] = {
+    "flower": (mlp, load_data),
+    "hugging face": (mlp, hugging_face),
+    "kaggle": (mlp, frame),
+    "image folder": (mlp, None),
+    "segmentation": (segmenting, segmented),
+    "fine-tuned": (fine_tuned, permuted),
+}
+
+
+@pytest.fixture(params=PROGRAMS)
+def program(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    model, data = PROGRAMS[request.param]
+    return {"model": model, "data": data or image_folder(tmp_path / "images")}
+
+
+def numbers(folder: Path) -> tuple[Any, dict[str, bytes]]:
+    """What a run found, without what must differ: its history and its networks."""
+    rows = [
+        {key: row[key] for key in ("participants", "received", "trained", "train_loss")} for row in read_history(folder)
+    ]
+    return rows, {path.name: path.read_bytes() for path in (folder / "models").glob("*.safetensors")}
+
+
+def resumed(out: Path, program: dict[str, Any], **settings: Any) -> Path:
+    fedhet.run({**SETTINGS, **settings, "rounds": 1}, **program, out=out)
+    return fedhet.run({"rounds": 2}, **program, resume=out).folder
+
+
+def test_at_chance_and_equal_when_resumed(program: dict[str, Any], tmp_path: Path) -> None:
+    before = [parameter.clone() for parameter in BACKBONE.parameters()]
+    done = fedhet.run({**SETTINGS, "workers": 1}, **program, out=tmp_path / "one")
+    assert 0.1 < done.summary["personal_accuracy"]["weighted"] < 0.45
+    assert numbers(resumed(tmp_path / "resumed", program, workers=1)) == numbers(done.folder)
+    assert all(map(torch.equal, before, BACKBONE.parameters())), "the user's network stays"
+
+
+@pytest.mark.slow
+def test_equal_however_they_are_run(program: dict[str, Any], tmp_path: Path) -> None:
+    method, keys = "fedrep", {"local-epochs": 2, "learning-rate": 0.05}  # bodies are averaged, heads stay
+    settings = {**SETTINGS, "method": method, **keys}
+    one = numbers(fedhet.run({**settings, "workers": 1}, **program, out=tmp_path / "1").folder)
+    for workers in (2, 3):  # with a timeout below the default, they start at once
+        several = {**settings, "workers": workers, "timeout": 600.0}
+        assert numbers(fedhet.run(several, **program, out=tmp_path / str(workers)).folder) == one
+    assert numbers(resumed(tmp_path / "resumed", program, **{**settings, "workers": 2, "timeout": 600.0})) == one
+    fedhet.compare([method], settings, seeds=[0], **program, out=tmp_path / "compared")
+    assert numbers(tmp_path / "compared" / f"{method}-seed0") == one
+    config = configuration.resolve({**settings, "dataset": "own"})
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(config.but(state_dir=str(tmp_path / "state")), grid, tmp_path / "ray", engine="ray")
+
+    resources: Any = {"client_resources": {"num_cpus": 1}}
+    run_simulation(app, fedhet.make_client_app(**program), CLIENTS, backend_config=resources)
+    assert numbers(tmp_path / "ray") == one
