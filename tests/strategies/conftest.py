@@ -29,6 +29,7 @@ SETTINGS = {
     "samples-per-client": 32,
     "closing-epochs": 0,
     "fraction-train": 1.0,
+    "device": "cpu",  # tests compare to the last bit, and tensors of clients with those of the test
 }
 
 
