@@ -17,11 +17,23 @@ from fedhet import registry, toml
 from fedhet.errors import ConfigError, nearest
 from fedhet.keys import checked, default_of, fits, kebab, takes
 from fedhet.method import Method
-from fedhet.options import Config, Value, fields_of
+from fedhet.options import OWN, Config, Value, fields_of
 from fedhet.text import log
 from fedhet.validation import conflicts, effective
 
 DEFAULT_PRESET = "fedhenn/digits"
+OWN_SETTINGS: Mapping[str, Value] = {
+    **{"clients": 10, "fraction-train": 1.0, "rounds": 20, "local-epochs": 5, "closing-epochs": 0, "batch-size": 10},
+    **{"optimizer": "adam", "learning-rate": 0.003, "lr-schedule": "constant"},
+}
+"""Settings of the preset `own`: those of a run with networks and data of a user's own, which names no preset or file.
+
+Every method trains with them, whatever the scale of the inputs; a method may differ (`Method.own`).
+"""
+
+OWN_SGD: Mapping[str, Value] = {"optimizer": "sgd", "learning-rate": 0.05, "momentum": 0.5}
+"""Settings that take their place if a user chooses SGD, or sets learning-rate or momentum without an optimiser."""
+
 EXTRA = "extra-keys"
 """Key under which Flower's run config, which takes declared keys only, carries those of a method from outside."""
 
@@ -53,7 +65,7 @@ def resolve(
             raise ConfigError(f"{key}: must be text, not {type(wanted[key]).__name__}")
     if extra := wanted.pop(EXTRA, None):
         wanted |= _extra(extra)
-    preset = read(preset_path(wanted["preset"])) if wanted.get("preset") else {}
+    preset = preset_settings(wanted.get("preset", ""))
     layers = {**preset, **wanted}
     layers.pop("preset", None)
     problems: list[str] = []
@@ -62,7 +74,8 @@ def resolve(
         method = registry.method(str(layers.get("method", Config.method)), trusted=trusted)
     except ConfigError as error:
         problems.append(str(error))
-    common, method_values = _values_of(method, layers, problems)
+    defaults = own_settings(method, wanted) if method and wanted.get("preset") == OWN else {}
+    common, method_values = _values_of(method, {**defaults, **layers}, problems)
     if method and common.get("rounds") == 0 and not method.settles_rounds:
         problems.append(f"rounds = 0: {method.name} does not settle by itself how many it needs: set at least 1")
     problems += conflicts(common, numbers=not problems)
@@ -119,8 +132,8 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
     A file of `run_configs` is a preset, which by its path stands for itself alone and not for those of other methods.
 
     Args:
-        config: a TOML file, a preset, or a method, which stands for its digits preset or for that of its family; None
-            for the digits preset of `method`, or else the default.
+        config: a TOML file, a preset, or a method, which stands for its digits preset or for that of its family, or for
+            the preset `own` if both model and data are supplied; None for the preset of `method`, or else the default.
         method: the method that is set by hand.
         supplied: as in `read`.
 
@@ -134,6 +147,8 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
     known, wanted = presets(), str(config or method)
     family = registry.method(wanted).family if ":" in wanted else wanted
     by_reference = {"method": wanted} if config is not None and ":" in wanted else {}
+    if {"model", "data"} <= {*supplied} and (config is None or ":" in wanted or wanted in registry.methods()):
+        return {"preset": OWN} | ({} if config is None else {"method": wanted})
     for name in (f"{family}/digits", DEFAULT_PRESET if config is None or by_reference else wanted):
         if name in known:
             return {"preset": name} | by_reference
@@ -144,7 +159,7 @@ def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collectio
     """Complete settings from Python: single ones by the preset that they name or their method's, names by `named`."""
     if not isinstance(config, Mapping):
         return named(config, supplied=supplied)
-    base = {} if "preset" in config else named(None, config.get("method"))
+    base = {} if "preset" in config else named(None, config.get("method"), supplied)
     return {**base, **config}
 
 
@@ -214,6 +229,18 @@ def presets() -> list[str]:
 @cache
 def _presets_so_far() -> frozenset[str]:
     return frozenset(presets())
+
+
+def preset_settings(name: str) -> dict[str, Any]:
+    """Return the settings of a preset's file; without one (``""``, `own`) there are none. Raises as `preset_path`."""
+    return {} if name in ("", OWN) else read(preset_path(name))
+
+
+def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the preset `own` for a method and what the user chose."""
+    alone = {"learning-rate", "momentum"} & chosen.keys()  # which are of an optimiser
+    sgd = chosen.get("optimizer", "sgd" if alone else "adam") == "sgd"
+    return {**OWN_SETTINGS, **method.own, **(OWN_SGD if sgd else {})}
 
 
 def preset_path(name: str) -> Path:

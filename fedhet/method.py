@@ -136,6 +136,7 @@ class Method:
         client: `"package.module:Class"` of its client side, a `fedhet.client.ClientSide`; by default that class, which
             trains the network on the client's examples.
         common: the paper's values of keys that all methods share.
+        own: values of keys, for networks and data of a user's own, that differ from `fedhet.config.OWN_SETTINGS`.
         drawings: pictures of its report by the name of their matrices.
         trains: what clients train in place of their networks, in words; empty if it is these. In a comparison its
             optimiser and rate are its own, since those of networks have no meaning for it.
@@ -148,6 +149,7 @@ class Method:
     server: str = "fedhet.server:FederatedStrategy"
     client: str = "fedhet.client:ClientSide"
     common: Mapping[str, Value] = field(default_factory=dict, hash=False)
+    own: Mapping[str, Value] = field(default_factory=dict, hash=False)
     drawings: Mapping[str, Drawing] = field(default_factory=dict, hash=False)
     trains: str = ""
     family: str = ""

@@ -37,7 +37,8 @@ def run(
 
     Args:
         config: single settings (kebab-case keys, or with `_`), added to the preset that they name as `preset`, or else
-            to the digits preset of their `method`; a TOML file, a preset or a method; or a complete configuration.
+            to the digits preset of their `method`, or with `model` and `data` to the preset `own`
+            (`fedhet.config.OWN_SETTINGS`); a TOML file, a preset or a method; or a complete configuration.
         model: the clients' networks: a function of a client, a class, or a network with whose weights all start
             (`fedhet.make_client_app`); by default the configured architectures.
         data: the clients' data: a function of a client (`fedhet.make_client_app`); by default the configured data set.

@@ -306,7 +306,8 @@ def test_tuning_in_python_is_understood(app: Path) -> None:
 
 @pytest.mark.slow
 def test_tuning_in_python(app: Path) -> None:
-    short = [('"clients": 10, "rounds": 20', '"clients": 2, "rounds": 1'), ("0.1, 0.2]", "0.1]"), ("1.0, 3.0]", "1.0]")]
+    few = ('"clients": 10, "rounds": 20', '"clients": 2, "rounds": 1')
+    short = [few, ("0.003, 0.01]", "0.003]"), ("1.0, 3.0]", "1.0]")]
     code = blocks()["tuned"]
     for printed, run in (
         *short,

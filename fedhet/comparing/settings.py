@@ -16,8 +16,8 @@ from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError
 from fedhet.flower.grid import LocalGrid
 from fedhet.machine import process_restored
-from fedhet.method import UNSCORED
-from fedhet.options import Config, Value, fields_of, keys_about, keys_that
+from fedhet.method import UNSCORED, Method
+from fedhet.options import OWN, Config, Value, fields_of, keys_about, keys_that
 from fedhet.rows import grouped
 from fedhet.supplied import Supplied
 from fedhet.toml import toml_value
@@ -196,24 +196,27 @@ def shared_settings(
     return SharedSettings(for_all, by_variant, fixed, frozenset(equalised), notes, supplied)
 
 
-def _preset(base: Mapping[str, Any]) -> dict[str, Any]:
-    return configuration.read(configuration.preset_path(str(base["preset"]))) if base.get("preset") else {}
+def _preset(base: Mapping[str, Any], method: Method) -> dict[str, Any]:
+    """Return the settings of the preset for all; those of `own` are a method's."""
+    name = str(base.get("preset", ""))
+    return configuration.own_settings(method, base) if name == OWN else configuration.preset_settings(name)
 
 
 def _method_keys_of_presets(variants: Sequence[Variant], base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the method keys of each method's preset that has the name of the preset for all."""
-    for_all, method_keys = _preset(base), dict[str, Any]()
-    for prefix in {registry.method(variant.method).family for variant in variants}:
-        settings = _own_preset(prefix, base)
-        method_keys |= {key: settings[key] for key in settings.keys() - for_all.keys() if key.startswith(f"{prefix}.")}
+    methods = [registry.method(variant.method) for variant in variants]
+    for_all, method_keys = _preset(base, methods[0]), dict[str, Any]()
+    for method in methods:
+        settings, prefix = _own_preset(method, base), f"{method.family}."
+        method_keys |= {key: settings[key] for key in settings.keys() - for_all.keys() if key.startswith(prefix)}
     return method_keys
 
 
-def _own_preset(family: str, base: Mapping[str, Any]) -> dict[str, Any]:
+def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's preset that has the name of the preset for all; empty if there is none."""
     name = str(base.get("preset", "")).rpartition("/")[2]
-    own = f"{family}/{name}"
-    return _preset({"preset": own}) if name and own in configuration.presets() else {}
+    own = name if name == OWN else f"{method.family}/{name}"
+    return _preset({**base, "preset": own}, method) if own in (OWN, *configuration.presets()) else {}
 
 
 def _training_for_all(base: Mapping[str, Any], first: Variant) -> dict[str, Value]:
@@ -227,9 +230,9 @@ def _suited_training(config: Config, base: Mapping[str, Any], supplied: Supplied
 
     They are those of its own preset and, for a user's models, what the method says.
     """
-    if not registry.method(config.method_name).trains:
+    if not (method := registry.method(config.method_name)).trains:
         return {}
-    preset = _own_preset(config.family, base)
+    preset = _own_preset(method, base)
     suited = config.parameters.suited(own_models=supplied.model is not None, unlabelled=False)
     values = preset | {key: value for key, (value, _) in suited.items()}
     return {key: values[key] for key in OPTIMISER if key in values}
@@ -274,7 +277,8 @@ def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], supplied: Supp
     """Return the key `rounds` of each variant."""
     methods = {variant.name: registry.method(variant.method) for variant in variants}
     fixed = {variant.name: int(variant.settings["rounds"]) for variant in variants if "rounds" in variant.settings}
-    for_all = {"rounds": Config.rounds, **methods[variants[0].name].common, **_preset(base), **base}["rounds"]
+    first = methods[variants[0].name]
+    for_all = {"rounds": Config.rounds, **first.common, **_preset(base, first), **base}["rounds"]
     if for_all != 0:
         return dict.fromkeys(methods, for_all) | fixed
     settling = next((variant for variant in variants if methods[variant.name].settles_rounds), None)

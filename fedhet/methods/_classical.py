@@ -26,4 +26,5 @@ def classical(name: str, Parameters: type[ClassicalParameters], public: Literal[
         server=f"fedhet.strategies.{side}",
         client=f"fedhet.client_apps.{side}",
         common={"rounds": 1},
+        own={"rounds": 1},
     )

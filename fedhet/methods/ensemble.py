@@ -23,4 +23,5 @@ method = Method(
         "momentum": 0.9,
         "local-epochs": 150,
     },
+    own={"rounds": 1, "local-epochs": 100},
 )

@@ -49,4 +49,5 @@ method = Method(
     server="fedhet.strategies.feddf:FedDF",
     client="fedhet.client_apps.feddf:FedDF",
     common={"test-on": "both"},
+    own={"feddf.server-steps": 100},
 )

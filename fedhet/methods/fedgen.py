@@ -26,4 +26,5 @@ method = Method(
     Parameters=FedGenParameters,
     server="fedhet.strategies.fedgen:FedGen",
     client="fedhet.client_apps.fedgen:FedGen",
+    own={"fedgen.width": 32},
 )

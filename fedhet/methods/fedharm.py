@@ -125,4 +125,5 @@ method = Method(
             "ones, by round and block.",
         ),
     },
+    own={"closing-epochs": 5, "fedharm.divide": True},
 )

@@ -147,4 +147,5 @@ method = Method(
             "Similarity (linear CKA, 0 to 1) of the representations of every two clients.",
         )
     },
+    own={"fedhenn.eta0": 1.0, "fedhenn.rad-every": 4},
 )

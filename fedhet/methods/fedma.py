@@ -32,4 +32,5 @@ method = Method(
     client="fedhet.client_apps.fedma:FedMA",
     common={**COMMON, "rounds": 0},
     drawings=DRAWINGS,
+    own={"rounds": 0, "local-epochs": 20, "fedma.retrain-epochs": 10},
 )

@@ -61,4 +61,5 @@ method = Method(
     Parameters=FedProtoParameters,
     server="fedhet.strategies.fedproto:FedProto",
     client="fedhet.client_apps.fedproto:FedProto",
+    own={"fedproto.width": 32},
 )

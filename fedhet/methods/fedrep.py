@@ -30,4 +30,5 @@ method = Method(
     server="fedhet.strategies.fedrep:FedRep",
     client="fedhet.client_apps.fedrep:FedRep",
     common={"local-epochs": 11, "closing-epochs": 10},
+    own={"fedrep.body-epochs": 2},
 )

@@ -14,4 +14,5 @@ method = Method(
     server="fedhet.strategies.fedrolex:FedRolex",
     client="fedhet.client_apps.heterofl:HeteroFL",
     common={"batch-norm": "re-estimate"},  # static BatchNorm
+    own={"fedrolex.widths": "1,0.25"},
 )

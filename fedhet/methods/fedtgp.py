@@ -28,4 +28,5 @@ method = Method(
     Parameters=FedTGPParameters,
     server="fedhet.strategies.fedtgp:FedTGP",
     client="fedhet.client_apps.fedtgp:FedTGP",
+    own={"fedtgp.width": 32},
 )

@@ -23,4 +23,5 @@ method = Method(
     server="fedhet.strategies.fjord:FjORD",
     client="fedhet.client_apps.fjord:FjORD",
     common={"batch-norm": "re-estimate"},
+    own={"fjord.widths": "1,0.5,0.25"},
 )

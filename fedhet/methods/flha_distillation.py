@@ -48,4 +48,5 @@ method = Method(
     Parameters=FLHADistillationParameters,
     server="fedhet.strategies.flha_distillation:FLHADistillation",
     client="fedhet.client_apps.flha_distillation:FLHADistillation",
+    own={"flha-distillation.student-learning-rate": 0.003},
 )

@@ -71,7 +71,7 @@ class FLHAGHNParameters(Parameters):
         """Write models of a user's own in tiles, unless the user named types or lets clients have their own heads."""
         if not own_models or (self.head != "tiled" and (self.types or self.share == "own")):
             return {}
-        suited: dict[str, tuple[Value, str]] = {"learning-rate": (0.001, "since tiles learn at small rates only")}
+        suited: dict[str, tuple[Value, str]] = {"learning-rate": (0.0003, "since tiles learn at small rates only")}
         if self.head != "tiled":
             why = "which writes layers of any type: the models are not those of `architectures`"
             suited["head"] = "tiled", why
@@ -107,4 +107,5 @@ method = Method(
         "disclose-architecture": False,
     },
     trains="a hypernetwork",
+    own={"rounds": 60, "flha-ghn.refine": "none"},
 )

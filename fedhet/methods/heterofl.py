@@ -55,4 +55,5 @@ method = Method(
     server="fedhet.strategies.heterofl:HeteroFL",
     client="fedhet.client_apps.heterofl:HeteroFL",
     common={"batch-norm": "re-estimate"},  # static BatchNorm
+    own={"heterofl.widths": "1,0.25"},
 )

@@ -28,4 +28,5 @@ method = Method(
     Parameters=InclusiveFLParameters,
     server="fedhet.strategies.inclusivefl:InclusiveFL",
     client="fedhet.client_apps.inclusivefl:InclusiveFL",
+    own={"inclusivefl.depths": "2,1"},
 )

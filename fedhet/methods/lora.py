@@ -53,4 +53,5 @@ method = Method(
     Parameters=LoRAParameters,
     server="fedhet.strategies.lora:LoRA",
     client="fedhet.client_apps.lora:LoRA",
+    own={"lora.train-head": True},
 )

@@ -70,4 +70,5 @@ method = Method(
     client="fedhet.client_apps.pfnm:PFNM",
     common={**COMMON, "rounds": 1},
     drawings=DRAWINGS,
+    own={"rounds": 1, "local-epochs": 100},
 )

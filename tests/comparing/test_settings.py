@@ -190,10 +190,10 @@ def test_a_hypernetwork_of_a_users_models_learns_at_a_small_rate(methods):
     found = shared(methods, configuration.completed({}), supplied)
     settings = {name: found.settings(name, 0) for name in methods}
     assert (settings["local"].optimizer, settings["local"].learning_rate) == ("sgd", 0.05)
-    assert (settings["flha-ghn"].optimizer, settings["flha-ghn"].learning_rate) == ("adam", 0.001)
+    assert (settings["flha-ghn"].optimizer, settings["flha-ghn"].learning_rate) == ("adam", 0.0003)
     alone = supplied.adapted(configuration.resolve(configuration.completed({"method": "flha-ghn"})))
-    assert (alone.optimizer, alone.learning_rate, alone.parameters.head) == ("adam", 0.001, "tiled")
-    assert ("learning-rate", "learning-rate = 0.001, since tiles learn at small rates only") in alone.remarks
+    assert (alone.optimizer, alone.learning_rate, alone.parameters.head) == ("adam", 0.0003, "tiled")
+    assert ("learning-rate", "learning-rate = 0.0003, since tiles learn at small rates only") in alone.remarks
     chosen = configuration.resolve(configuration.completed({"method": "flha-ghn", "learning-rate": 0.02}))
     assert supplied.adapted(chosen).learning_rate == 0.02
 
