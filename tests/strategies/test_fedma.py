@@ -39,6 +39,7 @@ TINY = {
     "batch-size": 8,
     "learning-rate": 0.05,
     "test-on": "both",
+    "device": "cpu",
 }
 GROUPS = 4  # of the CNN: two convolutions, two linear layers
 

@@ -119,6 +119,7 @@ def test_unseen_clients_have_no_part_in_what_the_run_trains(federate: Any) -> No
 def test_a_resumed_run_meets_the_same_unseen_clients(tmp_path: Any, monkeypatch: Any) -> None:
     settings = {"method": "layer-average", "architectures": "cnn-2-2,cnn-3-2", "assign": "blocks", "clients": 3}
     settings |= {"unseen-clients": 1, "unseen-epochs": 1, "samples-per-client": 32, "rounds": 2, "learning-rate": 0.1}
+    settings |= {"device": "cpu"}
     whole = fedhet.run(settings, out=tmp_path / "whole")
     stop = fedhet.FedAvg.evaluate_last
     strategy = "fedhet.server.strategy.FederatedStrategy.evaluate_last"
