@@ -70,13 +70,17 @@ class ClientStore:
             log.warning("%s", error)
             return None
 
+    @property
+    def _beginning(self) -> Path:
+        return self._base / self._run / "beginning" / f"{file_name(self._client)}.json"
+
     def note_beginning(self, digests: Mapping[str, str]) -> None:
         """Note what the client's numbers depend on as the run begins (`fedhet.client.beginning`)."""
-        write_text(self._states / "beginning.json", json.dumps(digests))
+        write_text(self._beginning, json.dumps(digests))
 
     def beginning(self) -> dict[str, str]:
         """Return what was noted as the run began; empty if nothing was. Raises a `FedhetError` if it is damaged."""
-        path = self._states / "beginning.json"
+        path = self._beginning
         return from_json(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else {}
 
     def write_model(self, tensors: dict[str, torch.Tensor]) -> None:

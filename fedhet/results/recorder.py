@@ -38,6 +38,8 @@ COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
 FILES, DIGESTS = ("history.jsonl", "clients.csv"), "digests.csv"
 KINDS = ("models", predictions.FOLDER)
 """Folders of files that clients leave at the end."""
+EARLIER = "earlier"
+"""Folder in `checkpoint` with that before the last round of training."""
 PACKAGES = ("flwr", "torch", "numpy", "scipy")
 
 
@@ -127,11 +129,15 @@ class RunDirectory(Observer):
             path = self.folder / "checkpoint" / f"{report.row['round']}.safetensors"
             # With more rounds a run goes on before the last one of training, in which methods may do otherwise.
             before_last = (run.state.stopped or self.config.rounds) - 1
-            earlier = [old for old in self._checkpoints() if old != path and int(old.stem) != before_last]
+            earlier = [old for old in self._checkpoints() if old != path]
             # A new name, then the old one away: replacing a file makes the disk's journal wait for the data.
             run.state.save(path)
             for old in earlier:
-                old.unlink()
+                if int(old.stem) == before_last:
+                    (path.parent / EARLIER).mkdir(exist_ok=True)
+                    old.replace(path.parent / EARLIER / old.name)
+                else:
+                    old.unlink()
 
     def finished(self, run: RunInfo) -> None:
         """Write models, matrices, summary and report."""
@@ -203,12 +209,13 @@ class RunDirectory(Observer):
             shutil.rmtree(self.folder / kind, ignore_errors=True)
 
     def _drop_last_rounds(self, planned: int) -> None:
-        """Remove the checkpoints of the last planned round of training and the closing round.
+        """Put the checkpoint before the last planned round of training in the place of those since.
 
-        Raises a `ConfigError` if the run has no earlier one, but a closing round.
+        Raises a `ConfigError` if there is none, and the last one is that of a closing round.
         """
-        ends = [path for path in self._checkpoints() if int(path.stem) >= planned]
-        if len(ends) < len(self._checkpoints()):
+        ends, name = self._checkpoints(), f"{planned - 1}.safetensors"
+        if (earlier := self.folder / "checkpoint" / EARLIER / name).is_file():
+            earlier.replace(self.folder / "checkpoint" / name)
             for path in ends:
                 path.unlink()
         elif any(int(path.stem) > planned for path in ends):
