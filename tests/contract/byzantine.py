@@ -7,7 +7,7 @@ changed, and goes through handshake, opening, checking and aggregation without a
 import copy
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,7 @@ class Replayed(LocalGrid):
         super().__init__(ClientApp(), clients)
         self._answers, self._changes = answers, changes
 
-    def _handle_all(self, messages: Sequence[Message]) -> list[Message]:
-        return [self._replayed(message) for message in messages]
-
-    def _replayed(self, message: Message) -> Message:
+    def _handle(self, message: Message) -> Message:
         client = str(message.metadata.dst_node_id - FIRST_NODE)
         place = (*where(message), read_request(message.content)[0].question, client)
         try:

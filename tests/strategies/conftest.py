@@ -83,7 +83,7 @@ class Done:
     def state(self):
         """The strategy's state, read from the checkpoint."""
         state = registry.strategy(self.config.method_name).state_class
-        return state.load(next((self.folder / "checkpoint").iterdir()))
+        return state.load(next((self.folder / "checkpoint").glob("*.safetensors")))
 
     @property
     def global_model(self):

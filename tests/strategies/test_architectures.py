@@ -102,8 +102,8 @@ def test_a_run(federate, method, name):
 def test_a_network_of_one_width_is_refused_with_the_way_out(federate, method):
     with pytest.raises(FedhetError, match=r"(?s)Written cannot have other widths: .*from its tensors"):
         federate(method, model=lambda client: Written())
-    own = {"heterofl.widths": "0.5"} if method == "heterofl" else {}
-    assert federate(method, "other", model=lambda client: Written(-1, 4), rounds=1, **own).failures == []
+    own = {"rounds": 1, "heterofl.widths": "0.5"} if method == "heterofl" else {"rounds": 0}
+    assert federate(method, "other", model=lambda client: Written(-1, 4), **own).failures == []
 
 
 class Words(nn.Module):

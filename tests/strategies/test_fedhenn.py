@@ -385,7 +385,7 @@ def test_steps_use_so_many_rows_and_every_so_many_th_has_the_term(
 
     settings = {"rounds": 2, "local-epochs": 2, "fedhenn.rad-batch": batch, "fedhenn.rad-every": every}
     run(tmp_path, settings, model=lambda client: Counting())
-    assert [rows for rows in seen if rows != 10] == passes * 3  # clients
+    assert [rows for rows in seen if rows not in (2, 10)] == passes * 3  # clients, each tried with two examples
 
 
 def test_a_rarer_term_is_that_much_heavier(tmp_path: Path) -> None:
