@@ -26,10 +26,7 @@ OWN_SETTINGS: Mapping[str, Value] = {
     **{"clients": 10, "fraction-train": 1.0, "rounds": 20, "local-epochs": 5, "closing-epochs": 0, "batch-size": 10},
     **{"optimizer": "adam", "learning-rate": 0.003, "lr-schedule": "constant"},
 }
-"""Settings of the preset `own`: those of a run with networks and data of a user's own, which names no preset or file.
-
-Every method trains with them, whatever the scale of the inputs; a method may differ (`Method.own`).
-"""
+"""Settings of the preset `own`, for a user's own networks and data: every method trains with them, or has `Method.own`."""
 
 OWN_SGD: Mapping[str, Value] = {"optimizer": "sgd", "learning-rate": 0.05, "momentum": 0.5}
 """Settings that take their place if a user chooses SGD, or sets learning-rate or momentum without an optimiser."""
@@ -127,18 +124,13 @@ def _values_of(
 
 
 def named(config: str | Path | None, method: object = None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings for a name, to which single keys are added; a file that names no preset has none (`""`).
-
-    A file of `run_configs` is a preset, which by its path stands for itself alone and not for those of other methods.
+    """Return the settings for a name, to which single keys are added; raises a ConfigError for an unknown one.
 
     Args:
-        config: a TOML file, a preset, or a method, which stands for its digits preset or for that of its family, or for
-            the preset `own` if both model and data are supplied; None for the preset of `method`, or else the default.
+        config: a TOML file (one of `run_configs` is a preset), a preset, or a method, which stands for its digits
+            preset or for that of its family, or for `own` if both model and data are supplied; None for `method`.
         method: the method that is set by hand.
         supplied: as in `read`.
-
-    Raises:
-        ConfigError: there is no such name, or as in `from_file`.
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
         if (path := Path(config).resolve()).is_relative_to(folder := run_configs().resolve()):
@@ -159,8 +151,7 @@ def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collectio
     """Complete settings from Python: single ones by the preset that they name or their method's, names by `named`."""
     if not isinstance(config, Mapping):
         return named(config, supplied=supplied)
-    base = {} if "preset" in config else named(None, config.get("method"), supplied)
-    return {**base, **config}
+    return {**({} if "preset" in config else named(None, config.get("method"), supplied)), **config}
 
 
 def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
@@ -222,13 +213,11 @@ def run_configs() -> Path:
 
 def presets() -> list[str]:
     """Names of all presets."""
-    folder = run_configs()
-    return [path.relative_to(folder).with_suffix("").as_posix() for path in sorted(folder.rglob("*.toml"))]
+    paths = sorted((folder := run_configs()).rglob("*.toml"))
+    return [path.relative_to(folder).with_suffix("").as_posix() for path in paths]
 
 
-@cache
-def _presets_so_far() -> frozenset[str]:
-    return frozenset(presets())
+_presets_so_far = cache(lambda: frozenset(presets()))
 
 
 def preset_settings(name: str) -> dict[str, Any]:
@@ -238,8 +227,7 @@ def preset_settings(name: str) -> dict[str, Any]:
 
 def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the preset `own` for a method and what the user chose."""
-    alone = {"learning-rate", "momentum"} & chosen.keys()  # which are of an optimiser
-    sgd = chosen.get("optimizer", "sgd" if alone else "adam") == "sgd"
+    sgd = chosen.get("optimizer", "sgd" if {"learning-rate", "momentum"} & chosen.keys() else "adam") == "sgd"
     return {**OWN_SETTINGS, **method.own, **(OWN_SGD if sgd else {})}
 
 

@@ -136,7 +136,7 @@ def program(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
 
 
 def numbers(folder: Path) -> tuple[Any, dict[str, bytes]]:
-    """What a run found, without what must differ: its history and its networks."""
+    """Return the history and the networks of a run, without what must differ."""
     rows = [
         {key: row[key] for key in ("participants", "received", "trained", "train_loss")} for row in read_history(folder)
     ]

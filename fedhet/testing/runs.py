@@ -149,7 +149,7 @@ class Run:
     @property
     def checkpoint(self) -> dict[str, bytes]:
         """The last checkpoint by file name."""
-        return {path.name: path.read_bytes() for path in sorted((self.folder / "checkpoint").iterdir())}
+        return {path.name: path.read_bytes() for path in sorted((self.folder / "checkpoint").glob("*.safetensors"))}
 
     @property
     def summary(self) -> dict[str, Any]:

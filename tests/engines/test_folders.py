@@ -99,7 +99,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(run, tmp_path, mo
         write(state, path)
 
     monkeypatch.setattr(fedhet.server.State, "save", save)
-    with pytest.raises(FedhetError, match=r"No space left on device; what was complete is saved, and --resume") as told:
+    with pytest.raises(FedhetError, match=r"cannot be written or read: No space left on device.*--resume") as told:
         run(SETTINGS, tmp_path / "run")
     assert not isinstance(told.value, ConfigError)
     assert "\n" not in str(told.value)
