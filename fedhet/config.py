@@ -26,7 +26,7 @@ OWN_SETTINGS: Mapping[str, Value] = {
     **{"clients": 10, "fraction-train": 1.0, "rounds": 20, "local-epochs": 5, "closing-epochs": 0, "batch-size": 10},
     **{"optimizer": "adam", "learning-rate": 0.003, "lr-schedule": "constant"},
 }
-"""Settings of the preset `own`, for a user's own networks and data: every method trains with them, or has `Method.own`."""
+"""Settings of the preset `own`, for a user's own networks and data; a method may differ (`Method.own`)."""
 
 OWN_SGD: Mapping[str, Value] = {"optimizer": "sgd", "learning-rate": 0.05, "momentum": 0.5}
 """Settings that take their place if a user chooses SGD, or sets learning-rate or momentum without an optimiser."""
