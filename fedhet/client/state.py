@@ -24,6 +24,10 @@ KEPT_DAYS = 90
 """Runs and public datasets not touched for so long are removed from a node's own folder when a new run begins there."""
 
 
+BEGINNING = "beginning"
+"""Folder of a run for what its clients' numbers depend on as it begins."""
+
+
 class LostState(FedhetError):
     """A client lacks a state that the server expects; the server repeats its handshake."""
 
@@ -72,7 +76,7 @@ class ClientStore:
 
     @property
     def _beginning(self) -> Path:
-        return self._base / self._run / "beginning" / f"{file_name(self._client)}.json"
+        return self._base / self._run / BEGINNING / f"{file_name(self._client)}.json"
 
     def note_beginning(self, digests: Mapping[str, str]) -> None:
         """Note what the client's numbers depend on as the run begins (`fedhet.client.beginning`)."""
@@ -144,8 +148,9 @@ def remove_old(base: Path, days: float) -> list[Path]:
     A folder that holds anything else is not a run's, and stays.
     """
     oldest, removed = time.time() - 86400 * days, []
-    runs = (path.parent for path in base.glob("*/clients") if not path.parent.is_symlink())
-    ours = [run for run in runs if {path.name for path in run.iterdir()} <= {"clients", "models", FOLDER}]
+    runs = {path.parent for name in (BEGINNING, "clients") for path in base.glob(f"*/{name}")}
+    parts = {BEGINNING, "clients", "models", FOLDER}
+    ours = [run for run in runs if not run.is_symlink() and {path.name for path in run.iterdir()} <= parts]
     for path in sorted([*base.glob("public/*.safetensors"), *ours]):
         files = [path, *path.rglob("*")]
         if max((each.stat().st_mtime for each in files if each.is_file()), default=0) < oldest:

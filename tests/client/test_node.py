@@ -64,7 +64,7 @@ def test_paths_of_a_server_elsewhere_do_not_count(federate, tmp_path, home, monk
     chosen = tmp_path / "chosen by the server"
     federate("Local", state_dir=str(chosen))
     (run,) = chosen.iterdir()
-    assert {path.name for path in run.iterdir()} == {"clients", "models", "predictions"}, "at home they do"
+    assert {path.name for path in run.iterdir()} == {"beginning", "clients", "models", "predictions"}, "at home they do"
     monkeypatch.setattr("fedhet.server.federation.proof", lambda text: "guessed")
     federate("Local", state_dir=str(tmp_path / "elsewhere"))
     assert not (tmp_path / "elsewhere").exists()
@@ -86,7 +86,7 @@ def test_paths_of_a_simulations_server_count_on_every_machine_of_its_cluster_tha
     monkeypatch.setattr("fedhet.server.handshake.leave_dead_actors_out", lambda: None)
     federate("Local", state_dir=str(shared))
     (run,) = shared.iterdir()
-    assert {path.name for path in run.iterdir()} == {"clients", "models", "predictions"}
+    assert {path.name for path in run.iterdir()} == {"beginning", "clients", "models", "predictions"}
 
 
 def test_a_nodes_own_folder_always_counts(federate, tmp_path):
