@@ -62,7 +62,7 @@ class Dense(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.dense, self.bias = nn.Parameter(torch.zeros(LATENT, *shape)), nn.Parameter(torch.empty(shape))
+        self.dense, self.bias = nn.Parameter(torch.zeros(LATENT, *shape)), nn.Parameter(torch.zeros(shape))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
         """(layers, *shape) of z (layers, LATENT) and scale (layers,)."""

@@ -99,7 +99,7 @@ class GraphHypernetwork(nn.Module):
     Args:
         types: the layer types that have heads of their own; of no use to tiled heads.
         design: how it is built.
-        seed: of its values before training (see `start`); None: they are arbitrary, to be filled in.
+        seed: of its values before training (see `start`); None: no start, for values that are filled in.
     """
 
     def __init__(self, types: Catalogue, design: Design | None = None, *, seed: int | None = 0) -> None:

@@ -192,7 +192,7 @@ class Privacy:
     @pytest.mark.slow
     def test_a_run_whose_nodes_tell_no_metrics_completes(self, case: Case, tmp_path: Path) -> None:
         """All nodes allow what the method sends and nothing else; the accuracy of such a run is not known."""
-        config = case.config({"rounds": 2, "closing-epochs": 1, "validation": 0.2}, out=str(tmp_path / "run"))
+        config = case.config({"rounds": 3, "closing-epochs": 1, "validation": 0.2}, out=str(tmp_path / "run"))
         grid = LocalGrid(make_client_app(), config.clients)
         for context in grid._contexts.values():
             context.node_config["allow"] = ",".join(sent_kinds(case))

@@ -180,7 +180,8 @@ def settings_of(method: str) -> dict[str, Any]:
     preset = configuration.read(configuration.preset_path(f"{method}/digits"))
     rounds = min(2, preset["rounds"])  # 0: as many as the method needs
     small = {"clients": 3, "rounds": rounds, "local-epochs": 2, "samples-per-client": 30, "public-samples": 64}
-    return preset | {key: value for key, value in small.items() if key in preset} | {"fedrep.body-epochs": 1}
+    own = {"fedrep.body-epochs": 1} if method == "fedrep" else {}
+    return preset | {key: value for key, value in small.items() if key in preset} | own
 
 
 def models_in(folder: Path) -> dict[str, bytes]:
