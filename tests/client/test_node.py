@@ -69,7 +69,9 @@ def test_paths_of_a_server_elsewhere_do_not_count(federate, tmp_path, home, monk
     federate("Local", state_dir=str(tmp_path / "elsewhere"))
     assert not (tmp_path / "elsewhere").exists()
     (run,) = (home / ".fedhet" / "state").iterdir()
-    assert {path.name for path in run.iterdir()} == {"clients", "models"}, "a deployed node does not even write it"
+    assert {path.name for path in run.iterdir()} == {"beginning", "clients", "models"}, (
+        "a deployed node does not even write it"
+    )
     assert {path.stem for path in (run / "models").iterdir()} == {"0", "1", "2"}
 
 
