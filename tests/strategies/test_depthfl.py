@@ -76,7 +76,8 @@ def deep(federate, float64_travels):
     ("distillation", "who"), [(1.0, "all"), pytest.param(0.0, "all", marks=pytest.mark.slow), (1.0, "two")]
 )
 def test_three_rounds_are_its_papers(deep, distillation, who):
-    done = deep(**{"depthfl.distillation": distillation, "depthfl.ramp-up": 2, **WHO[who]})
+    ramp_up = {"depthfl.ramp-up": 2} if distillation else {}
+    done = deep(**{"depthfl.distillation": distillation, **ramp_up, **WHO[who]})
     assert done.failures == []
     assert {row.architecture.partition("-")[0] for row in read_clients(done.folder)} == {"Small"}, "the user's, uncut"
     transform = population.dataset_of(done.config).transform
