@@ -6,7 +6,6 @@ draws from a secret of its own, trains on fixed groups of at least `min-examples
 in all runs. Whatever a server computes linearly from many rounds and runs is then a sum over whole groups.
 """
 
-import hashlib
 import json
 import secrets
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedhet.data import ClientData
+from fedhet.data.examples import digest
 from fedhet.errors import FedhetError
 from fedhet.files import file_name, locked, write_text
 from fedhet.outputs import Outputs
@@ -73,8 +73,7 @@ class NodeSecret:
             ChangedExamples: `least` or the labels are not those of the first run.
         """
         labels = data.train.labels
-        digest = hashlib.blake2b(labels.cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
-        self.keep({"min-examples": least, "training labels": digest})
+        self.keep({"min-examples": least, "training labels": digest(labels)})
         by_class = outputs.places == "one" and outputs.meaning != "numbers"
         groups = groups_of(labels, least, torch_generator(self.seed, "groups"), by_class=by_class)
         if left := len(labels) - sum(map(len, groups)):
