@@ -30,6 +30,7 @@ OF_METHOD: dict[str, dict[str, Any]] = SMALL | {
     "fedharm": {"fedharm.blocks": "0,2,6,7", "fedharm.slots": "8,8,8,10"},
     "inclusivefl": {"inclusivefl.depths": "2,1", "inclusivefl.blocks": "4"},
     "flha-ghn": {"flha-ghn.head": "tiled"},
+    "fedma": {"rounds": 0},
 }
 
 
