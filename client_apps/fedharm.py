@@ -18,7 +18,7 @@ from fedhet.learning import Loss, Phase, Step, reestimate
 from fedhet.methods import fedharm
 from fedhet.representations import Capturing, Output
 from fedhet.representations.descriptors import channel_means, describe, gathered, summarised
-from fedhet.representations.packing import Factor, pack_all, unpack_all
+from fedhet.representations.packing import pack_all, unpack_all
 from fedhet.representations.shared_images import distance_of
 from fedhet.representations.targets import compress
 from fedhet.wire import Payload
@@ -124,15 +124,15 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
             reply.arrays["sent"] = pack_all(self.sent())
         return reply
 
-    def sent(self) -> list[Factor]:
+    def sent(self) -> list[Tensor]:
         """Return descriptors, outputs of blocks, or posteriors of the shared images, in evaluation mode."""
         settings, client, inputs = self.parameters, self.client, self.client.public.inputs
         if settings.align == "spectral":
-            return [Factor(client.scores(inputs, "probabilities"))]
+            return [client.scores(inputs, "probabilities")]
         if self.chooses:
-            return [Factor(part) for part in self._described()[0]]
+            return self._described()[0]
         summaries = summarised(client.model, self.blocks, inputs, client.transform, self.summary)
-        return [compress(part, error=fedharm.ERROR) if settings.align == "cka" else Factor(part) for part in summaries]
+        return [compress(part) for part in summaries] if settings.align == "cka" else list(summaries)
 
     def _described(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return descriptors of the shared images, and the places of their activations."""

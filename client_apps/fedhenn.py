@@ -17,7 +17,7 @@ from fedhet.methods import fedhenn
 from fedhet.randomness import numpy_generator, torch_generator
 from fedhet.representations import Alignment, RandomStream, Rows
 from fedhet.representations.features import ROWS_AT_ONCE
-from fedhet.representations.packing import Factor, pack, unpack, unpack_blocks
+from fedhet.representations.packing import pack, unpack, unpack_blocks
 from fedhet.representations.targets import compress, mean_rbf_blocks
 from fedhet.wire import Arrays, Payload
 
@@ -102,7 +102,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
                 blocks = unpack_blocks(payload.arrays["target"])
                 check_rows(torch.cat([block[:, 0] for block in blocks]), len(rad))
                 return [beside(block) for block in blocks]
-            values = unpack(payload.arrays["target"]).values
+            values = unpack(payload.arrays["target"])
             check_rows(values, len(rad))
             return beside(values)
 
@@ -116,7 +116,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         sent = self.posteriors(rad) if spectral else self.represent(rad)
         if not sent.isfinite().all():
             raise ModelError("its outputs for the RAD have values that are not finite: has training diverged?")
-        return pack(Factor(sent) if spectral else compress(sent, error=fedhenn.ERROR))
+        return pack(sent if spectral else compress(sent))
 
     def _probe(self) -> Payload:
         if not self.parameters.probe or not self.parameters.eta0:

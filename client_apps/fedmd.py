@@ -14,7 +14,7 @@ from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.learning import Phase, Step, of_tokens
 from fedhet.methods import fedmd
-from fedhet.representations.packing import Factor, pack, unpack
+from fedhet.representations.packing import pack, unpack
 from fedhet.wire import Arrays, Payload
 
 from ._received import PublicRows, check_rows, reading_request, rows_in  # noqa: TID251 - this folder is fedhet.client_apps
@@ -44,7 +44,7 @@ class Scores(ClientSide[Q]):
             scores = self.client.scores(rows.inputs, "logits", rows.tokens)
             if not scores.isfinite().all():
                 raise ModelError("its scores have values that are not finite: has training diverged?")
-            reply.arrays["scores"] = pack(Factor(scores))
+            reply.arrays["scores"] = pack(scores)
         return reply
 
     def in_turn(self, phases: Sequence[Phase]) -> list[Phase]:
@@ -64,7 +64,7 @@ class Scores(ClientSide[Q]):
             return []
         rows = self._rows(arrays["rows"])
         with reading_request("mean"):
-            scores = unpack(arrays["mean"]).values.to(rows.inputs.device)
+            scores = unpack(arrays["mean"]).to(rows.inputs.device)
             check_rows(scores, len(rows))
 
         def match(step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:

@@ -15,7 +15,7 @@ from fedhet.errors import FedhetError
 from fedhet.methods import fedharm
 from fedhet.randomness import torch_generator
 from fedhet.representations.descriptors import agreement
-from fedhet.representations.packing import Factor, pack_all, unpack_all
+from fedhet.representations.packing import pack_all, unpack_all
 from fedhet.representations.shared_images import check_sent, target_of
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order, mean_distance
 from fedhet.task import Metric
@@ -94,14 +94,14 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         """Whether replies of this round have descriptors for the next target; there is none after the last round."""
         return self.travels and round != self.run.last_round
 
-    def target(self, round: int) -> list[Factor]:
+    def target(self, round: int) -> list[Tensor]:
         """Return the target, part by part, from the latest descriptors of all clients."""
         sent = {client: self._unpacked(client, self.state.sent[client]) for client in in_order(self.state.sent)}
         if not sent:
             return []
         generator = torch_generator(self.config.seed, "parallel analysis", round)
         parts = list(sent.values()) if self.aggregator.plain else [self._combined(sent)]
-        return target_of(self.parameters.align, parts, error=fedharm.ERROR, generator=generator)
+        return target_of(self.parameters.align, parts, generator=generator)
 
     def _combined(self, sent: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
         """Return the descriptors averaged by the key `aggregation`, slot by slot: (n, K_b) for each block."""

@@ -21,7 +21,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import fedhenn
 from fedhet.randomness import numpy_generator, torch_generator
 from fedhet.representations import linear_cka
-from fedhet.representations.packing import Factor, pack, pack_blocks, unpack
+from fedhet.representations.packing import pack, pack_blocks, unpack
 from fedhet.representations.spectral import check_posteriors, cluster_rows
 from fedhet.representations.targets import mean_rbf_blocks, mean_target
 from fedhet.server import (
@@ -127,7 +127,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
             super().aggregate_fit(round, replies)
         sent = {client: reply.arrays[self.sent] for client, reply in replies.items() if self.sent in reply.arrays}
         if sent:
-            values = {client: unpack(arrays).values for client, arrays in sent.items()}
+            values = {client: unpack(arrays) for client, arrays in sent.items()}
             self.state.target, self.state.target_round = self.target_of(values, round + 1), round + 1
         distance = mean_distance(replies.values())
         return {} if distance is None else {"alignment": 1 - distance}
@@ -159,10 +159,10 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         peers = list(sent.values())
         if settings.target == "spectral":
             generator = torch_generator(self.config.seed, "parallel analysis", round)
-            return pack(Factor(cluster_rows(peers, generator=generator)))
+            return pack(cluster_rows(peers, generator=generator))
         if settings.kernel == "rbf":
             return pack_blocks(mean_rbf_blocks(peers, settings.rad_batch))
-        return pack(mean_target(peers, error=fedhenn.ERROR))
+        return pack(mean_target(peers))
 
     def _has_probe(self, reply: Reply) -> bool:
         """Whether a reply has the representation of some public examples, which is checked."""
@@ -191,6 +191,6 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         names = [self.state.clients[client].architecture for client in clients]
         pairwise: dict[str, Any] = {}
         for when, probes in (("before", before), ("after", after)):
-            features = [unpack(probes[client]).values for client in clients]
+            features = [unpack(probes[client]) for client in clients]
             pairwise[when] = [[float(linear_cka(one, other)) for other in features] for one in features]
         return {"cka": {"clients": clients, "architectures": names, **pairwise}}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedhet.methods import fedmd
 from fedhet.randomness import numpy_generator
-from fedhet.representations.packing import Factor, pack, unpack
+from fedhet.representations.packing import pack, unpack
 from fedhet.server import Common, FederatedStrategy, State, mean_distance, packed_rows, public_rows, tokens_of
 from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
 
@@ -84,7 +84,7 @@ class Scores(FederatedStrategy[Q, T]):
 
     def mean(self, replies: Mapping[str, Reply]) -> Tensor:
         """Return the mean of the clients' scores of the round's examples, (n, C)."""
-        return self._mean({client: unpack(reply.arrays["scores"]).values for client, reply in replies.items()})
+        return self._mean({client: unpack(reply.arrays["scores"]) for client, reply in replies.items()})
 
     def _mean(self, sent: Mapping[str, Tensor]) -> Tensor:
         """The mean of the clients' scores, (n, C), or their average by the key `aggregation`."""
@@ -95,7 +95,7 @@ class Scores(FederatedStrategy[Q, T]):
 
     def teach(self, round: int, scores: Tensor) -> None:
         """Have clients learn these scores of the round's examples in the next round."""
-        self.state.mean, self.state.mean_round = pack(Factor(scores)), round + 1
+        self.state.mean, self.state.mean_round = pack(scores), round + 1
 
     def distance(self, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Return the mean distance to the scores that clients learnt, as a metric."""

@@ -10,9 +10,6 @@ from fedhet.options import Parameters, option
 BETWEEN = "aligned"
 """Name of the evaluation between the shared phase and the private one."""
 
-ERROR = 0.002
-"""Error of CKA's gradient that compression of block outputs may cause; 0: they travel whole."""
-
 
 @dataclass(frozen=True)
 class FedHARMParameters(Parameters):

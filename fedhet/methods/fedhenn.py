@@ -11,9 +11,6 @@ from fedhet.sharing import EVERYTHING, NOTHING
 LEAST_ROWS = 8
 """Rows on which similarity can be estimated: RBF blocks of at most as many have at least the four that HSIC_1 needs."""
 
-ERROR = 0.002
-"""Error of the alignment's gradient that compression of features may cause; 0: they travel whole."""
-
 AUGMENTATION = "rad augmentation"
 """Purpose of a random stream of a round that server and clients draw alike."""
 

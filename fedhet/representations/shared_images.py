@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhet.representations.cka import debiased_linear_cka
 from fedhet.representations.descriptors import cosine, mean_descriptor
-from fedhet.representations.packing import Factor, check_received_features
+from fedhet.representations.packing import check_received_features
 from fedhet.representations.spectral import check_posteriors, cluster_rows
 from fedhet.representations.targets import mean_target
 
@@ -25,24 +25,21 @@ LEAST_ROWS = 4
 """Images of a batch from which CKA can be estimated; fewer are at distance 0."""
 
 
-def target_of(
-    kind: Kind, clients: Sequence[Sequence[Tensor]], *, error: float, generator: torch.Generator
-) -> list[Factor]:
+def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: torch.Generator) -> list[Tensor]:
     """The target that clients are aligned with: mean descriptors, factors of mean unit kernels, or the spectral target.
 
     Args:
         kind: what is aligned.
         clients: each one's values of the same n images, part by part: descriptors or outputs of blocks (n, width), or
             its posteriors, a single part (n, C).
-        error: that compression of CKA's factors aims at.
         generator: draws what the number of clusters is compared with.
     """
     blocks = zip(*clients, strict=True)
     if kind == "spectral":
-        return [Factor(cluster_rows(sent, generator=generator)) for sent in blocks]
+        return [cluster_rows(sent, generator=generator) for sent in blocks]
     if kind == "cka":
-        return [mean_target(block, unit=True, error=error) for block in blocks]
-    return [Factor(mean) for mean in mean_descriptor(clients)]
+        return [mean_target(block, unit=True) for block in blocks]
+    return list(mean_descriptor(clients))
 
 
 def distance_of(kind: Kind) -> Distance:

@@ -217,7 +217,7 @@ def packed_rows(reply: Reply, name: str, check: Callable[[torch.Tensor], object]
     if name not in reply.arrays:
         raise WireError(f"its {name} are missing")
     try:
-        rows = unpack(reply.arrays[name]).values
+        rows = unpack(reply.arrays[name])
         check_received_features(rows, name)
         if check:
             check(rows)

@@ -20,7 +20,6 @@ from fedhet.errors import ModelError
 from fedhet.method import Traits
 from fedhet.methods import fedharm
 from fedhet.randomness import torch_generator
-from fedhet.representations.packing import Factor
 from fedhet.representations.shared_images import target_of
 from fedhet.wire import Payload
 
@@ -30,21 +29,21 @@ class Own(FedHARMClient):
 
     def target(self, payload: Payload) -> list[Tensor]:
         """Its own parts, as it would tell them."""
-        sent = [part.values.cpu() for part in self.sent()]
+        sent = [part.cpu() for part in self.sent()]
         generator = self.client.generator("parallel analysis")
-        made = target_of(self.parameters.align, [sent], error=fedharm.ERROR, generator=generator)
-        return [self.client.beside(part.values) for part in made]
+        made = target_of(self.parameters.align, [sent], generator=generator)
+        return [self.client.beside(part) for part in made]
 
 
 class Shuffled(FedHARMServer):
     """The target is that of other images."""
 
-    def target(self, round: int) -> list[Factor]:
+    def target(self, round: int) -> list[Tensor]:
         """The same with its rows permuted, all parts alike."""
         order = torch.randperm(
             self.state.public_size, generator=torch_generator(self.config.seed, "shuffled images", round)
         )
-        return [replace(part, values=part.values[order]) for part in super().target(round)]
+        return [part[order] for part in super().target(round)]
 
 
 class Attention(FedHARMClient):

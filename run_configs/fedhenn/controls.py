@@ -69,7 +69,7 @@ class FrobeniusTarget(FedHeNNServer):
 
     def target_of(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
         """A factor of the mean kernel."""
-        return pack(mean_target(list(sent.values()), unit=True, error=fedhenn.ERROR))
+        return pack(mean_target(list(sent.values()), unit=True))
 
 
 def _without_peers(parameters: fedhenn.FedHeNNParameters) -> Traits:

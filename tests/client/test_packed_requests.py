@@ -37,7 +37,7 @@ def test_a_target_that_is_none_is_refused(method, what, tmp_path):
             arrays = dict(decode_arrays(message.content[group]))
             for key in [key for key in arrays if key.startswith(part)]:
                 name = key.removeprefix(part)
-                if name == "exponent" if what == "exponent" else name in ("fine", "coarse", "rows"):
+                if name == "exponent" if what == "exponent" else name in ("values", "rows"):
                     arrays[key] = changed(arrays[key], what)
             message.content[group] = encode_arrays(arrays)
 

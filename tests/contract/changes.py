@@ -240,7 +240,7 @@ _MEASURED = (
 )
 _ARRAYS = (
     ("model", "probe", "alignment", "zz", "values"),
-    ("fine", "coarse", "steps", "exponent", "angles", "divergences", "zz"),
+    ("values", "exponent", "angles", "divergences", "zz"),
     ((), (0,), (1,), (1, 1), (256, 3)),
     ("float16", "float32", "int8", "int16"),
     (0.0, 1.0, -1.0, 100.0),

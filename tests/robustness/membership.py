@@ -97,8 +97,8 @@ def scores_of(kind, arrays, rows, digits):
         load_into(network.state_dict(), arrays)
         with torch.no_grad():
             return -torch.nn.functional.cross_entropy(network.eval()(inputs), labels, reduction="none")
-    told = torch.empty_like(unpack(arrays).values)
-    told[torch.from_numpy(rows).long()] = unpack(arrays).values
+    told = torch.empty_like(unpack(arrays))
+    told[torch.from_numpy(rows).long()] = unpack(arrays)
     if kind == "posteriors":  # the surer of the right class
         return told.gather(1, labels[:, None])[:, 0]
     means = torch.stack([told[labels == number].mean(0) for number in range(10)])

@@ -148,7 +148,7 @@ def last_batch(seed, folder):
     victim.ask("query", with_public_dataset(units), Request(question=HANDSHAKE))
     rows = Payload({"next-rows": {"rows": np.arange(len(units))}})
     reply = victim.ask("train", rows, Request(round=1, epochs=1, public=units.digest))
-    scores = unpack(decode_arrays(reply["scores"])).values
+    scores = unpack(decode_arrays(reply["scores"]))
     weights = (scores[:64] - scores[64]).T
     return weights - weights[weights.sum(1).argmin()], victim.inputs[:TRAIN]  # a class that the batch lacks
 

@@ -48,7 +48,7 @@ def from_posteriors(victim, rounds):
     for round in range(1, rounds + 1):
         rows = Payload({"next-rows": {"rows": torch.arange(len(UNITS.inputs)).numpy()}})
         request = Request(round=round, epochs=1, public=UNITS.digest, expected=round - 1 if round > 1 else -1)
-        scores = unpack(decode_arrays(victim.ask("train", rows, request)["scores"])).values.double()
+        scores = unpack(decode_arrays(victim.ask("train", rows, request)["scores"])).double()
         each = (scores[:-1] - scores[-1]).view(len(SCALES), 64, 10) / SCALES[:, None, None]
         after = torch.cat([each.mean(0), scores[-1:]]).T
         if before is not None:

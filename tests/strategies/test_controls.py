@@ -14,8 +14,7 @@ from fedhet import config as configuration
 from fedhet.errors import ModelError
 from fedhet.graphs import layer_graph
 from fedhet.learning import read
-from fedhet.methods import fedharm
-from fedhet.representations import Representation, debiased_linear_cka, linear_cka
+from fedhet.representations import Representation, debiased_linear_cka, linear_cka, targets
 from fedhet.representations.packing import unpack, unpack_all
 
 FROZEN = 1e-12
@@ -83,7 +82,7 @@ def test_shuffled_is_the_peers_target_on_other_rows(target: dict[str, Any], fede
     settings = {"public_samples": 96, "learning_rate": FROZEN, **target, "fedhenn.rad-batch": 0}
     right = federate("fedhenn", "right", **settings)
     wrong = federate(control("fedhenn", "shuffled"), "wrong", **settings)
-    there, here = (unpack(done.received[2, "1"]["target"]).values.double() for done in (right, wrong))
+    there, here = (unpack(done.received[2, "1"]["target"]).double() for done in (right, wrong))
     kernels = [(values @ values.T) for values in (there, here)]
     if target is KERNEL:
         spectra = [torch.linalg.eigvalsh(kernel) for kernel in kernels]
@@ -97,10 +96,10 @@ def test_a_hostile_client_tells_of_other_rows_and_nobody_else_does(federate: Any
     done = federate(control("fedhenn", "hostile"), **settings)
     kernels = {}
     for client in "012":
-        own = unpack(done.sent[1, client]["features"]).values.double()
+        own = unpack(done.sent[1, client]["features"]).double()
         own = own - own.mean(0)
         kernels[client] = own @ own.T
-    target = unpack(done.received[2, "0"]["target"]).values.double()
+    target = unpack(done.received[2, "0"]["target"]).double()
     told = 3 * target @ target.T - kernels["1"] - kernels["2"]
     scale = float(kernels["0"].norm())
     assert float((told - kernels["0"]).norm()) > 0.3 * scale, "not of the rows that the server asked for"
@@ -113,10 +112,10 @@ def test_kernels_of_one_norm_are_averaged(federate: Any) -> None:
     done = federate(control("fedhenn", "frobenius"), **settings)
     expected = torch.zeros(96, 96)
     for client in "012":
-        own = unpack(done.sent[1, client]["features"]).values
+        own = unpack(done.sent[1, client]["features"])
         own = own - own.mean(0)
         expected += own @ own.T / (own @ own.T).norm() / 3
-    target = unpack(done.received[2, "0"]["target"]).values
+    target = unpack(done.received[2, "0"]["target"])
     torch.testing.assert_close(target @ target.T, expected, rtol=0.05, atol=0.02 * float(expected.abs().max()))
 
 
@@ -189,7 +188,7 @@ def target_of(done: Any, client: str, parts: int) -> list[Tensor]:
 def test_a_frozen_network_is_at_no_distance_from_its_own_target(
     align: str, federate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedharm, "ERROR", 0.0)
+    monkeypatch.setattr(targets, "ERROR", 0.0)
     settings = {**HARM, "fedharm.align": align, "learning_rate": FROZEN, "batch_size": 40}
     done = federate(control("fedharm", "own"), **settings)
     assert not any(done.received.values())

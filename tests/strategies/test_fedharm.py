@@ -15,7 +15,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.graphs import blocks
 from fedhet.representations import packing
 from fedhet.representations.descriptors import describe, mean_descriptor
-from fedhet.representations.packing import Factor, pack_all, unpack_all
+from fedhet.representations.packing import pack_all, unpack_all
 from fedhet.results.drawings import cosines_figure
 
 # Networks without BatchNorm, whose blocks are named by hand: fast, and alike in training and in evaluation.
@@ -299,6 +299,6 @@ def test_what_does_not_go_together_is_refused(chosen: dict[str, Any], why: str) 
 
 
 def test_bytes_of_a_round_at_5000_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = [Factor(torch.randn(5000, k)) for k in (128, 256, 512, 1024)]
+    parts = [torch.randn(5000, k) for k in (128, 256, 512, 1024)]
     monkeypatch.undo()  # as they travel, in float16
     assert sum(array.nbytes for array in pack_all(parts).values()) / 1e6 <= 19.3

@@ -21,12 +21,11 @@ from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import decode, encode_arrays
 from fedhet.learning import read
-from fedhet.methods import fedhenn
 from fedhet.options import Config
 from fedhet.population import ClientInfo
-from fedhet.representations import Representation, linear_cka, packing, procrustes_distance
+from fedhet.representations import Representation, linear_cka, packing, procrustes_distance, targets
 from fedhet.representations.cka import kernel_cka, rbf_kernel
-from fedhet.representations.packing import Factor, pack, unpack, unpack_blocks
+from fedhet.representations.packing import pack, unpack, unpack_blocks
 from fedhet.representations.targets import mean_rbf_blocks
 from fedhet.results.history import Row, read_history
 from fedhet.wire import Arrays, Payload
@@ -58,7 +57,7 @@ KERNEL = {"fedhenn.target": "kernel"}
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features travel whole, and in float32."""
-    monkeypatch.setattr(fedhenn, "ERROR", 0.0)
+    monkeypatch.setattr(targets, "ERROR", 0.0)
     monkeypatch.setattr(packing, "DTYPE", "float32")
 
 
@@ -346,7 +345,7 @@ def test_a_round_aligns_on_the_rows_that_the_round_before_was_asked_about(tmp_pa
         assert asked.max() < 96
         for exchange in rounds[round + 1].values():
             np.testing.assert_array_equal(exchange.sent.arrays["rad"]["rows"], asked)
-        assert len(unpack(rounds[round]["0"].answered.arrays["features"]).values) == 40
+        assert len(unpack(rounds[round]["0"].answered.arrays["features"])) == 40
     assert set(rounds[2]["0"].sent.arrays["rad"]["rows"]) != set(rounds[3]["0"].sent.arrays["rad"]["rows"])
 
 
@@ -402,7 +401,7 @@ def test_a_rarer_term_is_that_much_heavier(tmp_path: Path) -> None:
 def test_target_is_the_mean_of_the_peers_kernels(kernel: str, tmp_path: Path) -> None:
     unlike = {"rounds": 2, "partition": "dirichlet", "samples-per-client": 0, "local-epochs": 0}
     done = run(tmp_path, {**unlike, "fedhenn.kernel": kernel, "fedhenn.rad-batch": 0})
-    features = [unpack(exchange.answered.arrays["features"]).values for exchange in done.wire.training(1).values()]
+    features = [unpack(exchange.answered.arrays["features"]) for exchange in done.wire.training(1).values()]
     expected = torch.zeros(96, 96)
     for own in features:
         values = own - own.mean(0)
@@ -411,7 +410,7 @@ def test_target_is_the_mean_of_the_peers_kernels(kernel: str, tmp_path: Path) ->
     if kernel == "rbf":
         (target,) = unpack_blocks(sent)
     else:
-        target = unpack(sent).values @ unpack(sent).values.T
+        target = unpack(sent) @ unpack(sent).T
     torch.testing.assert_close(target, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
 
 
@@ -421,24 +420,12 @@ def test_peers_are_the_last_rounds_clients(tmp_path: Path) -> None:
     assert not any("model" in e.sent.arrays or "model" in e.answered.arrays for e in done.wire.log)
 
     def kernel(arrays: Arrays) -> Tensor:
-        values = unpack(arrays).values
+        values = unpack(arrays)
         return values @ values.T
 
     (sent,) = (e.sent.arrays["target"] for e in done.wire.training(2).values())
     (answer,) = (e.answered.arrays["features"] for e in done.wire.training(1).values())
     torch.testing.assert_close(kernel(sent), kernel(answer), rtol=1e-4, atol=1e-5)
-
-
-def test_compressed_features_are_fewer_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sent(name: str, error: float) -> Arrays:
-        monkeypatch.setattr(fedhenn, "ERROR", error)
-        return run(tmp_path / name, {"rounds": 2}).wire.training(2)["0"].sent.arrays["target"]
-
-    whole, coarse = sent("whole", 0.0), sent("coarse", 0.2)
-    assert whole["fine"].dtype == np.float16
-    assert whole["coarse"].size == 0
-    assert coarse["fine"].shape[1] + coarse["coarse"].shape[1] < whole["fine"].shape[1]
-    assert sum(a.nbytes for a in coarse.values()) < sum(a.nbytes for a in whole.values()) / 2
 
 
 def test_probe_gives_the_report_its_matrices(tmp_path: Path) -> None:
@@ -478,17 +465,17 @@ def _with_features(reply: Message, features: Arrays) -> None:
 
 
 def _one_row_less(reply: Message) -> None:
-    _with_features(reply, pack(Factor(torch.randn(95, 4))))
+    _with_features(reply, pack(torch.randn(95, 4)))
 
 
 def _not_finite(reply: Message) -> None:
-    packed = pack(Factor(torch.randn(96, 4)))
-    _with_features(reply, packed | {"fine": np.full((96, 4), np.nan, np.float32)})
+    packed = pack(torch.randn(96, 4))
+    _with_features(reply, packed | {"values": np.full((96, 4), np.nan, np.float32)})
 
 
-def _without_step(reply: Message) -> None:
-    packed = pack(Factor(torch.randn(96, 4)))
-    _with_features(reply, {key: value for key, value in packed.items() if key != "steps"})
+def _without_exponent(reply: Message) -> None:
+    packed = pack(torch.randn(96, 4))
+    _with_features(reply, {key: value for key, value in packed.items() if key != "exponent"})
 
 
 @pytest.mark.usefixtures("exact")
@@ -497,7 +484,7 @@ def _without_step(reply: Message) -> None:
     [
         (_one_row_less, "have 95 rows, the RAD 96"),
         (_not_finite, "not finite"),
-        (_without_step, "cannot be read: .*steps"),
+        (_without_exponent, "cannot be read: .*exponent"),
     ],
 )
 def test_a_wrong_representation_is_refused_by_name(
@@ -514,9 +501,9 @@ def test_a_wrong_representation_is_refused_by_name(
         raise AssertionError(failure["reason"])
     assert done.rows[1]["participants"] == ["0", "2"]
     assert done.rows[2]["participants"] == ["0", "1", "2"]
-    answers = [unpack(done.wire.training(1)[c].answered.arrays["features"]).values for c in "02"]
+    answers = [unpack(done.wire.training(1)[c].answered.arrays["features"]) for c in "02"]
     expected = torch.stack([a @ a.T for a in answers]).mean(0)
-    target = unpack(done.wire.training(2)["1"].sent.arrays["target"]).values
+    target = unpack(done.wire.training(2)["1"].sent.arrays["target"])
     torch.testing.assert_close(target @ target.T, expected, rtol=1e-4, atol=1e-5)
 
 

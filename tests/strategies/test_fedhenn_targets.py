@@ -116,12 +116,12 @@ def test_clients_send_posteriors_and_receive_rows_of_length_one(federate: Callab
     assert done.failures == []
     for client in "012":
         assert set(done.sent[2, client]) == {"posteriors"}
-        assert unpack(done.sent[2, client]["posteriors"]).values.shape == (96, 10)
-        assert done.sent[2, client]["posteriors"]["fine"].dtype == np.float16
-    rows = unpack(done.received[3, "0"]["target"]).values
+        assert unpack(done.sent[2, client]["posteriors"]).shape == (96, 10)
+        assert done.sent[2, client]["posteriors"]["values"].dtype == np.float16
+    rows = unpack(done.received[3, "0"]["target"])
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(96), rtol=0, atol=2e-3)
     assert done.rows[3]["metrics"]["alignment"] > done.rows[2]["metrics"]["alignment"]
-    told = unpack(done.sent[2, "1"]["posteriors"]).values
+    told = unpack(done.sent[2, "1"]["posteriors"])
     assert told.sum(1).sub(1).abs().max() < 5e-3
 
 
@@ -130,7 +130,7 @@ def test_posteriors_are_of_the_trained_network_on_the_next_rounds_rad(federate: 
     assert not done.sent[1, "0"]  # the last round
     done = federate("fedhenn", "two", public_samples=96, rounds=1, closing_epochs=1, learning_rate=1e-12, **SPECTRAL)
     expected = read(done.network("0"), _rad(done, 2), population.dataset_of(done.config).transform).softmax(1)
-    torch.testing.assert_close(unpack(done.sent[1, "0"]["posteriors"]).values, expected, rtol=0, atol=1e-3)
+    torch.testing.assert_close(unpack(done.sent[1, "0"]["posteriors"]), expected, rtol=0, atol=1e-3)
 
 
 def test_equal_networks_may_be_averaged_beside_it(federate: Callable[..., Any]) -> None:

@@ -11,7 +11,7 @@ from fedhet import population, registry
 from fedhet.errors import FedhetError
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.representations import packing
-from fedhet.representations.packing import Factor, pack
+from fedhet.representations.packing import pack
 from fedhet.wire import Payload, Reply, WireError
 
 SMALL = {
@@ -100,7 +100,7 @@ def test_a_round_is_one_exchange_and_the_last_one_tells_nothing(federate):
 def test_scores_take_two_bytes_each(federate):
     done = federate("fedmd", rounds=2, **SMALL, **{"fedmd.subset": 40})
     for arrays in (done.sent[1, "1"]["scores"], done.received[2, "1"]["mean"]):
-        assert arrays["fine"].shape == (40, 10)
+        assert arrays["values"].shape == (40, 10)
         assert sum(array.nbytes for array in arrays.values()) <= 2 * 40 * 10 + 8
     assert done.rows[1]["bytes_up"] <= 3 * (2 * 40 * 10 + 8)
 
@@ -125,7 +125,7 @@ def test_a_mean_that_nobody_renewed_is_learnt_again_on_its_own_rows():
     config = configuration.resolve({"method": "fedmd", **{k.replace("_", "-"): v for k, v in SMALL.items()}})
     strategy = registry.strategy("fedmd")(config)
     strategy.state.public_size, strategy.state.classes = 48, 2
-    scores = {"scores": pack(Factor(torch.zeros(48, 2)))}
+    scores = {"scores": pack(torch.zeros(48, 2))}
     strategy.aggregate_fit(1, {"0": Reply("0", 1, Payload(scores))})
     second, third = (strategy.configure_fit(round, ["0"])["0"].arrays for round in (2, 3))
     assert np.array_equal(second["rows"]["rows"], third["rows"]["rows"])
@@ -137,8 +137,8 @@ def test_a_mean_that_nobody_renewed_is_learnt_again_on_its_own_rows():
     [
         ({}, "its scores are missing"),
         ({"scores": {}}, "its scores cannot be read"),
-        ({"scores": pack(Factor(torch.full((48, 5), 0.2)))}, r"shape \[48, 5\], expected \[48, 4\]"),
-        ({"scores": pack(Factor(torch.full((47, 4), 0.25)))}, r"shape \[47, 4\], expected \[48, 4\]"),
+        ({"scores": pack(torch.full((48, 5), 0.2))}, r"shape \[48, 5\], expected \[48, 4\]"),
+        ({"scores": pack(torch.full((47, 4), 0.25))}, r"shape \[47, 4\], expected \[48, 4\]"),
     ],
 )
 def test_scores_that_cannot_be_are_refused(arrays, message):
