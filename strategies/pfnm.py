@@ -13,7 +13,7 @@ from torch import nn
 
 from fedhet.errors import FedhetError
 from fedhet.graphs import PermutationGroups, resize, widths_of
-from fedhet.matching import Matching, assemble, average_rest, describe, match_networks, pictures, understand
+from fedhet.matching import Matching, assemble, average_rest, describe, match_networks, understand
 from fedhet.methods import pfnm
 from fedhet.randomness import derive_seed
 from fedhet.server import ArraysBy, FederatedStrategy, State, class_counts, in_order
@@ -146,11 +146,20 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return resize(model, self.state.model)
 
     def matrices(self) -> dict[str, Any]:
-        """Return the clients of each global unit."""
-        units = {client: self.state.assignments.get(client, {}) for client in in_order(self.state.clients)}
+        """Return the clients of each global unit: by layer a matrix (clients, units), 1 where a client has the unit."""
+        assigned = {client: self.state.assignments.get(client, {}) for client in in_order(self.state.clients)}
         last = str(len(self.groups) - 1)
-        units = {client: by_group for client, by_group in units.items() if last in by_group}
-        return {"shared_filters": pictures.membership(self.groups, units)} if units and self.state.model else {}
+        assigned = {client: by_group for client, by_group in assigned.items() if last in by_group}
+        if not assigned or not self.state.model:
+            return {}
+        layers = []
+        for group in self.groups:
+            members = [by_group[str(group.index)] for by_group in assigned.values()]
+            units = np.zeros((len(members), 1 + max(int(each.max()) for each in members)), dtype=int)
+            for row, each in zip(units, members, strict=True):
+                row[each] = 1
+            layers.append({"name": group.name, "units": units.tolist()})
+        return {"shared_filters": {"clients": list(assigned), "layers": layers}}
 
 
 class PFNM(MatchedStrategy[pfnm.PFNMParameters, MatchedState]):

@@ -1,6 +1,7 @@
 """A model of other widths from a model: the same modules, other parameters."""
 
 from collections.abc import Collection, Hashable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -17,10 +18,8 @@ from .reading import architecture_graph
 from .states import State, expand
 from .unequal import HeadAttention, StackedRecurrent
 
-KEPT = 64
-"""Networks whose groups are kept."""
-
-_resizable: dict[tuple[str, ArchitectureGraph, bool], PermutationGroups] = {}
+_Known = dict[tuple[ArchitectureGraph, bool], PermutationGroups]
+_resizable: "WeakKeyDictionary[nn.Module, _Known]" = WeakKeyDictionary()
 
 
 def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.Module:
@@ -71,8 +70,8 @@ def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.
 def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False) -> PermutationGroups:
     """The permutation groups of a network that can have other widths.
 
-    With units added to each group the network is read again, as the same groups; of the last `KEPT` networks what was
-    read so is not read anew. With `partly`, modules that take an axis apart are left whole if it is not.
+    With units added to each group the network is read again, as the same groups. With `partly`, modules that take an
+    axis apart are left whole if it is not. Groups are kept for as long as the network.
 
     Args:
         model: any `nn.Module` that `torch.export` can trace.
@@ -84,18 +83,18 @@ def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False)
             change its size.
     """
     graph = architecture_graph(model, example)
-    key = repr(model), graph, partly
-    if key not in _resizable:
+    known = _resizable.setdefault(model, {})
+    if (graph, partly) not in known:
         try:
-            _resizable[key] = _checked(model, graph, example, partly=partly)
+            known[graph, partly] = _checked(model, graph, example, partly=partly)
         except UnsupportedArchitecture:
-            groups = _checked(model, graph, example, partly=True, whole=True) if partly else ()
+            if not partly:
+                raise
+            groups = _checked(model, graph, example, partly=True, whole=True)
             if not groups:
                 raise
-            _resizable[key] = groups
-        if len(_resizable) > KEPT:
-            del _resizable[next(iter(_resizable))]
-    return _resizable[key]
+            known[graph, partly] = groups
+    return known[graph, partly]
 
 
 def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **options: bool) -> PermutationGroups:

@@ -1,7 +1,5 @@
 """Layers of widths that PyTorch's own cannot have, with the same names of parameters."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,7 +10,7 @@ State = tuple[Tensor, ...]
 class StackedRecurrent(nn.Module):
     """``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` whose layers may differ in width.
 
-    States are tuples of (N, H_l), one a layer and direction: of an LSTM a pair of them, else one.
+    Final states are tuples of (N, H_l), one a layer and direction: of an LSTM a pair of them, else one.
     """
 
     def __init__(self, layer: nn.RNNBase) -> None:
@@ -28,23 +26,17 @@ class StackedRecurrent(nn.Module):
             self.register_parameter(name, parameter)
         self.train(layer.training)
 
-    def forward(
-        self, sequence: Tensor, states: State | tuple[State, State] | None = None
-    ) -> tuple[Tensor, State | tuple[State, ...]]:
-        """Run all layers over a batch of sequences (N, T, E), or (T, N, E) without ``batch_first``."""
+    def forward(self, sequence: Tensor) -> tuple[Tensor, State | tuple[State, ...]]:
+        """Run all layers over a batch of sequences (N, T, E), or (T, N, E) without ``batch_first``, from states 0."""
         time, batch = (1, 0) if self.batch_first else (0, 1)
         pair = self.mode == "LSTM"
-        given: Any = states if pair or states is None else (states,)
         ends: list[State] = []
         for layer in range(self.num_layers):
             outputs = []
             for suffix in ("", "_reverse") if self.bidirectional else ("",):
                 kinds = ("weight_ih", "weight_hh") + ("bias_ih", "bias_hh") * self.bias
                 weights = [getattr(self, f"{kind}_l{layer}{suffix}") for kind in kinds]
-                if given is None:
-                    start = [sequence.new_zeros(1, sequence.shape[batch], weights[1].shape[1])] * (1 + pair)
-                else:
-                    start = [state[len(ends)].unsqueeze(0) for state in given]
+                start = [sequence.new_zeros(1, sequence.shape[batch], weights[1].shape[1])] * (1 + pair)
                 source = sequence.flip(time) if suffix else sequence
                 run = getattr(torch, self.mode.lower())
                 options = weights, self.bias, 1, 0.0, False, False, self.batch_first

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedhet.graphs import LayerGraph, LayerNode
 from fedhet.randomness import torch_generator
 
-Head = Literal["dense", "lowrank", "base-lowrank", "tiled"]
+Head = Literal["dense", "base-lowrank", "tiled"]
 Shape = tuple[int, ...]
 
 
@@ -26,9 +26,9 @@ class Design:
     """How a hypernetwork is built; the same for all clients.
 
     Attributes:
-        head: what writes the weights of one type: ``dense`` (the paper's), ``lowrank``, ``base-lowrank``, or ``tiled``,
-            which is one for all types.
-        rank: of the low-rank heads, for each time that a type occurs in one network, at most.
+        head: what writes the weights of one type: ``dense`` (the paper's) or ``base-lowrank``; ``tiled`` is one head
+            for all types.
+        rank: of ``base-lowrank``, for each time that a type occurs in one network, at most.
         width: of a node's embedding h.
         steps: T, messages passed.
         normalise: whether h and z have unit variance, so that weights begin at Kaiming's scale; else the form and the
@@ -108,10 +108,8 @@ BASE = 4.0
 PARTS: dict[str, tuple[int, Callable[[str, Shape], float]]] = {
     "base": (2, lambda type, shape: std_of(type, shape) / BASE),  # (units, fan-in axes)
     "dense": (3, lambda type, shape: std_of(type, shape[1:]) / shape[0] ** 0.5),  # (latent, units, fan-in axes)
-    "left": (3, lambda type, shape: float((shape[0] * shape[2]) ** -0.5)),  # (latent, units, rank)
-    # The same with |U U^T| = O(1), so that a step of V moves W as far as one of the base does.
+    # (latent, units, rank), with |U U^T| = O(1), so that a step of V moves W as far as one of the base does.
     "basis": (3, lambda type, shape: float((shape[0] * max(shape[1:])) ** -0.5)),
-    "right": (3, lambda type, shape: std_of(type, shape[1:]) / shape[0] ** 0.5),  # (latent, rank, fan-in)
     "bias": (1, lambda type, shape: 0.0),  # (units, fan-in axes)
     "change": (3, lambda type, shape: 0.0),  # (latent, rank, fan-in)
     "vector": (2, lambda type, shape: 0.0),  # (latent, units)

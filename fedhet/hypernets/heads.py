@@ -70,22 +70,6 @@ class Dense(nn.Module):
         return torch.addmm(bias, z * scale[:, None], self.dense.flatten(1)).view(-1, *self.bias.shape)
 
 
-class LowRank(nn.Module):
-    """W = U V with U (units, rank) and V (rank, fan-in) linear in z."""
-
-    def __init__(self, shape: tuple[int, ...], rank: int) -> None:
-        super().__init__()
-        self.shape = shape
-        units, fan_in = shape[0], prod(shape[1:])
-        rank = min(rank, units, fan_in)
-        self.left = nn.Parameter(torch.zeros(LATENT, units, rank))
-        self.right = nn.Parameter(torch.zeros(LATENT, rank, fan_in))
-
-    def forward(self, z: Tensor, scale: Tensor) -> Tensor:
-        """(layers, *shape) of z (layers, LATENT) and scale (layers,)."""
-        return (_linear(z * scale[:, None], self.left) @ _linear(z, self.right)).view(-1, *self.shape)
-
-
 class BaseLowRank(nn.Module):
     """W = 4 B + U V, a base weight of all layers of a type and a layer's own change, V = 0 at first."""
 
@@ -129,8 +113,7 @@ def head(layer: LayerType, slot: Slot, design: Design) -> nn.Module:
         return Vector(slot)
     if design.head == "dense":
         return Dense(slot.shape)
-    low_rank = LowRank if design.head == "lowrank" else BaseLowRank
-    return low_rank(slot.shape, design.rank * layer.occurrences)
+    return BaseLowRank(slot.shape, design.rank * layer.occurrences)
 
 
 # ---- one head for all types

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedhet.hypernets import Design
 
 
-OF_A_TYPE = ("base-lowrank", "dense", "lowrank")
+OF_A_TYPE = ("base-lowrank", "dense")
 """Heads that each layer type has its own of."""
 
 
@@ -21,18 +21,18 @@ OF_A_TYPE = ("base-lowrank", "dense", "lowrank")
 class FLHAGHNParameters(Parameters):
     """FLHA-GHN's own keys, with the paper's values but for the head: the paper's is `dense`, ten times as large."""
 
-    head: Literal["base-lowrank", "dense", "lowrank", "tiled"] = option(
+    head: Literal["base-lowrank", "dense", "tiled"] = option(
         "base-lowrank",
-        "what writes a layer's weights: a head a type that is dense (the paper's), of low rank, or a base weight and a "
-        "change of low rank; or tiles of one decoder, which write types that nobody had in training too",
-        choices=("base-lowrank", "dense", "lowrank", "tiled"),
+        "what writes a layer's weights: a head a type that is dense (the paper's), or a base weight and a change of "
+        "low rank; or tiles of one decoder, which write types that nobody had in training too",
+        choices=("base-lowrank", "dense", "tiled"),
     )
     rank: int = option(
         4,
-        "rank of low-rank heads for each time that a type occurs in one network",
+        "rank of the change for each time that a type occurs in one network",
         at_least=1,
         at_most=2**16,
-        needs={"head": ("base-lowrank", "lowrank")},
+        needs={"head": ("base-lowrank",)},
     )
     normalise: bool = option(
         True,

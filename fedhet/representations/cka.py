@@ -83,7 +83,8 @@ def debiased_linear_cka(x: Tensor, y: Tensor) -> Tensor:
     NaN: denominators are clamped.
     """
     check_pair(x, y)
-    check_debiased(n := len(x))
+    if (n := len(x)) < 4:
+        raise ValueError(f"a debiased estimate needs four examples or more, got {n}")
     x, y = centred_unit(x), centred_unit(y)
     x_diagonal, y_diagonal = x.square().sum(1), y.square().sum(1)
 
@@ -97,12 +98,6 @@ def debiased_linear_cka(x: Tensor, y: Tensor) -> Tensor:
         torch.maximum(debiased(x_total, x_diagonal, x_diagonal), _LEAST_DEBIASED * x_total),
         torch.maximum(debiased(y_total, y_diagonal, y_diagonal), _LEAST_DEBIASED * y_total),
     )
-
-
-def check_debiased(rows: int) -> None:
-    """Raise a ValueError if there are too few rows for a debiased estimate."""
-    if rows < 4:
-        raise ValueError(f"a debiased estimate needs four examples or more, got {rows}")
 
 
 def ratio(cross: Tensor, x_self: Tensor, y_self: Tensor) -> Tensor:
@@ -164,12 +159,6 @@ def unit_kernel(kernel: Tensor, *, debiased: bool) -> tuple[Tensor, Tensor]:
 
 def kernel_cka(x_kernel: Tensor, y_kernel: Tensor, *, debiased: bool = False) -> Tensor:
     """CKA of two symmetric kernels `(L, L)`, `<HKH, HLH> / (||HKH|| ||HLH||)` (Kornblith et al., Eq. 4), a scalar."""
-    if x_kernel.ndim != 2 or x_kernel.shape[0] != x_kernel.shape[1] or x_kernel.shape != y_kernel.shape:
-        raise ValueError(
-            f"kernels must be square and of one size, got {tuple(x_kernel.shape)} and {tuple(y_kernel.shape)}"
-        )
-    if debiased:
-        check_debiased(len(x_kernel))
     x, x_self = unit_kernel(x_kernel, debiased=debiased)
     y, y_self = unit_kernel(y_kernel, debiased=debiased)
     return ratio((x * y).sum(), x_self, y_self)

@@ -132,26 +132,11 @@ def test_distances_are_what_they_say() -> None:
     )
 
 
-def test_targets_and_features_that_do_not_fit() -> None:
+def test_features_that_do_not_fit() -> None:
     target = normal(60, 6)
-    with pytest.raises(ValueError, match="'rbf' must be blocks"):
-        Alignment("rbf", target, generator=generator())
-    with pytest.raises(ValueError, match="'linear' must be a tensor"):
-        Alignment("linear", [target], generator=generator())
-    with pytest.raises(ValueError, match="four examples or more, got 3"):
-        Alignment("linear", target, batch=3, generator=generator())
-    with pytest.raises(ValueError, match="no blocks"):
-        Alignment("rbf", [], generator=generator())
-    with pytest.raises(ValueError, match=r"square, got \(60, 6\)"):
-        Alignment("rbf", [target], generator=generator())
     whole = Alignment("linear", target, batch=0, generator=generator())
     with pytest.raises(ValueError, match="59 and 60 rows"):
         whole.distance(target[:59], whole.rows())
     procrustes = Alignment("procrustes", target, batch=0, generator=generator())
     with pytest.raises(ValueError, match="equal widths, got 5 and 6"):
         procrustes.distance(target[:, :5], procrustes.rows())
-    rbf = Alignment("rbf", mean_rbf_blocks([target], 20), generator=generator())
-    with pytest.raises(ValueError, match="no others"):
-        rbf.distance(target[:20], slice(1, 21))
-    with pytest.raises(ValueError, match="do not fit the target's block of 20"):
-        rbf.distance(target[:19], slice(0, 20))

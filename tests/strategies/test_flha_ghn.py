@@ -220,7 +220,7 @@ def test_keys_that_another_makes_idle_are_put_back_and_refused_by_hand():
         {"head": "tiled", "rank": 8},
         {"head": "dense", "rank": 8},
         {"head": "tiled", "share": "own"},
-        {"head": "lowrank", "normalise": False},
+        {"head": "base-lowrank", "normalise": False},
     )
     for own in contradictions:
         with pytest.raises(ConfigError, match="has no effect"):
