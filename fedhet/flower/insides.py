@@ -1,6 +1,6 @@
 """Everything of Flower that its documentation does not promise and fedhet relies on, each held by a test."""
 
-import inspect
+import gc
 import json
 import re
 import sys
@@ -14,6 +14,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+
+from fedhet.errors import ConfigError
 
 R = TypeVar("R", ArrayRecord, MetricRecord, ConfigRecord)
 
@@ -69,19 +71,17 @@ def no_handler(reason: str) -> bool:
 
 
 def wrapper_of(strategy: Strategy) -> Strategy | None:
-    """Return the strategy of Flower's that holds this one and calls its hook, such as one for differential privacy."""
-    frame = inspect.currentframe()  # nothing else than who calls tells its loop from Flower's plain one
-    while frame is not None and (caller := frame.f_locals.get("self", strategy)) is strategy:
-        frame = frame.f_back
-    return caller if frame is not None and getattr(caller, "strategy", None) is strategy else None
+    """Return the strategy of Flower's that wraps this one, such as one for differential privacy; None without one.
 
-
-def rounds_of_loop() -> int | None:
-    """Return the number of rounds of the loop of Flower's that calls this, such as a wrapper's; None outside of one."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not Strategy.start.__code__:
-        frame = frame.f_back
-    return None if frame is None else int(frame.f_locals["num_rounds"])
+    Raises a ConfigError if several do: only one of them can be running.
+    """
+    # Flower's wrappers hold the strategy in their attribute `strategy`, and do not tell it.
+    found = [each for each in gc.get_objects() if Strategy in type(each).__mro__ and each is not strategy]
+    wrappers = [each for each in found if getattr(each, "strategy", None) is strategy]
+    if len(wrappers) > 1:
+        names = ", ".join(sorted({type(each).__name__ for each in wrappers}))
+        raise ConfigError(f"{len(wrappers)} wrappers hold the same strategy ({names}): make a new strategy for each")
+    return wrappers[0] if wrappers else None
 
 
 def simulated(grid: Grid | None) -> bool:

@@ -1,8 +1,7 @@
 """Privacy accounting: epsilon and delta of a run under Flower's wrappers and mods for differential privacy."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from flwr.clientapp.mod import LocalDpMod
@@ -25,44 +24,46 @@ from fedhet.method import METRICS, STRUCTURE, Traits
 from fedhet.text import log
 from fedhet.wire import Arrays, Reply
 
-FIXED = DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping
-"""Wrappers whose noise is the same in all rounds."""
-
 DELTA = 1e-5
 """The delta at which epsilon is reported; it should be well below one over the number of clients."""
 
 ROUNDING = 0.01
-"""The greatest error of single precision, as a part of the clipping norm."""
+"""The greatest rounding error in single precision, relative to the clipping norm."""
+
+LEAST_NOISE = 0.01
+"""Noise multipliers below this count as no noise: epsilon would be in the thousands."""
 
 NO_MEAN = (
     "the server does not take the mean of clients' models, weighted by examples (aggregation = mean, no clip-norm)"
 )
 
+NoiseMultiplier = Callable[[Mapping[str, Reply], Arrays, Arrays], float | str]
+"""Takes the replies of a round and the shared model before and after it; returns the noise multiplier, or why not."""
 
-LEAST_NOISE = 0.01
-"""Noise multipliers below it count as no noise: epsilon would be in the thousands."""
 
-
-class PrivacyLedger(ABC):
+class PrivacyLedger:
     """Adds up what the rounds of a run cost in privacy, or says why that is not known.
 
-    A round is a Gaussian mechanism of some noise multiplier: the standard deviation of the noise over the greatest norm
-    that one client's update can have in what is sent. Rounds are composed by Flower's `RdpAccountant`, without
+    A round is a Gaussian mechanism with a noise multiplier: the standard deviation of the noise over the greatest norm
+    that one client's update can have in what is sent. Flower's `RdpAccountant` composes the rounds, without
     amplification by sampling. Two runs are neighbours if all updates of one client are zero in one of them: who takes
     part, and with how many examples, counts as known.
 
-    Attributes:
+    Args:
+        name: name of the wrapper or mod that adds the noise.
+        traits: the method's traits.
+        noise_multiplier: returns a round's noise multiplier.
         unknown: why epsilon is not known; empty if it is.
-        name: of the wrapper or mod that adds the noise.
-        mechanism: what is protected from whom, in words.
+        against: added to the note: whom the noise protects from.
     """
 
-    name: str
-    mechanism: ClassVar[str]
-
-    def __init__(self, traits: Traits, unknown: str = "") -> None:
-        self._whole = traits.whole
-        self.unknown = unknown or _beside(traits)
+    def __init__(
+        self, name: str, traits: Traits, noise_multiplier: NoiseMultiplier, *, unknown: str = "", against: str = ""
+    ) -> None:
+        self.name, self.unknown = name, unknown or _unprotected(traits)
+        shared = "the model" if traits.whole else "the shared part of the model"
+        self._note = f"for all examples of a client{against}; covers {shared}, not metrics or numbers of examples"
+        self._noise_multiplier = noise_multiplier
         self._accountant: PrivacyAccountant | None = None
         if not self.unknown:
             neighbours, sampling = NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
@@ -73,38 +74,32 @@ class PrivacyLedger(ABC):
         if self.unknown:
             self._log()
 
-    @abstractmethod
-    def noise_multiplier(self, replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> float | str:
-        """Return that of a round, or why it is not known."""
-
     def spend(self, replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> None:
         """Add a round, and log the total.
 
         Args:
-            replies: of the clients that trained the model `before`.
-            before: the shared model that clients received, without parts of it that they do not share.
+            replies: replies of the clients that trained the model `before`.
+            before: the shared model that clients received, without parts that they do not share.
             after: the shared model that the server aggregated, without the server's noise.
         """
         if self.unknown or self._accountant is None:
             return
-        noise = self.noise_multiplier(replies, before, after)
+        noise = self._noise_multiplier(replies, before, after)
         if isinstance(noise, str):
             self.unknown = noise
         else:
-            self._accountant.compose(GaussianPrivacyEvent(noise, 1, 1))  # without amplification, sizes do not count
+            self._accountant.compose(GaussianPrivacyEvent(noise, 1, 1))  # sizes do not count without amplification
         self._log()
 
     def spent(self) -> dict[str, Any]:
         """Return the `wrapper`, `epsilon` (None if it is not known), `delta`, `rounds`, and a `note` in words."""
-        words = "the model" if self._whole else "the shared part of the model"
-        note = f"for all examples of a client{self.mechanism}; covers {words}, not metrics or numbers of examples"
         spent = self._accountant.get_privacy_spent() if self._accountant and not self.unknown else None
         return {
             "wrapper": self.name,
             "epsilon": spent.epsilon if spent else None,
             "delta": DELTA,
             "rounds": spent.num_releases if spent else None,
-            "note": self.unknown or note,
+            "note": self.unknown or self._note,
         }
 
     def _log(self) -> None:
@@ -115,8 +110,8 @@ class PrivacyLedger(ABC):
             log.info("privacy: epsilon = %.4g at delta = %g (rounds: %d)", spent["epsilon"], DELTA, spent["rounds"])
 
 
-class WrapperLedger(PrivacyLedger):
-    """Privacy under a wrapper of Flower's around the strategy, from all who see the server's model.
+def wrapper_ledger(wrapper: Strategy | None, traits: Traits, *, mean: bool) -> PrivacyLedger | None:
+    """Return the ledger of a run under one of Flower's wrappers for differential privacy; None without one.
 
     In a weighted mean of updates of norm at most C, a client with the share s of all examples moves the mean by s C at
     most, and Flower adds noise of standard deviation z C / n with n = `num_sampled_clients`. So the noise multiplier is
@@ -124,85 +119,68 @@ class WrapperLedger(PrivacyLedger):
     https://arxiv.org/abs/1710.06963.)
 
     Args:
-        wrapper: a wrapper of Flower's for differential privacy, around the strategy.
-        traits: the method's.
+        wrapper: the strategy of Flower's around fedhet's strategy.
+        traits: the method's traits.
         mean: whether the configured rule of aggregation is the mean, without clipping.
     """
+    name = type(wrapper).__name__
+    if isinstance(wrapper, DifferentialPrivacyAdaptiveBase):
+        unknown = "the noise of adaptive clipping depends on a norm that clients' updates determine; use fixed clipping"
+        return PrivacyLedger(name, traits, lambda *_: unknown, unknown=unknown)
+    fixed = DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping
+    if not isinstance(wrapper, fixed):
+        return None
+    z, norm, sampled = wrapper.noise_multiplier, wrapper.clipping_norm, wrapper.num_sampled_clients
 
-    mechanism = ""
-
-    def __init__(self, wrapper: Strategy, traits: Traits, *, mean: bool) -> None:
-        self.wrapper, self.name = wrapper, type(wrapper).__name__
-        super().__init__(traits, _unknown(wrapper, mean=mean))
-
-    def noise_multiplier(self, replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> float | str:
-        """Return that of the client with most examples, if all updates are clipped and their mean is taken."""
-        wrapper = self.wrapper
-        assert isinstance(wrapper, FIXED)
+    def noise_multiplier(replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> float | str:
         models = {client: reply.arrays["model"] for client, reply in replies.items()}
         shares = np.array([reply.examples for reply in replies.values()]) / sum(r.examples for r in replies.values())
-        norms = {client: _distance(model, before) for client, model in models.items()}
-        client = max(norms, key=norms.__getitem__)
+        for client, model in models.items():
+            if (moved := _distance(model, before)) > (1 + ROUNDING) * norm:
+                return (
+                    f"the update of client {client} has norm {moved:.3g}, above clipping_norm = {norm:g}: make the "
+                    "ClientApp with mods=[fixedclipping_mod]"
+                )
         mean = {key: np.tensordot(shares, [model[key] for model in models.values()], 1) for key in before}
-        if norms[client] > (1 + ROUNDING) * wrapper.clipping_norm:
-            return (
-                f"the update of client {client} has norm {norms[client]:.3g}, above clipping_norm = "
-                f"{wrapper.clipping_norm:g}: make the ClientApp with mods=[fixedclipping_mod]"
-            )
-        if _distance(mean, after) > ROUNDING * wrapper.clipping_norm:
+        if _distance(mean, after) > ROUNDING * norm:
             return NO_MEAN
-        return float(wrapper.noise_multiplier / (wrapper.num_sampled_clients * shares.max()))
+        return float(z / (sampled * shares.max()))
+
+    unknown = "" if mean else NO_MEAN
+    return PrivacyLedger(name, traits, noise_multiplier, unknown=unknown if z else "noise_multiplier is 0")
 
 
-class LocalLedger(PrivacyLedger):
-    """Privacy under `LocalDpMod` at the clients, of the one with the least noise, from the server and all others.
+def mod_ledger(noise: Mapping[str, float], traits: Traits, rounds: int) -> PrivacyLedger:
+    """Return the ledger of a run under `LocalDpMod` at the clients, for the client with the least noise.
 
-    The mod clips an update to `clipping_norm` and adds noise, whose standard deviation over that norm the client
-    reports in the handshake. A client that missed rounds has spent less.
+    The mod clips an update to `clipping_norm` and adds noise, so its epsilon holds against the server, too. A client
+    that missed rounds has spent less.
 
     Args:
-        noise: the clients' noise multipliers by name, 0 of those without the mod; later clients may be added.
-        traits: the method's.
-        rounds: rounds that an earlier part of this run had.
+        noise: the clients' noise multipliers by name, 0 for a client without the mod; later clients may be added.
+        traits: the method's traits.
+        rounds: number of rounds that an earlier part of this run had.
     """
 
-    name, mechanism = LocalDpMod.__name__, ", from the server, too"
-
-    def __init__(self, noise: Mapping[str, float], traits: Traits, rounds: int) -> None:
-        self._noise = noise
-        super().__init__(traits)
-        for _ in range(rounds):
-            self.spend({}, {}, {})
-
-    def noise_multiplier(self, replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> float | str:
-        """Return the least of all clients, if all have one."""
-        without = [client for client, noise in self._noise.items() if noise < LEAST_NOISE]
+    def noise_multiplier(*_: object) -> float | str:
+        without = [client for client, multiplier in noise.items() if multiplier < LEAST_NOISE]
         if without:
             return f"client {without[0]} adds no noise: make its ClientApp with mods=[LocalDpMod(...)]"
-        return min(self._noise.values())
+        return min(noise.values())
+
+    ledger = PrivacyLedger(LocalDpMod.__name__, traits, noise_multiplier, against=", from the server, too")
+    for _ in range(rounds):
+        ledger.spend({}, {}, {})
+    return ledger
 
 
-def ledger_of(wrapper: Strategy | None, traits: Traits, *, mean: bool) -> PrivacyLedger | None:
-    """Return the ledger of a run under a wrapper of Flower's for differential privacy; None under another, or none."""
-    private = (*FIXED, DifferentialPrivacyAdaptiveBase)
-    return WrapperLedger(wrapper, traits, mean=mean) if isinstance(wrapper, private) else None
-
-
-def _unknown(wrapper: Strategy, *, mean: bool) -> str:
-    """Return why a wrapper's epsilon cannot be known; empty if it can."""
-    if not isinstance(wrapper, FIXED):
-        return "the noise of adaptive clipping depends on a norm that clients' updates determine; use fixed clipping"
-    if not wrapper.noise_multiplier:
-        return "noise_multiplier is 0"
-    return "" if mean else NO_MEAN
-
-
-def _beside(traits: Traits) -> str:
-    """Return what clients send beside the model, in words; empty if nothing."""
+def _unprotected(traits: Traits) -> str:
+    """Return what clients send without noise in addition to the model, in words; empty if nothing."""
     others = [name for name, kind in traits.sends.items() if name != "model" and kind not in (METRICS, STRUCTURE)]
     return f"clients also send {', '.join(others)}, which gets no noise" if others else ""
 
 
 def _distance(one: Mapping[str, Any], other: Arrays) -> float:
+    """Return the Euclidean distance of two models."""
     moved = (np.asarray(array, np.float64) - other[name] for name, array in one.items())
     return float(np.sqrt(sum(float(np.vdot(each, each)) for each in moved)))

@@ -29,9 +29,9 @@ from fedhet.flower import (
     encode_arrays,
 )
 from fedhet.flower.grid import LocalGrid
-from fedhet.flower.insides import rounds_of_loop, simulated, wrapper_of
+from fedhet.flower.insides import simulated, wrapper_of
 from fedhet.flower.mods import check_hooks
-from fedhet.flower.privacy import LocalLedger, ledger_of
+from fedhet.flower.privacy import mod_ledger, wrapper_ledger
 from fedhet.flower.settings import settings_of
 from fedhet.observing import Observer
 from fedhet.options import Config, Value
@@ -91,6 +91,7 @@ class FederatedStrategy(Rounds[P, S], Strategy):
         self.reporter = Reporter(self.run, self.federation.size_of, observers)
         self._handshake = Handshake(self)
         self._flowers_loop: ExitStack | None = None  # the contexts of a run under it
+        self._wrapper: Strategy | None = None  # around this strategy, in such a run
         self._trained: tuple[Mapping[str, Reply], Mapping[str, float]] | None = None  # in its round under way
 
     # ---- the run
@@ -175,7 +176,7 @@ class FederatedStrategy(Rounds[P, S], Strategy):
         self.federation.roster.check_that_clients_can_be_scored(self.config.test_on)
         self._handshake.settle()
         if any(self.run.noise.values()):
-            self.run.privacy = LocalLedger(self.run.noise, self.run.traits, self.state.round)
+            self.run.privacy = mod_ledger(self.run.noise, self.run.traits, self.state.round)
         if fresh:
             self.reporter.record({}, {})
 
@@ -238,15 +239,15 @@ class FederatedStrategy(Rounds[P, S], Strategy):
     # ---- Flower's hooks, for its own loop and its wrappers
 
     def _begin(self, grid: Grid) -> None:
-        """Begin a run under Flower's loop, which always starts at round 1 and runs all rounds."""
+        """Begin a run under the loop of Flower or of one of its wrappers, which starts at round 1."""
         if self.config.resume:
             raise ConfigError("a run under a wrapper of Flower's cannot be resumed: leave out resume")
-        rounds, self._flowers_loop = rounds_of_loop() or self.config.rounds, ExitStack()
+        self._flowers_loop, self._wrapper = ExitStack(), wrapper_of(self)
         atexit.register(self._interrupted)  # an exception between two hooks is seen by none of them
         for key in ("closing-epochs", "early-stopping"):
             if self.config.flat()[key]:
                 log.warning("%s has no effect in the loop of a wrapper of Flower's", key)
-        self.run.override({"rounds": rounds, "closing-epochs": 0, "early-stopping": 0})
+        self.run.override({"closing-epochs": 0, "early-stopping": 0})
         self._flowers_loop.enter_context(self._recording(grid))
         self._flowers_loop.enter_context(self.reporter.watching(self.matrices))
         self.handshake(grid)
@@ -260,8 +261,16 @@ class FederatedStrategy(Rounds[P, S], Strategy):
             contexts.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
     def _interrupted(self) -> None:
-        with suppress(FedhetError):
-            self._end(FedhetError("the loop of the wrapper ended before the last round"))
+        """End a run whose loop did not reach the last round."""
+        if self._flowers_loop is not None:
+            error = FedhetError(f"Flower's loop ended after round {self.state.round}: {self._same_rounds}")
+            log.error("%s", error)
+            with suppress(FedhetError):
+                self._end(error)
+
+    @property
+    def _same_rounds(self) -> str:
+        return f"give the strategy as many rounds (rounds = {self.config.rounds}) as start (num_rounds)"
 
     @contextmanager
     def _in_flowers_loop(self) -> Iterator[None]:
@@ -276,22 +285,25 @@ class FederatedStrategy(Rounds[P, S], Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Flower's hook: the messages of a round."""
-        run, federation, wrapper, self._trained = self.run, self.federation, wrapper_of(self), None
+        run, federation, self._trained = self.run, self.federation, None
         if server_round == 1:
             self._interrupted()  # an earlier run
+        elif self._flowers_loop is None:
+            raise ConfigError(f"Flower's loop goes on with round {server_round}: {self._same_rounds}")
         run.take(config)
         if arrays:
             run.initial = decode_arrays(arrays)
         with self._in_flowers_loop():
             if not self._flowers_loop:
                 self._begin(grid)
-                run.privacy = ledger_of(wrapper, run.traits, mean=self.aggregator.plain) or run.privacy
+                mean = self.aggregator.plain
+                run.privacy = wrapper_ledger(self._wrapper, run.traits, mean=mean) or run.privacy
             run.round = Round(server_round)
             self._handshake.admit()
             self._handshake.settle()
             payloads = self._choose()
             specs = [federation.specs[client] for client in federation.present]
-            check_hooks(wrapper, self.method.name, run.traits, specs, arrays, run.config.wire_dtype, payloads)
+            check_hooks(self._wrapper, self.method.name, run.traits, specs, arrays, run.config.wire_dtype, payloads)
             evaluate = run.evaluates(server_round)
             return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs, evaluate=evaluate)
 

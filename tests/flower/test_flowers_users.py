@@ -81,7 +81,7 @@ def test_flowers_wrappers_clip_and_add_noise(tiny, kind, method):
     norms = {"initial_clipping_norm": NORM} if "ada" in kind else {"clipping_norm": NORM}
 
     def result(noise):
-        strategy = getattr(fedhet, method)(local_epochs=3, learning_rate=0.5)
+        strategy = getattr(fedhet, method)(rounds=1, local_epochs=3, learning_rate=0.5)
         wrapped = wrapper(strategy, noise_multiplier=noise, num_sampled_clients=3, **norms)
         return wrapped.start(LocalGrid(tiny.app(mods=mods), 3), shared, num_rounds=1).arrays
 

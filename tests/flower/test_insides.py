@@ -21,6 +21,7 @@ from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from typer.testing import CliRunner
 
 import fedhet
+from fedhet.errors import ConfigError
 from fedhet.flower import commands, insides, rules
 
 
@@ -80,22 +81,15 @@ def test_a_client_app_without_the_handler_says_so(message):
     assert not insides.no_handler("division by zero")
 
 
-def test_the_wrapper_that_calls_a_strategy_is_known():
-    strategy, found = fedhet.FedAvg(), []
-    strategy.configure_evaluate = lambda *given: found.append(insides.wrapper_of(strategy)) or []
+def test_the_wrapper_around_a_strategy_is_found():
+    strategy = fedhet.FedAvg()
+    assert insides.wrapper_of(strategy) is None
     wrapped = DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 1.0, 1)
-    wrapped.configure_evaluate(1, ArrayRecord(), {}, None)
-    strategy.configure_evaluate(1, ArrayRecord(), {}, None)
-    assert found == [wrapped, None]
-
-
-def test_the_number_of_rounds_of_flowers_loop_is_known(monkeypatch):
-    strategy, rounds = fedhet.FedAvg(), []
-    monkeypatch.setattr(strategy, "summary", lambda: rounds.append(insides.rounds_of_loop()))
-    wrapped = DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 1.0, 1)
-    wrapped.start(MagicMock(), ArrayRecord(), num_rounds=0)
-    strategy.summary()
-    assert rounds == [0, None]
+    assert insides.wrapper_of(strategy) is wrapped
+    another = DifferentialPrivacyServerSideFixedClipping(strategy, 1.0, 1.0, 1)
+    with pytest.raises(ConfigError, match="2 wrappers hold the same strategy .*Clipping"):
+        insides.wrapper_of(strategy)
+    del another
 
 
 def test_the_grid_of_a_simulation_goes_by_this_name():

@@ -59,7 +59,7 @@ def expected(*noise_multipliers):
 
 def test_equal_clients_spend_what_the_noise_multiplier_says(equal, first, tmp_path, caplog):
     epsilon = expected(1.5, 1.5)
-    strategy = fedhet.FedAvg(out=str(tmp_path / "run"))
+    strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=2)
     with caplog.at_level("INFO", logger="flwr"):
         ServerSide(strategy, 1.5, NORM, 3).start(LocalGrid(equal, 3), first, num_rounds=2)
     spent = summary_of(tmp_path / "run")["privacy"]
@@ -77,7 +77,7 @@ def test_equal_clients_spend_what_the_noise_multiplier_says(equal, first, tmp_pa
 )
 def test_a_client_with_more_examples_moves_the_mean_further(tiny, tmp_path, method, wrapper, mods):
     epsilon = expected(2.0 / 3 * (14 + 18 + 22) / 22)
-    strategy = getattr(fedhet, method)(out=str(tmp_path / "run"))
+    strategy = getattr(fedhet, method)(out=str(tmp_path / "run"), rounds=1)
     shared = {k: v for k, v in tiny.model().state_dict().items() if method == "FedAvg" or k.startswith("0")}
     wrapper(strategy, 2.0, NORM, 3).start(LocalGrid(tiny.app(mods=mods), 3), ArrayRecord(shared), num_rounds=1)
     spent = summary_of(tmp_path / "run")["privacy"]
@@ -102,7 +102,7 @@ def test_noise_at_the_clients_is_added_up_and_goes_on_in_a_resumed_run(tiny, tmp
 def test_a_client_without_noise_leaves_epsilon_unknown():
     pytest.importorskip("dp_accounting")
     noise = {"0": 1.0}
-    ledger = privacy.LocalLedger(noise, registry.method("fedavg").traits, 0)
+    ledger = privacy.mod_ledger(noise, registry.method("fedavg").traits, 0)
     ledger.spend({}, {}, {})
     assert ledger.spent()["epsilon"] == pytest.approx(expected(1.0))
     noise["late"] = 0.0
@@ -127,7 +127,7 @@ def test_a_client_without_noise_leaves_epsilon_unknown():
 )
 def test_why_no_epsilon_is_known(tiny, first, tmp_path, caplog, wrapper, settings, why):
     pytest.importorskip("dp_accounting")
-    strategy = fedhet.FedAvg(out=str(tmp_path / "run"), local_epochs=3, learning_rate=0.5, **settings)
+    strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=1, local_epochs=3, learning_rate=0.5, **settings)
     wrapper(strategy).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
     spent = summary_of(tmp_path / "run")["privacy"]
     assert spent["epsilon"] is None
@@ -146,20 +146,20 @@ def test_a_server_that_does_more_than_the_mean_is_found_out(tiny, first, tmp_pat
             self.state.model = {key: 2 * array - before[key] for key, array in self.state.model.items()}
             return {}
 
-    strategy = Momentum(out=str(tmp_path / "run"), learning_rate=0.5)
+    strategy = Momentum(out=str(tmp_path / "run"), rounds=1, learning_rate=0.5)
     ServerSide(strategy, 1.0, NORM, 3).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
     assert summary_of(tmp_path / "run")["privacy"]["note"] == privacy.NO_MEAN
 
 
 def test_what_clients_send_beside_the_model_gets_no_noise():
     wrapper = ServerSide(fedhet.FedAvg(), 1.0, NORM, 3)
-    ledger = privacy.ledger_of(wrapper, registry.method("class-average").traits, mean=True)
+    ledger = privacy.wrapper_ledger(wrapper, registry.method("class-average").traits, mean=True)
     assert ledger.unknown == "clients also send classes, which gets no noise"
 
 
 def test_without_the_extra_the_run_says_how_to_install_it(tiny, first, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    strategy = fedhet.FedAvg(out=str(tmp_path / "run"))
+    strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=1)
     ServerSide(strategy, 1.0, NORM, 3).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
     summary = summary_of(tmp_path / "run")
     assert summary["status"] == "completed"
@@ -167,8 +167,8 @@ def test_without_the_extra_the_run_says_how_to_install_it(tiny, first, tmp_path,
 
 
 def test_a_wrapper_of_another_kind_says_nothing_of_privacy():
-    assert privacy.ledger_of(None, Traits(), mean=True) is None
-    assert privacy.ledger_of(flower.FedAvg(), Traits(), mean=True) is None
+    assert privacy.wrapper_ledger(None, Traits(), mean=True) is None
+    assert privacy.wrapper_ledger(flower.FedAvg(), Traits(), mean=True) is None
 
 
 # ---- what is recorded
@@ -178,7 +178,7 @@ def test_a_run_under_a_wrapper_is_recorded_like_one_of_fedhets_loop(tiny, first,
     """Without noise and clipping, the wrapper changes nothing."""
     settings = {"local_epochs": 2, "learning_rate": 0.5, "closing_epochs": 0}
     fedhet.FedAvg(out=str(tmp_path / "plain"), **settings).start(LocalGrid(tiny.app(), 3), first, num_rounds=3)
-    wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run"), **settings), 0.0, 1e6, 3)
+    wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run"), rounds=3, **settings), 0.0, 1e6, 3)
     wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=3)
     plain, rows = history_of(tmp_path / "plain"), history_of(tmp_path / "run")
     assert [(row["round"], row["participants"]) for row in rows] == [(r["round"], r["participants"]) for r in plain]
@@ -200,7 +200,7 @@ def test_clients_are_evaluated_with_the_wrappers_noise(tiny, around, first, tmp_
         if where[1] == "evaluate":
             seen.append(decode_arrays(message.content["model"]))
 
-    strategy = fedhet.FedAvg(out=str(tmp_path / "run"), learning_rate=0.01)
+    strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=1, learning_rate=0.01)
     result = ServerSide(strategy, 100.0, NORM, 2).start(LocalGrid(around(before=before), 2), first, num_rounds=1)
     noisy = decode_arrays(result.arrays)
     assert len(seen) == 4  # Flower's evaluation of two clients, and that at the end
@@ -211,7 +211,7 @@ def test_clients_are_evaluated_with_the_wrappers_noise(tiny, around, first, tmp_
 
 def test_a_round_that_the_wrapper_leaves_out_is_recorded(failing, first, tmp_path):
     app = failing((2, "train", "1"))
-    wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run")), 1.0, NORM, 3)
+    wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run"), rounds=3), 1.0, NORM, 3)
     wrapped.start(LocalGrid(app, 3), first, num_rounds=3)
     rows = history_of(tmp_path / "run")
     assert [len(row["participants"]) for row in rows] == [0, 3, 0, 3, 0]
@@ -219,17 +219,17 @@ def test_a_round_that_the_wrapper_leaves_out_is_recorded(failing, first, tmp_pat
 
 
 def test_a_refused_run_is_recorded_as_failed(tiny, first, tmp_path):
-    wrapped = ServerSide(fedhet.FedProto(out=str(tmp_path / "run")), 1.0, NORM, 3)
+    wrapped = ServerSide(fedhet.FedProto(out=str(tmp_path / "run"), rounds=1), 1.0, NORM, 3)
     with pytest.raises(FedhetError, match="and fedproto has none"):
         wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
     assert summary_of(tmp_path / "run")["status"] == "failed"
-    wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run"), resume=True), 1.0, NORM, 3)
+    wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run"), rounds=1, resume=True), 1.0, NORM, 3)
     with pytest.raises(ConfigError, match="cannot be resumed"):
         wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
 
 
 def test_what_a_wrappers_loop_does_not_have_is_said(tiny, first, tmp_path, caplog):
-    strategy = fedhet.FedAvg(out=str(tmp_path / "run"), closing_epochs=2)
+    strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=1, closing_epochs=2)
     ServerSide(strategy, 1.0, NORM, 3).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
     assert "closing-epochs has no effect in the loop of a wrapper" in caplog.text
     assert [row["round"] for row in history_of(tmp_path / "run")] == [0, 1, 2]
@@ -248,7 +248,7 @@ def test_a_run_whose_loop_is_interrupted_is_recorded_as_failed(tiny, first, tmp_
                 raise KeyboardInterrupt
             return super().send_and_receive(*arguments, **more)
 
-    strategy = fedhet.FedAvg(out=str(tmp_path / "run"))
+    strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=2)
     wrapped = ServerSide(strategy, 1.0, NORM, 3)
     with pytest.raises(KeyboardInterrupt):
         wrapped.start(Interrupted(tiny.app(), 3), first, num_rounds=2)
@@ -257,6 +257,14 @@ def test_a_run_whose_loop_is_interrupted_is_recorded_as_failed(tiny, first, tmp_
     end()
     summary = summary_of(tmp_path / "run")
     assert (summary["status"], summary["rounds"]) == ("failed", 1)
-    assert summary["error"] == "the loop of the wrapper ended before the last round"
+    assert summary["error"].startswith(
+        "Flower's loop ended after round 1: give the strategy as many rounds (rounds = 2)"
+    )
     with pytest.raises(ConfigError, match="holds a run already"):
+        wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=2)
+
+
+def test_a_wrapper_that_runs_more_rounds_is_refused(tiny, first):
+    wrapped = ServerSide(fedhet.FedAvg(rounds=1), 1.0, NORM, 3)
+    with pytest.raises(ConfigError, match=r"goes on with round 2: give the strategy as many rounds \(rounds = 1\)"):
         wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=2)
