@@ -6,7 +6,7 @@ The controls from outside: a method for networks that does not beat them has not
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,18 +16,13 @@ from torch import Tensor
 from fedhet.client import ClientSide
 from fedhet.learning import Phase, Trained
 from fedhet.methods._classical import ClassicalParameters
-from fedhet.methods.label_spreading import LabelSpreadingParameters
-from fedhet.methods.logistic_regression import LogisticRegressionParameters
-from fedhet.methods.nearest_neighbour import NearestNeighbourParameters
 from fedhet.wire import Payload
-
-P = TypeVar("P", bound=ClassicalParameters)
 
 LEAST = 1e-6
 """The lowest probability of a class, so that the cross entropy of a wrong prediction is finite."""
 
 
-class Classical(ClientSide[P], ABC):
+class Classical(ClientSide[ClassicalParameters], ABC):
     """Trains no network; a classifier of inputs predicts."""
 
     def handshake(self, payload: Payload) -> Payload:
@@ -75,17 +70,17 @@ class Classical(ClientSide[P], ABC):
         return _flat(self.client.transform(inputs))
 
 
-class NearestNeighbour(Classical[NearestNeighbourParameters]):
+class NearestNeighbour(Classical):
     """The class of the nearest of the client's own examples, by Euclidean distance of inputs (Cover and Hart, 1967)."""
 
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
         """Keep the examples."""
         from sklearn.neighbors import KNeighborsClassifier
 
-        return KNeighborsClassifier(min(self.parameters.neighbours, len(labels))).fit(features, labels)
+        return KNeighborsClassifier(1).fit(features, labels)
 
 
-class LogisticRegression(Classical[LogisticRegressionParameters]):
+class LogisticRegression(Classical):
     """A linear classifier of inputs, with an L2 penalty."""
 
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
@@ -95,10 +90,10 @@ class LogisticRegression(Classical[LogisticRegressionParameters]):
 
         if len(np.unique(labels)) == 1:
             return DummyClassifier().fit(features, labels)
-        return LogisticRegression(C=self.parameters.c, max_iter=1000).fit(features, labels)
+        return LogisticRegression(max_iter=1000).fit(features, labels)
 
 
-class LabelSpreading(Classical[LabelSpreadingParameters]):
+class LabelSpreading(Classical):
     """The client's labels, spread over the neighbour graph of its own and the public inputs (Zhou et al., 2003)."""
 
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
@@ -108,8 +103,7 @@ class LabelSpreading(Classical[LabelSpreadingParameters]):
         public = self._features(self.client.public.inputs)
         everything = np.concatenate([features, public])
         known = np.concatenate([labels, np.full(len(public), -1)])
-        neighbours = min(self.parameters.neighbours, len(everything))
-        classifier = LabelSpreading(kernel="knn", n_neighbors=neighbours, alpha=self.parameters.alpha, max_iter=200)
+        classifier = LabelSpreading(kernel="knn", n_neighbors=min(7, len(everything)), max_iter=200)
         return classifier.fit(everything, known)
 
 

@@ -80,14 +80,12 @@ class DepthFL(ByDepth[DepthFLParameters]):
         """Return what the other exits learn from labels, and all from each other."""
         keys, task, names = self.parameters, self.client.task, list(self._others)
         left = 1 - min(self.client.request.round - 1, keys.ramp_up) / keys.ramp_up if keys.ramp_up else 0.0
-        weight = keys.distillation * math.exp(-5 * left**2)
+        weight = math.exp(-5 * left**2)
 
         def exits(step: Step) -> Tensor:
             others = [step.captured[name].to(step.outputs.dtype) for name in names]
             loss = torch.stack([task.loss(outputs, step.labels) for outputs in others]).sum()
-            if weight:
-                learnt = [divergence(task, one, other) for one, other in permutations([*others, step.outputs], 2)]
-                loss = loss + weight / len(others) * torch.stack(learnt).sum()
-            return loss
+            learnt = [divergence(task, one, other) for one, other in permutations([*others, step.outputs], 2)]
+            return loss + weight / len(others) * torch.stack(learnt).sum()
 
         return (exits,) if names else ()

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.learning import Loss, Phase, Step, divergence
-from fedhet.methods.fedkd import FedKDParameters
+from fedhet.methods.fedkd import energy
+from fedhet.methods.fml import BesideParameters
 from fedhet.representations import Representation
 from fedhet.wire import Arrays, Payload, spec_of, to_arrays, to_tensor
 from fedhet.wire.factors import pack, unpack
@@ -29,7 +30,7 @@ RECEIVED = "received/"
 """Before the names of the shared network's tensors, as received, in what a client remembers."""
 
 
-class FedKD(Projected[FedKDParameters]):
+class FedKD(Projected[BesideParameters]):
     """Mutual distillation of scores and representations; the shared network's change travels as factors."""
 
     lost = False
@@ -74,8 +75,8 @@ class FedKD(Projected[FedKDParameters]):
         if self.lost:
             return Payload()
         client.memory |= {f"{RECEIVED}{name}": to_tensor(array) for name, array in self.received.items()}
-        energy = self.parameters.energy(client.request.round, client.config.rounds)
-        update = pack(to_arrays(self.shared()), self.received, energy, client.config.wire_dtype)
+        part = energy(client.request.round, client.config.rounds)
+        update = pack(to_arrays(self.shared()), self.received, part, client.config.wire_dtype)
         return Payload({"update": update}, reply.values)
 
     def _received_before(self) -> Arrays:

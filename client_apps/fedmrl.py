@@ -1,7 +1,7 @@
 r"""FedMRL, client side: both heads read one fusion of both networks' representations (Yi et al., NeurIPS 2024).
 
     R = P [Phi_shared(x), Phi_own(x)] + b, where P and b are the client's projector
-    L = m CE(head_shared(R[1..d1]), y) + CE(head_own(R[1..d2]), y)
+    L = CE(head_shared(R[1..d1]), y) + CE(head_own(R[1..d2]), y)
 
 where Phi_shared has width d1 and Phi_own d2. A step trains both networks and the projector.
 """
@@ -88,10 +88,10 @@ class FedMRL(Projected[FedMRLParameters]):
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return the loss of the shared head."""
-        weight, task = self.parameters.weight, self.client.task
+        task = self.client.task
 
         def nested(step: Step) -> Tensor:
-            return weight * task.loss(step.captured[SMALL].to(step.outputs.dtype), step.labels)
+            return task.loss(step.captured[SMALL].to(step.outputs.dtype), step.labels)
 
         return (nested,)
 

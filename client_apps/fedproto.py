@@ -86,7 +86,7 @@ class SameWidth(ClientSide[W]):
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        """With `width`, put `projection` or `pooling`, and a linear layer `head`, in the place of a linear head.
+        """With `width`, replace a linear head by a linear layer `projection` and a linear layer `head`.
 
         Raises a ModelError where another module is named as head, since the width of its input is not known.
         """
@@ -98,11 +98,8 @@ class SameWidth(ClientSide[W]):
             if config.head:
                 raise ModelError(_no_linear(head, config))
             return model  # which the handshake refuses
-        if config.parameters.width_by == "pooling":
-            bringing: dict[str, nn.Module] = {"pooling": nn.AdaptiveAvgPool1d(width)}
-        else:
-            bringing = {"projection": nn.Linear(head.in_features, width, dtype=head.weight.dtype)}
-        return place_before(model, name, bringing, width)
+        projection = nn.Linear(head.in_features, width, dtype=head.weight.dtype)
+        return place_before(model, name, {"projection": projection}, width)
 
     @classmethod
     def head_of(cls, config: Config) -> str:

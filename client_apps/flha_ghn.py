@@ -1,9 +1,9 @@
 """FLHA-GHN, client side: trains the hypernetwork that writes the client's network.
 
-With `share = all` all clients hold, receive and send the same arrays, so names and sizes say nothing about an
-architecture. But a head that a client does not use returns unchanged, so a server that compares single replies with its
-messages learns the client's layer types (secure aggregation would hide them). With `share = own` the names of arrays
-disclose them. `disclose-architecture`, off by default with this method, discloses the architecture's name.
+All clients hold, receive and send the same arrays, so names and sizes say nothing about an architecture. But a head
+that a client does not use returns unchanged, so a server that compares single replies with its messages learns the
+client's layer types (secure aggregation would hide them). `disclose-architecture`, off by default with this method,
+discloses the architecture's name.
 """
 
 from collections.abc import Sequence
@@ -37,10 +37,8 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
         super().__init__(client)
         settings, config = self.parameters, client.config
         self.graph = layer_graph(client.model, client.transform(client.data.train.inputs[:2]))
-        known = settings.types or ("" if config.dataset == OWN else config.architectures)
-        types = _types(known, population.dataset_of(config)) if known and settings.head != "tiled" else {}
-        if settings.share == "own":
-            types = _own(types, self.graph)
+        known = settings.head != "tiled" and config.dataset != OWN
+        types = _types(config.architectures, population.dataset_of(config)) if known else {}
         hypernetwork = GraphHypernetwork(types, settings.design, seed=None).to(client.device)
         self.written = Written(hypernetwork, client.model, hypernetwork.read(self.messages()))
 
@@ -64,8 +62,7 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
             log.info("client %s: types of its layers: %s", name, ", ".join(types))  # which the server is not told
             raise ModelError(
                 f"client {name}: the hypernetwork has no head for any of its layers' types: set "
-                'flha-ghn.head = "tiled", which writes any type; or name architectures that have them (flha-ghn.types) '
-                "or let clients have heads for their own types (flha-ghn.share = own, which tells them to the server)"
+                'flha-ghn.head = "tiled", which generates any type, or name architectures that have these types'
             )
         if reading.unknown:
             log.warning("client %s: layers of types without a head stay its own: %s", name, ", ".join(reading.unknown))
@@ -110,11 +107,3 @@ def _types(architectures: str, dataset: DataSet) -> Catalogue:
             for name in dict.fromkeys(models.expand(architectures))
         ]
     return catalogue(layer_graph(network, example) for network in networks)
-
-
-def _own(known: Catalogue, graph: LayerGraph) -> Catalogue:
-    """Return one network's layer types, whose heads have the same rank as for all clients."""
-    return {
-        type: replace(layer, occurrences=known[type].occurrences if type in known else 1)
-        for type, layer in catalogue([graph]).items()
-    }

@@ -17,11 +17,11 @@ from torch.nn.modules.conv import _ConvNd
 from fedhet.client import Client, ClientSide
 from fedhet.client.size import Size
 from fedhet.learning import Phase, Step
-from fedhet.methods.heterofl import HeteroFLParameters
+from fedhet.methods.heterofl import SizedParameters
 from fedhet.models.arrays import tied_names
 from fedhet.wire import Payload
 
-P = TypeVar("P", bound=HeteroFLParameters)
+P = TypeVar("P", bound=SizedParameters)
 
 _scaled: "WeakSet[nn.Module]" = WeakSet()
 
@@ -32,7 +32,7 @@ class HeteroFL(ClientSide[P]):
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         size = client.size
-        if self.parameters.scaler and size and size.width < 1 and client.model not in _scaled:
+        if size and size.width < 1 and client.model not in _scaled:
             _scale(client.model, size)
             _scaled.add(client.model)
 
@@ -40,7 +40,7 @@ class HeteroFL(ClientSide[P]):
     def absent(self) -> Tensor | None:
         """The classes of which no label is, (classes,) bool; None if all count, or if there is no output for each."""
         labels = self.client.data.train.labels
-        if not self.parameters.masked_loss or self.client.task.outputs.meaning != "classes":
+        if self.client.task.outputs.meaning != "classes":
             return None
         absent = torch.ones(self.client.outputs, dtype=torch.bool, device=labels.device)
         absent[labels[labels >= 0].long().unique()] = False  # negative ones do not count

@@ -6,7 +6,6 @@ A (rank, in) starts uniform in +-1 / sqrt(in), B (out, rank) at zero (Hu et al.,
 import math
 from collections.abc import Sequence
 from fnmatch import filter
-from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -42,7 +41,7 @@ class LoRA(ClientSide[LoRAParameters]):
             layer.register_parameter(A, nn.Parameter(weight.new_empty(rank, layer.in_features, dtype=dtype)))
             layer.register_parameter(B, nn.Parameter(weight.new_empty(layer.out_features, rank, dtype=dtype)))
             _start(layer)
-            layer.register_forward_hook(partial(_with_adapter, keys.scale), with_kwargs=True)
+            layer.register_forward_hook(_with_adapter, with_kwargs=True)
         return model
 
     @classmethod
@@ -80,7 +79,7 @@ class LoRA(ClientSide[LoRAParameters]):
             return
         generator, products = self.client.generator("adapters"), payload.arrays.get("products", {})
         for name, layer in adapters(self.client.model).items():
-            _add(layer, name, products, self.parameters.scale)
+            _add(layer, name, products)
             _start(layer, generator)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
@@ -91,7 +90,7 @@ class LoRA(ClientSide[LoRAParameters]):
         """Return the network's tensors, with adapters added to the weights."""
         tensors = dict(self.client.tensors)
         for name, layer in adapters(self.client.model).items():
-            change = self.parameters.scale * layer.lora_b @ layer.lora_a
+            change = layer.lora_b @ layer.lora_a
             tensors[f"{name}.weight"] = layer.weight + change.to(layer.weight.dtype)
         return {name: tensor for name, tensor in tensors.items() if not name.endswith((A, B))}
 
@@ -130,18 +129,18 @@ def _start(layer: Any, generator: torch.Generator | None = None) -> None:
 
 
 @torch.no_grad()
-def _add(layer: Any, name: str, products: Arrays, scale: float) -> None:
-    """Add s B A to a layer's weight, where B A arrived as factors or whole, as B; a WireError for another shape."""
+def _add(layer: Any, name: str, products: Arrays) -> None:
+    """Add B A to a layer's weight, where B A arrived as factors or whole, as B; a WireError for another shape."""
     b, a = (products.get(f"{name}.{each}") for each in (B, A))
     if b is not None:
         product = to_tensor(b).to(layer.lora_b)
         product = product if a is None else product @ to_tensor(a).to(layer.lora_a)
         if product.shape != layer.weight.shape:
             raise WireError(f"the sum of products for {name} has shape {list(product.shape)}")
-        layer.weight += (scale * product).to(layer.weight.dtype)
+        layer.weight += product.to(layer.weight.dtype)
 
 
-def _with_adapter(scale: float, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Tensor) -> Tensor:
+def _with_adapter(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Tensor) -> Tensor:
     (inputs,) = (*args, *kwargs.values())
     change = F.linear(F.linear(inputs.to(layer.lora_a.dtype), layer.lora_a), layer.lora_b)
-    return outputs + scale * change.to(outputs.dtype)
+    return outputs + change.to(outputs.dtype)

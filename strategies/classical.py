@@ -1,22 +1,23 @@
 """The methods of scikit-learn, server side: nothing is shared; the clients are only counted and evaluated."""
 
 from fedhet.methods import label_spreading, logistic_regression, nearest_neighbour
+from fedhet.methods._classical import ClassicalParameters
 from fedhet.server import FederatedStrategy, State
 
 
-class NearestNeighbour(FederatedStrategy[nearest_neighbour.NearestNeighbourParameters, State]):
+class NearestNeighbour(FederatedStrategy[ClassicalParameters, State]):
     """The class of the nearest of a client's own examples."""
 
     method = nearest_neighbour.method
 
 
-class LogisticRegression(FederatedStrategy[logistic_regression.LogisticRegressionParameters, State]):
+class LogisticRegression(FederatedStrategy[ClassicalParameters, State]):
     """A linear classifier of a client's own inputs."""
 
     method = logistic_regression.method
 
 
-class LabelSpreading(FederatedStrategy[label_spreading.LabelSpreadingParameters, State]):
+class LabelSpreading(FederatedStrategy[ClassicalParameters, State]):
     """A client's own labels, spread over the public inputs."""
 
     method = label_spreading.method

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedhet.methods import fedkd
+from fedhet.methods.fml import BesideParameters
 from fedhet.server import FederatedStrategy, State
 from fedhet.wire import Arrays, Payload, Reply, WireError
 from fedhet.wire.factors import apply, pack, unpack
@@ -20,7 +21,7 @@ class FedKDState(State):
     holding: list[str] = field(default_factory=list)
 
 
-class FedKD(FederatedStrategy[fedkd.FedKDParameters, FedKDState]):
+class FedKD(FederatedStrategy[BesideParameters, FedKDState]):
     """Averages the shared network's changes; clients' own networks stay with them."""
 
     method = fedkd.method
@@ -51,6 +52,6 @@ class FedKD(FederatedStrategy[fedkd.FedKDParameters, FedKDState]):
         if models:
             mean = self.aggregator.average(models, {client: float(replies[client].examples) for client in models})
             spec = self.federation.specs[state.holding[0]]
-            state.update = pack(mean, state.model, self.parameters.energy(round, self.config.rounds), dtype)
+            state.update = pack(mean, state.model, fedkd.energy(round, self.config.rounds), dtype)
             state.model = apply(state.update, state.model, spec)
         return {}

@@ -13,27 +13,27 @@ from fedhet.server import FederatedStrategy, State
 from fedhet.wire import Reply, WireError
 
 
-class HeteroFL(FederatedStrategy[heterofl.HeteroFLParameters, State]):
+class HeteroFL(FederatedStrategy[heterofl.SizedParameters, State]):
     """Averages as FedAvg does, of the head only the rows of classes that a client has."""
 
     method = heterofl.method
 
     def check_reply(self, reply: Reply) -> None:
-        """With the masked loss, check which rows of the head the client trained."""
+        """Check which rows of the head the client trained."""
         super().check_reply(reply)
         spec, rows = self.federation.specs[reply.client], reply.arrays.get("rows", {})
-        for key, each in rows.items() if self.parameters.masked_loss else ():
+        for key, each in rows.items():
             many = spec[key][0][0] if key in spec and spec[key][0] else 0
             ordered = each.ndim == 1 and each.dtype == "int64" and (each[1:] > each[:-1]).all()
             if not ordered or not len(each) or not 0 <= each[0] <= each[-1] < many:
                 raise WireError(f"its rows of {key[:100]} are not those of its classes, in order")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average each entry over the clients that have it; with the masked loss, head rows over those of the class."""
+        """Average each entry over the clients that have it; head rows over those that have the class."""
         models, parts = {}, {}
         for client, reply in replies.items():
             models[client], parts[client] = dict(reply.arrays["model"]), dict(self.federation.parts(client))
-            for key, rows in reply.arrays.get("rows", {}).items() if self.parameters.masked_loss else ():
+            for key, rows in reply.arrays.get("rows", {}).items():
                 array = models[client][key]
                 if len(rows) < len(array):
                     models[client][key] = array[rows]

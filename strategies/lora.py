@@ -2,13 +2,12 @@
 
     truncate    A(t) = sum_i p_i [A_i; 0],  B(t) = sum_i p_i [B_i, 0]         HetLoRA (Cho et al., EMNLP 2024)
     svd         B(t) A(t) = the closest of rank r to sum_i p_i B_i A_i        FlexLoRA (Bai et al., NeurIPS 2024)
-    stack       W(t) = W(t-1) + s [B_1, ..., B_m] [p_1 A_1; ...; p_m A_m]     FLoRA (Wang et al., NeurIPS 2024)
+    stack       W(t) = W(t-1) + [B_1, ..., B_m] [p_1 A_1; ...; p_m A_m]     FLoRA (Wang et al., NeurIPS 2024)
 
-A client of rank r_i receives the first r_i rows of A(t) and columns of B(t). p_i is n_i / sum n, or by HetLoRA's
-weights |B_i A_i| / sum |B A|, over all layers. Ranks that no client of a round has stay as they were.
+A client of rank r_i receives the first r_i rows of A(t) and columns of B(t). p_i is n_i / sum n.
+Ranks that no client of a round has stay as they were.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,9 +64,6 @@ class LoRA(FederatedStrategy[lora.LoRAParameters, LoRAState]):
         models = self._clipped({client: reply.arrays["model"] for client, reply in replies.items()})
         products = {client: _products(model) for client, model in models.items()}
         weights = {client: float(reply.examples) for client, reply in replies.items()}
-        if keys.weights == "norm":
-            norms = {client: math.hypot(*map(np.linalg.norm, each.values())) for client, each in products.items()}
-            weights = norms if any(norms.values()) else weights
         widest = {key: max(model[key].shape for model in models.values()) for key in before}
         values = {client: {key: _filled(a, widest[key]) for key, a in m.items()} for client, m in models.items()}
         if keys.aggregate != "truncate":

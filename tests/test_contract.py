@@ -29,10 +29,9 @@ OF_METHOD: dict[str, dict[str, Any]] = SMALL | {
     "fedrep": {"local-epochs": 3},
     "fedrolex": {"fedrolex.widths": "1,0.75"},
     "flha-distillation": {"architectures": "cnn-1-1,mlp"},
-    "flha-ghn": {"optimizer": "adam", "learning-rate": 0.005, "flha-ghn.steps": 2},
+    "flha-ghn": {"optimizer": "adam", "learning-rate": 0.005},
     "heterofl": {"heterofl.widths": "1,0.5"},
     "lora": {"lora.aggregate": "stack", "lora.train-head": True},
-    "nearest-neighbour": {"nearest-neighbour.neighbours": 3},
     "pfedhn": {"architectures": "cnn-1-1,mlp", "rounds": 12, "pfedhn.server-learning-rate": 0.03},
 }
 CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.methods()} | {

@@ -11,18 +11,18 @@ TRAINING = (*keys_about("optimiser"), "batch-size", "augment", "precision", "loc
 
 @dataclass(frozen=True)
 class ClassicalParameters(Parameters):
-    """Keys of a method of scikit-learn."""
+    """No keys of its own, and no use for those of training."""
 
     without = TRAINING
 
 
-def classical(name: str, Parameters: type[ClassicalParameters], public: Literal["none", "inputs"] = "none") -> Method:
-    """A method whose two sides are classes of one name in `strategies/classical.py` and `client_apps/classical.py`."""
+def classical(name: str, public: Literal["none", "inputs"] = "none") -> Method:
+    """Return a method whose two sides are classes in `strategies/classical.py` and `client_apps/classical.py`."""
     side = f"classical:{name.title().replace('-', '')}"
     return Method(
         name,
         traits=Traits(keeps="model", scored="trained", public=public, communicates=False),
-        Parameters=Parameters,
+        Parameters=ClassicalParameters,
         server=f"fedhet.strategies.{side}",
         client=f"fedhet.client_apps.{side}",
         common={"rounds": 1},

@@ -41,12 +41,10 @@ class DepthFLParameters(DepthParameters):
 
     counted = "depthfl.depths"
 
-    distillation: float = option(1.0, "weight of what a client's exits learn from each other; 0: nothing", at_least=0)
     ramp_up: int = option(
         300,
-        "rounds over which this weight grows from exp(-5) of it, as exp(-5 (1 - t / ramp-up)^2); 0: none",
+        "rounds over which the weight of distillation among exits grows to 1, as exp(-5 (1 - t / ramp-up)^2); 0: none",
         at_least=0,
-        needs={"distillation": ()},
     )
 
 

@@ -12,7 +12,7 @@ class FedDFParameters(ScoresParameters):
     """FedDF's own keys."""
 
     uses = ("architectures",)  # of the network that it builds beside the clients'
-    public_batch: int = option(128, "examples of the public dataset in a mini-batch", at_least=1)
+    public_batch, subset = 128, 5000
     server_model: str = option(
         "", "architecture of the server's network; empty: the first of architectures, mlp-20 for rows"
     )

@@ -6,20 +6,26 @@ from fedhet.method import METRICS, STRUCTURE, Method, Traits
 from fedhet.options import Parameters, Value, option
 
 
-@dataclass(frozen=True)
 class ScoresParameters(Parameters):
-    """The keys of methods whose clients send class scores of a public dataset."""
+    """Values of methods whose clients send class scores of a public dataset.
 
-    public_batch: int = option(256, "examples of the public dataset in a mini-batch", at_least=1)
-    subset: int = option(
-        5000, "examples of the public dataset whose scores are exchanged in a round (at most all)", at_least=1
-    )
+    Attributes:
+        public_batch: public examples in a mini-batch.
+        subset: public examples whose scores are exchanged in a round, at most all.
+    """
+
+    public_batch: int
+    subset: int
 
 
 @dataclass(frozen=True)
 class FedMDParameters(ScoresParameters):
     """FedMD's own keys, with the values of the authors' code; `local-epochs` are those of the revisits."""
 
+    public_batch: int = option(256, "examples of the public dataset in a mini-batch", at_least=1)
+    subset: int = option(
+        5000, "examples of the public dataset whose scores are exchanged in a round (at most all)", at_least=1
+    )
     public_epochs: int = option(
         20,
         "epochs on the labelled public dataset when a client begins; 0: none, and the public dataset needs no labels",

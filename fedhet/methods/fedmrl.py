@@ -17,7 +17,6 @@ class FedMRLParameters(BesideParameters):
         at_least=0,
         at_most=2**16,
     )
-    weight: float = option(1.0, "m: weight of the shared head's loss; the own head's has 1", at_least=0)
 
 
 method = Method(

@@ -12,16 +12,10 @@ class WidthParameters(Parameters):
 
     width: int = option(
         0,
-        "width to which a layer before the head brings the representations of all clients; 0: no such layer",
+        "width to which a linear layer before the head projects all clients' representations; 0: no such layer",
         at_least=0,
         at_most=2**16,
         at_need=(64,),
-    )
-    width_by: str = option(
-        "projection",
-        "that layer: a linear one, or adaptive average pooling, which has no weights",
-        choices=("projection", "pooling"),
-        needs={"width": ()},
     )
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:

@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from fedhet.hypernets import Design
 
 
-OF_A_TYPE = ("base-lowrank", "dense")
-"""Heads that each layer type has its own of."""
-
-
 @dataclass(frozen=True)
 class FLHAGHNParameters(Parameters):
     """FLHA-GHN's own keys, with the paper's values but for the head: the paper's is `dense`, ten times as large."""
@@ -27,33 +23,11 @@ class FLHAGHNParameters(Parameters):
         "low rank; or tiles of one decoder, which write types that nobody had in training too",
         choices=("base-lowrank", "dense", "tiled"),
     )
-    rank: int = option(
-        4,
-        "rank of the change for each time that a type occurs in one network",
-        at_least=1,
-        at_most=2**16,
-        needs={"head": ("base-lowrank",)},
-    )
     normalise: bool = option(
         True,
         "nodes' embeddings and z have unit variance, so that weights begin at Kaiming's scale; false: the paper's form "
         "and its initialisation",
         needs={"head": ("dense",)},
-    )
-    width: int = option(51, "width of a node's embedding", at_least=1, at_most=2**16)
-    steps: int = option(6, "T, steps of message passing", at_least=1, at_most=1000)
-    types: str = option(
-        "",
-        "architectures whose layer types have heads, which everybody may know; empty: those of `architectures`; layers "
-        "of other types stay with the client",
-        needs={"head": OF_A_TYPE},
-    )
-    share: Literal["all", "own"] = option(
-        "all",
-        "which heads a client has: all, so that neither what it asks for nor what it sends names its layers; or those "
-        "of its own layers, which the server learns by it",
-        choices=("all", "own"),
-        needs={"head": OF_A_TYPE},
     )
     refine: Literal["head", "none", "all"] = option(
         "head",
@@ -64,12 +38,12 @@ class FLHAGHNParameters(Parameters):
 
     @property
     def uses(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Heads of the types of `architectures`, where there are such heads."""
-        return ("architectures",) if self.head in OF_A_TYPE else ()
+        """Return `architectures`, unless the head is tiled: their layer types have heads."""
+        return () if self.head == "tiled" else ("architectures",)
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Write models of a user's own in tiles, unless the user named types or lets clients have their own heads."""
-        if not own_models or (self.head != "tiled" and (self.types or self.share == "own")):
+        """Generate the user's own models from tiles."""
+        if not own_models:
             return {}
         suited: dict[str, tuple[Value, str]] = {"learning-rate": (0.0003, "since tiles learn at small rates only")}
         if self.head != "tiled":
@@ -82,7 +56,7 @@ class FLHAGHNParameters(Parameters):
         """How the hypernetwork is built."""
         from fedhet.hypernets import Design
 
-        return Design(self.head, rank=self.rank, width=self.width, steps=self.steps, normalise=self.normalise)
+        return Design(self.head, normalise=self.normalise)
 
 
 method = Method(

@@ -1,12 +1,11 @@
 """HeteroFL (Diao et al., ICLR 2021): clients have the first units of each hidden layer of one network."""
 
 from dataclasses import dataclass
-from functools import partial
 
 from fedhet.errors import ConfigError
 from fedhet.method import Method, Traits
 from fedhet.options import Config, Parameters, option
-from fedhet.sharing import FIRST_UNITS, Sharing
+from fedhet.sharing import FIRST_UNITS
 
 
 @dataclass(frozen=True)
@@ -30,28 +29,13 @@ class SizedParameters(Parameters):
             )
 
 
-@dataclass(frozen=True)
-class HeteroFLParameters(SizedParameters):
-    """HeteroFL's own keys, with the paper's values."""
-
-    scaler: bool = option(True, "divide what a hidden layer gives by the client's width")
-    masked_loss: bool = option(
-        True,
-        "a client's loss takes outputs of classes that it has no examples of for 0, and the server averages the rows "
-        "of the head over those who have their class",
-    )
-
-
-def traits(shares: Sharing, parameters: HeteroFLParameters) -> Traits:
-    """The traits of a method that trains as HeteroFL does."""
-    sends = {"rows": "statistics"} if parameters.masked_loss else {}
-    return Traits(networks="equal", shares=shares, common_init=True, sends=sends)
-
+TRAITS = Traits(networks="equal", shares=FIRST_UNITS, common_init=True, sends={"rows": "statistics"})
+"""Traits of methods that train as HeteroFL does."""
 
 method = Method(
     "heterofl",
-    traits=partial(traits, FIRST_UNITS),
-    Parameters=HeteroFLParameters,
+    traits=TRAITS,
+    Parameters=SizedParameters,
     server="fedhet.strategies.heterofl:HeteroFL",
     client="fedhet.client_apps.heterofl:HeteroFL",
     common={"batch-norm": "re-estimate"},  # static BatchNorm

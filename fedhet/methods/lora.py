@@ -32,13 +32,6 @@ class LoRAParameters(CountedParameters):
     ranks: str = option("16,8,4", "ranks of clients' adapters, dealt as assign says; a node may say its own (rank)")
     layers: str = option("", "nn.Linear layers to adapt, with * for any part of a name; empty: all but the head")
     train_head: bool = option(False, "the head is trained, too, and averaged as it is; else it is frozen like the rest")
-    scale: float = option(1.0, "s of W + s B A", above=0)
-    weights: str = option(
-        "examples",
-        "weights of clients in the average: their numbers of examples, or the Frobenius norms of B A (HetLoRA)",
-        choices=("examples", "norm"),
-        needs={"aggregate": ("truncate",)},
-    )
 
     def check(self, config: Config) -> None:
         """Check the ranks, and that all clients have one frozen network."""

@@ -26,7 +26,6 @@ METHODS = {
     "fedproto": {"fedproto.width": 32},
     "fedhenn": {"fedhenn.eta0": 1.0},
     "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 1, "fedmd.private-epochs": 0, "fedmd.public-batch": 32},
-    "flha-ghn": {"flha-ghn.steps": 2},
     "layer-average": {},
     "pfedhn": {},
 }

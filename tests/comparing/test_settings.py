@@ -120,9 +120,8 @@ def test_a_key_that_several_methods_have_is_set_for_all_by_setting_it_for_one():
     assert sizes(found) == ["1,0.5", "1,0.5", "1,0.5", "4,2", "1"]
     sizes_said = 'heterofl.widths = "1,0.5", fedrolex.widths = "1,0.5", fjord.widths = "1,0.5", depthfl.depths = "4,2"'
     assert found.notes == [f"clients' sizes are {sizes_said}: set these keys to compare on clients of the same sizes"]
-    found = shared(PARTS, {"heterofl.widths": "1,0.5", "depthfl.depths": "4,2", "heterofl.masked_loss": False})
+    found = shared(PARTS, {"heterofl.widths": "1,0.5", "depthfl.depths": "4,2"})
     assert found.notes == []
-    assert [found.settings(name, 0).parameters.masked_loss for name in ("heterofl", "fedrolex")] == [False, False]
     found = shared([*PARTS[1:], "x=heterofl,heterofl.widths=1,0.2"], {"heterofl.widths": "1,0.5", "fjord.widths": "1"})
     assert sizes(found)[1:] == [
         "1",

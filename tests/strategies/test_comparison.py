@@ -10,7 +10,7 @@ from tests.small import SMALL
 OF_METHOD = SMALL | {
     "fedharm": {"fedharm.blocks": "body.1,body.2,head", "fedharm.slots": "32,32,10"},
     "fedmd": {"fedmd.public-epochs": 1, "fedmd.private-epochs": 0},
-    "flha-ghn": {"learning-rate": 0.01, "flha-ghn.steps": 1},
+    "flha-ghn": {"learning-rate": 0.01},
 }
 
 

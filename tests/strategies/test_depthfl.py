@@ -72,12 +72,9 @@ def deep(federate, float64_travels):
     return deep
 
 
-@pytest.mark.parametrize(
-    ("distillation", "who"), [(1.0, "all"), pytest.param(0.0, "all", marks=pytest.mark.slow), (1.0, "two")]
-)
-def test_three_rounds_are_its_papers(deep, distillation, who):
-    ramp_up = {"depthfl.ramp-up": 2} if distillation else {}
-    done = deep(**{"depthfl.distillation": distillation, **ramp_up, **WHO[who]})
+@pytest.mark.parametrize("who", ["all", "two"])
+def test_three_rounds_are_its_papers(deep, who):
+    done = deep(**{"depthfl.ramp-up": 2, **WHO[who]})
     assert done.failures == []
     assert {row.architecture.partition("-")[0] for row in read_clients(done.folder)} == {"Small"}, "the user's, uncut"
     transform = population.dataset_of(done.config).transform
@@ -96,7 +93,7 @@ def test_three_rounds_are_its_papers(deep, distillation, who):
                 for learner in found if depth > 1 else ():
                     for teacher in (each.detach().softmax(1) for each in found if each is not learner):
                         divergence = (teacher * (teacher.log() - learner.log_softmax(1))).sum(1).mean()
-                        loss = loss + distillation * weight * divergence / (depth - 1)
+                        loss = loss + weight * divergence / (depth - 1)
                 gradients = torch.autograd.grad(loss, list(own.values()))
                 for (name, each), gradient in zip(own.items(), gradients, strict=True):
                     velocity[name] = SAME["momentum"] * velocity[name] + gradient
@@ -124,7 +121,7 @@ def test_a_client_has_none_of_the_later_arrays(deep):
 def test_one_exit_without_distillation_is_fedavg_to_the_last_bit(federate, architecture):
     same = {"architectures": architecture, "samples_per_client": 16}
     one = federate("fedavg", "fedavg", **same)
-    other = federate("depthfl", "depthfl", **same, **{"depthfl.depths": "1", "depthfl.distillation": 0.0})
+    other = federate("depthfl", "depthfl", **same, **{"depthfl.depths": "1"})
     name = "models/global.safetensors"
     assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
 

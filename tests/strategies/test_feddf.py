@@ -11,6 +11,7 @@ from torch import nn
 from fedhet import population
 from fedhet.errors import FedhetError
 from fedhet.learning import evaluate
+from fedhet.methods.feddf import FedDFParameters
 from fedhet.models import registry as models
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.representations import packing
@@ -19,7 +20,7 @@ from fedhet.results.tables import headline
 from tests.strategies.by_hand import UNLIKE, WHO, divergence, live, logits, own_network, rounds_of, tanh_network
 
 SETTINGS = UNLIKE | {"batch_size": 12}
-FEW = {"public_samples": 48, "feddf.server-steps": 7, "feddf.public-batch": 20}
+FEW = {"public_samples": 48, "feddf.server-steps": 7}
 RATE = 0.02
 
 
@@ -58,9 +59,11 @@ def adam(state, order, inputs, wanted, steps, size):
 
 @pytest.mark.parametrize(("teach", "who"), [(False, "all"), (True, "all"), (True, "two")])
 @pytest.mark.usefixtures("double")
-def test_three_rounds_are_its_papers(federate, teach, who):
+def test_three_rounds_are_its_papers(federate, teach, who, monkeypatch):
+    monkeypatch.setattr(FedDFParameters, "subset", 45)
+    monkeypatch.setattr(FedDFParameters, "public_batch", 20)
     keys = {"feddf.server-model": "server-float64", "feddf.server-learning-rate": RATE, "feddf.teach": teach}
-    done = federate("feddf", model=own_network, **SETTINGS, **FEW, **keys, **{"feddf.subset": 45}, **WHO[who])
+    done = federate("feddf", model=own_network, **SETTINGS, **FEW, **keys, **WHO[who])
     assert done.failures == []
     seed, transform = done.config.seed, population.dataset_of(done.config).transform
     public = transform(population.public_dataset(done.config).inputs).double()

@@ -1,8 +1,5 @@
 """FedGH and FedTGP, against plain computations from their papers."""
 
-import math
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -17,15 +14,14 @@ SETTINGS = UNLIKE | {"batch_size": 12}
 WIDTH, WEIGHT, RATE = 6, 0.7, 0.2
 
 
-def first_weights(done, client, projects):
-    """A client's first weights: those of its body, of the projection if there is one, and of a narrower head."""
+def first_weights(done, client):
+    """A client's first weights: those of its body, of the projection, and of a narrower head."""
     state = dict(own_network(done.info(client)).state_dict())
     wide, _ = state.pop("3.weight").shape[1], state.pop("3.bias")
     with torch.random.fork_rng():
         seed_everything(derive_seed(done.config.seed, "initial weights", client))
-        if projects:
-            layer = nn.Linear(wide, WIDTH, dtype=torch.float64)
-            state |= {f"3.projection.{name}": each for name, each in layer.state_dict().items()}
+        layer = nn.Linear(wide, WIDTH, dtype=torch.float64)
+        state |= {f"3.projection.{name}": each for name, each in layer.state_dict().items()}
         head = nn.Linear(WIDTH, 10, dtype=torch.float64)
     state |= {"3.head.weight": head.weight, "3.head.bias": head.bias}
     return live(state)
@@ -39,13 +35,9 @@ def servers_network(done, *layers):
 
 
 def phi(state, inputs):
-    """The representation, projected or pooled to WIDTH entries: entry i is the mean of those that its share touches."""
+    """The representation, projected to WIDTH entries."""
     hidden = torch.tanh(inputs.flatten(1) @ state["1.weight"].T + state["1.bias"])
-    if "3.projection.weight" in state:
-        return hidden @ state["3.projection.weight"].T + state["3.projection.bias"]
-    shares = [hidden.shape[1] * i / WIDTH for i in range(WIDTH + 1)]
-    bins = [hidden[:, math.floor(one) : math.ceil(other)] for one, other in pairwise(shares)]
-    return torch.stack([each.mean(1) for each in bins], 1)
+    return hidden @ state["3.projection.weight"].T + state["3.projection.bias"]
 
 
 def outputs(state, features):
@@ -86,12 +78,12 @@ def assert_equal(found, expected):
         np.testing.assert_allclose(found[name], tensor.detach().numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
 
 
-@pytest.mark.parametrize(("by", "who"), [("projection", "all"), ("pooling", "all"), ("pooling", "two")])
-def test_three_rounds_of_fedgh_are_its_papers(federate, by, who):
-    keys = {"fedgh.width": WIDTH, "fedgh.width-by": by, "fedgh.server-learning-rate": RATE, "fedgh.server-epochs": 2}
+@pytest.mark.parametrize("who", ["all", "two"])
+def test_three_rounds_of_fedgh_are_its_papers(federate, who):
+    keys = {"fedgh.width": WIDTH, "fedgh.server-learning-rate": RATE, "fedgh.server-epochs": 2}
     done = federate("fedgh", model=own_network, **SETTINGS, **keys, **WHO[who])
     assert done.failures == []
-    own = {client: first_weights(done, client, by == "projection") for client in "012"}
+    own = {client: first_weights(done, client) for client in "012"}
     head = servers_network(done, lambda: nn.Linear(WIDTH, 10))
 
     def loss(weights, vectors, classes):
@@ -110,16 +102,16 @@ def test_three_rounds_of_fedgh_are_its_papers(federate, by, who):
 
 
 @pytest.mark.parametrize(
-    ("by", "threshold", "who"),
-    [("projection", 100.0, "all"), ("pooling", 0.3, "all"), ("projection", 100.0, "two")],
+    ("threshold", "who"),
+    [(100.0, "all"), (0.3, "all"), (100.0, "two")],
     ids=["widest", "threshold", "two of three"],
 )
-def test_three_rounds_of_fedtgp_are_its_papers(federate, by, threshold, who):
-    keys = {"width": WIDTH, "width-by": by, "server-learning-rate": RATE, "server-epochs": 5, "weight": WEIGHT}
+def test_three_rounds_of_fedtgp_are_its_papers(federate, threshold, who):
+    keys = {"width": WIDTH, "server-learning-rate": RATE, "server-epochs": 5, "weight": WEIGHT}
     keys = {f"fedtgp.{key}": value for key, value in keys.items()}
     done = federate("fedtgp", model=own_network, **SETTINGS, **keys, **{"fedtgp.threshold": threshold}, **WHO[who])
     assert done.failures == []
-    own, known = {client: first_weights(done, client, by == "projection") for client in "012"}, []
+    own, known = {client: first_weights(done, client) for client in "012"}, []
     layers = [lambda: nn.Embedding(10, WIDTH), lambda: nn.Linear(WIDTH, WIDTH), lambda: nn.Linear(WIDTH, WIDTH)]
     weights, margins = servers_network(done, *layers), []
 
@@ -150,7 +142,7 @@ def test_three_rounds_of_fedtgp_are_its_papers(federate, by, threshold, who):
 
         served(done, round, 5, weights, means, loss)
         known = list(prototypes(weights).detach().float().double())
-    assert ({*margins} == {threshold}) == (by == "pooling"), "the threshold counts in one case alone"
+    assert ({*margins} == {threshold}) == (threshold == 0.3), "the threshold counts in one case alone"
     for client, state in own.items():
         assert_equal(done.saved(client), state)
     names = ("embedding.weight", "hidden.weight", "hidden.bias", "output.weight", "output.bias")

@@ -8,6 +8,7 @@ from torch import nn
 
 from fedhet import population
 from fedhet.flower import decode
+from fedhet.methods import fedkd
 from fedhet.models import registry as models
 from fedhet.randomness import derive_seed, seed_everything
 from fedhet.testing.faults import Tampering, at, where
@@ -28,7 +29,7 @@ from tests.strategies.by_hand import (
 )
 
 SETTINGS = UNLIKE | AT_ONCE
-KEYS = {"fedkd.shared-model": "small-float64", "fedkd.first-energy": 0.6, "fedkd.last-energy": 0.9}
+KEYS = {"fedkd.shared-model": "small-float64"}
 
 
 def projector(width, seed):
@@ -61,7 +62,9 @@ def double(monkeypatch, float64_travels):
 
 
 @pytest.mark.parametrize("who", WHO)
-def test_three_rounds_are_its_papers(federate, double, who):
+def test_three_rounds_are_its_papers(federate, double, who, monkeypatch):
+    monkeypatch.setattr(fedkd, "FIRST", 0.6)
+    monkeypatch.setattr(fedkd, "LAST", 0.9)
     done = federate("fedkd", model=own_network, **SETTINGS, wire_dtype="float64", **KEYS, **WHO[who])
     assert done.failures == []
     transform = population.dataset_of(done.config).transform
@@ -124,8 +127,9 @@ def test_a_client_that_trained_in_the_last_round_gets_the_change_and_others_the_
 def test_with_all_energy_and_no_distillation_the_shared_network_is_fedavgs(federate, monkeypatch):
     """Factors of full rank would be larger than the matrices, so nothing is approximated."""
     monkeypatch.setattr("fedhet.client_apps.fedkd.LEAST", 1e30)
-    keys = {"fedkd.shared-model": "mlp-20", "fedkd.first-energy": 1.0, "fedkd.last-energy": 1.0}
-    one = federate("fedkd", **{**SETTINGS, "architectures": "mlp-30"}, **keys)
+    monkeypatch.setattr(fedkd, "FIRST", 1.0)
+    monkeypatch.setattr(fedkd, "LAST", 1.0)
+    one = federate("fedkd", **{**SETTINGS, "architectures": "mlp-30"}, **{"fedkd.shared-model": "mlp-20"})
     first = one.received[1, "0"]["model"]
     other = federate(
         "fml", "fml", **{**SETTINGS, "architectures": "mlp-30", "fml.shared-model": "mlp-20", "fml.beta": 1.0}

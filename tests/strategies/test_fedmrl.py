@@ -12,7 +12,6 @@ from fedhet.randomness import derive_seed, seed_everything
 from tests.strategies.by_hand import AT_ONCE, UNLIKE, WHO, hidden, live, own_network, own_width, rounds_of, tanh_network
 
 SETTINGS = UNLIKE | AT_ONCE
-WEIGHT = 0.7
 
 
 def projector(own, shared, seed):
@@ -53,7 +52,7 @@ def double(monkeypatch, float64_travels):
     ids=["as wide as it is", "pooled", "two of three"],
 )
 def test_three_rounds_are_its_papers(federate, double, width, who):
-    keys = {"fedmrl.shared-model": "small-float64", "fedmrl.weight": WEIGHT, "fedmrl.width": width}
+    keys = {"fedmrl.shared-model": "small-float64", "fedmrl.width": width}
     done = federate("fedmrl", model=own_network, **{**SETTINGS, "wire_dtype": "float64", **keys, **WHO[who]})
     assert done.failures == []
     width = width or 9
@@ -73,7 +72,7 @@ def test_three_rounds_are_its_papers(federate, double, width, who):
                 theirs = hidden(small, inputs)
                 pooled = theirs.reshape(len(theirs), width, -1).mean(2)
                 fused = torch.cat([pooled, hidden(mine, inputs)], 1) @ project["weight"].T + project["bias"]
-                loss = WEIGHT * F.cross_entropy(head(small, fused), labels) + F.cross_entropy(head(mine, fused), labels)
+                loss = F.cross_entropy(head(small, fused), labels) + F.cross_entropy(head(mine, fused), labels)
                 stepped(states, velocities, loss)
             sent[client], weights[client] = states[0], len(labels)
         total = sum(weights.values())

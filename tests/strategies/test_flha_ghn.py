@@ -10,16 +10,17 @@ from torch import nn
 
 from fedhet import FedAvg, make_client_app, population
 from fedhet import config as configuration
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.graphs import layer_graph
 from fedhet.hypernets import Design, catalogue, heads
 from fedhet.hypernets.hypernetwork import GraphHypernetwork
 from fedhet.learning import reestimate
 from fedhet.methods.flha_ghn import FLHAGHNParameters
+from fedhet.models import registry as models
 from fedhet.wire import load_into
 
-MIXED = {"architectures": "mlp,cnn-1-1", "clients": 2, "rounds": 1, "learning_rate": 0.01, "flha-ghn.steps": 2}
+MIXED = {"architectures": "mlp,cnn-1-1", "clients": 2, "rounds": 1, "learning_rate": 0.01}
 
 
 def plain(client=None):
@@ -49,10 +50,11 @@ def test_with_all_else_switched_off_it_is_fedavg(federate, tmp_path, monkeypatch
     of_length_one = lambda *args: (latents(*args)[0].sign(), torch.ones(len(args[1])))  # noqa: E731
     monkeypatch.setattr(heads.Latents, "forward", of_length_one)
     design = {"head": "dense"}
-    settings = {"flha-ghn.head": "dense", "flha-ghn.share": "own"}
+    settings = {"flha-ghn.head": "dense", "architectures": "plain"}
+    monkeypatch.setitem(models._BUILDERS, "plain", lambda input_shape, classes: plain())
     monkeypatch.setattr(FLHAGHNParameters, "design", Design(**design))
     common = {"momentum": 0.5, "lr_schedule": "constant", "weight_decay": 0.0}
-    done = federate("flha-ghn", model=plain, rounds=3, learning_rate=0.05, **settings, **common)
+    done = federate("flha-ghn", rounds=3, learning_rate=0.05, **settings, **common)
     first = written(done.received[1, "0"]["model"], plain(), **design)
     mine = written(done.state.model, plain(), **design)
     config = configuration.resolve(
@@ -79,32 +81,10 @@ def test_the_mean_is_uniform_whatever_the_numbers_of_examples(federate):
         labels = inputs.flatten(1)[:, :10].argmax(1)
         return (inputs[:-8], labels[:-8]), (inputs[-8:], labels[-8:])
 
-    done = federate("flha-ghn", model=plain, data=data, rounds=1, learning_rate=0.001, **{"flha-ghn.share": "own"})
+    done = federate("flha-ghn", model=plain, data=data, rounds=1, learning_rate=0.001, **{"flha-ghn.head": "tiled"})
     assert done.examples == {"0": 12, "1": 52, "2": 92}
     for key, array in done.state.model.items():
         assert np.allclose(array, np.mean([done.sent[1, client]["model"][key] for client in "012"], axis=0), atol=1e-6)
-
-
-def test_heads_of_ones_own_come_to_the_same_as_all_heads_with_fewer_bytes(federate):
-    """A head that a client lacks counts as left as it was."""
-    runs = {
-        name: federate("flha-ghn", name, **MIXED, **settings)
-        for name, settings in {
-            "all": {},
-            "own": {"flha-ghn.share": "own"},
-        }.items()
-    }
-    for key, array in runs["all"].state.model.items():
-        assert np.allclose(array, runs["own"].state.model[key], atol=1e-6), key
-    key = "heads.l64_200.weight.base"  # of one of two clients
-    before, sent = (run[1, "0"]["model"][key] for run in (runs["own"].received, runs["own"].sent))
-    assert np.abs(sent - before).max() > 0
-    assert np.allclose(runs["own"].state.model[key] - before, (sent - before) / 2, atol=1e-6)
-    sizes = {
-        name: [sum(a.nbytes for a in run.sent[1, c]["model"].values()) for c in "01"] for name, run in runs.items()
-    }
-    assert sizes["all"][0] == sizes["all"][1] > max(sizes["own"])
-    assert sizes["own"][0] != sizes["own"][1]
 
 
 # ---- what a reply tells
@@ -130,11 +110,12 @@ def test_layers_of_unknown_types_are_the_clients_own_and_the_run_says_so(federat
     try:
         done = federate(
             "flha-ghn",
-            architectures="cnn-2-1",
+            model=lambda client: models.build("cnn-2-1", (1, 8, 8), 10),
+            architectures="cnn-1-1",
             clients=2,
             learning_rate=0.001,
             disclose_architecture=True,
-            **{"flha-ghn.types": "cnn-1-1", "flha-ghn.refine": "none"},
+            **{"flha-ghn.head": "base-lowrank", "flha-ghn.refine": "none"},
         )
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
@@ -150,9 +131,9 @@ def test_layers_of_unknown_types_are_the_clients_own_and_the_run_says_so(federat
 
 
 def test_a_network_of_which_nothing_would_be_written_is_refused_with_the_way_out(federate):
-    ways = r'set flha-ghn.head = "tiled", .*flha-ghn.types.*flha-ghn.share = own'
+    ways = 'set flha-ghn.head = "tiled", .* or name architectures'
     with pytest.raises(FedhetError, match=ways) as refused:
-        federate("flha-ghn", model=plain, **{"flha-ghn.types": "cnn-1-1"})
+        federate("flha-ghn", model=plain, architectures="cnn-1-1", **{"flha-ghn.head": "dense"})
     assert "l64_20" not in str(refused.value), "types of its layers are for the client's log alone"
 
 
@@ -167,7 +148,7 @@ def test_a_late_client_gets_weights_for_its_own_architecture_and_statistics_of_i
         clients=2,
         since={1: 2},
         learning_rate=0.001,
-        **{"flha-ghn.types": "flha-small-1,flha-small-cnn-4", "flha-ghn.refine": "none"},
+        **{"flha-ghn.refine": "none"},
     )
     assert sorted(done.received) == [(1, "0"), (2, "0"), (2, "1")]
     _, before, _ = phases[-1]
@@ -211,17 +192,3 @@ def test_refinement_is_for_the_evaluation_alone(federate, phases, changed, refin
         assert changed(before, after) == (moves or set(before))
     expected = written(done.state.model, population.model_of(done.info()))
     assert all(torch.allclose(done.saved("0")[name], array, atol=1e-6) for name, array in expected.items())
-
-
-def test_keys_that_another_makes_idle_are_put_back_and_refused_by_hand():
-    config = configuration.resolve({"method": "flha-ghn", "flha-ghn.head": "tiled", "flha-ghn.rank": 8}, strict=False)
-    assert config.parameters.rank == 4
-    contradictions = (
-        {"head": "tiled", "rank": 8},
-        {"head": "dense", "rank": 8},
-        {"head": "tiled", "share": "own"},
-        {"head": "base-lowrank", "normalise": False},
-    )
-    for own in contradictions:
-        with pytest.raises(ConfigError, match="has no effect"):
-            configuration.resolve({"method": "flha-ghn", **{f"flha-ghn.{key}": value for key, value in own.items()}})

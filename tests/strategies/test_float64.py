@@ -37,7 +37,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "fedkd": {"rounds": 6, "learning-rate": 0.1, "fedkd.shared-model": "mlp-20"},
     "fml": {"rounds": 6, "learning-rate": 0.1, "fml.shared-model": "mlp-20"},
     "flha-distillation": {"learning-rate": 0.1, "rounds": 6},
-    "flha-ghn": {"optimizer": "adam", "learning-rate": 0.01, "flha-ghn.steps": 1, "rounds": 2},
+    "flha-ghn": {"optimizer": "adam", "learning-rate": 0.01, "rounds": 2},
     "lora": {"rounds": 5, "lora.train-head": True},
     "pfedhn": {"rounds": 20, "pfedhn.server-learning-rate": 0.03},
 }
