@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from fedhet import registry
-from fedhet.testing import Case
-from fedhet.testing.runs import MIXED
+from fedhet.testing import MIXED, Case
 
 from .contract.further import Contract
 from .small import SMALL

@@ -5,8 +5,7 @@ import pytest
 
 from fedhet.engines.local import run_locally
 from fedhet.flower import decode_arrays, encode_arrays
-from fedhet.testing import Case, Run, Tampering
-from fedhet.testing.faults import at
+from fedhet.testing import Case, Run, Tampering, at
 
 pytestmark = pytest.mark.usefixtures("no_report")
 

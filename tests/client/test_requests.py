@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from fedhet.flower import Encoder, read_reply, write_request
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
-from fedhet.testing.faults import where
-from fedhet.testing.privacy import Node, from_elsewhere, same_data
-from fedhet.testing.runs import PARTIAL, Case, Tampering, run
+from fedhet.testing import PARTIAL, Case, Tampering, run
 from fedhet.wire import Payload, Request
+from tests.contract.privacy import Node, from_elsewhere, same_data
+from tests.contract.runs import where
 
 from ..contract.changes import changes
 

@@ -21,12 +21,11 @@ from fedhet.flower import ClientApp, ConfigRecord, Error, Message, RecordDict, r
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.insides import identify
 from fedhet.server import FederatedStrategy, State
-from fedhet.testing.faults import where
-from fedhet.testing.ordinary import differing, infinite
-from fedhet.testing.runs import PARTIAL, Case, Run
+from fedhet.testing import PARTIAL, Case
 from fedhet.wire.protocol import FIRST, HANDSHAKE
 
 from .changes import Change, changes, handshakes, shared
+from .runs import RecordedRun, differing, infinite, where
 
 Place = tuple[int, str, str, str]
 """Round, kind, question and client of an answer."""
@@ -92,7 +91,7 @@ class Recording:
     _silent: dict[Place, State] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, case: Case, run: Run) -> "Recording":
+    def of(cls, case: Case, run: RecordedRun) -> "Recording":
         """That of an ordinary run (`PARTIAL`), whose server's part is gone through once more."""
         answers = {}
         for sent, reply in run.exchanges:

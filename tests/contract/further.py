@@ -35,16 +35,28 @@ from fedhet.flower import (
 )
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.method import METRICS
-from fedhet.testing import Case, MethodContract, Run, Stop, Tampering, at, raising, run
-from fedhet.testing.faults import REPLIES, Before, Hit, where
-from fedhet.testing.ordinary import differing
-from fedhet.testing.privacy import COUNTS, Node, same_data, sent_kinds
-from fedhet.testing.runs import PARTIAL, Kept, run_on
-from fedhet.testing.trouble import assert_same_but_for_the_fault
+from fedhet.testing import (
+    PARTIAL,
+    Before,
+    Case,
+    Hit,
+    MethodContract,
+    Run,
+    RunCache,
+    Tampering,
+    assert_same_but_for_the_fault,
+    at,
+    raising,
+    run,
+)
 from fedhet.wire import to_tensor
 
 from .byzantine import Recording, attack, attack_handshakes, two_changes
+from .failures import Failures
 from .imports import brought, module_of
+from .normal import NormalRuns
+from .privacy import COUNTS, Node, Privacy, same_data, sent_kinds
+from .runs import REPLIES, RecordedRuns, Stop, differing, run_on, where
 
 ATTACKS = [
     *(("answers", 40, 4), pytest.param("answers", 200, 20, marks=pytest.mark.slow)),
@@ -57,12 +69,17 @@ SIDES = {"server": ("fedhet.client", "fedhet.client_apps"), "client": ("fedhet.s
 """The two sides, and what is the other's."""
 
 
-class Contract(MethodContract):
+class Contract(NormalRuns, Failures, Privacy, MethodContract):
+    @pytest.fixture
+    def cache(self, case: Case, tmp_path_factory: pytest.TempPathFactory) -> RunCache:
+        """Runs that several tests look at, recorded."""
+        return RecordedRuns(case, tmp_path_factory)
+
     # ---- the wire and the run directory
 
-    def test_bytes_of_rows_of_clients_and_of_messages_agree(self, kept: Kept) -> None:
+    def test_bytes_of_rows_of_clients_and_of_messages_agree(self, cache: RecordedRuns) -> None:
         """The bytes counted are those that travel."""
-        done = kept("ordinary")
+        done = cache("normal")
         for row in done.rows:
             own = [client for client in done.clients if int(client["round"]) == row["round"]]
             assert row["bytes_up"] == sum(int(client["bytes_up"]) for client in own)
@@ -70,9 +87,9 @@ class Contract(MethodContract):
         assert done.summary["bytes_up"] == sum(_sent_bytes(reply.content) for _, reply in done.exchanges)
         assert done.summary["bytes_down"] == sum(_sent_bytes(sent) for sent, _ in done.exchanges)
 
-    def test_requests_and_replies_are_read_as_they_were_written(self, kept: Kept) -> None:
+    def test_requests_and_replies_are_read_as_they_were_written(self, cache: RecordedRuns) -> None:
         """Nothing is lost on the way, and no array travels in a form that has to be unpickled."""
-        exchanges = kept("ordinary").exchanges
+        exchanges = cache("normal").exchanges
         assert exchanges
         for sent, answer in exchanges:
             again = Encoder()(decode(sent))
@@ -83,12 +100,12 @@ class Contract(MethodContract):
             assert dict(write_reply(read_reply(answer))) == dict(answer.content)
             assert _kinds(sent) | _kinds(answer.content) <= {STYPE}
 
-    def test_the_run_directory_names_the_method(self, case: Case, kept: Kept) -> None:
+    def test_the_run_directory_names_the_method(self, case: Case, cache: RecordedRuns) -> None:
         """So that the run is found again when it is resumed."""
-        named = configuration.read(kept("ordinary").folder / "config.toml")["method"]
+        named = configuration.read(cache("normal").folder / "config.toml")["method"]
         assert named == case.reference
         assert registry.method(str(named)) == case.method
-        assert kept("ordinary").summary["method"] == case.method.name
+        assert cache("normal").summary["method"] == case.method.name
 
     @pytest.mark.parametrize("side", SIDES)
     def test_a_half_does_not_import_the_other(self, case: Case, side: str) -> None:
@@ -101,9 +118,9 @@ class Contract(MethodContract):
 
     # ---- Byzantine answers
 
-    def test_a_bad_reply_comes_to_the_same_as_silence(self, case: Case, kept: Kept) -> None:
+    def test_a_bad_reply_comes_to_the_same_as_silence(self, case: Case, cache: RecordedRuns) -> None:
         """At the server, whichever answer to training it is, and whatever is wrong with it."""
-        recording, faults = _recording(case, kept), list(REPLIES.values())
+        recording, faults = _recording(case, cache), list(REPLIES.values())
         answers = recording.answers.items()
         places = [place for place, answer in answers if place[1] == "train" and answer.array_records]
         for number in range(max(len(places), len(faults)) if places else 0):
@@ -114,13 +131,13 @@ class Contract(MethodContract):
 
     @pytest.mark.parametrize(("what", "examples", "least"), ATTACKS)
     def test_nothing_that_one_client_says_ends_a_run(
-        self, case: Case, what: str, examples: int, least: int, kept: Kept, tmp_path: Path
+        self, case: Case, what: str, examples: int, least: int, cache: RecordedRuns, tmp_path: Path
     ) -> None:
         """It is refused, which comes to the same as silence, or taken; honest clients are admitted."""
         logging.disable(logging.CRITICAL)  # thousands of warnings, of no use to anybody
         try:
             attacked = attack if what == "answers" else attack_handshakes
-            found = attacked(_recording(case, kept), examples, tmp_path, repeat=examples < 1000)
+            found = attacked(_recording(case, cache), examples, tmp_path, repeat=examples < 1000)
         finally:
             logging.disable(logging.NOTSET)
         assert min(found["refused"], found["taken"]) >= least, "the attack can tell"
@@ -171,15 +188,15 @@ class Contract(MethodContract):
         if case.method.name in registry.own_methods():  # one from outside may average by itself
             assert done.models != run(tmp_path / "mean", settings).models
 
-    def test_metrics_that_leave_a_node_are_rounded(self, case: Case, kept: Kept, tmp_path: Path) -> None:
+    def test_metrics_that_leave_a_node_are_rounded(self, case: Case, cache: RecordedRuns, tmp_path: Path) -> None:
         """To four digits, so that they tell little of single examples."""
         node = Node(same_data, ",".join(sent_kinds(case) | {METRICS}), tmp_path)
-        for reply in node.answers(self.messages(case, kept, {}, settings={})):
+        for reply in node.answers(self.messages(case, cache, {}, settings={})):
             told = [key for key in reply["metrics"] if key not in COUNTS]
             assert all(_short(value) for key in told for value in _numbers(reply["metrics"][key], key))
 
     def test_a_client_that_lacks_what_it_was_sent_repeats_its_handshake(
-        self, case: Case, kept: Kept, tmp_path: Path
+        self, case: Case, cache: RecordedRuns, tmp_path: Path
     ) -> None:
         """It says that its answer is lost for want of it, and gets it once more."""
 
@@ -188,7 +205,7 @@ class Contract(MethodContract):
                 reply.content.clear()
                 reply.content["report"] = ConfigRecord({"client": "1", "refusal": "no public dataset", "lost": True})
 
-        done, crash = run(tmp_path / "run", case.settings(rounds=3), app=Tampering(after=forget)), kept("crash")
+        done, crash = run(tmp_path / "run", case.settings(rounds=3), app=Tampering(after=forget)), cache("crash")
         assert done.row(2)["failures"] == [{"client": "1", "reason": "no public dataset; its handshake is repeated"}]
         assert done.row(3)["participants"] == ["0", "1", "2"]
         assert done.models == crash.models
@@ -231,7 +248,7 @@ class Contract(MethodContract):
 
     @pytest.mark.slow
     def test_a_worker_that_dies_and_a_run_that_stops_change_nothing_else(
-        self, case: Case, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, case: Case, cache: RecordedRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """In worker processes, one of them killed in the second round, after which the run is stopped and resumed."""
         monkeypatch.setattr(WorkerGrid, "patience", 0)
@@ -242,7 +259,7 @@ class Contract(MethodContract):
         fedhet.run(resume=folder)
         done = Run(folder)
         assert "its process ended with exit code -9" in done.row(2)["failures"][0]["reason"]
-        assert_same_but_for_the_fault(done, kept("crash"))
+        assert_same_but_for_the_fault(done, cache("crash"))
 
     def test_two_nodes_of_one_name_are_one_too_many_until_the_first_leaves(self, case: Case, tmp_path: Path) -> None:
         """The second is refused, both are named, and it is taken when the first is gone."""
@@ -287,10 +304,10 @@ def killing(hit: Hit) -> Before:
 _recordings: dict[Case, Recording] = {}
 
 
-def _recording(case: Case, kept: Kept) -> Recording:
+def _recording(case: Case, cache: RecordedRuns) -> Recording:
     """The recording of a case's ordinary run, made once."""
     if case not in _recordings:
-        _recordings[case] = Recording.of(case, kept("ordinary"))
+        _recordings[case] = Recording.of(case, cache("normal"))
     return _recordings[case]
 
 

@@ -23,7 +23,7 @@ from fedhet import config as configuration
 from fedhet.engines.local import run_locally
 from fedhet.flower.commands import _free_port, command, end, environment_of_commands
 from fedhet.results.history import read_history
-from fedhet.testing.faults import Tampering, at, raising
+from fedhet.testing import Tampering, at, raising
 from fedhet.toml import to_toml
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("deployment")]

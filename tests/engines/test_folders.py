@@ -14,7 +14,7 @@ from fedhet import config as configuration
 from fedhet.client.app import make_client_app
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
-from fedhet.testing import Stop
+from tests.contract.runs import Stop
 
 pytestmark = pytest.mark.usefixtures("no_report", "home")
 

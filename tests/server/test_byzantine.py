@@ -16,8 +16,7 @@ from fedhet.errors import FedhetError
 from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.flower.grid import LocalGrid
 from fedhet.hypernets import start
-from fedhet.testing import Case, Run, Tampering
-from fedhet.testing.faults import at
+from fedhet.testing import Case, Run, Tampering, at
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 

@@ -21,7 +21,7 @@ from fedhet.results.tables import headline
 from fedhet.rows import never_took_part
 from fedhet.server.reporter import verdict
 from fedhet.state import ClientRecord
-from fedhet.testing.runs import COMMON
+from fedhet.testing import COMMON
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 

@@ -11,8 +11,8 @@ from fedhet.flower import decode
 from fedhet.methods import fedkd
 from fedhet.models import registry as models
 from fedhet.randomness import derive_seed, seed_everything
-from fedhet.testing.faults import Tampering, at, where
-from fedhet.testing.runs import Case, run
+from fedhet.testing import Case, Tampering, at, run
+from tests.contract.runs import where
 from tests.strategies.by_hand import (
     AT_ONCE,
     UNLIKE,

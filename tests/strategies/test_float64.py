@@ -12,7 +12,7 @@ from fedhet import population, registry
 from fedhet.engines.local import run_locally
 from fedhet.files import read_tensors
 from fedhet.supplied import Supplied
-from fedhet.testing.runs import Case, Run
+from fedhet.testing import Case, Run
 from tests.small import SMALL
 
 HARM: dict[str, Any] = {

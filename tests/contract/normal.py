@@ -1,6 +1,5 @@
-"""The properties that every method must have when nothing goes wrong."""
+"""What every method must do when nothing goes wrong."""
 
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,49 +9,35 @@ import torch
 
 from fedhet import population, registry
 from fedhet.client.app import make_client_app
-from fedhet.engines.local import run_locally
-from fedhet.engines.workers import WorkerGrid
 from fedhet.files import read_tensors
 from fedhet.flower import ArrayRecord, Strategy, decode_arrays
 from fedhet.flower.grid import LocalGrid
 from fedhet.population import ClientInfo
 from fedhet.representations import head_name
-from fedhet.server import State
-from fedhet.testing.runs import LEARNS, PARTIAL, Case, Kept, Run, run
+from fedhet.server import Hooks, State
+from fedhet.testing import PARTIAL, Case, run
+
+from .runs import RecordedRuns, differing
 
 
-class Ordinary:
-    """Tests of runs in which nothing goes wrong, and of what goes to disk and over the wire."""
+def draws_every_round(case: Case) -> bool:
+    """Whether clients are drawn round by round; in a method of passes, they are drawn and evaluated once a pass."""
+    return case.server.participants is Hooks.participants
 
-    @pytest.mark.slow
-    def test_it_learns(self, case: Case, tmp_path: Path) -> None:
-        """On IID digits, in a few rounds."""
-        done = run(tmp_path / "run", case.settings({**LEARNS, **dict(case.own)}))
-        assert done.summary["status"] == "completed"
-        assert done.summary["personal_accuracy"]["weighted"] >= 0.8
-        assert done.failures == []
 
-    def test_same_seed_same_bytes_and_other_seed_other_numbers(self, case: Case, kept: Kept, tmp_path: Path) -> None:
-        """All files of a run repeat."""
-        one, same = kept("ordinary"), run(tmp_path / "same", case.settings(PARTIAL))
+class NormalRuns:
+    """Tests of runs in which nothing goes wrong, and of what goes to disk."""
+
+    def test_another_seed_gives_other_numbers(self, case: Case, cache: RecordedRuns, tmp_path: Path) -> None:
         few = {**PARTIAL, "rounds": 3, "closing-epochs": 0}  # a pass of FedMA
         other = run(tmp_path / "other", case.settings(few, seed=1))
-        assert one.files == same.files
-        assert one.models.keys() >= {"0.safetensors"} or one.models.keys() == {"global.safetensors"}
-        assert one.row(1)["train_loss"] != other.row(1)["train_loss"]
+        assert cache("normal").row(1)["train_loss"] != other.row(1)["train_loss"]
 
-    @pytest.mark.slow
-    def test_worker_processes_give_the_same_bytes(
-        self, case: Case, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_every_client_is_evaluated_when_due_and_the_closing_round_trains_all(
+        self, case: Case, cache: RecordedRuns
     ) -> None:
-        """Wherever a client trains."""
-        monkeypatch.setattr(WorkerGrid, "patience", 0)  # workers from the first message on
-        run_locally(case.config(PARTIAL, workers=2), tmp_path / "run")
-        assert Run(tmp_path / "run").files == kept("ordinary").files
-
-    def test_every_client_is_evaluated_when_due_and_the_closing_round_trains_all(self, case: Case, kept: Kept) -> None:
         """Every second round, the closing one if the method has one, and the evaluation at the end."""
-        done = kept("ordinary")
+        done = cache("normal")
         which = done.summary["personal"]
         closing = [5] if case.config(PARTIAL).closing_epochs else []
         final = 5 + len(closing)
@@ -61,22 +46,25 @@ class Ordinary:
         evaluated = [row["round"] for row in done.rows if row["received"]]
         at_the_end = [*closing, final]
         assert evaluated == [2, 4, *at_the_end] or (
-            not case.draws_every_round and evaluated[-len(at_the_end) :] == at_the_end
+            not draws_every_round(case) and evaluated[-len(at_the_end) :] == at_the_end
         )
         assert all(done.row(number)["received"]["clients"] == 4 for number in evaluated)
         assert done.rows[-1]["final"]
         assert done.rows[-1][which]["clients"] == 4
 
-    def test_participation_is_the_same_for_all_methods(self, case: Case, kept: Kept) -> None:
+    def test_participation_is_the_same_for_all_methods(self, case: Case, cache: RecordedRuns) -> None:
         """Who takes part is drawn from the seed alone."""
-        mine, alone = ([row["participants"] for row in kept("ordinary", each).rows] for each in (case, Case("local")))
+        mine, alone = (
+            [row["participants"] for row in RecordedRuns(each, cache.folders)("normal").rows]
+            for each in (case, Case("local"))
+        )
         closing = bool(case.config(PARTIAL).closing_epochs)
-        rounds = (7 if closing else 5) if case.draws_every_round else 2
+        rounds = (7 if closing else 5) if draws_every_round(case) else 2
         assert mine[:rounds] == alone[:rounds]
 
-    def test_models_of_a_run_are_whole_and_finite(self, case: Case, kept: Kept) -> None:
+    def test_models_of_a_run_are_whole_and_finite(self, case: Case, cache: RecordedRuns) -> None:
         """Saved models can be used as they are."""
-        done, config = kept("ordinary"), case.config(PARTIAL)
+        done, config = cache("normal"), case.config(PARTIAL)
         for path in (done.folder / "models").glob("*.safetensors"):
             tensors = read_tensors(path)
             assert tensors is not None
@@ -108,9 +96,9 @@ class Ordinary:
 
     # ---- on disk and over the wire
 
-    def test_the_state_is_the_same_from_disk(self, case: Case, kept: Kept, tmp_path: Path) -> None:
+    def test_the_state_is_the_same_from_disk(self, case: Case, cache: RecordedRuns, tmp_path: Path) -> None:
         """A checkpoint gives the state that was saved, and that gives the same checkpoint."""
-        done = kept("ordinary")
+        done = cache("normal")
         ((name, saved),) = done.checkpoint.items()
         loaded = case.server.state_class.load(done.folder / "checkpoint" / name)
         assert done.state is not None
@@ -126,28 +114,6 @@ class Ordinary:
         loaded = case.server.state_class.load(tmp_path / "state.safetensors")
         expected = case.server.state_class(round=3, run="before", model=before.model)
         assert differing(expected, loaded) == []
-
-
-def differing(one: Any, other: Any, place: str = "state") -> list[str]:
-    """The places in which two values differ; arrays are equal if they have one dtype, shape and content."""
-    if is_dataclass(one) and type(one) is type(other):
-        names = [each.name for each in fields(one)]
-        return [at for name in names for at in differing(getattr(one, name), getattr(other, name), f"{place}.{name}")]
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return [at for key in one for at in differing(one[key], other[key], f"{place}[{key!r}]")]
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        equal = one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
-    else:
-        equal = type(one) is type(other) and one == other
-    return [] if equal else [place]
-
-
-def infinite(value: Any, place: str = "state") -> list[str]:
-    """The places of a state that hold NaN or infinity."""
-    if isinstance(value, np.ndarray):
-        return [] if value.dtype.kind != "f" or np.isfinite(value).all() else [place]
-    inner = vars(value) if isinstance(value, State) else value if isinstance(value, dict) else {}
-    return [at for key, each in inner.items() for at in infinite(each, f"{place}/{key}")]
 
 
 def _number(value: Any) -> float:

@@ -1,4 +1,4 @@
-"""The properties that every method must have when clients, nodes or the run itself fail."""
+"""What every method must do when clients, nodes or the run itself fail."""
 
 import contextlib
 import logging
@@ -6,37 +6,28 @@ from pathlib import Path
 
 import pytest
 
-import fedhet
-from fedhet import registry
 from fedhet.errors import FedhetError
 from fedhet.flower import Message
-from fedhet.testing.faults import REPLIES, Stop, Tampering, at, raising
-from fedhet.testing.ordinary import infinite
-from fedhet.testing.runs import PARTIAL, Case, Kept, Run, run, run_on
+from fedhet.testing import PARTIAL, Case, Run, Tampering, assert_same_but_for_the_fault, at, raising, resume, run
 
-LATER = [("after", 2), ("after", 0), ("within", 0), ("within", "the end")]
-"""Where a run is stopped in slow tests."""
+from .normal import draws_every_round
+from .runs import REPLIES, RecordedRuns, Stop, infinite, run_on
+
+STOPS = [("after", 2), ("after", 0), ("within", 0), ("within", -1)]
+"""Where a run is stopped."""
 
 
-class Trouble:
+class Failures:
     """Tests of runs in which something goes wrong."""
 
     # ---- clients at fault
 
-    def test_a_client_that_crashes_is_named_and_used_again(self, kept: Kept) -> None:
-        """It misses one round."""
-        done = kept("crash")
-        assert done.failures == [(2, "1")]
-        assert "out of order" in done.row(2)["failures"][0]["reason"]
-        assert [row["participants"] for row in done.rows[1:4]] == [["0", "1", "2"], ["0", "2"], ["0", "1", "2"]]
-        assert done.summary["status"] == "completed"
-        assert done.summary["failures"] == 1
-
     @pytest.mark.parametrize(
-        "fault", [pytest.param(each, marks=[] if each in ("nan", "lost") else [pytest.mark.slow]) for each in REPLIES]
+        "fault",
+        [pytest.param(each, marks=[] if each == "lost" else [pytest.mark.slow]) for each in REPLIES if each != "nan"],
     )
     def test_a_bad_reply_is_refused_and_poisons_nothing(
-        self, case: Case, fault: str, kept: Kept, tmp_path: Path
+        self, case: Case, fault: str, cache: RecordedRuns, tmp_path: Path
     ) -> None:
         """The rounds after it, too, are those after no reply."""
         seen = []
@@ -51,7 +42,7 @@ class Trouble:
             assert done.failures == []
             assert done.summary["bytes_up"] == sum(row["bytes_up"] for row in done.rows if row["round"] in (0, 4))
             return
-        assert_same_but_for_the_fault(done, kept("crash"))
+        assert_same_but_for_the_fault(done, cache("crash"))
 
     @pytest.mark.parametrize(
         ("number", "kind"),
@@ -106,35 +97,26 @@ class Trouble:
 
     # ---- stopping and going on
 
-    @pytest.mark.parametrize(
-        ("kind", "number"),
-        [("within", 3)] + [pytest.param(*each, marks=pytest.mark.slow) for each in LATER],
-    )
-    def test_resuming_equals_not_stopping(
-        self, case: Case, kind: str, number: int | str, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("kind", "number"), STOPS)
+    def test_resuming_equals_not_stopping_wherever_it_stopped(
+        self, case: Case, kind: str, number: int, cache: RecordedRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whether the run was stopped after a round or died in the middle of one."""
-        settings, whole, folder = case.settings(PARTIAL), kept("ordinary"), tmp_path / "run"
-        end = whole.rows[-1]["round"]
-        number = end if isinstance(number, str) else number
-        # The last client that takes part, so that others have trained already.
+        """Whether the run was stopped after a round or died in the middle of one; -1 is the end."""
+        whole, folder = cache("normal"), tmp_path / "run"
+        number = number % len(whole.rows)
         victim = (whole.row(number)["participants"] or ["2"])[-1]
-        message = {0: "query", end: "evaluate"}.get(number, "train")
+        message = {0: "query", len(whole.rows) - 1: "evaluate"}.get(number, "train")
         dying = Tampering(before=raising(at([number], victim, message), KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             run(
                 folder,
-                settings,
+                case.settings(PARTIAL),
                 app=dying if kind == "within" else None,
                 observers=[Stop(number)] if kind == "after" else [],
             )
-        assert Run(folder).summary["status"] == "failed"
         assert len(Run(folder).rows) == (number + 1 if kind == "after" else number)
-        named = {}
-        if ":" in case.reference:  # as in another process, where the user names the method again
-            monkeypatch.setattr(registry, "_given", {})
-            named = {"method": case.reference}
-        fedhet.run(named, resume=folder)
+        resume(case, folder, monkeypatch)
         assert Run(folder).files == whole.files
 
     # ---- nodes that come and go
@@ -144,7 +126,7 @@ class Trouble:
         late = run_on(tmp_path / "late", case.settings(rounds=3), [0, 1, 2], between={2: (2, 99)})
         assert late.row(1)["participants"] == ["0", "1"]
         assert {row["client"] for row in late.clients if row["round"] == "2"} >= {"0", "1", "2"}
-        if case.draws_every_round:
+        if draws_every_round(case):
             assert [row["participants"] for row in late.rows[2:4]] == [["0", "1", "2"]] * 2
         assert late.failures == []
         # Client 0 comes back as another node after round 1.
@@ -155,12 +137,3 @@ class Trouble:
             row | {"bytes_up": 0, "bytes_down": 0} for row in late.rows
         ]
         assert moved.models == late.models
-
-
-def assert_same_but_for_the_fault(done: Run, expected: Run) -> None:
-    """All that the other clients did, and all that came of it, is the same."""
-    for row, other in zip(done.rows, expected.rows, strict=True):
-        assert row | {"failures": [], "bytes_up": 0} == other | {"failures": [], "bytes_up": 0}
-    assert done.failures == expected.failures
-    assert done.models == expected.models
-    assert done.checkpoint == expected.checkpoint

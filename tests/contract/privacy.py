@@ -33,10 +33,11 @@ from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.insides import RUN_ID, be_server, identify
 from fedhet.method import METRICS, STRUCTURE
 from fedhet.population import ClientInfo
-from fedhet.testing.faults import where
-from fedhet.testing.runs import Case, Kept
+from fedhet.testing import Case
 from fedhet.wire import Refusal
 from fedhet.wire.protocol import JOIN
+
+from .runs import RecordedRuns, where
 
 COUNTS = ("num-examples", "test-examples", "validation-examples", "private-steps", "steps", "forwards")
 """Fields of a reply's metrics that are no metrics: the same for as many examples."""
@@ -135,14 +136,14 @@ class Privacy:
     """Private data do not influence a node's replies."""
 
     def messages(
-        self, case: Case, kept: Kept, request: Mapping[str, Any], **changes: Any
+        self, case: Case, cache: RecordedRuns, request: Mapping[str, Any], **changes: Any
     ) -> list[tuple[str, RecordDict]]:
         """One message of each type and question that the node got in an ordinary run, in their order, changed.
 
         Behind them it is asked to join as an unseen client, if a method has such clients.
         """
         first: dict[tuple[str, str], tuple[str, RecordDict]] = {}
-        for sent, reply in kept("ordinary").exchanges:
+        for sent, reply in cache("normal").exchanges:
             if str(reply.content["report"]["client"]) != str(NODE):
                 continue
             question = str(json.loads(str(sent["request"]["request"]))["question"])
@@ -158,13 +159,13 @@ class Privacy:
         "attack", ["as it was", *(pytest.param(each, marks=pytest.mark.slow) for each in list(HOSTILE)[1:])]
     )
     def test_private_data_have_no_part_in_what_may_leave(
-        self, attack: str, case: Case, kept: Kept, tmp_path: Path
+        self, attack: str, case: Case, cache: RecordedRuns, tmp_path: Path
     ) -> None:
         """Of two nodes with other private data, replies differ in the kinds that are allowed, and in nothing else."""
         sends, kinds = case.traits.sends, sent_kinds(case)
         scale = 1.0 if attack == "as it was" else -30.0
         request = {} if attack == "as it was" else {"evaluate": True, "expected": -1}
-        messages = self.messages(case, kept, request, settings=HOSTILE[attack], scale=scale)
+        messages = self.messages(case, cache, request, settings=HOSTILE[attack], scale=scale)
         assert {type for type, _ in messages} == {"query", "train", "evaluate"}
         another = next(kind for kind in KINDS if kind not in kinds)
         allowed = [",".join(kinds), ",".join({*kinds, METRICS}), *kinds, METRICS, another, ""]
@@ -179,12 +180,14 @@ class Privacy:
                 if number == 0 and attack == "as it was":
                     assert served, one["report"]
 
-    def test_with_the_kinds_that_it_sends_a_method_completes(self, case: Case, kept: Kept, tmp_path: Path) -> None:
+    def test_with_the_kinds_that_it_sends_a_method_completes(
+        self, case: Case, cache: RecordedRuns, tmp_path: Path
+    ) -> None:
         """A node that allows what a method sends, metrics or not, serves every message of a run from elsewhere."""
         kinds = sent_kinds(case)
         for allow in (kinds, kinds | {METRICS}):
             node = Node(same_data, ",".join(allow), tmp_path / str(len(allow)))
-            for reply in node.answers(self.messages(case, kept, {}, settings={})):
+            for reply in node.answers(self.messages(case, cache, {}, settings={})):
                 assert "refusal" not in reply["report"], reply["report"]
                 metrics = [key for key in reply["metrics"] if key not in COUNTS]
                 assert not metrics or METRICS in allow

@@ -1,0 +1,357 @@
+"""Test a method of your own: what every method must do, whatever it computes. Needs pytest.
+
+```python
+from fedhet.testing import MethodContract
+
+
+class TestMine(MethodContract):
+    method = "mine"  # a registered name, "package.module:name", or a Method
+    settings = {"mine.weight": 0.5}  # keys that it needs besides `COMMON`
+```
+
+Runs take place in this process, on the digits. Faults are injected around the ClientApp (`Tampering`).
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pytest
+
+import fedhet
+from fedhet import config as configuration
+from fedhet import registry, validation
+from fedhet.client.app import make_client_app
+from fedhet.engines.local import run_locally
+from fedhet.engines.workers import WorkerGrid
+from fedhet.files import read_csv
+from fedhet.flower import ClientApp, Context, Message, decode_arrays, encode_arrays
+from fedhet.method import Method, Traits
+from fedhet.observing import Observer
+from fedhet.options import Config, Value
+from fedhet.server import FederatedStrategy
+
+COMMON: dict[str, Value] = {
+    "dataset": "digits",
+    "clients": 3,
+    "rounds": 3,
+    "local-epochs": 1,
+    "batch-size": 16,
+    "learning-rate": 0.1,
+    "momentum": 0.5,
+    "samples-per-client": 32,
+    "public-samples": 64,
+    "closing-epochs": 0,
+    "fraction-train": 1.0,
+    "workers": 1,
+}
+"""Settings of all runs, each of which takes a fraction of a second."""
+
+LEARNS: dict[str, Value] = {
+    "rounds": 4,
+    "local-epochs": 3,
+    "samples-per-client": 0,
+    "momentum": 0.9,
+    "learning-rate": 0.05,
+}
+"""Settings with which a method is expected to learn."""
+
+PARTIAL: dict[str, Value] = {
+    "clients": 4,
+    "rounds": 4,
+    "fraction-train": 0.75,
+    "closing-epochs": 1,
+    "evaluate-every": 2,
+}
+"""Settings of the normal run: three of four clients train in a round, every second round is evaluated."""
+
+MIXED = {"equal": "mlp-30", "widths": "mlp-30,mlp-20", "any": "mlp-20,cnn-1-1", "alike": "cnn-2-2,cnn-3-2"}
+"""Architectures that differ as far as a method's networks may; in `alike` heads and some layers have equal shapes."""
+
+Before = Callable[[Message, str], None]
+After = Callable[[Message, str, Message], None]
+Hit = Callable[[Message, str], bool]
+
+
+def at(rounds: Iterable[int], client: str, kind: str = "train") -> Hit:
+    """Return a function that says whether a message is of this type, to this client and in one of these rounds."""
+    hits = [(number, kind) for number in rounds]
+    return lambda message, to: to == client and (int(message.metadata.group_id), message.metadata.message_type) in hits
+
+
+def raising(hit: Hit, error: BaseException) -> Before:
+    """Return a fault that raises an error before such a message is handled."""
+
+    def fault(message: Message, client: str) -> None:
+        if hit(message, client):
+            raise error
+
+    return fault
+
+
+class Tampering(ClientApp):
+    """fedhet's ClientApp with faults: `before` and `after` may raise, or change the message and the reply."""
+
+    def __init__(self, before: Before | None = None, after: After | None = None) -> None:
+        super().__init__()
+        self.before, self.after, self.app = before, after, make_client_app()
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Handle a message."""
+        client = str(context.node_config["partition-id"])
+        if self.before:
+            self.before(message, client)
+        reply = self.app(message, context)
+        if self.after:
+            self.after(message, client, reply)
+        return reply
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method to test: the value of the key `method`, and the settings and architectures that it needs.
+
+    By default, architectures differ as far as the method's networks may.
+    """
+
+    reference: str
+    own: tuple[tuple[str, Value], ...] = ()
+    architectures: str = ""
+
+    @classmethod
+    def of(cls, method: str | Method, settings: Mapping[str, Value], architectures: str = "") -> Self:
+        """Return the case of a method, which is given by name, by reference or as a Method."""
+        if isinstance(method, Method):
+            registry.give(method)
+            method = method.name
+        return cls(method, tuple(settings.items()), architectures)
+
+    @property
+    def method(self) -> Method:
+        """The method."""
+        return registry.method(self.reference)
+
+    @property
+    def server(self) -> type[FederatedStrategy[Any, Any]]:
+        """The strategy class of the method."""
+        return registry.strategy(self.method.name)
+
+    @cached_property
+    def traits(self) -> Traits:
+        """The method's traits."""
+        settings = {"method": self.reference, **COMMON, **dict(self.own)}
+        return self.method.traits_of(configuration.resolve(settings, strict=False).parameters)
+
+    def settings(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> dict[str, Value]:
+        """Return the settings of a run: `COMMON`, the case's and changes, without those that have no effect."""
+        traits = self.traits
+        shared = traits.networks == "any" and traits.shares.averaged and traits.shares.keys != "nothing"
+        chosen: dict[str, Value] = {
+            "method": self.reference,
+            "architectures": self.architectures or MIXED["alike" if shared else traits.networks],
+            **COMMON,
+            **dict(self.own),
+            **(changes or {}),
+            **{key.replace("_", "-"): value for key, value in keys.items()},
+        }
+        config = configuration.resolve(chosen, strict=False)
+        idle = validation.ineffective(config, self.method.traits_of(config.parameters))
+        return {key: value for key, value in chosen.items() if key not in idle}
+
+    def config(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> Config:
+        """Return the complete configuration of a run."""
+        return configuration.resolve(self.settings(changes, **keys))
+
+
+@dataclass
+class Run:
+    """The files of a finished run, without what must differ."""
+
+    folder: Path
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rounds of the history."""
+        text = (self.folder / "history.jsonl").read_text(encoding="utf-8")
+        return [{k: v for k, v in json.loads(line).items() if k != "timing"} for line in text.splitlines()]
+
+    @property
+    def clients(self) -> list[dict[str, str]]:
+        """The rows of `clients.csv`."""
+        return read_csv(self.folder / "clients.csv")
+
+    @property
+    def models(self) -> dict[str, bytes]:
+        """The saved models by file name."""
+        return {path.name: path.read_bytes() for path in sorted((self.folder / "models").glob("*.safetensors"))}
+
+    @property
+    def checkpoint(self) -> dict[str, bytes]:
+        """The last checkpoint by file name."""
+        return {path.name: path.read_bytes() for path in sorted((self.folder / "checkpoint").glob("*.safetensors"))}
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of `summary.json`."""
+        summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        return {key: value for key, value in summary.items() if key != "seconds"}
+
+    @property
+    def files(self) -> dict[str, Any]:
+        """The content of all files that must repeat."""
+        contents = {"clients": self.clients, "rows": self.rows, "summary": self.summary}
+        return contents | {"models": self.models, "checkpoint": self.checkpoint}
+
+    @property
+    def failures(self) -> list[tuple[int, str]]:
+        """Round and client of each failure."""
+        return [(row["round"], failure["client"]) for row in self.rows for failure in row["failures"]]
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Return one round of the history."""
+        return next(row for row in self.rows if row["round"] == number)
+
+
+def run(
+    folder: Path, settings: Mapping[str, Value], *, app: ClientApp | None = None, observers: Sequence[Observer] = ()
+) -> Run:
+    """Run settings in this process."""
+    run_locally(configuration.resolve(settings), folder, app=app, observers=observers)
+    return Run(folder)
+
+
+@dataclass
+class RunCache:
+    """Runs of a case that several tests look at, each run once."""
+
+    case: Case
+    folders: pytest.TempPathFactory
+    runs: ClassVar[dict[tuple[str, Case], Run]] = {}
+
+    def __call__(self, name: str) -> Run:
+        """Return the run `normal`, or `crash`, in which client 1 fails in the second of three rounds."""
+        if (name, self.case) not in self.runs:
+            make = {"normal": self._normal, "crash": self._crash}[name]
+            self.runs[name, self.case] = make(self.folders.mktemp("runs") / "run")
+        return self.runs[name, self.case]
+
+    def _normal(self, folder: Path) -> Run:
+        return run(folder, self.case.settings(PARTIAL))
+
+    def _crash(self, folder: Path) -> Run:
+        app = Tampering(before=raising(at([2], "1"), RuntimeError("out of order")))
+        return run(folder, self.case.settings(rounds=3), app=app)
+
+
+class MethodContract:
+    """Tests that pytest collects from a subclass.
+
+    Attributes:
+        method: a registered name, `"package.module:name"`, or a Method.
+        settings: keys that it needs besides `COMMON`.
+        architectures: the clients' architectures; by default, they differ as far as the method's networks may.
+    """
+
+    method: ClassVar[str | Method]
+    settings: ClassVar[Mapping[str, Value]] = {}
+    architectures: ClassVar[str] = ""
+
+    @pytest.fixture
+    def case(self) -> Case:
+        """The method, and the settings of its runs."""
+        return Case.of(self.method, self.settings, self.architectures)
+
+    @pytest.fixture
+    def cache(self, case: Case, tmp_path_factory: pytest.TempPathFactory) -> RunCache:
+        """Runs that several tests look at."""
+        return RunCache(case, tmp_path_factory)
+
+    @pytest.fixture(autouse=True)
+    def _no_report(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Leave out the report, which takes longer than the run."""
+        monkeypatch.setattr("fedhet.results.recorder.write_report", lambda folder: None)
+
+    @pytest.mark.slow
+    def test_it_learns(self, case: Case, tmp_path: Path) -> None:
+        """It reaches an accuracy of 0.8 on IID digits in a few rounds."""
+        done = run(tmp_path / "run", case.settings({**LEARNS, **dict(case.own)}))
+        assert done.summary["status"] == "completed"
+        assert done.summary["personal_accuracy"]["weighted"] >= 0.8
+        assert done.failures == []
+
+    def test_same_seed_same_bytes(self, case: Case, cache: RunCache, tmp_path: Path) -> None:
+        """All files of a run repeat."""
+        assert run(tmp_path / "same", case.settings(PARTIAL)).files == cache("normal").files
+
+    @pytest.mark.slow
+    def test_worker_processes_give_the_same_bytes(
+        self, case: Case, cache: RunCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A client's results do not depend on the process that it trains in."""
+        monkeypatch.setattr(WorkerGrid, "patience", 0)  # workers from the first message on
+        run_locally(case.config(PARTIAL, workers=2), tmp_path / "run")
+        assert Run(tmp_path / "run").files == cache("normal").files
+
+    def test_a_client_that_crashes_is_named_and_used_again(self, cache: RunCache) -> None:
+        """It misses one round."""
+        done = cache("crash")
+        assert done.failures == [(2, "1")]
+        assert "out of order" in done.row(2)["failures"][0]["reason"]
+        assert [row["participants"] for row in done.rows[1:4]] == [["0", "1", "2"], ["0", "2"], ["0", "1", "2"]]
+        assert (done.summary["status"], done.summary["failures"]) == ("completed", 1)
+
+    def test_a_reply_with_nan_is_refused(self, case: Case, cache: RunCache, tmp_path: Path) -> None:
+        """All that follows is the same as after no reply."""
+        seen = []
+
+        def spoil(message: Message, client: str, reply: Message) -> None:
+            if at([2], "1")(message, client):
+                for name, group in reply.content.array_records.items():
+                    arrays = decode_arrays(group).items()
+                    spoilt = {key: np.full_like(a, np.nan) if a.dtype.kind == "f" else a for key, a in arrays}
+                    reply.content[name] = encode_arrays(spoilt)
+                    seen.append(name)
+
+        done = run(tmp_path / "run", case.settings(rounds=3), app=Tampering(after=spoil))
+        if seen:  # else its clients send no arrays
+            assert_same_but_for_the_fault(done, cache("crash"))
+
+    def test_resuming_equals_not_stopping(
+        self, case: Case, cache: RunCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A run that dies in the third round, after other clients have trained, continues with the same bytes."""
+        folder, whole, settings = tmp_path / "run", cache("normal"), case.settings(PARTIAL)
+        dying = Tampering(before=raising(at([3], whole.row(3)["participants"][-1]), KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, settings, app=dying)
+        assert Run(folder).summary["status"] == "failed"
+        assert len(Run(folder).rows) == 3
+        resume(case, folder, monkeypatch)
+        assert Run(folder).files == whole.files
+
+
+def resume(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resume a run as another process does, in which a method given by reference is not known yet."""
+    named: dict[str, Value] = {}
+    if ":" in case.reference:
+        monkeypatch.setattr(registry, "_given", {})
+        named = {"method": case.reference}
+    fedhet.run(named, resume=folder)
+
+
+def assert_same_but_for_the_fault(done: Run, expected: Run) -> None:
+    """Check that two runs are the same except for the reason of a failure and the bytes sent with it."""
+    for row, other in zip(done.rows, expected.rows, strict=True):
+        assert row | {"failures": [], "bytes_up": 0} == other | {"failures": [], "bytes_up": 0}
+    assert done.failures == expected.failures
+    assert done.models == expected.models
+    assert done.checkpoint == expected.checkpoint
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the mark of slow tests, where a `conftest.py` has `pytest_plugins = ["fedhet.testing"]`."""
+    config.addinivalue_line("markers", "slow: a test of fedhet's contract that takes more than a few seconds")
