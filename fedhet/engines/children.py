@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.forkserver import _forkserver
 from multiprocessing.util import Finalize
@@ -26,18 +25,15 @@ from fedhet.errors import FedhetError
 # measured to be a hundred times slower than with one.
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-HIGH = 900
-"""The least descriptor of the socket in a child process."""
-
-PATIENCE, FAREWELL = 30.0, 1.0
-"""Seconds for a child to send a message whole that it has begun, and to end after it has closed its connection."""
+FAREWELL = 1.0
+"""Seconds for a child to end after it has closed its connection."""
 
 _server: Any = _forkserver
 _PRELOADED = ("fedhet.running", "fedhet.client.app", "fedhet.server", "fedhet.engines.local")
 
 
 class ChildError(FedhetError):
-    """A child process has ended, or sent something else than a message and was ended; the text says which."""
+    """A child process has ended, and with which exit code."""
 
 
 class Child:
@@ -61,19 +57,15 @@ class Child:
         there.close()
 
     def send(self, content: object) -> None:
-        """Send a message; that the process has ended is found out where its answer is awaited."""
+        """Send a message; if the process has ended, `receive` raises."""
         with contextlib.suppress(ConnectionError):
             messages.send(self.connection, content)
 
     def receive(self) -> Any:
-        """Wait for a message of the process; a ChildError if there is none, and the process is at its end."""
+        """Wait for a message of the process; raises a ChildError if the process has ended."""
         try:
-            self.connection.poll(None)
-            return messages.receive(self.connection, patience=PATIENCE)
-        except messages.DamagedError as error:
-            self.end()
-            raise ChildError(f"its process was ended: {error}") from error
-        except (EOFError, OSError) as error:
+            return messages.receive(self.connection)
+        except Exception as error:  # whatever it was, nothing more can be read from the process
             self.process.join(FAREWELL)
             self.end()
             raise ChildError(f"its process ended with exit code {self.process.exitcode}") from error
@@ -107,23 +99,8 @@ def _end_server() -> None:
 
 
 def _run(function: Callable[..., None], connection: Connection, *arguments: Any) -> None:
-    # What ties this process to the one that it was forked from is closed: what is written there would end that one.
-    for owner, name in ((_server, "_forkserver_alive_fd"), (resource_tracker._resource_tracker, "_fd")):
-        os.close(getattr(owner, name))
-        setattr(owner, name, None)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    function(_out_of_the_way(connection), *arguments)
-
-
-def _out_of_the_way(connection: Connection) -> Connection:
-    """The same connection by a descriptor that nothing else in this process comes upon by accident."""
-    with contextlib.suppress(ImportError, OSError):  # no such call on Windows; so many descriptors are not allowed
-        import fcntl
-
-        moved = Connection(fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, HIGH))
-        connection.close()
-        return moved
-    return connection
+    function(connection, *arguments)
 
 
 def _end_with_parent() -> None:

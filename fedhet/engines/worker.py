@@ -96,8 +96,8 @@ def _work(connection: Connection, environment: Mapping[str, str], level: int) ->
 
 
 def _receive(connection: Connection, waiting: "SimpleQueue[tuple[Message, Context]]") -> None:
-    """Take in messages while the worker works, or their sender would wait; ends the process with the connection."""
-    with contextlib.suppress(EOFError, OSError):
+    """Read messages while the worker works, so that their sender need not wait; end the process with the connection."""
+    with contextlib.suppress(Exception):
         while True:
             waiting.put(receive(connection))
     os._exit(1)

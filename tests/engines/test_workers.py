@@ -1,11 +1,10 @@
 """Worker processes of the local engine."""
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,29 +126,6 @@ def app_that(does: Callable[[], None], *clients: int) -> Any:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
 
     return fedhet.make_client_app(model=model, mods=[sometimes])
-
-
-def _write(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            os.write(descriptor, b"a line of a library\n")
-
-
-@pytest.mark.parametrize(
-    ("does", "failing"),
-    [(lambda: _write(range(3, 200)), []), (lambda: _write(map(int, os.listdir("/proc/self/fd"))), ["1"])],
-    ids=["low", "all"],
-)
-def test_a_client_that_writes_to_descriptors_that_are_not_its_own_fails_alone(
-    does: Callable[[], None], failing: list[str], tmp_path: Path
-) -> None:
-    """As a C library may; where its process talks is out of the way of what is opened there."""
-    own = settings(method="fd", workers=2, clients=2, **{"fraction-train": 1.0})
-    run_locally(own, tmp_path, app=app_that(does, 1))
-    failures = [failure for row in rows(tmp_path) for failure in row["failures"]]
-    assert [failure["client"] for failure in failures] == failing
-    assert all("its process was ended: something else than a message came" in failure["reason"] for failure in failures)
-    assert workers() == []
 
 
 @pytest.mark.parametrize(
