@@ -20,8 +20,7 @@ from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import DataError, FedhetError
 from fedhet.flower import ClientApp, ConfigRecord, Context, Message, decode, write_reply
-from fedhet.flower.cluster import cluster_machine
-from fedhet.flower.insides import failure
+from fedhet.flower.insides import cluster_machine, failure
 from fedhet.flower.mods import check_one_model, clips, in_flowers_format, noise_multiplier, tell
 from fedhet.machine import describe as describe_device
 from fedhet.matching import describe

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -87,6 +88,14 @@ def wrapper_of(strategy: Strategy) -> Strategy | None:
 def simulated(grid: Grid | None) -> bool:
     """Return whether Flower simulates the clients of a grid on this machine."""
     return type(grid).__name__ == "InMemoryGrid"
+
+
+def cluster_machine() -> str:
+    """Return this machine's name in a process of a simulation on a Ray cluster of several machines; else empty."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
+        return ""
+    return platform.node() if sum(node["Alive"] for node in ray.nodes()) > 1 else ""
 
 
 def started_run(output: str) -> str | None:

@@ -7,7 +7,6 @@ from typing import Any
 from fedhet.errors import FedhetError
 from fedhet.files import state_folder
 from fedhet.flower import Encoder, MessageType, name_in, read_reply
-from fedhet.flower.cluster import leave_dead_actors_out
 from fedhet.flower.insides import simulated
 from fedhet.keys import OwnPart
 from fedhet.server.aggregation import average_shared
@@ -44,7 +43,6 @@ class Handshake:
         roster, round = self.federation.roster, self.run.round
         assert self.federation.grid is not None
         if simulated(self.federation.grid):
-            leave_dead_actors_out()
             # By which another machine of a Ray cluster knows that it shares the folder.
             state_folder(self.run.config.state_dir, self.run.state.run).mkdir(parents=True, exist_ok=True)
         if new := roster.new_nodes(self.federation.grid, unseen_clients=unseen):
