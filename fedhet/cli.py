@@ -156,7 +156,7 @@ def recommend(
     jobs: Jobs = None,
     data: Data = None,
 ) -> None:
-    """Find out which methods can serve clients and which is best, by a race; interrupted, the same command goes on."""
+    """Find out which methods can serve clients and compare the best; interrupted, the same command goes on."""
     with _errors(stopped=GOES_ON):
         chosen = configuration.named(config) | _settings_of(settings, data=data)
         names = [name.strip() for name in methods.split(",") if name.strip()]

@@ -33,7 +33,7 @@ LONGEST_NAME = 200
 DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)(\.|$)", re.IGNORECASE)
 """Names that Windows has for devices, with any ending."""
 
-TAKEN_NAMES = frozenset({"beginning", "clients", "models", "nodes", "predictions", "public", "global"})
+TAKEN_NAMES = frozenset({"beginning", "clients", "models", "nodes", "public", "global"})
 """Names that a folder of state or of models has for things of its own."""
 
 

@@ -1,6 +1,6 @@
 """The configured population: which data and which architecture each client has, where a user gives no functions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -141,21 +141,6 @@ def training_union(config: Config) -> PublicDataset:
     keys, clients = _data_keys(config), range(config.clients)
     parts = [_client(keys, config.clients, number, config.seed).train for number in clients]
     return PublicDataset(torch.cat([part.inputs[:] for part in parts]))
-
-
-def class_counts(config: Config, clients: Mapping[str, tuple[int, int]]) -> dict[str, list[Any]] | None:
-    """How many training examples of each class clients have, by their partition ids and numbers of partitions.
-
-    Returns:
-        `clients` (names), `classes` (numbers) and `examples`, clients x classes; None where an example has several.
-    """
-    keys = _data_keys(config)
-    parts = [_client(keys, of, number % of, keys.seed).train.labels for number, of in clients.values()]
-    if any(labels.ndim != 1 for labels in parts):
-        return None
-    classes = dataset_of(config).classes
-    examples = [torch.bincount(labels, minlength=classes).tolist() for labels in parts]
-    return {"clients": list(clients), "classes": list(range(classes)), "examples": examples}
 
 
 def check(config: Config, *, own_model: bool = False, own_data: bool = False) -> None:

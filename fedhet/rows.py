@@ -12,8 +12,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 Statistics = dict[str, float | None]
 STATISTICS = ("weighted", "mean", "std", "min", "max")
-BY_CLASS = ("balanced_accuracy", "macro_f1")
-"""Metrics in which all classes count the same: means over classes of recall and of F1."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +73,8 @@ def in_order(clients: Iterable[str]) -> list[str]:
     return sorted(clients, key=client_order)
 
 
-def summarise(
-    values: "Mapping[str, tuple[Metric, float, int]]", by_class: Mapping[str, Mapping[str, float]] | None = None
-) -> dict[str, Any] | None:
-    """Statistics over clients: weighted, mean, population standard deviation, least and greatest.
+def summarise(values: "Mapping[str, tuple[Metric, float, int]]") -> dict[str, Any] | None:
+    """Return statistics over clients: weighted, mean, population standard deviation, minimum and maximum.
 
     A metric is weighted as it adds up: by examples for accuracy, by pairs of examples for AUC; a loss by examples. Sums
     are correctly rounded (`math.fsum`), so the order of the clients does not matter, to the last bit.
@@ -86,11 +82,10 @@ def summarise(
     Args:
         values: client -> (metric, loss, number of examples). A metric that is undefined (NaN, such as the AUC of a
             single class) is left out of the metric's statistics. A loss that is not finite makes the loss's None.
-        by_class: client -> those of `BY_CLASS` that it tells, by name; weighted by examples, too.
 
     Returns:
-        `{"accuracy": {statistic: value}, "loss": {statistic: value}, "clients": number}`, and the same for those of
-        `BY_CLASS` that somebody tells; None without clients that have examples.
+        `{"accuracy": {statistic: value}, "loss": {statistic: value}, "clients": number}`; None without clients that
+        have examples.
 
     Raises:
         ValueError: metrics are of different numbers of labels.
@@ -101,15 +96,9 @@ def summarise(
     metrics = [metric for metric, _, _ in evaluated if not math.isnan(metric.value)]
     total = type(metrics[0]).total(metrics).value if metrics else math.nan
     losses = [(loss, examples) for _, loss, examples in evaluated]
-    known_classes = {client: each for client, each in (by_class or {}).items() if values[client][2] > 0}
-    further = {}
-    for name in BY_CLASS:
-        if pairs := [(each[name], values[client][2]) for client, each in known_classes.items() if name in each]:
-            further[name] = _statistics([value for value, _ in pairs], weighted_mean(pairs))
     return {
         "accuracy": _statistics([metric.value for metric in metrics], total),
         "loss": _statistics([loss for loss, _ in losses], weighted_mean(losses)),
-        **further,
         "clients": len(evaluated),
     }
 

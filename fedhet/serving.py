@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedhet import config as configuration
 from fedhet import learning, population, registry, text
-from fedhet.data import PublicDataset, digests
+from fedhet.data import PublicDataset
 from fedhet.data.examples import relabelled, resident
 from fedhet.data.own import as_input, as_public_dataset
 from fedhet.flower import ArrayRecord, Context, Grid, MetricRecord, ServerApp
@@ -20,8 +20,6 @@ from fedhet.machine import device_of
 from fedhet.method import Method
 from fedhet.observing import Observer
 from fedhet.options import Config
-from fedhet.outputs import IGNORED
-from fedhet.predictions import FOLDER, GLOBAL, Predictions
 from fedhet.randomness import seeded
 from fedhet.representations.features import fitted, precision
 from fedhet.results.progress import ProgressLine
@@ -68,7 +66,7 @@ def serve(
         strategy.state = recording[0].resumed(strategy.state)
         if evaluate_fn is None and config.test_on != "local":
             device = device_of(config.device if here else "cpu")
-            evaluate_fn = _on_common_test(strategy, folder, supplied, device)
+            evaluate_fn = _on_common_test(strategy, supplied, device)
         strategy.start(grid, evaluate_fn=evaluate_fn)
 
 
@@ -123,7 +121,7 @@ def make_server_app(
 
 
 def _on_common_test(
-    strategy: FederatedStrategy[Any, Any], folder: Path, supplied: Supplied, device: torch.device
+    strategy: FederatedStrategy[Any, Any], supplied: Supplied, device: torch.device
 ) -> EvaluateFunction:
     """Evaluates the global model; on a device other than the CPU where clients train on the server's machine."""
     own = cache(partial(supplied.common_test_set, strategy.config))
@@ -155,11 +153,7 @@ def _on_common_test(
         held_out = None if own_data else population.common_validation(strategy.config)
         if held_out and (validated := learning.evaluate(network, resident(held_out, device), task, prepare)):
             metrics |= {f"{VALIDATION}accuracy": validated.value, f"{VALIDATION}loss": validated.loss}
-        pair = score.classes
-        if pair and strategy.config.test_on == "global" and round == strategy.run.last_round:
-            counted, right = (each.cpu().numpy() for each in (pair[1] != IGNORED, pair[0] == pair[1]))
-            Predictions(digests(test)[counted], right[counted], 1).write(folder / FOLDER / f"{GLOBAL}.safetensors")
-        return MetricRecord(metrics | (learning.by_class(*pair) if pair else {}))
+        return MetricRecord(metrics)
 
     return evaluate_globally
 

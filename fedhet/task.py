@@ -61,15 +61,6 @@ class Score:
         behind: list[int] = torch.stack([batch[2] for batch in self.batches]).sum(0).tolist()
         return behind
 
-    @property
-    def classes(self) -> tuple[Tensor, Tensor] | None:
-        """The predicted and the right class of each example, (n,) each; None where an example has not just one."""
-        if self.task.metric != "accuracy" or any(labels.ndim != 1 for _, labels in self.batches):
-            return None
-        columns = self.batches[0] if len(self.batches) == 1 else map(torch.cat, zip(*self.batches, strict=True))
-        predicted, labels = columns
-        return predicted, labels
-
     def __add__(self, other: "Score") -> "Score":
         """The score of both's examples together."""
         batches = self.batches + other.batches

@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     fedhet.run(SETTINGS | {"fedhenn.target": "kernel"}, out=folder / "finished", progress=False)
     with pytest.raises(KeyboardInterrupt):
         fedhet.run(SETTINGS, out=folder / "interrupted", observers=[Stop()], progress=False)
-    assert {"matrices.json", "partition.json", "digests.csv"} <= {*os.listdir(folder / "finished")}
+    assert {"matrices.json", "digests.csv"} <= {*os.listdir(folder / "finished")}
     return {path.name: path for path in folder.iterdir()}
 
 
@@ -126,7 +126,7 @@ class TestPathsThatLeadOutOfAFolder:
         assert {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()} == before
 
     @pytest.mark.parametrize(
-        "part", ["state", "state/clients", "models", "predictions", "checkpoint", "figures", "report.html", "more/a"]
+        "part", ["state", "state/clients", "models", "checkpoint", "figures", "report.html", "more/a"]
     )
     def test_are_refused_where_links_are_such_paths(self, runs: dict[str, Path], outside: Path, part: str) -> None:
         folder = copied(runs["finished"])

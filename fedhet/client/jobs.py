@@ -16,12 +16,10 @@ from fedhet import learning, population
 from fedhet.client.client import Client
 from fedhet.client.policy import Policy
 from fedhet.client.side import AnySide
-from fedhet.data import Examples, digests, resident
+from fedhet.data import Examples, resident
 from fedhet.errors import ModelError
 from fedhet.learning import Phase
 from fedhet.machine import peak_memory
-from fedhet.outputs import IGNORED
-from fedhet.predictions import Predictions
 from fedhet.randomness import derive_seed, seed_everything, seeded, torch_generator
 from fedhet.task import LARGEST, Task
 from fedhet.text import log
@@ -298,16 +296,10 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
                     f"the loss of what it {when} is {score.loss:.3g}: training diverged, a lower learning-rate than "
                     f"{client.config.learning_rate:g} may help"
                 )
-            behind, ranked, pair = score.examples_behind, client.task.metric == "auc", score.classes
-            by_class = learning.by_class(*pair, job.policy.least) if pair else None
+            behind, ranked = score.examples_behind, client.task.metric == "auc"
             job.measured[f"{prefix}{when}"] = job.policy.measured(
-                score.metric, score.loss, examples=len(examples), ranked=ranked, behind=behind, by_class=by_class
+                score.metric, score.loss, examples=len(examples), ranked=ranked, behind=behind
             )
-            headline = ("common-" if client.config.test_on == "global" else "") + job.side.traits.scored
-            if pair and client.request.final and f"{prefix}{when}" == headline and not job.policy.deployed:
-                counted, right = (each.cpu().numpy() for each in (pair[1] != IGNORED, pair[0] == pair[1]))
-                known = Predictions(digests(examples)[counted], right[counted], len(client.data.test))
-                client.store.write_predictions(known)
 
 
 def _common(job: Job, when: str) -> Examples | None:

@@ -137,13 +137,11 @@ class Policy:
         examples: int,
         ranked: bool,
         behind: Sequence[int] | None = None,
-        by_class: Mapping[str, float] | None = None,
     ) -> Measured:
         """An evaluation of so many examples as it may leave: rounded, without labels that too few have or lack.
 
         A `ranked` metric is an AUC, which weighs as many as there are pairs of examples. Of others, so many examples
-        may be `behind` each value, where they are not all: then weights, numbers of pixels, are rounded, too. Metrics
-        `by_class` are of classes that each have as many examples as the node demands, see `fedhet.learning.by_class`.
+        may be `behind` each value, where they are not all: then weights, numbers of pixels, are rounded, too.
         """
         values, weights = metric.values, metric.weights
         if behind is not None:
@@ -154,8 +152,7 @@ class Policy:
             weights = tuple(weight if weight >= fewest else 0.0 for weight in weights)
         weighed = zip(values, weights, strict=True)
         values = tuple(self.rounded(value) if weight > 0 else math.nan for value, weight in weighed)
-        shares = {name: self.rounded(value) for name, value in (by_class or {}).items()}
-        return Measured(Metric(values, weights), self.rounded(loss), shares)
+        return Measured(Metric(values, weights), self.rounded(loss))
 
     def rounded(self, value: float) -> float:
         """A metric or a loss with as many digits as may leave."""

@@ -16,7 +16,6 @@ import torch
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
 from fedhet.files import file_name, read_tensors, state_folder, write_tensors, write_text
-from fedhet.predictions import FOLDER, Predictions
 from fedhet.text import log
 from fedhet.toml import from_json
 
@@ -94,10 +93,6 @@ class ClientStore:
         if self._run:  # else the server collects it
             log.info("client %s: its personal model is %s", self._client, path)
 
-    def write_predictions(self, predictions: Predictions) -> None:
-        """Save which test examples are predicted right, for the server of a simulation to collect."""
-        predictions.write(self._base / self._run / FOLDER / f"{file_name(self._client)}.safetensors")
-
     def keep(self, public: PublicDataset) -> None:
         """Keep a public dataset that the server sent."""
         path = self._public(public.digest)
@@ -149,7 +144,7 @@ def remove_old(base: Path, days: float) -> list[Path]:
     """
     oldest, removed = time.time() - 86400 * days, []
     runs = {path.parent for name in (BEGINNING, "clients") for path in base.glob(f"*/{name}")}
-    parts = {BEGINNING, "clients", "models", FOLDER}
+    parts = {BEGINNING, "clients", "models"}
     ours = [run for run in runs if not run.is_symlink() and {path.name for path in run.iterdir()} <= parts]
     for path in sorted([*base.glob("public/*.safetensors"), *ours]):
         files = [path, *path.rglob("*")]

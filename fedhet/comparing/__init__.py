@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,8 @@ from fedhet.comparing.runs import Execution, check, check_out
 from fedhet.comparing.settings import SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import (
     accuracies,
-    clients,
     costs,
+    gains,
     markdown,
     notes_below,
     number_rows,
@@ -30,7 +31,7 @@ from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.files import write_csv, write_text
 from fedhet.machine import device_of, runs_at_once
 from fedhet.results.history import showing
-from fedhet.results.page import TABLE, render
+from fedhet.results.page import Table, table
 from fedhet.results.plotting import save_png
 from fedhet.results.report import write_together
 from fedhet.results.run_result import data_frame
@@ -79,8 +80,8 @@ class Comparison:
         return data_frame(dict(zip(map(str, heading), row, strict=True)) for row in rows)
 
     def tables(self) -> list[list[list[str]]]:
-        """Return the tables of accuracies, of clients' metrics and gains (if known), and of costs."""
-        tables = [accuracies(self.results, self.baseline), clients(self.results), costs(self.results)]
+        """Return the tables of accuracies, of clients' gains (if known), and of costs."""
+        tables = [accuracies(self.results, self.baseline), gains(self.results), costs(self.results)]
         return [table for table in tables if len(table[0]) > 1]
 
     def plot(self) -> Figure:
@@ -88,8 +89,8 @@ class Comparison:
         return comparison_figure(self.results)
 
     def _repr_html_(self) -> str:
-        headings, *rows = whole_table(self.results, self.baseline)
-        return render(TABLE, headings=headings, rows=rows, failure=self.failure)
+        failure = f"<pre>{escape(self.failure)}</pre>" if self.failed else ""
+        return table(whole_table(self.results, self.baseline)) + failure
 
 
 def compare(
@@ -179,8 +180,8 @@ def _compared(
         dataset = "own data" if shared.supplied.data is not None else runs[0].settings.dataset
         publish(done, notes, f"{', '.join(shared.own)} on {dataset}")
     *first, last = done.tables()
-    for table in first:
-        execute.show(terminal_table(table))
+    for lines in first:
+        execute.show(terminal_table(lines))
     execute.show(terminal_table(last, [note for note in notes if note not in shared.notes]))
     execute.tell(f"{out.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
     if len(failed) == len(runs):
@@ -188,7 +189,7 @@ def _compared(
     return done
 
 
-def publish(done: Comparison, notes: Sequence[str], title: str, more: Sequence[Sequence[Sequence[str]]] = ()) -> None:
+def publish(done: Comparison, notes: Sequence[str], title: str, more: Sequence[Table] = ()) -> None:
     """Write the comparison's own files; its page has `more` tables."""
     out, results = done.folder, done.results
     notes = [*notes, *(f"{names} failed: {' '.join(reason.split())}" for names, reason in done.reasons)]
@@ -201,6 +202,4 @@ def publish(done: Comparison, notes: Sequence[str], title: str, more: Sequence[S
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
     for name, figure in drawn.items():
         save_png(figure, out / f"{name}.png")
-    firsts = {result.variant: result.outcomes[0].files for result in results if result.outcomes}
-    tables = [*done.tables(), *more]
-    write_together(out / "comparison.html", title, runs, tables, notes=notes, first=drawn, shown=firsts)
+    write_together(out / "comparison.html", title, runs, [*done.tables(), *more], drawn, notes)

@@ -29,20 +29,16 @@ def comparison_figure(results: Sequence[VariantResult]) -> Figure:
 def gains_figure(results: Sequence[VariantResult]) -> Figure | None:
     """Plot the sorted gains of clients over training alone, one line for each method; None without gains.
 
-    A line has the clients of all seeds; dots mark those that are worse off by more than noise.
+    A line has the clients of all seeds.
     """
     figure, (axes,) = new_figure(2.9)
     for position, result in enumerate(results):
-        gains = sorted((gain for each in result.outcomes for gain in each.gains.values()), key=lambda gain: gain.value)
+        gains = sorted(gain for each in result.outcomes for gain in each.gains.values())
         if not gains:
             continue
-        line, share = look(position), sum(gain.worse_off for gain in gains) / len(gains)
         places = [100 * (place + 0.5) / len(gains) for place in range(len(gains))]
-        values = [gain.value for gain in gains]
-        label = f"{result.variant}, {share:.0%} worse off"
-        axes.plot(places, values, **line, label=label, drawstyle="steps-mid", linewidth=1.4)
-        worse = [gain.worse_off for gain in gains]
-        axes.plot(np.array(places)[worse], np.array(values)[worse], "o", color=line["color"], markersize=4)
+        label = f"{result.variant}, {result.mean('worse_off'):.0%} worse off"
+        axes.plot(places, gains, **look(position), label=label, drawstyle="steps-mid", linewidth=1.4)
     axes.axhline(0, color=INK, linewidth=0.9)
     axes.set_xlim(0, 100)
     metric = next((each.files.metric for result in results for each in result.outcomes), "accuracy")

@@ -4,28 +4,25 @@ Every number is from the last round, never from the best one. Spread is the samp
 differences between methods are paired, seed by seed.
 """
 
+import math
 import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
-from fedhet.comparing.gains import Gain, gains, worse_off, worst_tenth
 from fedhet.comparing.settings import PlannedRun
-from fedhet.comparing.uncertainty import CONFIDENCE as CONFIDENCE
-from fedhet.comparing.uncertainty import FEWEST, Scores, holm, minus, scores_of
-from fedhet.comparing.uncertainty import Difference as Difference
-from fedhet.comparing.uncertainty import paired_difference as paired_difference
-from fedhet.predictions import Predictions, read_predictions
-from fedhet.results.history import RunFiles, read_run
+from fedhet.comparing.uncertainty import Difference, holm, paired_difference
+from fedhet.results.history import RunFiles, final_clients, read_run
 from fedhet.results.tables import UNDISCLOSED
-from fedhet.rows import BY_CLASS, grouped, never_took_part
+from fedhet.rows import grouped, never_took_part
 
 ACCURACIES = ("personal_accuracy", "trained_accuracy", "global_accuracy", "common_accuracy")
+GAINS = ("worse_off", "worst_tenth")
+"""The share of clients below their accuracy under `local`, and the mean gain of the tenth that gains least."""
 EXAMPLES, WORK = ("labelled", "unlabelled"), ("private_steps", "steps", "forwards")
 COSTS = ("bytes_up", "bytes_down", "seconds")
-CLIENTS = (*BY_CLASS, "worse_off", "worst_tenth")
-"""Metrics by class, the share of clients that are worse off than alone, and the gain of the worst tenth of them."""
-MEASURES = (*ACCURACIES, *CLIENTS, *EXAMPLES, *WORK, *COSTS)
+MEASURES = (*ACCURACIES, *GAINS, *EXAMPLES, *WORK, *COSTS)
+WORST = 0.1
+"""The worst tenth, as a share of the clients."""
 
 
 @dataclass(frozen=True)
@@ -36,24 +33,19 @@ class RunOutcome:
         run: the planned run.
         files: its files.
         values: the `MEASURES` by name; None if there is no value.
-        predictions: by client, which test examples are predicted right.
-        gains: by client, the gain over training alone; empty if no run of `local` has this seed.
+        gains: by client, its accuracy minus that of the same client under `local` with the same seed; may be empty.
     """
 
     run: PlannedRun
     files: RunFiles
     values: Mapping[str, float | None]
-    predictions: Mapping[str, Predictions] = field(default_factory=dict)
-    gains: Mapping[str, Gain] = field(default_factory=dict)
+    gains: Mapping[str, float] = field(default_factory=dict)
 
-    @cached_property
-    def scores(self) -> Scores | None:
-        """The share of right predictions by test example; None if it is not known."""
-        common, trained_on = (
-            self.run.settings.test_on == "global",
-            {row.client: row.examples for row in self.files.clients},
-        )
-        return scores_of(self.predictions, common=common, trained_on=trained_on)
+    @property
+    def accuracies(self) -> dict[str, float]:
+        """The last accuracy of each client that was evaluated."""
+        rows = final_clients(self.files.clients)
+        return {row.client: row.accuracy for row in rows if row.accuracy is not None and math.isfinite(row.accuracy)}
 
     @property
     def models(self) -> str:
@@ -103,16 +95,8 @@ class VariantResult:
         return statistics.stdev(values) if len(values) > 1 else None
 
     def difference(self, other: "VariantResult", measure: str) -> Difference | None:
-        """Return this variant minus another (`paired_difference`); for personal accuracy also over test examples.
-
-        With fewer than `FEWEST` seeds there is no interval.
-        """
-        theirs = {each.run.seed: each for each in other.outcomes}
-        scores = {}
-        if measure == "personal_accuracy":
-            pairs = ((each, theirs[each.run.seed]) for each in self.outcomes if each.run.seed in theirs)
-            scores = {mine.run.seed: minus(mine.scores, its.scores) for mine, its in pairs}
-        return paired_difference(self._by_seed(measure), other._by_seed(measure), scores, fewest=FEWEST)
+        """Return this variant minus another, paired over seeds; None if no seed has both."""
+        return paired_difference(self._by_seed(measure), other._by_seed(measure))
 
     def _by_seed(self, measure: str) -> dict[int, float]:
         return {each.run.seed: value for each in self.outcomes if (value := each.values[measure]) is not None}
@@ -149,13 +133,18 @@ def is_local(result: VariantResult) -> bool:
 
 
 def _with_gains(result: VariantResult, alone: VariantResult) -> VariantResult:
-    predictions = {each.run.seed: each.predictions for each in alone.outcomes}
-    outcomes = []
-    for each in result.outcomes:
-        over_local = gains(each.predictions, predictions.get(each.run.seed, {})) if result is not alone else {}
-        values = {**each.values, "worse_off": worse_off(over_local), "worst_tenth": worst_tenth(over_local)}
-        outcomes.append(replace(each, values=values, gains=over_local))
-    return replace(result, outcomes=outcomes)
+    by_seed = {each.run.seed: each.accuracies for each in alone.outcomes} if result is not alone else {}
+    return replace(result, outcomes=[_gaining(each, by_seed.get(each.run.seed, {})) for each in result.outcomes])
+
+
+def _gaining(outcome: RunOutcome, alone: Mapping[str, float]) -> RunOutcome:
+    gains = {client: value - alone[client] for client, value in outcome.accuracies.items() if client in alone}
+    if not gains:
+        return outcome
+    lowest = sorted(gains.values())[: math.ceil(WORST * len(gains))]
+    worse_off = sum(gain < 0 for gain in gains.values()) / len(gains)
+    values = {**outcome.values, "worse_off": worse_off, "worst_tenth": statistics.fmean(lowest)}
+    return replace(outcome, values=values, gains=gains)
 
 
 def _outcome(run: PlannedRun, files: RunFiles) -> RunOutcome:
@@ -163,7 +152,6 @@ def _outcome(run: PlannedRun, files: RunFiles) -> RunOutcome:
     examples, work = (summary.get(name) or {} for name in ("examples", "work"))
     values = {name: files.accuracy(name.removesuffix("_accuracy")) for name in ACCURACIES[:3]}
     values["common_accuracy"] = files.common_accuracy
-    values |= {name: (summary.get(name) or {}).get("weighted") for name in BY_CLASS}
     for names, table in ((EXAMPLES, examples), (WORK, work), (COSTS, summary)):
         values |= {name: table.get(name) for name in names}
-    return RunOutcome(run, files, dict.fromkeys(MEASURES) | values, read_predictions(run.folder))
+    return RunOutcome(run, files, dict.fromkeys(MEASURES) | values)

@@ -34,7 +34,7 @@ from fedhet.validation import ineffective
 WIDEST = 1000
 """Characters of a line of a table in a file."""
 
-WRITTEN = ("logs", "tuning", "race", "compared", "*-seed*")
+WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")
 """Folders of a comparison."""
 
 HEARTBEAT = 30.0

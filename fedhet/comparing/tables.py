@@ -6,20 +6,18 @@ from typing import TYPE_CHECKING
 
 from fedhet.comparing.measures import (
     ACCURACIES,
-    CLIENTS,
-    CONFIDENCE,
     EXAMPLES,
+    GAINS,
     MEASURES,
     WORK,
     VariantResult,
     corrected_p_values,
     differences,
 )
-from fedhet.comparing.search import Search
 from fedhet.comparing.settings import EQUAL_MODEL
-from fedhet.comparing.tuning import Tuning
+from fedhet.comparing.tuning import Search, Tuning
+from fedhet.comparing.uncertainty import CONFIDENCE
 from fedhet.results.tables import format_bytes, format_seconds, format_value
-from fedhet.rows import BY_CLASS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,10 +26,8 @@ _WORDS = ("method", "models")
 _LEFT = (*_WORDS, "sends", "settings")
 _COUNTS = dict(zip((*EXAMPLES, *WORK), ("labelled", "public", "own steps", "steps", "examples seen"), strict=True))
 """Measures that are counts, and their headings."""
-_CLIENTS = dict(
-    zip(CLIENTS, (("balanced", ".3f"), ("macro F1", ".3f"), ("worse off", ".0%"), ("worst tenth", "+.3f")), strict=True)
-)
-"""Headings and formats of measures of clients."""
+_GAINS = dict(zip(GAINS, (("worse off", ".0%"), ("worst tenth", "+.3f")), strict=True))
+"""Headings and formats of clients' gains."""
 
 
 def terminal_table(lines: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> "Table":
@@ -49,8 +45,8 @@ def terminal_table(lines: Sequence[Sequence[str]], notes: Sequence[str] = ()) ->
 
 
 def whole_table(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[str]]:
-    """Return `accuracies`, `clients` and `costs` side by side."""
-    tables = accuracies(results, baseline), clients(results), costs(results)
+    """Return `accuracies`, `gains` and `costs` as one table."""
+    tables = accuracies(results, baseline), gains(results), costs(results)
     return [[*first, *second[1:], *third[1:]] for first, second, third in zip(*tables, strict=True)]
 
 
@@ -124,12 +120,12 @@ def _difference(result: VariantResult, baseline: VariantResult) -> str:
     return "-" if difference is None else str(difference)
 
 
-def clients(results: Sequence[VariantResult]) -> list[list[str]]:
-    """Return headings and a line for each variant: metrics by class, and clients' gains over training alone."""
-    shown = [name for name in CLIENTS if any(result.mean(name) is not None for result in results)]
-    lines = [["method", *(_CLIENTS[name][0] for name in shown)]]
+def gains(results: Sequence[VariantResult]) -> list[list[str]]:
+    """Return headings and a line for each variant: its clients' gains over training alone, if they are known."""
+    shown = [name for name in GAINS if any(result.mean(name) is not None for result in results)]
+    lines = [["method", *(_GAINS[name][0] for name in shown)]]
     for result in results:
-        means = [(result.mean(name), _CLIENTS[name][1]) for name in shown]
+        means = [(result.mean(name), _GAINS[name][1]) for name in shown]
         lines.append([result.label, *("-" if mean is None else format(mean, style) for mean, style in means)])
     return lines
 
@@ -170,7 +166,12 @@ def notes_below(
         )
     if "common_accuracy" in _shown(results):
         notes.append("Common: on the common test set, of the global model where there is one, else of clients' models.")
-    notes += [*_differences(results, baseline, metrics[0]), *_clients(results)]
+    notes += _differences(results, baseline, metrics[0])
+    if len(gains(results)[0]) > 1:
+        notes.append(
+            "Worse off: fraction of clients with a lower accuracy than the same client under local with the same seed. "
+            "Worst tenth: mean difference to local of the tenth of clients that gain least."
+        )
     if any(result.equalised for result in results):
         notes.append(f"* needs equal architectures: every client got {EQUAL_MODEL}.")
     notes += [*_absent(results), *settings]
@@ -188,14 +189,7 @@ def _differences(results: Sequence[VariantResult], baseline: VariantResult, metr
     found = differences(results, baseline)
     if not found:
         return
-    wider = {name: each.widening for name, each in found.items() if each and each.widening is not None}
-    covers = f"with its {CONFIDENCE:.0%} interval of seeds alone (Student's t)"
-    if wider:
-        most = max(wider, key=lambda name: wider[name])
-        covers = (
-            f"with its {CONFIDENCE:.0%} interval of seeds and test examples; these widen it by up to "
-            f"{wider[most]:.0%} ({most})"
-        )
+    covers = f"with its {CONFIDENCE:.0%} interval (Student's t)"
     if few := {each.seeds for each in found.values() if each and each.low is None}:
         covers = f"{max(few)} here: too few seeds for an interval"
     paired = "paired over the seeds that both completed"
@@ -214,18 +208,6 @@ def _differences(results: Sequence[VariantResult], baseline: VariantResult, metr
 
 def _listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def _clients(results: Sequence[VariantResult]) -> Iterator[str]:
-    """Yield the meanings of the existing columns of `clients`."""
-    if any(result.mean(BY_CLASS[0]) is not None for result in results):
-        yield "Balanced accuracy and macro F1: means over the classes of a client's test examples, of recall and of F1."
-    if any(result.mean("worse_off") is not None for result in results):
-        yield (
-            "Worse off: clients below the same client under local by more than two standard errors of the difference "
-            "on its test examples (by chance 2% are). Worst tenth: mean gain over local of the tenth of clients that "
-            "gain least."
-        )
 
 
 def _absent(results: Sequence[VariantResult]) -> Iterator[str]:

@@ -1,35 +1,34 @@
 """Tuning: chooses every variant's settings on validation parts, with seeds that are not reported.
 
-All configurations run with the tuning seeds. A best value at the edge of its list widens the list, at most `WIDENED`
-times. Then those that are not clearly worse than the best go on with further seeds, half of them each time (successive
-halving; Jamieson and Talwalkar, AISTATS 2016), at most `HALVINGS` times, the others are dropped. The highest mean is
-chosen; configurations with as many seeds of which it is not clear are ties. Nothing reads the results on test parts.
+Every variant tries equally many configurations with all tuning seeds; the one with the highest mean validation accuracy
+is chosen. Nothing reads the results on test parts.
 """
 
 import itertools
-import json
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedhet.comparing.runs import Execution, check, why_incomplete
-from fedhet.comparing.search import Choice, Search, Tried, record, rows
 from fedhet.comparing.settings import SAME_FOR_ALL, PlannedRun, SharedSettings, distinct
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import write_csv, write_text
+from fedhet.files import write_csv
 from fedhet.options import Value
 from fedhet.randomness import numpy_generator
-from fedhet.results.history import read_run, showing
+from fedhet.results.history import RunFiles, read_run, showing
+
+Choice = dict[str, Value]
+"""Keys and values that are tried together."""
 
 SEEDS = (1000, 1001, 1002)
 SHARE = 0.2
-"""Of the training examples: validation, in tuning runs with no other share set."""
+"""The share of training examples in validation parts, if the settings give none."""
 
 WHOLE: dict[str, Value] = {"validation": 0.0, "validation-on": "own"}
-"""Reported runs train on whole training parts."""
+"""Settings of reported runs, which train on whole training parts."""
 
-WIDENED, HALVINGS = 2, 2
 RATE = "learning-rate"
 
 _NOT_TUNED = SAME_FOR_ALL | {"architectures", "assign"}
@@ -41,7 +40,7 @@ class Tuning:
 
     Attributes:
         grid: values by key, of keys that all methods share or that are a method's own (`fedhenn.eta0`); under
-            `NAME:KEY` those that one variant tries instead of the others'.
+            `NAME:KEY` the values for one variant.
         seeds: each configuration runs once with each.
         runs: configurations that a variant tries, with further learning rates where its grid is smaller; None: as many
             as the largest grid has.
@@ -52,17 +51,131 @@ class Tuning:
     runs: int | None = None
 
 
+@dataclass
+class Trial:
+    """A configuration that was tried: its validation accuracy by seed, or the reason for none, and its costs.
+
+    Attributes:
+        steps: gradient steps of all its runs.
+        seconds: of the longest run.
+        round_bytes: the most that one client sent and received in one round.
+    """
+
+    variant: str
+    choice: Choice
+    by_seed: dict[int, float] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    steps: int = 0
+    seconds: float = 0.0
+    round_bytes: int = 0
+
+    def note(self, seed: int, run: RunFiles | None, reason: str | None) -> None:
+        """Note the outcome of a run, or the reason for none."""
+        accuracy = validation_accuracy(run) if run else None
+        if run is None or accuracy is None:
+            self.failed[seed] = reason or "there is no validation accuracy"
+            return
+        self.by_seed[seed] = float(accuracy)
+        summary = run.summary or {}
+        self.steps += int((summary.get("work") or {}).get("steps") or 0)
+        self.seconds = max(self.seconds, float(summary.get("seconds") or 0))
+        self.round_bytes = max(self.round_bytes, round_bytes(run))
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over its seeds; None unless all of them have one."""
+        return None if self.failed or not self.by_seed else statistics.fmean(self.by_seed.values())
+
+    @property
+    def words(self) -> str:
+        """Its keys and values in words."""
+        return ", ".join(f"{key} = {value}" for key, value in self.choice.items()) or "nothing to choose"
+
+
+def validation_accuracy(run: RunFiles) -> float | None:
+    """Return the run's accuracy on validation examples, to which a client that failed when measured adds 0.
+
+    Otherwise a configuration with which all clients but one diverge would have the accuracy of that one.
+    """
+    accuracy = run.accuracy("validation")
+    clients, failed = run.measured("validation")
+    return accuracy * clients / (clients + len(failed)) if accuracy and failed else accuracy
+
+
+def round_bytes(run: RunFiles) -> int:
+    """Return the most that one client sent and received in one round of training."""
+    training = {row["round"] for row in run.rows if row["round"] and not row.get("final")}
+    return max((row.bytes_up + row.bytes_down for row in run.clients if row.round in training), default=0)
+
+
+@dataclass
+class Search:
+    """The tuning of one variant: its trials, and the number of configurations in its grid."""
+
+    variant: str
+    grid: int
+    tried: list[Trial]
+
+    @property
+    def completed(self) -> list[Trial]:
+        """The configurations that completed with all their seeds, best first."""
+        done = [each for each in self.tried if each.accuracy is not None]
+        return sorted(done, key=lambda each: -(each.accuracy or 0.0))
+
+    @property
+    def best(self) -> Trial:
+        """The configuration with the highest mean; the first one of equals."""
+        return self.completed[0]
+
+    @property
+    def edges(self) -> list[str]:
+        """Keys whose best value is the lowest or the highest number that was tried."""
+        ends = []
+        for key, value in self.best.choice.items():
+            numbers = {v for each in self.tried if isinstance(v := each.choice[key], int | float)}
+            if not isinstance(value, bool | str) and len(numbers) > 1 and value in (min(numbers), max(numbers)):
+                ends.append(key)
+        return ends
+
+    @property
+    def reasons(self) -> str:
+        """Why none completed, if none did."""
+        reasons = dict.fromkeys(reason for tried in self.tried for reason in tried.failed.values())
+        return f"no configuration of {self.variant} completed with all tuning seeds: {'; '.join(reasons)}"
+
+    @property
+    def text(self) -> str:
+        """The choice in words, and the keys whose best value is at the edge of the values tried."""
+        more = len(self.tried) - min(self.grid, len(self.tried))
+        tried = f"{len(self.tried)} tried" + (f", {more} beyond its grid" if more else f" of {self.grid}")
+        words = [f"{self.variant}: {self.best.words} (validation {self.best.accuracy:.3f}, {tried})"]
+        return "; ".join([*words, *(f"{key} at the edge of the values tried" for key in self.edges)])
+
+
+def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
+    """Yield a heading, and a row for each configuration of each variant."""
+    keys = distinct(key for each in searches for tried in each.tried for key in tried.choice)
+    seeds = sorted({seed for each in searches for tried in each.tried for seed in tried.by_seed})
+    yield ["method", *keys, *(f"seed {seed}" for seed in seeds), "validation_accuracy", "result", "steps"]
+    for search in searches:
+        best = search.best if search.completed else None
+        for tried in search.tried:
+            values = [tried.choice.get(key) for key in keys]
+            accuracies = [tried.by_seed.get(seed) for seed in seeds]
+            result = "chosen" if tried is best else "; ".join(dict.fromkeys(tried.failed.values()))
+            yield [search.variant, *values, *accuracies, tried.accuracy, result, tried.steps]
+
+
 @dataclass(frozen=True)
 class Tuner:
     """Runs configurations in a folder with the `held_out` settings, by which validation parts are set apart."""
 
-    tuning: Tuning
     shared: SharedSettings
     held_out: Mapping[str, Value]
     folder: Path
     execute: Execution
 
-    def run(self, asked: Sequence[Tried], seeds: Sequence[int]) -> None:
+    def run(self, asked: Sequence[Trial], seeds: Sequence[int]) -> None:
         """Run configurations with further seeds, and note their accuracies; nothing of runs that had no time."""
         planned = [(tried, seed, self.plan(tried, seed, self.held_out)) for tried in asked for seed in seeds]
         runs = [run for _, _, run in planned]
@@ -75,69 +188,17 @@ class Tuner:
             with showing(run.folder):
                 tried.note(seed, None if reason else read_run(run.folder), reason)
 
-    def plan(self, tried: Tried, seed: int, settings: Mapping[str, Value]) -> PlannedRun:
-        """The run of a configuration, with further settings."""
+    def plan(self, tried: Trial, seed: int, settings: Mapping[str, Value]) -> PlannedRun:
+        """Return the run of a configuration, with further settings."""
         words = [f"{key}={value}".replace("/", "_") for key, value in tried.choice.items()]
         place = self.folder / ",".join([tried.variant, *words, f"seed={seed}"])
         return self.shared.plan(tried.variant, seed, place, {**tried.choice, **settings})
-
-    def widen(self, searches: Sequence[Search]) -> None:
-        """Try values beyond the edges at which the best configurations lie; note the edges that remain."""
-        for attempt in range(WIDENED + 1):
-            beyond = {search.variant: list(self._beyond(search)) for search in searches}
-            for search in searches:
-                search.edges = distinct(key for key, _ in beyond[search.variant])
-            if attempt == WIDENED or not any(beyond.values()):
-                return
-            self.execute.tell("the best value is the last of its list: trying further ones")
-            for search in searches:
-                search.tried += [tried for _, tried in beyond[search.variant]]
-            self.run([tried for each in beyond.values() for _, tried in each], self.tuning.seeds)
-
-    def _beyond(self, search: Search) -> Iterator[tuple[str, Tried]]:
-        """Each key whose best value is the lowest or highest tried, and the best choice with a value beyond it.
-
-        A value with the very same accuracy counts as well: of rates that all end at chance the lowest and the highest.
-        """
-        best = search.best.choice
-        texts = {key: value for key, value in best.items() if isinstance(value, str)}
-        comparable = [each for each in search.tried if texts.items() <= each.choice.items()]
-        level = [each.choice for each in (search.best, *search.ties) if each.accuracy == search.best.accuracy]
-        for key in best:
-            numbers = [each.choice[key] for each in comparable if isinstance(each.choice[key], int | float)]
-            values = sorted({number for number in numbers if not isinstance(number, bool)})
-            for value in [choice[key] for choice in level if choice == {**best, key: choice[key]}]:
-                if len(values) < 2 or value == 0 or value not in (values[0], values[-1]):
-                    continue
-                further = _further(*(values[1::-1] if value == values[0] else values[-2:]))
-                choice = {**best, key: further}
-                try:
-                    self.shared.settings(search.variant, self.tuning.seeds[0], choice)
-                except ConfigError:  # the key's own range ends here
-                    continue
-                if all(each.choice != choice for each in search.tried):
-                    yield key, Tried(search.variant, choice)
-
-    def halve(self, searches: Sequence[Search], reported: Sequence[int]) -> None:
-        """Give the better half of the configurations that are not clearly worse than the best further seeds."""
-        used = [*self.tuning.seeds, *reported]
-        for _ in range(HALVINGS):
-            seeds = [max(used) + 1 + number for number in range(len(self.tuning.seeds))]
-            asked: list[Tried] = []
-            for search in searches:
-                if ties := search.ties:
-                    asked += [search.best, *ties][: max(2, math.ceil((1 + len(ties)) / 2))]
-            if not asked:
-                return
-            self.execute.tell(f"{len(asked)} configurations are not clear of each other: seeds {seeds[0]} and on")
-            self.run(asked, seeds)
-            used += seeds
 
 
 def tune(
     tuning: Tuning, shared: SharedSettings, *, reported: Sequence[int], out: Path, execute: Execution
 ) -> tuple[dict[str, Search], dict[str, str]]:
-    """Run every variant's configurations in `out/tuning`, and write `tuning.json` and `tuning.csv` into `out`.
+    """Run every variant's configurations in `out/tuning`, and write `tuning.csv` into `out`.
 
     Returns the outcome by variant; and of variants without a configuration that completed with all seeds, why.
 
@@ -146,7 +207,7 @@ def tune(
         FedhetError: no configuration of any variant completed.
     """
     check_tuning(tuning, shared, reported)
-    tuner = Tuner(tuning, shared, held_out(shared), out / "tuning", execute)
+    tuner = Tuner(shared, held_out(shared), out / "tuning", execute)
     grids = {variant: _grid(tuning, shared, variant) for variant in shared.own}
     largest = max(map(len, grids.values()))
     number = min(tuning.runs or largest, largest)
@@ -154,26 +215,15 @@ def tune(
     for variant, grid in grids.items():
         order = numpy_generator(tuning.seeds[0], "tuning", variant).permutation(len(grid))[:number]
         choices = _filled([grid[index] for index in sorted(order)], number)
-        searches.append(Search(variant, len(grid), [Tried(variant, choice) for choice in choices]))
+        searches.append(Search(variant, len(grid), [Trial(variant, choice) for choice in choices]))
     counts = ", ".join(f"{len(each.tried)} for {each.variant}" for each in searches)
     execute.tell(f"tuning with seeds {', '.join(map(str, tuning.seeds))}: configurations {counts}")
     tuner.run([tried for search in searches for tried in search.tried], tuning.seeds)
+    write_csv(out / "tuning.csv", rows(searches))
     without = {each.variant: each.reasons for each in searches if not each.completed}
     if len(without) == len(searches):
         raise FedhetError("\n".join(without.values()))
     searches = [each for each in searches if each.completed]
-    tuner.widen(searches)
-    tuner.halve(searches, reported)
-    outcome = {
-        "note": validation_note(shared),
-        "seeds": list(tuning.seeds),
-        "validation": tuner.held_out["validation"],
-        "validation-on": tuner.held_out["validation-on"],
-        "methods": {each.variant: record(each) for each in searches},
-        "failed": without,
-    }
-    write_text(out / "tuning.json", json.dumps(outcome, indent=2) + "\n")
-    write_csv(out / "tuning.csv", rows(searches))
     for each in searches:
         execute.tell(f"chosen for {each.text}")
     return {each.variant: each for each in searches}, without
@@ -273,10 +323,3 @@ def _refined(rates: list[float]) -> Iterator[float]:
         further = [*between, rates[0] / ratio, rates[-1] * ratio]
         yield from further
         rates = sorted([*rates, *further])
-
-
-def _further(inner: Value, edge: Value) -> Value:
-    """A number as far beyond the edge of a list as its neighbour lies before it: by ratio, by difference from 0."""
-    low, high = float(inner), float(edge)
-    beyond = high * high / low if low > 0 and high > 0 else 2 * high - low
-    return round(beyond) if isinstance(inner, int) and isinstance(edge, int) else float(f"{beyond:.3g}")

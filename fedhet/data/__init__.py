@@ -1,7 +1,7 @@
 """Data sets by name, and how they are shared out among clients."""
 
 from fedhet.data import chestxray, images, text, tweets
-from fedhet.data.examples import ClientData, DataSet, Examples, Owners, PublicDataset, digests, resident
+from fedhet.data.examples import ClientData, DataSet, Examples, Owners, PublicDataset, resident
 from fedhet.data.partitions import Part, partition, partitions
 from fedhet.data.registry import LOADED, augments, load, names, register_dataset
 from fedhet.data.split import (
@@ -25,7 +25,6 @@ __all__ = [
     "Split",
     "augments",
     "chestxray",
-    "digests",
     "hold_out",
     "images",
     "load",

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhet.data.reading import LazyInputs
-from fedhet.randomness import seeded
 from fedhet.task import Task
 
 Indices = NDArray[np.int64]
@@ -119,19 +118,6 @@ def relabelled(part: P, change: Callable[[Tensor], Tensor]) -> P:
     if isinstance(part.inputs, LazyInputs):
         return replace(part, inputs=replace(part.inputs, relabel=change), labels=labels)
     return replace(part, labels=labels)
-
-
-@lru_cache(maxsize=1)  # all clients have the common test set
-def digests(examples: Examples) -> Indices:
-    """Return a number (n,) for each example, from its input and label, which is the same in every run."""
-    numbers = []
-    for start in range(0, len(examples), 1024):
-        with seeded(start, "digests"):  # a random transform draws the same in every run, too
-            rows = examples.at(slice(start, start + 1024))
-        columns = [each.cpu().contiguous().flatten().view(torch.uint8).view(len(each), -1).numpy() for each in rows]
-        contents = (hashlib.blake2b(x.tobytes() + y.tobytes(), digest_size=8) for x, y in zip(*columns, strict=True))
-        numbers += [int.from_bytes(content.digest(), "big", signed=True) for content in contents]
-    return np.array(numbers, np.int64)
 
 
 @dataclass(frozen=True, eq=False)

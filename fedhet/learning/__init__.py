@@ -3,7 +3,6 @@
 from fedhet.learning.distillation import divergence as divergence
 from fedhet.learning.distillation import soft_divergence as soft_divergence
 from fedhet.learning.evaluation import BATCH as BATCH
-from fedhet.learning.evaluation import by_class as by_class
 from fedhet.learning.evaluation import evaluate as evaluate
 from fedhet.learning.evaluation import of_tokens as of_tokens
 from fedhet.learning.evaluation import read as read

@@ -1,7 +1,5 @@
 """Passes over examples in evaluation mode, without gradients: scores, outputs, and BatchNorm's statistics."""
 
-import math
-from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -12,7 +10,6 @@ from fedhet.data import Examples
 from fedhet.data.reading import LazyInputs
 from fedhet.learning.passes import forward
 from fedhet.models.arrays import kinds_of
-from fedhet.outputs import IGNORED
 from fedhet.representations import Representation
 from fedhet.task import Score, Task
 
@@ -45,26 +42,6 @@ def evaluate(
         score = task.evaluate(outputs.detach(), labels)
         total = score if total is None else total + score
     return total
-
-
-def by_class(predicted: Tensor, labels: Tensor, least: int = 1) -> dict[str, float]:
-    """Return the balanced accuracy and the macro F1 score of predicted classes (n,) for examples of classes (n,).
-
-    They are the means of recall and of F1 = 2 TP / (2 TP + FP + FN) over the classes of the examples. The result is
-    empty if a class has fewer than `least` examples, about which the numbers and the accuracy would tell too much.
-    """
-    counted = labels != IGNORED
-    right, guessed = labels[counted].tolist(), predicted[counted].tolist()
-    having, guesses = Counter(right), Counter(guessed)
-    hits = Counter(label for label, guess in zip(right, guessed, strict=True) if label == guess)
-    if not having or min(having.values()) < least:
-        return {}
-    recalls = [hits[label] / count for label, count in having.items()]
-    scores = [2 * hits[label] / (count + guesses[label]) for label, count in having.items()]
-    return {
-        "balanced_accuracy": math.fsum(recalls) / len(having),
-        "macro_f1": math.fsum(scores) / len(having),
-    }
 
 
 def read(

@@ -6,14 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import product
 from typing import Any
 
 from fedhet import population, registry
 from fedhet.client.policy import Policy
-from fedhet.comparing.search import Choice
 from fedhet.comparing.settings import SharedSettings, shake_hands, shared_settings, variants_of
+from fedhet.comparing.tuning import Choice
 from fedhet.keys import kebab
 from fedhet.method import METRICS, STRUCTURE, Traits
 from fedhet.options import Config
@@ -30,13 +29,13 @@ class Candidates:
     """The methods that were asked.
 
     Attributes:
-        settings: of methods that can serve all clients, those of their own keys that can be tried, their values first.
+        choices: by method that can serve all clients, the settings of its own keys to try, the configured ones first.
         alone: the ones of these whose clients exchange nothing.
         sends: the kinds of what leaves a client, by method.
         refused: why the other methods cannot serve, by method.
     """
 
-    settings: dict[str, list[Choice]] = field(default_factory=dict)
+    choices: dict[str, list[Choice]] = field(default_factory=dict)
     alone: set[str] = field(default_factory=set)
     sends: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -63,10 +62,17 @@ def ask(
     shared_settings(variants_of([CONTROL]), seeds=[seed], config=base, supplied=supplied, strict=False)
     with _silently():
         for name in methods:
+            known: dict[tuple[Traits, bool], str] = {}
+
+            def refusal(config: Config, known: dict[tuple[Traits, bool], str] = known) -> str:
+                asked = registry.traits(config), config.parameters.changes_heads
+                if asked not in known:
+                    known[asked] = _refusal(config, supplied, policy, allow, labels)
+                return known[asked]
+
             try:
                 both = variants_of([CONTROL, name])
                 shared = shared_settings(both, seeds=[seed], config=base, supplied=supplied, strict=False)
-                refusal = partial(_refusal_of, {}, supplied, policy, allow, labels)
                 tried = [(*each, refusal(each[1])) for each in _configurations(shared, name, seed, refusal)]
             except Exception as error:  # a method that raises cannot serve
                 candidates.refused[name] = _line(error)
@@ -75,7 +81,7 @@ def ask(
             if not serving:
                 candidates.refused[name] = tried[0][2]
                 continue
-            candidates.settings[name] = [choice for choice, _ in serving]
+            candidates.choices[name] = [choice for choice, _ in serving]
             kinds = frozenset[str]().union(*(traits.kinds for _, traits in serving))
             candidates.sends[name] = ", ".join(sorted(kinds - {METRICS, STRUCTURE})) or "nothing"
             if not serving[0][1].communicates:
@@ -112,28 +118,13 @@ def _configurations(
                 yield {**now, key: value}, changed
 
 
-def _refusal_of(
-    known: dict[tuple[Traits, bool], str],
-    supplied: Supplied,
-    policy: Policy,
-    allow: str | None,
-    labels: bool,
-    config: Config,
-) -> str:
-    """`_refusal`, asked once for each of a method's traits, with and without changed heads."""
-    asked = registry.traits(config), config.parameters.changes_heads
-    if asked not in known:
-        known[asked] = _refusal(config, supplied, policy, allow, labels)
-    return known[asked]
-
-
 def _refusal(config: Config, supplied: Supplied, policy: Policy, allow: str | None, labels: bool) -> str:
     """Why a configured method cannot serve all clients; empty if it can."""
     try:
         policy.check_method(config.method_name, registry.traits(config))
         population.check(config, own_model=supplied.model is not None, own_data=supplied.data is not None)
         if not registry.traits(config).serves_clients:
-            return "its model is at the server alone, and a race compares what clients have: try it by fedhet compare"
+            return "its model is at the server alone, and clients are compared here: try it by fedhet compare"
         public = supplied.public_dataset(config)
         if public is not None and not labels:
             public = public.unlabelled

@@ -104,7 +104,7 @@ def learning_curve(
         which: the models as clients `received` them, or the personal models after they were `trained`.
         statistic: over clients, one of `STATISTICS`; a single model on the common test set has just one value.
         test: the clients' `own` test parts, the `common` test set or the clients' `validation` parts.
-        measure: `accuracy`, `loss` or one of `BY_CLASS`.
+        measure: `accuracy` or `loss`.
     """
     curve: dict[int, float] = {}
     for row in rows:
@@ -169,7 +169,6 @@ class RunFiles:
     clients: list[ClientRow] = field(default_factory=list)
     summary: dict[str, Any] | None = None
     matrices: dict[str, dict[str, Any]] = field(default_factory=dict)
-    partition: dict[str, Any] | None = None
 
     @property
     def personal(self) -> Which | None:
@@ -256,7 +255,6 @@ def read_run(folder: Path | str) -> RunFiles:
         clients=read_clients(folder),
         summary=_read_json(folder / "summary.json"),
         matrices=_read_json(folder / "matrices.json") or {},
-        partition=_read_json(folder / "partition.json"),
     )
 
 

@@ -1,12 +1,26 @@
-"""Pages as Jinja2 templates: the report of a run, and several runs together.
+"""The page of reports as a Jinja2 template: the report of a run, and of several runs together.
 
-In a Python file, since Flower's app bundle takes no HTML.
+It is in a Python file, since Flower's app bundle takes no HTML.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-SHARED = """\
-{% macro head(title) %}
+TABLE = """\
+{% macro table(headings, rows, kind="") %}
+<div class="scroll"><table class="{{ kind }}{{ " wide" if headings | length > 2 }}">
+<thead><tr>{% for heading in headings %}<th>{{ heading }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in rows %}
+<tr>{% for cell in row %}<td data-of="{{ headings[loop.index0] }}">{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}
+</tbody></table></div>
+{% endmacro %}
+"""
+"""A macro for a table."""
+
+PAGE = """\
 <!DOCTYPE html>
 <html lang="en">
 <head>
@@ -54,40 +68,9 @@ details summary { cursor: pointer; color: var(--quiet); margin: .75rem 0; }
 </head>
 <body>
 <h1>{{ title }}</h1>
-{% endmacro %}
-{% macro drawn(pictures) %}
-<div class="figures" style="columns: 22rem {{ pictures | length }}">
-{% for picture in pictures %}
-<figure id="{{ picture.name }}">{{ picture.svg | safe }}
-<figcaption>{{ picture.caption }}</figcaption></figure>
+{% for kind, line in lines %}
+<p class="{{ kind }}">{{ line }}</p>
 {% endfor %}
-</div>
-{% endmacro %}
-{% macro table(headings, rows, kind="") %}
-<div class="scroll"><table class="{{ kind }}{{ " wide" if headings | length > 2 }}">
-<thead><tr>{% for heading in headings %}<th>{{ heading }}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for row in rows %}
-<tr>{% for cell in row %}<td data-of="{{ headings[loop.index0] }}">{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}
-</tbody></table></div>
-{% endmacro %}
-"""
-"""Macros of all pages: their beginning, their figures, and a table."""
-
-TABLE = "{{ table(headings, rows) }}{% if failure %}<pre>{{ failure }}</pre>{% endif %}"
-"""A comparison in a notebook."""
-
-PAGE = """\
-{{ head(title) }}
-{% if run.summary is none %}
-<p class="bad">Unfinished: {{ about }}. What follows is what there is so far.</p>
-{% elif run.summary.status == "completed" %}
-<p class="quiet">Completed: {{ about }}.</p>
-{% else %}
-<p class="bad">This run failed: {{ run.summary.error or "no reason recorded" }}</p>
-<p class="quiet">What there is: {{ about }}.</p>
-{% endif %}
 {% if facts %}
 <dl>
 {% for name, value, note in facts %}
@@ -95,74 +78,83 @@ PAGE = """\
 {% endfor %}
 </dl>
 {% endif %}
-{{ drawn(pictures) }}
-{% if classes_unknown %}
-<p class="quiet">Who has which classes is not shown: the server knows it only of clients that it simulates, with the
-configured data set.</p>
-{% endif %}
-{% if undrawn %}
-<p class="quiet">matrices.json also holds: {{ undrawn | join(", ") }}.</p>
-{% endif %}
-<section><h2>Clients by architecture</h2>
-{% if architectures %}
-{{ table(architectures[0], architectures[1:], "numbers total") }}
-<p class="quiet">Plain means over clients, each at its last evaluation{{ ", after the last aggregation" if after }}.</p>
-{% else %}
-<p class="quiet">No client was evaluated.</p>
-{% endif %}
-</section>
-<section><h2>Failures</h2>
-{% if failures %}
-{{ table(["reason", "times", "rounds", "clients"], failures) }}
-{% else %}
-<p class="quiet">None.</p>
-{% endif %}
-</section>
-<section><h2>Settings</h2>
-{{ table(["key", "value"], settings) }}
-{% if defaults %}
-<details><summary>{{ defaults | length }} more at their defaults</summary>
-{{ table(["key", "value"], defaults) }}
-</details>
-{% endif %}
-{% for name, what in run.ran.items() %}
-<p class="quiet">{{ name }}: <code>{{ what }}</code></p>
+<div class="figures" style="columns: 22rem {{ pictures | length }}">
+{% for picture in pictures %}
+<figure id="{{ picture.name }}">{{ picture.svg | safe }}
+<figcaption>{{ picture.caption }}</figcaption></figure>
 {% endfor %}
-</section>
-<section><h2>Versions</h2>
-{{ table(["package", "version"], run.versions.items()) }}
-</section>
-</body>
-</html>
-"""
-
-TOGETHER = """\
-{{ head(title) }}
-{{ drawn(pictures) }}
-<section><h2>Results</h2>
-{% for lines in tables %}
-{{ table(lines[0], lines[1:], "numbers") }}
+</div>
+{% for section in sections %}
+<section><h2>{{ section.heading }}</h2>
+{% for lines in section.tables %}
+{{ table(lines[0], lines[1:], section.kind) }}
 {% endfor %}
-{% for note in notes %}
+{% for note in section.notes %}
 <p class="quiet">{{ note }}</p>
 {% endfor %}
-</section>
-<section><h2>Runs</h2>
+{% if section.folded | length > 1 %}
+<details><summary>{{ section.folded | length - 1 }} more at their defaults</summary>
+{{ table(section.folded[0], section.folded[1:]) }}
+</details>
+{% endif %}
+{% if section.links %}
 <ul>
-{% for name, link in runs %}
+{% for name, link in section.links %}
 <li>{% if link %}<a href="{{ link }}">{{ name }}</a>{% else %}{{ name }}{% endif %}</li>
 {% endfor %}
 </ul>
+{% endif %}
 </section>
+{% endfor %}
 </body>
 </html>
 """
-"""Several runs: figures, a table, and links to the runs' own reports."""
+
+Table = Sequence[Sequence[str]]
+"""Headings, then rows."""
 
 
-def render(template: str, **values: Any) -> str:
-    """Fill in a template, which may use the macros of all pages."""
+@dataclass(frozen=True)
+class Section:
+    """A section of a page: tables, whose look is `kind`, notes, a table that unfolds, and links by name."""
+
+    heading: str
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = ()
+    kind: str = ""
+    folded: Table = ()
+    links: Sequence[tuple[str, str]] = ()
+
+
+def page(
+    title: str,
+    sections: Iterable[Section],
+    *,
+    lines: Iterable[tuple[str, str]] = (),
+    facts: Iterable[tuple[str, str, str]] = (),
+    pictures: Sequence[Mapping[str, str]] = (),
+) -> str:
+    """Return a page.
+
+    Args:
+        title: its title.
+        sections: what comes below the figures.
+        lines: the first lines, each after its look, `bad` or `quiet`.
+        facts: name, value and note of the numbers at the top.
+        pictures: `name`, `svg` and `caption` of the figures.
+    """
+    return _render(
+        PAGE, title=title, sections=list(sections), lines=list(lines), facts=list(facts), pictures=list(pictures)
+    )
+
+
+def table(lines: Table) -> str:
+    """Return a table as HTML, for a notebook."""
+    return _render("{{ table(lines[0], lines[1:]) }}", lines=lines)
+
+
+def _render(template: str, **values: Any) -> str:
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(SHARED + template).render(**values)
+    return environment.from_string(TABLE + template).render(**values)

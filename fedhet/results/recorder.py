@@ -12,11 +12,10 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
-from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedhet import population, predictions, toml
+from fedhet import toml
 from fedhet.errors import ConfigError, FedhetError, in_words
 from fedhet.files import check_links, check_place, csv_lines, locked, read_arrays, state_home, write_arrays, write_text
 from fedhet.machine import host
@@ -26,7 +25,7 @@ from fedhet.results.history import read_clients, read_history, showing
 from fedhet.results.loggers import loggers
 from fedhet.results.report import write_report
 from fedhet.results.summary import summarised
-from fedhet.rows import ClientRow, client_order
+from fedhet.rows import ClientRow
 from fedhet.state import State
 from fedhet.text import log
 from fedhet.toml import to_toml
@@ -36,8 +35,6 @@ S = TypeVar("S", bound=State)
 
 COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
 FILES, DIGESTS = ("history.jsonl", "clients.csv"), "digests.csv"
-KINDS = ("models", predictions.FOLDER)
-"""Folders of files that clients leave at the end."""
 EARLIER = "earlier"
 """Folder in `checkpoint` with that before the last round of training."""
 PACKAGES = ("flwr", "torch", "numpy", "scipy")
@@ -107,18 +104,10 @@ class RunDirectory(Observer):
         return state
 
     def started(self, run: RunInfo, first: int, last: int) -> None:
-        """Write the clients' classes, if clients and the configured data set are on this machine."""
+        """Write the settled `test-on` into `config.toml`."""
         if run.test_on not in ("", self.config.test_on):
             self.config = self.config.but(test_on=run.test_on)
             self._write_config()
-        known = run.state.clients
-        parts = {name: place for name in sorted(known, key=client_order) if (place := known[name].partition)}
-        if self.simulated and not run.own_data and parts and len(parts) == len(known):
-            try:  # from clients' own words, for a picture
-                if counts := population.class_counts(self.config, parts):
-                    self._write("partition.json", counts)
-            except Exception as error:
-                log.warning("who has which classes is not known: %s", error)
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """Append the round (its clients first), then save the state; resuming undoes a crash in between."""
@@ -143,10 +132,10 @@ class RunDirectory(Observer):
         """Write models, matrices, summary and report."""
         # Clients leave them in their state folder; on a disk of another machine they stay there.
         places = [Path(self.config.state_dir or self.folder / "state"), *([state_home()] if run.state.run else [])]
-        for place, kind in product(places, KINDS):
-            for path in sorted((place / run.state.run / kind).glob("*.safetensors")):
-                (self.folder / kind).mkdir(exist_ok=True)
-                shutil.move(path, self.folder / kind / path.name)
+        for place in places:
+            for path in sorted((place / run.state.run / "models").glob("*.safetensors")):
+                (self.folder / "models").mkdir(exist_ok=True)
+                shutil.move(path, self.folder / "models" / path.name)
         if (run.traits.whole or run.state.serves) and run.state.model:
             write_arrays(self.folder / "models" / "global.safetensors", run.state.model)
         self._write_summary(run, "completed")
@@ -205,8 +194,7 @@ class RunDirectory(Observer):
             self._files.go_back(complete, {"history.jsonl": len(rows), "clients.csv": 1 + len(clients)})
         for name in ("summary.json", "matrices.json", "report.html"):
             (self.folder / name).unlink(missing_ok=True)
-        for kind in KINDS:
-            shutil.rmtree(self.folder / kind, ignore_errors=True)
+        shutil.rmtree(self.folder / "models", ignore_errors=True)
 
     def _drop_last_rounds(self, planned: int) -> None:
         """Put the checkpoint before the last planned round of training in the place of those since.

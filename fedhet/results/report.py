@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,32 +13,24 @@ from fedhet import registry
 from fedhet.errors import FedhetError
 from fedhet.files import check_links, write_text
 from fedhet.results.history import RunFiles, read_run, showing
-from fedhet.results.page import PAGE, TOGETHER, render
+from fedhet.results.page import Section, Table, page
 from fedhet.results.tables import absence, by_architecture, format_bytes, format_seconds, format_value, stage
-from fedhet.rows import BY_CLASS, STATISTICS, client_order, grouped
+from fedhet.rows import STATISTICS, client_order, grouped
 from fedhet.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CAPTIONS = {
-    "partition": "Training examples by client and class.",
-    "losses": "Loss by round: in training, with what the method adds to it, and on test data.",
-    "courses": "Each client's accuracy by round.",
-    "cost": "Accuracy by payload bytes sent so far, those of all clients together, the handshake included.",
     "accuracy": "Accuracy by round, weighted by the clients' examples.",
     "clients": "The clients' accuracies at their last evaluation, by architecture.",
-    "unseen_clients": "Clients that came after the last round, by epoch of training alone: with what they received, "
-    "and from their own initial weights, in the same batches.",
+    "losses": "Loss by round: in training, with what the method adds to it, and on test data.",
+    "comparison": "Personal accuracy by round, and after the last one.",
+    "gains": "Each client's accuracy minus that of the same client under local, from the lowest to the highest, all "
+    "seeds together.",
+    "overlay": "Accuracy by round: of each run the one by which its method is scored.",
 }
 _BEFORE = " After local training: clients' models before a round's aggregation; the other line is after it."
-_CAPTIONS_TOGETHER = {
-    "comparison": "Personal accuracy by round, and after the last one.",
-    "gains": "Each client's gain over the same client under local, from the least to the greatest, all seeds together. "
-    "Dots are clients that are worse off than alone by more than two standard errors.",
-    "overlay": "Accuracy by round: of each run the one by which its method is scored.",
-    "cost": "Accuracy by bytes sent so far; a method that sends nothing is not in it.",
-}
 
 
 def write_report(folder: Path | str) -> Path:
@@ -60,26 +52,40 @@ def write_report(folder: Path | str) -> Path:
         for name, figure in figures.items():
             save_png(figure, run.folder / "figures" / f"{name}.png")
         captions = _CAPTIONS | {name: drawing.caption for name, drawing in drawings.items()}
-        if (after := run.personal == "received") and run.accuracy("trained") is not None:
+        if run.personal == "received" and run.accuracy("trained") is not None:
             captions["accuracy"] += _BEFORE
-        chosen, defaults = _settings(run)
-        page = render(
-            PAGE,
-            run=run,
-            title=run.title,
-            about=_about(run),
-            facts=_facts(run),
-            pictures=_pictures(figures, captions),
-            classes_unknown=run.partition is None and run.summary is not None and run.metric == "accuracy",
-            undrawn=sorted(run.matrices.keys() - drawings.keys()),
-            architectures=by_architecture(run),
-            after=after,
-            failures=_failures(run),
-            settings=chosen,
-            defaults=defaults,
-        )
-        write_text(path, page)
+        undrawn = sorted(run.matrices.keys() - drawings.keys())
+        lines = [*_status(run), *([("quiet", f"matrices.json also holds: {', '.join(undrawn)}.")] if undrawn else [])]
+        pictures = _pictures(figures, captions)
+        write_text(path, page(run.title, _sections(run), lines=lines, facts=_facts(run), pictures=pictures))
     return path
+
+
+def _status(run: RunFiles) -> list[tuple[str, str]]:
+    if run.summary is None:
+        return [("bad", f"Unfinished: {_about(run)}. What follows is what there is so far.")]
+    if run.summary.get("status") == "completed":
+        return [("quiet", f"Completed: {_about(run)}.")]
+    reason = run.summary.get("error") or "no reason recorded"
+    return [("bad", f"This run failed: {reason}"), ("quiet", f"What there is: {_about(run)}.")]
+
+
+def _sections(run: RunFiles) -> Iterator[Section]:
+    if architectures := by_architecture(run):
+        when = ", after the last aggregation" if run.personal == "received" else ""
+        note = f"Plain means over clients, each at its last evaluation{when}."
+        yield Section("Clients by architecture", [architectures], [note], kind="numbers total")
+    else:
+        yield Section("Clients by architecture", notes=["No client was evaluated."])
+    failures = _failures(run)
+    tables = [[["reason", "times", "rounds", "clients"], *failures]] if failures else []
+    yield Section("Failures", tables, [] if failures else ["None."])
+    chosen, defaults = _settings(run)
+    ran = [f"{name}: {what}" for name, what in run.ran.items()]
+    heading = ["key", "value"]
+    yield Section("Settings", [[heading, *chosen]], ran, folded=[heading, *defaults])
+    versions = [[name, str(number)] for name, number in run.versions.items()]
+    yield Section("Versions", [[["package", "version"], *versions]])
 
 
 def _pictures(figures: "Mapping[str, Figure]", captions: Mapping[str, str]) -> list[dict[str, str]]:
@@ -122,8 +128,6 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
     facts = []
     for which in run.scores:
         values = {name: run.accuracy(which, name) for name in STATISTICS[1:]}
-        if which == run.scores[0]:
-            values |= {name: (summary.get(name) or {}).get("weighted") for name in BY_CLASS}
         values["last ten rounds"] = ((summary.get("last10") or {}).get(f"{which}_accuracy") or {}).get("weighted")
         known = [
             f"{name.replace('_', ' ')} {format_value(value)}" for name, value in values.items() if value is not None
@@ -165,35 +169,30 @@ def _few(names: Iterable[str], most: int = 12) -> str:
 
 def compare_folders(folders: Sequence[Path | str], path: Path) -> Path:
     """Write a page on the runs of several directories; a `FedhetError` if one is none, or two have one name."""
+    from fedhet.results.figures import runs_figure
+
     runs = {printable(Path(folder).resolve().name): read_run(folder) for folder in folders}
     if len(runs) < len(folders):
         raise FedhetError(f"{' '.join(map(str, folders))}: runs on one page need folders of different names")
     headings = ["run", "method", "personal", "global", "bytes", "time", "seed"]
     with showing(" ".join(map(str, folders))):
-        return write_together(path, "Runs together", runs, [[headings, *starmap(_line, runs.items())]])
+        overlay = runs_figure(runs)
+        drawn = {} if overlay is None else {"overlay": overlay}
+        return write_together(path, "Runs together", runs, [[headings, *starmap(_line, runs.items())]], drawn)
 
 
 def write_together(
     path: Path,
     title: str,
     runs: Mapping[str, RunFiles],
-    tables: Sequence[Sequence[Sequence[str]]],
-    *,
+    tables: Sequence[Table],
+    figures: "Mapping[str, Figure]",
     notes: Sequence[str] = (),
-    first: "Mapping[str, Figure] | None" = None,
-    shown: Mapping[str, RunFiles] | None = None,
 ) -> Path:
-    """Write a page: `first` figures, others of the runs `shown` (by default all), tables (headings, rows), notes."""
-    from fedhet.results.figures import runs_figure
-
-    shown = shown or runs
-    overlay, cost = None if first else runs_figure(shown), runs_figure(shown, by_bytes=True)
-    drawn = {**(first or {}), "overlay": overlay, "cost": cost}
-    of = "" if shown is runs else " Of each method's first seed."
-    captions = {name: text + of * (name not in (first or {})) for name, text in _CAPTIONS_TOGETHER.items()}
-    pictures = _pictures({name: figure for name, figure in drawn.items() if figure is not None}, captions)
+    """Write a page on several runs: figures, tables, notes, and links to the runs' own reports."""
     links = [(name, _link(run.folder / "report.html", path.parent)) for name, run in runs.items()]
-    write_text(path, render(TOGETHER, title=title, pictures=pictures, tables=tables, notes=notes, runs=links))
+    sections = [Section("Results", tables, notes, kind="numbers"), Section("Runs", links=links)]
+    write_text(path, page(title, sections, pictures=_pictures(figures, _CAPTIONS)))
     return path
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from fedhet.observing import RunInfo
 from fedhet.options import Config
 from fedhet.results.history import Row, TestSet, Which, last_round, learning_curve, unseen_lines
-from fedhet.rows import BY_CLASS, STATISTICS, Work, never_took_part
+from fedhet.rows import STATISTICS, Work, never_took_part
 
 
 def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, Any]:
@@ -27,7 +27,6 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         "received_accuracy": _last(rows, "received", on),
         "trained_accuracy": _last(rows, "trained", on),
         "global_accuracy": _last(rows, "received", on, STATISTICS[:2]) if run.traits.whole else None,
-        **{name: values for name in BY_CLASS if (values := _last(rows, scored, on, measure=name))},
         "last10": last10(rows, scored, has_global=run.traits.whole, test=on),
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "bytes_down": sum(row["bytes_down"] for row in rows),
@@ -74,14 +73,10 @@ def last10(
 
 
 def _last(
-    rows: Sequence[Row],
-    which: Which,
-    test: TestSet,
-    statistics: Sequence[str] = STATISTICS,
-    measure: str = "accuracy",
+    rows: Sequence[Row], which: Which, test: TestSet, statistics: Sequence[str] = STATISTICS
 ) -> dict[str, float] | None:
     """Return the last value of each statistic; None unless each has one."""
-    curves = {name: learning_curve(rows, which, name, test, measure) for name in statistics}
+    curves = {name: learning_curve(rows, which, name, test) for name in statistics}
     return {name: curve[-1][1] for name, curve in curves.items()} if all(curves.values()) else None
 
 

@@ -163,7 +163,7 @@ def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | N
             examples = examples if all_have_tests else reply.examples
             metric = Metric(metric.values, tuple(float(examples) if weight else 0.0 for weight in metric.weights))
         values[client] = metric, loss, examples
-    return summarise(values, {client: replies[client].measured[which].by_class for client in values})
+    return summarise(values)
 
 
 def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int) -> dict[str, Any]:

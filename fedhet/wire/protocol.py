@@ -15,7 +15,7 @@ from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
 from fedhet.keys import kebab
 from fedhet.machine import memory
-from fedhet.rows import BY_CLASS, Work
+from fedhet.rows import Work
 from fedhet.task import LARGEST, Metric
 from fedhet.toml import from_json
 from fedhet.wire.arrays import DTYPES, Arrays, Payload, Spec, WireError, bytes_of, to_arrays, to_tensor
@@ -196,11 +196,10 @@ def check_room(size: int, needed: str) -> None:
 
 @dataclass
 class Measured:
-    """An evaluation: the metric by label, the mean loss, and those of `BY_CLASS` that are defined, by name."""
+    """An evaluation: the metric by label and the mean loss."""
 
     metric: Metric
     loss: float
-    by_class: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -249,7 +248,6 @@ class Reply:
             metrics[f"{name}-metric"] = list(measured.metric.values)
             metrics[f"{name}-weight"] = [float(weight) for weight in measured.metric.weights]
             metrics[f"{name}-loss"] = measured.loss
-            metrics |= {f"{name}-{kebab(which)}": value for which, value in measured.by_class.items()}
         if self.train_loss is not None:
             metrics["train-loss"] = self.train_loss
         if self.validation_examples:
@@ -307,11 +305,7 @@ def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
         raise WireError(
             f"its reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}"
         )
-    by_class = {each: f"{name}-{kebab(each)}" for each in BY_CLASS if f"{name}-{kebab(each)}" in numbers}
-    shares = {each: numbers.number(field) for each, field in by_class.items()}
-    if odd := next((each for each, share in shares.items() if not 0 <= share <= 1), None):
-        raise WireError(f"its reply is damaged: {by_class[odd]} is {shortened(shares[odd])}, must be from 0 to 1")
-    return Measured(Metric(tuple(values), tuple(weights)), numbers.number(f"{name}-loss"), shares)
+    return Measured(Metric(tuple(values), tuple(weights)), numbers.number(f"{name}-loss"))
 
 
 class LostReply(FedhetError):

@@ -34,9 +34,6 @@ MEASURED = ("personal_accuracy", "trained_accuracy", "labelled", "unlabelled", "
 COSTS = ("bytes_up", "bytes_down", "seconds")
 GRID = ("setting", "networks", "method", "seed", *MEASURED, *COSTS, "clients", "reason")
 
-HALVED = 5
-"""Runs that halving adds to a tuning with six configurations and one seed: three, then two; an edge adds others."""
-
 SECONDS, MOST_HOURS = 45.0, 40.0
 """Of a run on one core, as long as none is measured; and what the whole grid may take, unless `--hours` says more."""
 
@@ -167,7 +164,6 @@ class Grid:
             "choice": json.dumps(search.best.choice),
             "validation_accuracy": f"{search.best.accuracy:.4f}",
             "tried": len(search.tried),
-            "ties": len(search.ties),
             "edges": " ".join(search.edges),
             "steps": sum(each.steps for each in search.tried),
         }
@@ -208,7 +204,7 @@ class Grid:
         done = [float(row["seconds"]) for row in self.results.rows.values() if row.get("seconds")]
         left = {(cell, method): len(self._seeds(cell, method)) for cell, method in self.waiting()}
         groups = {(cell.tuned, cell.networks, method) for cell, method in left} - self.chosen.rows.keys()
-        runs = sum(left.values()) + len(groups) * (self.plan["tries"] * len(self.plan["tuning-seeds"]) + HALVED)
+        runs = sum(left.values()) + len(groups) * self.plan["tries"] * len(self.plan["tuning-seeds"])
         return runs, runs * (statistics.fmean(done) if done else SECONDS) / 3600
 
 

@@ -17,9 +17,8 @@ from typing import TypeVar
 from matplotlib.figure import Figure
 
 from fedhet import registry
-from fedhet.comparing.measures import CONFIDENCE, Difference, paired_difference
 from fedhet.comparing.settings import variants_of
-from fedhet.comparing.uncertainty import holm
+from fedhet.comparing.uncertainty import CONFIDENCE, Difference, holm, paired_difference
 from fedhet.config import resolve
 from fedhet.files import read_csv
 from fedhet.registry import module_of

@@ -18,7 +18,6 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import name_of, state_home
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.machine import cores
-from fedhet.predictions import read_predictions
 from fedhet.server.federation import Federation
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -64,14 +63,12 @@ def test_paths_of_a_server_elsewhere_do_not_count(federate, tmp_path, home, monk
     chosen = tmp_path / "chosen by the server"
     federate("Local", state_dir=str(chosen))
     (run,) = chosen.iterdir()
-    assert {path.name for path in run.iterdir()} == {"beginning", "clients", "models", "predictions"}, "at home they do"
+    assert {path.name for path in run.iterdir()} == {"beginning", "clients", "models"}
     monkeypatch.setattr("fedhet.server.federation.proof", lambda text: "guessed")
     federate("Local", state_dir=str(tmp_path / "elsewhere"))
     assert not (tmp_path / "elsewhere").exists()
     (run,) = (home / ".fedhet" / "state").iterdir()
-    assert {path.name for path in run.iterdir()} == {"beginning", "clients", "models"}, (
-        "a deployed node does not even write it"
-    )
+    assert {path.name for path in run.iterdir()} == {"beginning", "clients", "models"}
     assert {path.stem for path in (run / "models").iterdir()} == {"0", "1", "2"}
 
 
@@ -88,7 +85,7 @@ def test_paths_of_a_simulations_server_count_on_every_machine_of_its_cluster_tha
     monkeypatch.setattr("fedhet.server.handshake.leave_dead_actors_out", lambda: None)
     federate("Local", state_dir=str(shared))
     (run,) = shared.iterdir()
-    assert {path.name for path in run.iterdir()} == {"beginning", "clients", "models", "predictions"}
+    assert {path.name for path in run.iterdir()} == {"beginning", "clients", "models"}
 
 
 def test_a_nodes_own_folder_always_counts(federate, tmp_path):
@@ -123,7 +120,6 @@ def test_files_of_a_client_have_names_that_any_system_can_store(name, federate, 
     assert {*watch.rows[1]["participants"]} == {"0", "2", name}
     (run,) = (tmp_path / "state").iterdir()
     stems = {path.stem for path in (run / "models").iterdir()}
-    assert name in read_predictions(run)
     assert {name_of(stem) for stem in stems} == {"0", "2", name}
     for stem in stems:
         assert not re.search(r'[<>:"/\\|?*]|[. ]$', stem)

@@ -21,7 +21,6 @@ from fedhet.errors import ConfigError, DataError, FedhetError
 from fedhet.flower import Encoder, read_reply, write_request
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.method import METRICS, STRUCTURE
-from fedhet.rows import BY_CLASS
 from fedhet.task import Metric
 from fedhet.wire import Payload, Request
 from fedhet.wire.protocol import FIRST
@@ -290,23 +289,6 @@ def test_metrics_leave_with_four_digits(name, federate):
     if name == "FedAvg":
         digits = [len(repr(float(value))) for value in strategy.state.model["0.weight"].flat]
         assert max(digits) > 8, "weights are not rounded"
-
-
-@pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize(("least", "told"), [(9, True), (10, False)])
-def test_metrics_by_class_leave_rounded_where_every_class_has_enough_examples(least, told, federate):
-    """Every node has nine test examples of one class; two demand the usual ten behind a number."""
-
-    def data(client):
-        train, (inputs, _) = forty(client)
-        return train, (inputs, torch.tensor([0] * 9 + [1] * 11))
-
-    watch, _ = federate("Local", {"min-examples": least}, data=data)
-    trained = [row["trained"] for row in watch.rows if row["trained"]]
-    assert trained
-    assert all((each.keys() >= {*BY_CLASS}) == told for each in trained)
-    values = [each[name][end] for each in trained for name in BY_CLASS if name in each for end in ("min", "max")]
-    assert all(value == float(f"{value:.4g}") for value in values)
 
 
 def test_a_node_without_metrics_takes_part_and_its_accuracy_is_not_known(federate, caplog):

@@ -68,7 +68,7 @@ def test_a_grid_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Execution, "__call__", whole)
     again = tiny(tmp_path)
     left, _ = again.left()
-    assert left == (1 + 2) + 2 + 2 + 3 * (2 + grid.HALVED), "local's second seed, three other cells, three tunings"
+    assert left == (1 + 2) + 2 + 2 + 3 * 2, "local's second seed, three other cells, three tunings"
     assert replace(again, settings=("elsewhere",)).left() == (0, 0.0)
     assert replace(again, settings=tuple(again.plan["settings"])).left()[0] == left
     again.run()

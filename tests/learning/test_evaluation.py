@@ -7,7 +7,7 @@ from torch import nn
 
 from fedhet.data import Examples
 from fedhet.data.own import as_input
-from fedhet.learning import by_class, evaluate, evaluation
+from fedhet.learning import evaluate, evaluation
 from fedhet.learning.evaluation import read
 from fedhet.representations import Representation
 from fedhet.supplied import model_function
@@ -63,27 +63,6 @@ def test_a_method_may_predict_otherwise():
     examples = examples_of(10)
     right = nn.functional.one_hot(examples.labels, 3).float()
     assert evaluate(network(), examples, TASK, lambda inputs: inputs, scores=lambda inputs: right).value == 1
-
-
-@pytest.mark.parametrize("classes", [2, 3, 10])
-def test_metrics_by_class_are_those_of_scikit_learn_over_the_classes_of_the_examples(classes):
-    from sklearn.metrics import balanced_accuracy_score, f1_score
-
-    generator = torch.Generator().manual_seed(classes)
-    # A class of its own that no example has is among the predictions.
-    predicted = torch.randint(classes + 1, (60,), generator=generator)
-    labels = torch.where(torch.rand(60, generator=generator) < 0.5, predicted.clamp(max=classes - 1), 0)
-    found, known = by_class(predicted, labels), labels.unique()
-    with pytest.warns(UserWarning, match="y_pred contains classes not in y_true"):
-        assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predicted))
-    assert found["macro_f1"] == pytest.approx(f1_score(labels, predicted, labels=known, average="macro"))
-
-
-def test_metrics_by_class_need_enough_examples_of_every_class_that_there_is():
-    predicted, labels = torch.tensor([0, 0, 2, 2, 2]), torch.tensor([0, 0, 2, 2, 0])
-    assert by_class(predicted, labels, least=2) == by_class(predicted, labels)
-    assert by_class(predicted, labels, least=3) == {}
-    assert by_class(labels[:0], labels[:0]) == {}
 
 
 def test_no_examples_have_no_score():

@@ -15,12 +15,8 @@ own = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(own)
 
 
-VERDICTS = (
-    "Nothing beats training alone here",
-    "Too few seeds for an interval",
-    "No federated method came to a result",
-)
-"""Verdicts of a race that no federated method wins; a slow machine completes fewer runs in its budget."""
+VERDICTS = ("Nothing", "There are too few seeds")
+"""Verdicts that no federated method wins; a slow machine completes fewer runs in its budget."""
 
 
 def recommended(folder, config, budget, **options):
@@ -36,7 +32,7 @@ def test_digits_with_five_unlike_networks_and_a_public_dataset(tmp_path):
     done, printed = recommended(tmp_path, settings, 40, methods=["fedhenn", "fedmd"], seeds=[0, 1, 2])
     assert not done.beats_alone, "networks learn little in two rounds"
     controls = ("label-spreading", "nearest-neighbour", "logistic-regression")
-    assert done.method in controls or "No time to compare label-spreading" in printed
+    assert done.method in (*controls, "local")
     assert any(verdict in printed for verdict in VERDICTS)
     config = configuration.resolve(configuration.read(tmp_path / "recommended.toml"))
     assert (config.method, config.clients, config.test_split) == (done.method, 5, "drawn")

@@ -22,9 +22,9 @@ def asked(*methods, base=DIGITS, supplied=Supplied(), allow=None, labels=False):
 
 def test_every_method_of_the_registry_serves_or_says_why_not():
     found = asked(*registry.methods())
-    assert found.settings.keys() | found.refused.keys() == {*registry.methods()}
-    assert not found.settings.keys() & found.refused.keys()
-    assert {"local", "fedhenn", "fedmd", "layer-average"} <= found.settings.keys()
+    assert found.choices.keys() | found.refused.keys() == {*registry.methods()}
+    assert not found.choices.keys() & found.refused.keys()
+    assert {"local", "fedhenn", "fedmd", "layer-average"} <= found.choices.keys()
     assert {"local", "label-spreading"} <= found.alone
     assert not {"fedhenn", "fedmd"} & found.alone
     assert "needs equal architectures, not cnn-1-1" in found.refused["fedavg"]
@@ -36,13 +36,13 @@ def test_every_method_of_the_registry_serves_or_says_why_not():
 
 def test_equal_networks_and_labels_serve_more():
     found = asked("fedavg", "local", "fedharm", base=DIGITS | {"architectures": "cnn"}, labels=True)
-    assert "fedavg" in found.settings
-    assert {"local.public": "mixed"} in found.settings["local"]
-    assert all(each["fedharm.align"] == "spectral" for each in found.settings["fedharm"]), "cnn has too few blocks"
+    assert "fedavg" in found.choices
+    assert {"local.public": "mixed"} in found.choices["local"]
+    assert all(each["fedharm.align"] == "spectral" for each in found.choices["fedharm"]), "cnn has too few blocks"
 
 
-def test_what_cannot_serve_as_configured_races_as_it_can_with_the_fewest_keys_changed():
-    (one,) = asked("fedharm").settings["fedharm"]  # no labels, and too few blocks for descriptors
+def test_methods_that_cannot_serve_as_configured_change_the_fewest_keys():
+    (one,) = asked("fedharm").choices["fedharm"]  # no labels, and too few blocks for descriptors
     assert one == {"fedharm.align": "spectral", "fedharm.alpha": 0.0}
 
 
@@ -51,20 +51,20 @@ def test_unlike_representations_are_brought_to_one_width_where_they_must_be():
     alike = base | {"architectures": "cnn"}
     for name in ("fedproto", "fedtgp", "fedgh", "fedgen"):
         key = f"{name}.width"
-        assert all(each[key] == 64 for each in asked(name, base=base).settings[name])
+        assert all(each[key] == 64 for each in asked(name, base=base).choices[name])
         for served in (base | {key: 16}, alike):
-            assert not any(key in each for each in asked(name, base=served).settings[name])
+            assert not any(key in each for each in asked(name, base=served).choices[name])
 
 
 def test_without_a_public_dataset_its_methods_say_what_they_need():
     found = asked("fedhenn", "label-spreading", "local", "fedproto", base=DIGITS | {"public-samples": 0})
-    assert set(found.settings) == {"local", "fedproto"}
+    assert set(found.choices) == {"local", "fedproto"}
     assert "set public-samples" in found.refused["fedhenn"]
 
 
 def test_what_may_leave_the_clients_decides():
     found = asked("fedmd", "fedproto", "layer-average", "local", allow="posteriors")
-    assert set(found.settings) == {"fedmd", "local"}
+    assert set(found.choices) == {"fedmd", "local"}
     assert "lets out only posteriors (allow), and layer-average sends weights" in found.refused["layer-average"]
     found = asked("fedavg", base=DIGITS | {"architectures": "torchvision/resnet18"}, allow="weights")
     assert "fedavg sends statistics" in found.refused["fedavg"]
@@ -85,7 +85,7 @@ def test_a_method_that_was_given_is_asked_and_its_keys_say_what_to_try(monkeypat
     mine = dataclasses.replace(mine, client="fedhet.client:ClientSide")
     monkeypatch.setitem(registry._given, "mine", mine)
     found = asked(*registry.methods())
-    assert found.settings["mine"] == [{"mine.weight": 0.5}, {"mine.weight": 0.1}]
+    assert found.choices["mine"] == [{"mine.weight": 0.5}, {"mine.weight": 0.1}]
 
 
 class _By:
@@ -123,8 +123,8 @@ def some_data(client):
 def test_three_networks_of_ones_own_without_a_public_dataset():
     supplied = Supplied(three_networks, some_data)
     found = asked(*registry.methods(), base={"preset": "fedhenn/digits", "clients": 3}, supplied=supplied)
-    assert found.settings.keys() | found.refused.keys() == {*registry.methods()}
-    assert {"local", "fd", "nearest-neighbour", "logistic-regression"} <= found.settings.keys()
+    assert found.choices.keys() | found.refused.keys() == {*registry.methods()}
+    assert {"local", "fd", "nearest-neighbour", "logistic-regression"} <= found.choices.keys()
     for name in ("fedhenn", "fedmd", "label-spreading"):
         assert "public" in found.refused[name], name
     assert {"fedharm", "fedprox", "fedrep", "fedma", "pfnm"} <= found.refused.keys()
@@ -144,7 +144,7 @@ def one_layer_on(*shape: int) -> Supplied:
 
 
 def test_a_shared_network_of_rows_of_numbers_needs_no_name():
-    served = asked("fedkd", "fml", "flha-distillation", supplied=one_layer_on(64)).settings
+    served = asked("fedkd", "fml", "flha-distillation", supplied=one_layer_on(64)).choices
     assert served.keys() >= {"fedkd", "fml", "flha-distillation"}
 
 
@@ -173,8 +173,8 @@ def test_architectures_are_no_part_of_what_is_recommended_for_a_users_networks(m
     assert {*validation.ineffective(config, registry.traits(config), {"model"})} & {"architectures", "assign"} == keys
 
 
-def test_feddf_races_with_a_server_that_teaches():
+def test_feddf_is_tried_with_a_server_that_teaches():
     """Without, its clients train alone."""
-    choices = asked("feddf").settings["feddf"]
+    choices = asked("feddf").choices["feddf"]
     assert choices
     assert all(choice["feddf.teach"] for choice in choices)

@@ -7,16 +7,13 @@ import numpy as np
 import pytest
 from synthetic_runs import history_row
 
-import fedhet
 from fedhet import config as configuration
-from fedhet.engines.local import LocalGrid
 from fedhet.errors import FedhetError
 from fedhet.files import read_tensors, write_tensors
 from fedhet.method import Traits
 from fedhet.observing import RoundReport, RunInfo
 from fedhet.results.history import read_clients, read_history
 from fedhet.results.recorder import RunDirectory, check_folder
-from fedhet.results.report import write_report
 from fedhet.results.summary import summarised
 from fedhet.rows import ClientRow
 from fedhet.server import ClientRecord, State
@@ -210,20 +207,6 @@ def test_personal_models_are_fetched_from_wherever_the_state_is(tmp_path):
     record(directory, 0)
     directory.finished(run_of(0))
     assert (tmp_path / "run" / "models" / "0.safetensors").is_file()
-
-
-@pytest.mark.parametrize("name", ["InMemoryGrid", "GrpcGrid"])  # of a simulation, and of a deployment
-def test_who_has_which_classes_is_known_where_flower_simulates_the_clients(name, tmp_path, home):
-    grid = type(name, (LocalGrid,), {})(fedhet.make_client_app(), 3)
-    settings = {"dataset": "digits", "architectures": "mlp", "samples_per_client": 20, "local_epochs": 1}
-    fedhet.FedAvg(**settings, closing_epochs=0, out=str(tmp_path / "run")).start(grid, num_rounds=1)
-    page = write_report(tmp_path / "run").read_text()
-    assert ('<figure id="partition">' in page) == (name == "InMemoryGrid")
-    assert ("Who has which classes is not shown" in page) == (name == "GrpcGrid")
-    if name == "InMemoryGrid":
-        known = json.loads((tmp_path / "run" / "partition.json").read_text())
-        assert known["clients"] == ["0", "1", "2"]
-        assert [sum(each) for each in known["examples"]] == [20, 20, 20]
 
 
 @pytest.mark.parametrize("name", ["history.jsonl", "clients.csv", "digests.csv", "checkpoint/2.safetensors"])

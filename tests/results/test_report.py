@@ -4,7 +4,6 @@ import json
 import re
 from html.parser import HTMLParser
 from importlib import import_module
-from pathlib import Path
 from xml.etree import ElementTree
 
 import matplotlib
@@ -15,13 +14,12 @@ from matplotlib.text import Text
 from fedhet import registry
 from fedhet.errors import FedhetError
 from fedhet.results.drawings import cka_figure
-from fedhet.results.figures import MOST_NAMED, accuracy_figure, clients_by_round_figure, partition_figure, run_figures
-from fedhet.results.history import RunFiles, read_run
+from fedhet.results.figures import accuracy_figure, run_figures
+from fedhet.results.history import read_run
 from fedhet.results.plotting import WIDTH, look, to_svg
 from fedhet.results.report import compare_folders, write_report
 from fedhet.results.run_result import RunResult
 from fedhet.results.tables import closing_table
-from fedhet.rows import ClientRow
 from fedhet.text import console
 
 VOID = {"meta", "br", "link", "img", "hr"}
@@ -82,7 +80,7 @@ def test_report_holds_figures_numbers_settings_and_failures(make_run):
     failures[4] = [{"client": "0", "reason": "no reply within 60 s"}]
     folder = make_run(clients=20, rounds=8, cka=True, failures=failures, settings={"fedhenn.eta0": 0.01})
     page, text = report_of(folder)
-    assert page.figures == ["accuracy", "clients", "cka", "losses", "courses", "cost"]
+    assert page.figures == ["accuracy", "clients", "losses", "cka"]
     summary = json.loads((folder / "summary.json").read_text())
     for part in (
         "fedhenn on digits",
@@ -126,7 +124,7 @@ def test_report_and_figures_repeat_to_the_byte(make_run):
     folder = make_run(cka=True)
     files = [
         folder / "report.html",
-        *(folder / "figures" / f"{name}.png" for name in ("accuracy", "clients", "cka", "cost")),
+        *(folder / "figures" / f"{name}.png" for name in ("accuracy", "clients", "cka", "losses")),
     ]
     write_report(folder)
     first = [file.read_bytes() for file in files]
@@ -150,37 +148,14 @@ def test_the_curve_of_a_methods_score_is_always_drawn(make_run, personal, has_gl
     assert [label for label in drawn if not label.startswith("_")] == curves
 
 
-@pytest.mark.parametrize("clients", [MOST_NAMED, MOST_NAMED + 1])
-def test_every_clients_course_is_drawn_and_few_are_named(clients):
-    rows = [ClientRow(r, str(c), "cnn", 9, (r + c) / 20, None, 0, 0) for r in (1, 2, 3) for c in range(clients)]
-    run = RunFiles(Path(), {}, {}, rows=[{"round": r} for r in (1, 2, 3)], clients=rows)
-    (axes,) = clients_by_round_figure(run).axes
-    together = [segment for lines in axes.collections for segment in lines.get_segments()]
-    drawn = [line.get_xydata() for line in axes.get_lines()] + together
-    assert [course.tolist() for course in drawn] == [[[r, (r + c) / 20] for r in (1, 2, 3)] for c in range(clients)]
-    assert (axes.get_legend() is None) == bool(together) == (clients > MOST_NAMED)
-    low, high = axes.get_ylim()
-    assert low < 1 / 20
-    assert high > (2 + clients) / 20
-
-
 def test_no_two_of_a_hundred_clients_have_one_colour_and_dash():
-    looks = [look(position) for position in range(MOST_NAMED)]
-    assert len({(each["color"], str(each["linestyle"])) for each in looks}) == MOST_NAMED == 100
-
-
-def test_the_scale_of_examples_has_whole_numbers():
-    figure = partition_figure({"clients": ["0", "1"], "classes": [0, 1], "examples": [[2, 0], [1, 1]]})
-    figure.draw_without_rendering()
-    shown = [float(label.get_text()) for label in figure.axes[1].get_yticklabels()]
-    assert shown == [0, 1, 2]
+    looks = [look(position) for position in range(100)]
+    assert len({(each["color"], str(each["linestyle"])) for each in looks}) == 100
 
 
 def test_all_text_lies_inside_its_figure_and_legends_above_their_lines(make_run):
     names = [f"ward-{number}-of-the-university-hospital-of-somewhere" for number in range(3)]
     folder = make_run(clients=30, rounds=3, cka=True, architectures=["torchvision/mobilenet_v3_small", *names])
-    partition = {"clients": [*names, *map(str, range(27))], "classes": [*range(9), names[0]]}
-    (folder / "partition.json").write_text(json.dumps(partition | {"examples": [[1000] * 10] * 30}))
     for figure in run_figures(read_run(folder), registry.drawings("fedhenn")).values():
         figure.draw_without_rendering()
         assert figure.bbox.width == figure.dpi * WIDTH
@@ -235,34 +210,36 @@ def test_drawing_leaves_matplotlib_as_it_was(make_run):
 @pytest.mark.parametrize(
     ("options", "figures", "said"),
     [
-        ({"rounds": 1, "clients": 1}, ["accuracy", "clients"], "Completed: 1 of 1 rounds"),
+        ({"rounds": 1, "clients": 1}, ["accuracy", "clients", "losses"], "Completed: 1 of 1 rounds"),
         (
             {"status": "failed"},
-            ["accuracy", "clients"],
+            ["accuracy", "clients", "losses"],
             "This run failed: 3 of 10 clients replied, 5 are needed What there is: 6 of 6 rounds",
         ),
-        pytest.param(*({"status": None}, ["accuracy", "clients"], "Unfinished: 6 of 6 rounds"), marks=pytest.mark.slow),
+        pytest.param(
+            *({"status": None}, ["accuracy", "clients", "losses"], "Unfinished: 6 of 6 rounds"), marks=pytest.mark.slow
+        ),
         ({"status": None, "evaluate_every": 9}, [], "No client was evaluated."),
         ({"rounds": 0, "status": None}, [], "Unfinished: 0 rounds"),
         pytest.param(
             {"personal": "received", "has_global": True, "common": True},
-            ["accuracy", "clients"],
+            ["accuracy", "clients", "losses"],
             "common test set",
             marks=pytest.mark.slow,
         ),
-        ({"unseen_clients": True}, ["accuracy", "clients", "unseen_clients"], "by epoch of training alone"),
         pytest.param(
-            *({"clients": 60, "rounds": 50, "cka": True}, ["accuracy", "clients", "cka"], "cnn-1-1 (12)"),
+            *({"clients": 60, "rounds": 50, "cka": True}, ["accuracy", "clients", "losses", "cka"], "cnn-1-1 (12)"),
             marks=pytest.mark.slow,
         ),
-        pytest.param(*({"architectures": [""]}, ["accuracy", "clients"], "undisclosed (10)"), marks=pytest.mark.slow),
+        pytest.param(
+            *({"architectures": [""]}, ["accuracy", "clients", "losses"], "undisclosed (10)"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_report_of_what_there_is(make_run, options, figures, said):
     folder = make_run(**options)
     page, _ = report_of(folder)
-    further = ["partition", "losses", "courses", "cost"]
-    assert [name for name in page.figures if name not in further] == figures
+    assert page.figures == figures
     assert sorted(file.stem for file in folder.glob("figures/*.png")) == sorted(page.figures)
     assert said in page.text
 
@@ -328,10 +305,8 @@ def odd_run(make_run):
     names = [str(number) for number in range(len(ODD))]
     settings = {"dataset": "<script>$^$\x1b"}
     folder = make_run(clients=len(ODD), rounds=2, cka=True, architectures=names, settings=settings)
-    partition = {"clients": names, "classes": names, "examples": [[1] * len(ODD)] * len(ODD)}
-    (folder / "partition.json").write_text(json.dumps(partition))
-    for path in (folder / "matrices.json", folder / "partition.json"):
-        path.write_text(json.dumps(odd(json.loads(path.read_text()))))
+    path = folder / "matrices.json"
+    path.write_text(json.dumps(odd(json.loads(path.read_text()))))
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     rows[1]["failures"] = [{"client": text, "reason": f"it said {text}"} for text in ODD]
     (folder / "history.jsonl").write_text("".join(json.dumps(odd(row)) + "\n" for row in rows))
@@ -374,7 +349,7 @@ def test_text_of_a_folder_reaches_pages_figures_and_terminals_as_text(odd_run, t
         assert "script" not in found.tags
         assert not [name for name in found.attributes if name.startswith("on")]
     page = Attributes(page.read_text(encoding="utf-8"))
-    assert {"accuracy", "clients", "cka", "partition", "losses", "courses"} <= {*page.figures}
+    assert {"accuracy", "clients", "cka", "losses"} == {*page.figures}
     for name in ("$^$", "$x$", r"\x1b[31m", r"a\x00b", r"\u202egnp", "[/red]", "<script>alert(1)</script>"):
         words = "".join(page.text.split())  # long names are drawn in several lines
         assert f"{name}(1)" in words, "the figure of the clients by architecture"

@@ -254,7 +254,7 @@ def test_an_ensemble_without_a_score_says_so_once_and_does_not_race(run, caplog)
     shared = shared_settings(variants_of(["local", "ensemble"]), seeds=[0], config=base, supplied=supplied)
     assert [note for note in shared.notes if note.startswith("ensemble's model is at the server alone")]
     found = ask(["local", "ensemble"], base, supplied, seed=0, allow=None, labels=False)
-    assert [*found.settings] == ["local"]
+    assert [*found.choices] == ["local"]
     assert "its model is at the server alone" in found.refused["ensemble"]
 
 
@@ -270,7 +270,7 @@ def test_a_server_that_trains_on_the_public_dataset_has_the_first_clients(tmp_pa
     found = ask(
         ["feddf"], config | {"feddf.teach": True}, Supplied(model=model_of, data=data), seed=0, allow=None, labels=False
     )
-    assert [*found.settings] == ["feddf"]
+    assert [*found.choices] == ["feddf"]
 
 
 def loaders(client):

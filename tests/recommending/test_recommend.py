@@ -1,0 +1,227 @@
+"""`fedhet recommend` with a made-up runner and clock: trials, budget, resuming, limits, verdict."""
+
+import csv
+import io
+import json
+import math
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "results"))
+
+from synthetic_runs import write_run
+
+from fedhet import config as configuration
+from fedhet import population, recommending, running
+from fedhet.comparing import runs
+from fedhet.errors import ConfigError, FedhetError
+from fedhet.recommending import recommend, trials
+from fedhet.recommending.serving import Candidates
+from fedhet.recommending.trials import OVERHEAD, SEED, TRIES, configurations
+
+SETTINGS = {"preset": "fedhenn/digits", "clients": 2, "rounds": 3}
+ALONE = {"local", "label-spreading", "logistic-regression", "nearest-neighbour"}
+METHODS = ("fedhenn", "fedmd", "fedproto", "layer-average", "fedavg")
+SECONDS = 10.0
+"""Of a made-up run, of which two go on at once."""
+
+
+class Recommendations:
+    """A folder for runs, and a clock that only these runs move on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now, self.printed = folder, 0.0, ""
+        self.levels = {"fedhenn": 0.9, "fedmd": 0.7, "local": 0.6}
+        self.sent = {"layer-average": 5000}
+        self.started: list[str] = []
+        self.page: list[str] = []
+
+    def run(self, settings, *, out, engine, resume=None):
+        """In place of `fedhet.run`."""
+        self.started.append(out.name)
+        if settings["method"] == "fedproto":
+            raise FedhetError("client 1: no head")
+        level = self.levels.get(settings["method"], 0.5)
+        names = ("clients", "rounds", "seed")
+        write_run(out, settings=settings, level=level, **{name: settings[name] for name in names})
+        summary = json.loads((out / "summary.json").read_text())
+        off = abs(math.log(settings["learning-rate"] / 0.003)) if settings["optimizer"] == "adam" else 5
+        summary |= {"seconds": SECONDS - OVERHEAD, "validation_accuracy": {"weighted": level - off / 1000}}
+        (out / "summary.json").write_text(json.dumps(summary))
+        sent = self.sent.get(settings["method"], 0)
+        clients = (out / "clients.csv").read_text().replace(",321000,540000", f",{sent},0")
+        (out / "clients.csv").write_text(clients)
+
+    def run_jobs(self, jobs, at_once, deadline):
+        for job in jobs:
+            if self.now + SECONDS / at_once > deadline:
+                return
+            try:
+                job.call()
+                reason = None
+            except FedhetError as error:
+                reason = str(error)
+            self.now += SECONDS / at_once
+            yield job.name, reason
+
+    def go(self, budget="1h", methods=METHODS, **options):
+        console = Console(file=io.StringIO(), width=400)
+        options |= {"out": self.folder, "jobs": 2, "console": console, "methods": methods, "budget": budget}
+        self.started = []
+        try:
+            return recommend(SETTINGS, **options)
+        finally:
+            self.printed = console.file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def found():
+    """The answers of the methods, once for all tests."""
+    return recommending.ask(
+        [*ALONE, *METHODS], dict(SETTINGS), recommending.Supplied(), seed=0, allow=None, labels=False
+    )
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch, found):
+    made = Recommendations(tmp_path / "which")
+    clock = SimpleNamespace(monotonic=lambda: made.now)
+    for module in (runs, trials, recommending):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(runs, "run_jobs", made.run_jobs)
+    monkeypatch.setattr(running, "run", made.run)
+    monkeypatch.setattr(recommending, "ask", lambda names, *_, **__: found)
+    monkeypatch.setattr(population, "check", lambda *_, **__: None)
+    monkeypatch.setattr("fedhet.comparing.save_png", lambda figure, path: None)
+    monkeypatch.setattr("fedhet.comparing.write_together", lambda path, *given: made.page.extend(given[-1]))
+    return made
+
+
+def record(made):
+    return json.loads((made.folder / "recommend.json").read_text())
+
+
+def test_the_best_wins_after_equal_tries(made):
+    done = made.go()
+    assert (done.method, done.beats_alone) == ("fedhenn", True)
+    assert done.verdict.startswith("fedhenn beats training alone: alone, the best is local")
+    tries = Counter(name.partition(",")[0] for name in made.started if name.endswith(f"seed={SEED}"))
+    assert {tries[name] for name in ("local", "fedhenn", "fedmd", "layer-average")} == {TRIES}
+    compared = {path.parent.name.partition(",")[0] for path in (made.folder / "compared").glob("*/summary.json")}
+    assert compared == ALONE | {"fedhenn", "fedmd"}
+    assert "client 1: no head" in record(made)["left"]["fedproto"]
+    file = configuration.read(made.folder / "recommended.toml")
+    assert file == done.settings
+    config = configuration.resolve(file)
+    assert (config.method, config.clients, config.validation) == ("fedhenn", 2, 0.0)
+    assert config.flat().items() >= {"optimizer": "adam", "learning-rate": 0.003}.items()
+    with (made.folder / "comparison.csv").open() as rows:
+        assert {row["seed"] for row in csv.DictReader(rows) if row["method"] == "local"} >= set("01234")
+
+
+@pytest.mark.parametrize("budget", ["150s", "5m"])
+def test_the_budget_is_kept(made, budget):
+    done = made.go(budget)
+    assert made.now <= recommending.parsed("budget", budget, {"s": 1, "m": 60}, "")
+    assert "local" in {each.variant for each in done.comparison.results}
+    assert "each method tried at most" in made.printed
+
+
+def test_methods_without_a_turn_are_named(made):
+    made.go("50s")
+    assert "left: there was no time to try it within the budget" in made.printed
+
+
+def test_no_federated_method_has_a_result(made, found):
+    alone = Candidates({name: found.choices[name] for name in ALONE}, ALONE, found.sends, found.refused)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(recommending, "ask", lambda *_, **__: alone)
+        assert "since no federated method has a result: alone, the best is" in made.go().verdict
+
+
+def test_a_budget_too_short_for_anything_says_so(made):
+    with pytest.raises(FedhetError, match="give --budget more"):
+        made.go("12s")
+    assert made.now <= 12
+
+
+def test_the_same_command_goes_on_where_it_ended(made):
+    made.go("5m")
+    before = set(made.started)
+    first = made.go("1h")
+    assert made.started
+    assert not before & set(made.started) - {name for name in made.started if name.startswith("fedproto")}
+    again = made.go("1h")
+    assert {name.partition(",")[0] for name in made.started} == {"fedproto"}, "which fails each time"
+    assert again.settings == first.settings
+
+
+def test_a_round_above_the_limit_is_a_reason(made):
+    made.sent["fedhenn"] = 2_000_000
+    done = made.go(max_bytes="1 MB")
+    assert done.method == "fedmd"
+    reason = "a round costs a client 2.00 MB, above the limit of 1.00 MB (max-bytes)"
+    assert done.refused["fedhenn"] == record(made)["left"]["fedhenn"] == reason
+    assert f"fedhenn left: {reason}" in made.printed
+    assert "layer-average" not in done.refused
+
+
+def test_nothing_beats_training_alone(made):
+    made.levels["local"] = 0.95
+    done = made.go()
+    assert (done.method, done.beats_alone) == ("local", False)
+    assert done.verdict.startswith("Nothing clearly beats training alone here: alone, the best is local")
+    assert "With it, 100% of clients have less than under local." in done.verdict
+    assert made.page[0] == done.verdict
+    assert configuration.read(made.folder / "recommended.toml")["method"] == "local"
+
+
+def test_one_seed_gives_no_verdict(made):
+    done = made.go(seeds=[0])
+    assert not done.beats_alone
+    assert done.verdict.startswith("There are too few seeds for a verdict: alone, the best is")
+
+
+def test_own_settings_take_turns_with_optimisers_and_rates():
+    tried = configurations([{"weight": 1}, {"weight": 2}], "sgd", 0.05)
+    assert tried[0] == {"optimizer": "sgd", "learning-rate": 0.05, "weight": 1}
+    assert len({json.dumps(each) for each in tried}) == TRIES
+    both = {(each["optimizer"], each["weight"]) for each in tried}
+    assert both == {("sgd", 1), ("sgd", 2), ("adam", 1), ("adam", 2)}
+    assert {each["optimizer"] for each in configurations([{}], "adamw", 0.01)} == {"adamw", "sgd"}
+
+
+@pytest.mark.parametrize("budget", ["", "0", "-1m", "soon", "5 days", "1e3s", math.nan])
+def test_a_budget_that_is_none_is_refused(budget):
+    with pytest.raises(ConfigError, match="write a number above 0 and one of s, m, h"):
+        recommend(SETTINGS, budget=budget)
+
+
+def test_sizes_have_units():
+    assert recommending.parsed("max-bytes", "1.5 mb", recommending._BYTES, "") == 1_500_000
+    assert recommending.parsed("max-bytes", 2000, recommending._BYTES, "") == 2000
+
+
+@pytest.mark.slow
+def test_jobs_end_at_the_deadline(tmp_path):
+    """In processes, as they are."""
+    jobs = [runs.Job(f"job {number}", Sleep(seconds), tmp_path / "log") for number, seconds in enumerate((0, 600, 0))]
+    began = time.monotonic()
+    assert list(runs.run_jobs(jobs, 1, began + 8)) == [("job 0", None)]
+    assert time.monotonic() - began < 60
+
+
+class Sleep:
+    """A job."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __call__(self):
+        time.sleep(self.seconds)
