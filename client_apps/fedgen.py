@@ -14,8 +14,8 @@ from fedhet.methods.fedgen import FedGenParameters
 from fedhet.models.generator import Generator, draw
 from fedhet.wire import Payload, load_into, to_tensor
 
-from .class_average import class_counts  # noqa: TID251 - this folder is fedhet.client_apps
-from .fedproto import SameWidth  # noqa: TID251
+from .fedproto import SameWidth  # noqa: TID251 - this folder is fedhet.client_apps
+from .pfnm import class_counts  # noqa: TID251
 
 
 class FedGen(SameWidth[FedGenParameters]):

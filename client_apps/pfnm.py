@@ -13,8 +13,6 @@ from fedhet.matching import describe
 from fedhet.methods.pfnm import PFNMParameters
 from fedhet.wire import Arrays, Payload, to_arrays
 
-from .class_average import class_counts  # noqa: TID251 - this folder is fedhet.client_apps
-
 M = TypeVar("M", bound=PFNMParameters)
 
 
@@ -67,3 +65,10 @@ class PFNM(Matched[PFNMParameters]):
         reply = super().end(payload)
         reply.arrays |= self.class_counts()
         return reply
+
+
+def class_counts(client: Client, output: str) -> Arrays:
+    """Return `counts` (classes,) int64: a client's training examples of each class, a row of the array `output`."""
+    classes = client.tensors[output].shape[0]
+    labels = client.data.train.labels.flatten().cpu().numpy()
+    return {"counts": np.bincount(labels, minlength=classes).astype(np.int64)}

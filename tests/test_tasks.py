@@ -141,7 +141,7 @@ def test_one_logit_trains_as_two_logits_of_which_the_first_is_0(run):
         assert one[key] == two[key]
 
 
-@pytest.mark.parametrize("method", ["fedharm", "class-average"])
+@pytest.mark.parametrize("method", ["fedharm"])
 def test_methods_that_need_an_output_for_each_class_say_so(method, run):
     text = refusal(run, method, network(1), with_public(yes))
     assert f"{method} needs an output for each class, and a binary task has one for both" in text
@@ -385,7 +385,7 @@ def test_hypernetworks_write_networks_of_any_task(method, model, data, metric, r
 
 @pytest.mark.parametrize(
     "method",
-    ["fedhenn", "fedmd", "fedproto", *slow("fd", "fedharm", "flha-distillation", "nearest-neighbour", "class-average")],
+    ["fedhenn", "fedmd", "fedproto", *slow("fd", "fedharm", "flha-distillation", "nearest-neighbour")],
 )
 def test_methods_that_need_one_vector_of_scores_refuse_images_of_classes(method, run):
     text = refusal(run, method, convolutional(2), blobs, settings={"fedmd": {"fedmd.public-epochs": 0}}.get(method))

@@ -35,9 +35,7 @@ def digits(shared: bool) -> Any:
             f"fedma-2x=fedma,fedma.{wider},{retrained}",
             f"identity-2x={CONTROLS}:identity,{retrained}",
             *(f"fedavg-{rounds}=fedavg,{as_many_steps(rounds)}" for rounds in (3, 6, 12)),
-            *(f"class-average-{rounds}=class-average,{as_many_steps(rounds)}" for rounds in (3, 6, 12)),
             "fedma-slow=fedma,fedma.last-learning-rate=0.005",
-            f"class-average-slow-6=class-average,class-average.last-learning-rate=0.005,{as_many_steps(6)}",
             *("pfnm=pfnm,rounds=1", f"pfnm-2x=pfnm,rounds=1,pfnm.{WIDER.format('pfnm')}"),
             f"pfnm-identity={CONTROLS}:pfnm_identity,rounds=1",
             *("ensemble=ensemble,rounds=1", "fedavg-once=fedavg,rounds=1"),
@@ -57,7 +55,6 @@ SUMMARY = tables.Summary(
         ("fedma", "identity"),
         *(("fedma-2x", name) for name in ("identity-2x", "fedavg-3", "fedavg-6")),
         *(("pfnm-2x", name) for name in ("pfnm", "pfnm-identity", "ensemble")),
-        ("class-average-6", "fedavg-6"),
     ],
     turned=True,
 )

@@ -165,7 +165,7 @@ def test_its_functions_receive_what_flowers_strategies_send():
     assert sorted({each["server-round"] for each in sent}) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("name", ["FedHeNN", "FedMD", "FedProto", "FLHAGHN", "FML", "ClassAverage", "HeteroFL"])
+@pytest.mark.parametrize("name", ["FedHeNN", "FedMD", "FedProto", "FLHAGHN", "FML", "HeteroFL"])
 def test_methods_that_need_fedhets_loop_say_so_by_name(name):
     strategy = getattr(fedhet, name)(**SETTINGS)
     with pytest.raises(FedhetError, match=f"{strategy.config.method_name} needs fedhet's training loop, and this"):

@@ -153,7 +153,7 @@ def test_a_server_that_does_more_than_the_mean_is_found_out(tiny, first, tmp_pat
 
 def test_what_clients_send_beside_the_model_gets_no_noise():
     wrapper = ServerSide(fedhet.FedAvg(), 1.0, NORM, 3)
-    ledger = privacy.wrapper_ledger(wrapper, registry.method("class-average").traits, mean=True)
+    ledger = privacy.wrapper_ledger(wrapper, registry.method("fedgen").traits, mean=True)
     assert ledger.unknown == "clients also send classes, which gets no noise"
 
 

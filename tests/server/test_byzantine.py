@@ -128,7 +128,6 @@ def test_what_groups_of_units_there_are_is_what_most_say_whoever_comes_first(tmp
         ("fedmd", {"fedmd.public-epochs": 0}, "classes"),
         ("fedhenn", {}, "tokens"),
         ("feddf", {}, "tokens"),
-        ("class-average", {}, "head"),
         ("lora", {}, "backbone"),
     ],
 )
@@ -140,7 +139,7 @@ def test_what_all_have_in_common_is_what_most_say_whoever_comes_first(method, ow
         if who == client and message.metadata.message_type == "query" and reply.has_content():
             if name == "outputs":
                 reply.content["report"][name] = 3
-            elif name in ("head", "backbone"):
+            elif name == "backbone":
                 reply.content["values"][name] = "body.1"
             else:
                 reply.content["values"] = ConfigRecord({**reply.content.get("values", {}), name: 3})
