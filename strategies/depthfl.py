@@ -6,42 +6,28 @@ where client i has the arrays A_i of its first d_i blocks and of their exits. Th
 all exits'.
 """
 
-from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import nn
 
 from fedhet.graphs.exits import Exits
-from fedhet.matching import understand
 from fedhet.methods import depthfl
 from fedhet.rows import in_order
-from fedhet.server import FederatedStrategy, State
-from fedhet.wire import Reply, load_into
-
-
-@dataclass
-class DepthState(State):
-    """`blocks` is the whole network by blocks, as clients describe it."""
-
-    blocks: str = ""
-
+from fedhet.server.submodel import SubmodelState, SubmodelStrategy, read_network
+from fedhet.wire import load_into
 
 D = TypeVar("D", bound=depthfl.DepthParameters)
-T = TypeVar("T", bound=DepthState)
+T = TypeVar("T", bound=SubmodelState)
 
 
-class ByDepth(FederatedStrategy[D, T]):
+class ByDepth(SubmodelStrategy[D, T]):
     """Averages like FedAvg, each array over the clients that have it."""
-
-    def admit(self, reply: Reply) -> None:
-        """Keep the description of the network, which is the same for all clients."""
-        self.state.blocks = self.state.blocks or reply.report.groups
 
     def with_exits(self) -> Exits | None:
         """Return the whole network with its exits; None if there is none, or if statistics stay with clients."""
         if not self.has_global_model:
             return None
-        groups = understand(self.state.blocks)
+        groups = read_network(self.state.network)
         model = Exits(self.networks.like(in_order(self.state.clients)[0]), groups[0].width)
         model.add_exits(groups)
         if model.state_dict().keys() - self.state.model.keys():
@@ -50,11 +36,10 @@ class ByDepth(FederatedStrategy[D, T]):
         return model
 
 
-class DepthFL(ByDepth[depthfl.DepthFLParameters, DepthState]):
+class DepthFL(ByDepth[depthfl.DepthFLParameters, SubmodelState]):
     """Averages by depth; the global model is the network with its exits."""
 
     method = depthfl.method
-    state_class = DepthState
 
     def global_model(self) -> nn.Module | None:
         """Return the whole network with its exits; None if there is none, or if statistics stay with clients."""

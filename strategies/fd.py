@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedhet.methods import fd
-from fedhet.server import ArraysBy, class_means, in_order
+from fedhet.server import ArraysBy, in_order
 from fedhet.wire import Payload, Reply
 
-from .fedproto import ByClass, ClassState  # noqa: TID251 - this folder is fedhet.strategies
+from ._common import class_means  # noqa: TID251 - this folder is fedhet.strategies
+from .fedproto import ByClass, ClassState  # noqa: TID251
 
 
 @dataclass

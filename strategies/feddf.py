@@ -24,7 +24,7 @@ from fedhet.methods import feddf
 from fedhet.representations.features import fitted, precision
 from fedhet.wire import Reply, load_into, to_arrays
 
-from .fedgh import build_here, train_here  # noqa: TID251 - this folder is fedhet.strategies
+from ._common import build_at_server, train_at_server  # noqa: TID251 - this folder is fedhet.strategies
 from .fedmd import Scores, ScoresState  # noqa: TID251
 
 
@@ -67,7 +67,7 @@ class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
         inputs = self.public[torch.from_numpy(self.rows(round + 1)).long()].to(device)
         examples = Examples(inputs, self.mean(replies).to(device))
         transform, metrics = self._transform(network, own_data=self.run.own_data), self.distance(replies)
-        trained = train_here(network, self._phase(), examples, self.config.seed, round, transform)
+        trained = train_at_server(network, self._phase(), examples, self.config.seed, round, transform)
         if trained is None:
             return metrics
         self.state.model = to_arrays(network.state_dict())
@@ -84,7 +84,7 @@ class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
         """Return the server's network as it is, drawn from the seed before it is trained."""
         name, example = self.parameters.server_model, torch.zeros(1, *self.state.shape)
         build = partial(models.build_beside, name, self.config.architectures, example, self.state.classes)
-        network = build_here(build, self.config.seed)
+        network = build_at_server(build, self.config.seed)
         load_into(network.state_dict(), self.state.model)
         return network
 

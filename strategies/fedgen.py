@@ -19,11 +19,15 @@ from fedhet.learning import Optimisation, Phase, Step
 from fedhet.methods import fedgen
 from fedhet.models.generator import Generator, draw
 from fedhet.randomness import torch_generator
-from fedhet.server import ArraysBy, FederatedStrategy, State, class_counts
+from fedhet.server import ArraysBy, FederatedStrategy, State
 from fedhet.wire import Arrays, Payload, Reply, cast, load_into, to_arrays
 
-from .fedgh import build_here, train_here  # noqa: TID251 - this folder is fedhet.strategies
-from .fedproto import MOST_CLASSES  # noqa: TID251
+from ._common import (  # noqa: TID251 - this folder is fedhet.strategies
+    MOST_CLASSES,
+    build_at_server,
+    class_counts,
+    train_at_server,
+)
 
 
 @dataclass
@@ -64,7 +68,7 @@ class FedGen(FederatedStrategy[fedgen.FedGenParameters, FedGenState]):
         """Average the heads, and train the generator; where that diverges it stays as it was."""
         metrics, keys = super().aggregate_fit(round, replies), self.parameters
         head = {name: torch.from_numpy(self.state.model[f"head.{name}"]).double() for name in ("weight", "bias")}
-        generator = build_here(lambda: Generator(*head["weight"].shape), self.config.seed).double()
+        generator = build_at_server(lambda: Generator(*head["weight"].shape), self.config.seed).double()
         if self.state.generator:
             load_into(generator.state_dict(), self.state.generator)
         batch = max(self.config.batch_size, 2)  # which BatchNorm needs
@@ -77,7 +81,7 @@ class FedGen(FederatedStrategy[fedgen.FedGenParameters, FedGenState]):
 
         steps = Optimisation("adam", keys.server_learning_rate, batch_size=batch)
         phase = Phase(1, steps, terms=(loss,), task_weight=0.0)
-        trained = train_here(generator, phase, Examples(drawn, drawn[:, -1].long()), self.config.seed, round)
+        trained = train_at_server(generator, phase, Examples(drawn, drawn[:, -1].long()), self.config.seed, round)
         if trained is not None:
             self.state.generator = to_arrays(generator.state_dict())
         return metrics | (trained or {})

@@ -1,7 +1,7 @@
 """FedGH, server side: one head learns from clients' mean representations of classes (Yi et al., ACM MM 2023)."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -11,16 +11,13 @@ from torch import Tensor, nn
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.learning import Loss, Optimisation, Phase, train
-from fedhet.machine import one_thread
+from fedhet.learning import Loss, Optimisation, Phase
 from fedhet.methods import fedgh
-from fedhet.randomness import seeded, torch_generator
 from fedhet.server import Common
-from fedhet.task import get_task
-from fedhet.text import log
 from fedhet.wire import Arrays, Payload, Reply, WireError, cast, check_room, load_into, to_arrays
 
-from .fedproto import MOST_CLASSES, ByClass, ClassState  # noqa: TID251 - this folder is fedhet.strategies
+from ._common import MOST_CLASSES, build_at_server, train_at_server  # noqa: TID251 - this folder is fedhet.strategies
+from .fedproto import ByClass, ClassState  # noqa: TID251
 
 COPIES = 8
 """How often the server holds its network at most: weights, gradients, optimiser, states before and after a round."""
@@ -35,7 +32,6 @@ class LearnerState(ClassState):
 
 
 L = TypeVar("L", bound=fedgh.LearnerParameters)
-N = TypeVar("N", bound=nn.Module)
 
 
 class Learner(ByClass[L, LearnerState]):
@@ -86,7 +82,7 @@ class Learner(ByClass[L, LearnerState]):
 
     def learner(self) -> nn.Module:
         """Return the network as it is."""
-        network = build_here(self.network, self.config.seed).double()
+        network = build_at_server(self.network, self.config.seed).double()
         load_into(network.state_dict(), self.state.learner)
         return network
 
@@ -99,47 +95,10 @@ class Learner(ByClass[L, LearnerState]):
         network, keys, terms = self.learner(), self.parameters, self.terms(inputs, labels)
         steps = Optimisation(learning_rate=keys.server_learning_rate, batch_size=self.config.batch_size)
         phase = Phase(keys.server_epochs, steps, terms=terms, task_weight=0.0 if terms else 1.0)
-        trained = train_here(network, phase, Examples(inputs, labels), self.config.seed, round)
+        trained = train_at_server(network, phase, Examples(inputs, labels), self.config.seed, round)
         if trained is not None:
             self.state.learner = to_arrays(network.state_dict())
         return trained or {}
-
-
-def build_here(build: Callable[[], N], seed: int) -> N:
-    """Build a network of the server's, whose initial weights are drawn from the run's seed."""
-    with seeded(seed, "initial weights", "server"):
-        return build()
-
-
-def train_here(
-    network: nn.Module,
-    phase: Phase,
-    examples: Examples,
-    seed: int,
-    round: int,
-    transform: Callable[[Tensor], Tensor] = lambda batch: batch,
-) -> dict[str, float] | None:
-    """Train a network of the server's on its device, with the random streams of a round.
-
-    Args:
-        network: the network.
-        phase: what is trained.
-        examples: on the network's device.
-        seed: the run's.
-        round: the round.
-        transform: from a batch of raw inputs to the network's.
-
-    Returns:
-        The metric `server_loss`, if there is a loss; None if it diverges.
-    """
-    task, generator = get_task("classification"), torch_generator(seed, "server", round)
-    try:
-        with one_thread(), seeded(seed, "dropout", "server", round):
-            trained = train(network, phase, examples, task, lambda batch, _: transform(batch), generator=generator)
-    except ModelError as error:
-        log.warning("round %d: the server's network stays as it was: %s", round, error)
-        return None
-    return {} if trained.mean_loss is None else {"server_loss": trained.mean_loss}
 
 
 class FedGH(Learner[fedgh.FedGHParameters]):

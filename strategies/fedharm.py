@@ -17,10 +17,12 @@ from fedhet.randomness import torch_generator
 from fedhet.representations.descriptors import agreement
 from fedhet.representations.packing import pack_all, unpack_all
 from fedhet.representations.shared_images import check_sent, target_of
-from fedhet.server import ArraysBy, FederatedStrategy, State, in_order, mean_distance
+from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 from fedhet.task import Metric
 from fedhet.text import log
 from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
+
+from ._common import mean_distance  # noqa: TID251 - this folder is fedhet.strategies
 
 
 @dataclass

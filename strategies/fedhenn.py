@@ -24,18 +24,10 @@ from fedhet.representations import linear_cka
 from fedhet.representations.packing import pack, pack_blocks, unpack
 from fedhet.representations.spectral import check_posteriors, cluster_rows
 from fedhet.representations.targets import mean_rbf_blocks, mean_target
-from fedhet.server import (
-    ArraysBy,
-    Common,
-    FederatedStrategy,
-    State,
-    in_order,
-    mean_distance,
-    packed_rows,
-    public_rows,
-    tokens_of,
-)
+from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
 from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
+
+from ._common import mean_distance, packed_rows, public_rows, tokens_of  # noqa: TID251 - this folder is fedhet.strategies
 
 
 @dataclass

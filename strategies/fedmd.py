@@ -15,8 +15,10 @@ from torch import Tensor
 from fedhet.methods import fedmd
 from fedhet.randomness import numpy_generator
 from fedhet.representations.packing import pack, unpack
-from fedhet.server import Common, FederatedStrategy, State, mean_distance, packed_rows, public_rows, tokens_of
+from fedhet.server import Common, FederatedStrategy, State
 from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
+
+from ._common import mean_distance, packed_rows, public_rows, tokens_of  # noqa: TID251 - this folder is fedhet.strategies
 
 
 @dataclass

@@ -7,12 +7,11 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from fedhet.methods import fedproto
-from fedhet.server import Common, FederatedStrategy, State, class_means
-from fedhet.server.hooks import P
+from fedhet.options import Parameters
+from fedhet.server import Common, FederatedStrategy, State
 from fedhet.wire import Arrays, Payload, Reply, WireError, check
 
-MOST_CLASSES = 2**16
-"""Class numbers from this one on are refused, since clients allocate all classes up to the highest."""
+from ._common import MOST_CLASSES, class_means  # noqa: TID251 - this folder is fedhet.strategies
 
 
 @dataclass
@@ -23,6 +22,7 @@ class ClassState(State):
     prototypes: Arrays = field(default_factory=dict)
 
 
+P = TypeVar("P", bound=Parameters)
 C = TypeVar("C", bound=ClassState)
 
 

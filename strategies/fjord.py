@@ -6,10 +6,10 @@ where client i has the entries S_i: along each axis of units the first ceil(p_ma
 """
 
 from fedhet.methods import fjord
-from fedhet.server import FederatedStrategy, State
+from fedhet.server.submodel import SubmodelState, SubmodelStrategy
 
 
-class FjORD(FederatedStrategy[fjord.FjORDParameters, State]):
+class FjORD(SubmodelStrategy[fjord.FjORDParameters, SubmodelState]):
     """Averages like FedAvg, each entry over the clients that have it."""
 
     method = fjord.method

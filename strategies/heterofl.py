@@ -9,11 +9,11 @@ round has is as before.
 from collections.abc import Mapping
 
 from fedhet.methods import heterofl
-from fedhet.server import FederatedStrategy, State
+from fedhet.server.submodel import SubmodelState, SubmodelStrategy
 from fedhet.wire import Reply, WireError
 
 
-class HeteroFL(FederatedStrategy[heterofl.SizedParameters, State]):
+class HeteroFL(SubmodelStrategy[heterofl.SizedParameters, SubmodelState]):
     """Averages as FedAvg does, of the head only the rows of classes that a client has."""
 
     method = heterofl.method
@@ -32,12 +32,12 @@ class HeteroFL(FederatedStrategy[heterofl.SizedParameters, State]):
         """Average each entry over the clients that have it; head rows over those that have the class."""
         models, parts = {}, {}
         for client, reply in replies.items():
-            models[client], parts[client] = dict(reply.arrays["model"]), dict(self.federation.parts(client))
+            models[client], parts[client] = dict(reply.arrays["model"]), dict(self.parts(client))
             for key, rows in reply.arrays.get("rows", {}).items():
                 array = models[client][key]
                 if len(rows) < len(array):
                     models[client][key] = array[rows]
                     parts[client][key] = (rows, *parts[client].get(key, (None,) * array.ndim)[1:])
         weights = {client: float(reply.examples) for client, reply in replies.items()}
-        self.state.model = self.state.model | self.aggregator.average(models, weights, parts=parts)
+        self.state.model = self.state.model | self.average_entries(models, weights, parts)
         return {}

@@ -23,18 +23,17 @@ from torch import nn
 from fedhet.errors import FedhetError
 from fedhet.graphs import PermutationGroups
 from fedhet.graphs.exits import EXITS
-from fedhet.matching import understand
 from fedhet.methods import inclusivefl
 from fedhet.rows import grouped
 from fedhet.server import ArraysBy
-from fedhet.server.parts import Parts
+from fedhet.server.submodel import SubmodelState, read_network
 from fedhet.wire import Arrays, Payload, Reply, cast
 
-from .depthfl import ByDepth, DepthState  # noqa: TID251 - this folder is fedhet.strategies
+from .depthfl import ByDepth  # noqa: TID251 - this folder is fedhet.strategies
 
 
 @dataclass
-class InclusiveFLState(DepthState):
+class InclusiveFLState(SubmodelState):
     """The state by depth.
 
     Attributes:
@@ -54,8 +53,8 @@ class InclusiveFL(ByDepth[inclusivefl.InclusiveFLParameters, InclusiveFLState]):
 
     def admit(self, reply: Reply) -> None:
         """Keep the description of the network, if its blocks can learn from each other."""
-        if not self.state.blocks:
-            check_alike(understand(reply.report.groups))
+        if not self.state.network:
+            check_alike(read_network(reply.report.groups))
         super().admit(reply)
 
     def payload_for(self, client: str) -> Payload:
@@ -63,13 +62,13 @@ class InclusiveFL(ByDepth[inclusivefl.InclusiveFLParameters, InclusiveFLState]):
         payload, state = super().payload_for(client), self.state
         if not state.last:
             return payload
-        last = state.last.get(str(_depth(self.federation.specs[client], blocks_of(state.blocks))), {})
+        last = state.last.get(str(_depth(self.federation.specs[client], blocks_of(state.network))), {})
         return Payload({"model": payload.arrays["model"] | cast(last, self.config.wire_dtype)})
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average last blocks within each depth, and the arrays of earlier blocks over all clients that have them."""
-        state, share, blocks = self.state, self.parameters.momentum, blocks_of(self.state.blocks)
-        whole, constants = max(blocks.values()), understand(self.state.blocks).kinds
+        state, share, blocks = self.state, self.parameters.momentum, blocks_of(self.state.network)
+        whole, constants = max(blocks.values()), read_network(self.state.network).kinds
         state.last = dict(state.last)
         for depth in sorted(
             {_depth(spec, blocks) for spec in self.federation.specs.values()} - {whole, *map(int, state.last)}
@@ -78,12 +77,11 @@ class InclusiveFL(ByDepth[inclusivefl.InclusiveFLParameters, InclusiveFLState]):
         models = {client: reply.arrays["model"] for client, reply in replies.items()}
         weights = {client: float(reply.examples) for client, reply in replies.items()}
         depths = {client: _depth(model, blocks) for client, model in models.items()}
-        parts: dict[str, Parts] = {client: {} for client in models}
         changes: dict[int, Arrays] = {}
         for depth in sorted({*depths.values()}):
             group = {client: model for client, model in models.items() if depths[client] == depth}
             before, learnt = state.model | state.last.get(str(depth), {}), state.momentum.get(str(depth), {})
-            after = self.aggregator.average(group, weights, before=before, parts=parts)
+            after = self.aggregator.average(group, weights, before=before)
             change = {name: np.asarray(before[name] - array) for name, array in after.items() if name not in constants}
             after |= {
                 name: np.asarray(before[name] - (1 - share) * change[name] - share * m) for name, m in learnt.items()
@@ -93,7 +91,7 @@ class InclusiveFL(ByDepth[inclusivefl.InclusiveFLParameters, InclusiveFLState]):
                 state.last[str(depth)] = {name: array for name, array in after.items() if blocks[name] == depth}
         for client, depth in depths.items():
             models[client] = {n: a for n, a in models[client].items() if not blocks[n] == depth < whole}
-        state.model = state.model | self.aggregator.average(models, weights, before=state.model, parts=parts)
+        state.model = state.model | self.aggregator.average(models, weights)
         state.momentum = {}
         for name, last in state.last.items():
             if deeper := [each for each in changes if each > int(name)]:
@@ -109,7 +107,7 @@ class InclusiveFL(ByDepth[inclusivefl.InclusiveFLParameters, InclusiveFLState]):
 @lru_cache(maxsize=1)
 def blocks_of(description: str) -> dict[str, int]:
     """Return the number of each array's block, from 1, by a description of the network."""
-    return {name: block for name, (_, block) in understand(description).needs.items()}
+    return {name: block for name, (_, block) in read_network(description).needs.items()}
 
 
 def _depth(names: Iterable[str], blocks: Mapping[str, int]) -> int:

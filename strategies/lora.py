@@ -18,14 +18,15 @@ import torch
 from fedhet.machine import one_thread
 from fedhet.methods import lora
 from fedhet.methods.lora import A, B
-from fedhet.server import Common, FederatedStrategy, State, average_shared
+from fedhet.server import Common, average_shared
+from fedhet.server.submodel import SubmodelState, SubmodelStrategy, cut
 from fedhet.wire import Arrays, Payload, Reply, cast
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass
-class LoRAState(State):
+class LoRAState(SubmodelState):
     """`backbone` is the digest of the frozen network; `products` with `stack` the sum so far for each layer.
 
     It is there as factors, `lora_a` (r, in) and `lora_b` (out, r), while these are smaller; then whole, as `lora_b`.
@@ -35,7 +36,7 @@ class LoRAState(State):
     products: Arrays = field(default_factory=dict)
 
 
-class LoRA(FederatedStrategy[lora.LoRAParameters, LoRAState]):
+class LoRA(SubmodelStrategy[lora.LoRAParameters, LoRAState]):
     """Averages adapters, and the head if it is trained."""
 
     method = lora.method
@@ -43,11 +44,12 @@ class LoRA(FederatedStrategy[lora.LoRAParameters, LoRAState]):
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
         """Return the digest of the frozen network."""
-        same = "all need the same layers with the same weights, such as those of a trained network that the model "
-        return {"frozen network": Common(reply.values.line("backbone"), f"{same}function loads")}
+        remedy = "all need the same layers and weights, for example of a trained network that model() loads"
+        return {**super().common(reply), "frozen network": Common(reply.values.line("backbone"), remedy)}
 
     def admit(self, reply: Reply) -> None:
         """Keep the digest of the frozen network."""
+        super().admit(reply)
         self.state.backbone = reply.values.line("backbone")
 
     def payload_for(self, client: str) -> Payload:
@@ -88,7 +90,7 @@ class LoRA(FederatedStrategy[lora.LoRAParameters, LoRAState]):
         before, left_out = self.state.model, A if self.parameters.aggregate == "stack" else None
         models = {c: {key: a.astype(before[key].dtype) for key, a in model.items()} for c, model in sent.items()}
         moved = {c: {k: model[k] for k in model if k.rpartition(".")[2] != left_out} for c, model in models.items()}
-        clipped = self.aggregator.clipped(moved, before, {client: self.federation.parts(client) for client in sent})
+        clipped = self.aggregator.clipped(moved, {client: cut(before, self.parts(client)) for client in sent})
         return {client: model | clipped[client] for client, model in models.items()}
 
     def _add(self, layer: str, product: Array, models: Mapping[str, Arrays], weights: Mapping[str, float]) -> None:

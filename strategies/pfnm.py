@@ -16,8 +16,10 @@ from fedhet.graphs import PermutationGroups, resize, widths_of
 from fedhet.matching import Matching, assemble, average_rest, describe, match_networks, understand
 from fedhet.methods import pfnm
 from fedhet.randomness import derive_seed
-from fedhet.server import ArraysBy, FederatedStrategy, State, class_counts, in_order
+from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 from fedhet.wire import Arrays, Payload, Reply, WireError
+
+from ._common import class_counts  # noqa: TID251 - this folder is fedhet.strategies
 
 
 @dataclass

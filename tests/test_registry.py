@@ -247,7 +247,7 @@ class TestHalves:
             registry.strategy("crossed")
         with pytest.raises(ConfigError, match=f"client side of method 'crossed', '{server}', is no fedhet.client"):
             registry.client_side("crossed")
-        registry.give(Method("value", server="fedhet.server.hooks:P"))
+        registry.give(Method("value", server="fedhet.server.round:P"))
         with pytest.raises(ConfigError, match="is no fedhet.server"):
             registry.strategy("value")
 

@@ -145,9 +145,7 @@ def test_examples_that_are_others_each_time_they_are_read_do_not_stop_a_run(run,
     assert fedhet.run({"rounds": 2}, resume=done.folder, model=tiny.model, data=data).summary["rounds"] == 2
 
 
-@pytest.mark.parametrize(
-    ("method", "closing"), [("fedavg", 1), ("local", 1), ("fedhenn", 0), ("fedhenn", 1)]
-)
+@pytest.mark.parametrize(("method", "closing"), [("fedavg", 1), ("local", 1), ("fedhenn", 0), ("fedhenn", 1)])
 def test_a_run_with_more_rounds_is_as_in_one_go_whatever_its_last_rounds_did(run, tiny, method, closing):
     """The closing round, and what a method does in its last round of training, do not stay in the middle."""
 

@@ -1,7 +1,7 @@
 """Aggregation of what clients send: averages, Byzantine-robust rules, and clipping."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from statistics import median
 from typing import Any, TypeVar, cast
 
@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from fedhet.flower.rules import robust
-from fedhet.representations.packing import check_received_features, unpack
+from fedhet.options import Config
 from fedhet.server.federation import Federation
-from fedhet.server.parts import Parts, cut, joined, split
 from fedhet.server.run import Run
-from fedhet.wire import Arrays, Reply, Spec, WireError, check
+from fedhet.wire import Arrays, Spec
 from fedhet.wire import cast as cast_arrays
 
 Array = np.ndarray[Any, Any]
@@ -25,18 +24,12 @@ class Aggregator:
 
     def __init__(self, run: Run, federation: Federation) -> None:
         self.run, self.federation = run, federation
-        self._sent: tuple[Arrays, dict[tuple[tuple[str, ...], int], tuple[Parts, Arrays]]] = ({}, {})
-
-    @property
-    def bound(self) -> float:
-        """The number of median norms to which larger updates are clipped; 0 for no clipping."""
-        config = self.run.config
-        return config.clip_norm or (1.0 if config.aggregation == "norm-clipped" else 0.0)
+        self._sent: tuple[Arrays, dict[Hashable, Arrays]] = ({}, {})
 
     @property
     def plain(self) -> bool:
         """Whether the configured rule is the mean, without clipping."""
-        return self.run.config.aggregation == "mean" and not self.bound
+        return is_plain(self.run.config)
 
     def average(
         self,
@@ -44,27 +37,19 @@ class Aggregator:
         weights: Mapping[str, float],
         specs: Mapping[str, Spec] | None = None,
         before: Arrays | None = None,
-        parts: Mapping[str, Parts] | None = None,
     ) -> Arrays:
-        """Average each shared key over the clients that have it, and parts entry by entry.
+        """Average each shared key over the clients that have it.
 
         Args:
             models: what each client sent, by shared key, in order of name.
             weights: each client's weight in the mean.
             specs: shapes and dtypes of each client's keys; by default those of its shared arrays.
-            before: whole arrays from which the clients started; by default those of the state. An entry that no client
-                has keeps its value.
-            parts: the arrays of which each client sent a part; by default those of its parts in this round.
+            before: arrays from which the clients started; by default those of the state.
         """
-        if parts is None:
-            parts = {client: {} if specs else self.federation.parts(client) for client in models}
-        before, config = self.run.state.model if before is None else before, self.run.config
-        specs, rule = self.federation.specs if specs is None else specs, (config.aggregation, config.byzantine)
-        models = self.clipped(models, before, parts)
-        if not any(parts.values()):
-            return average_shared(models, weights, specs, *rule)
-        pieces, kinds, places = split(models, specs, parts, before)
-        return joined(average_shared(pieces, weights, kinds, *rule), places, before)
+        before = self.run.state.model if before is None else before
+        models, config = self.clipped(models, dict.fromkeys(models, before)), self.run.config
+        specs = self.federation.specs if specs is None else specs
+        return average_shared(models, weights, specs, config.aggregation, config.byzantine)
 
     def average_arrays(self, groups: Mapping[str, Mapping[K, Array]]) -> dict[K, Array]:
         """Average float arrays that are no part of a network, each name over the clients that have it.
@@ -76,33 +61,42 @@ class Aggregator:
         averages: Any = self.average(cast(Any, groups), dict.fromkeys(groups, 1.0), cast(Any, specs), before={})
         return cast(dict[K, Array], averages)
 
-    def clipped(
-        self,
-        groups: Mapping[str, Arrays],
-        before: Arrays | None = None,
-        parts: Mapping[str, Parts] | None = None,
-    ) -> Mapping[str, Arrays]:
+    def clipped(self, groups: Mapping[str, Arrays], starts: Mapping[str, Arrays] | None = None) -> Mapping[str, Arrays]:
         """Return what clients sent, clipped to `clip-norm` median norms if that is set.
 
-        `before` and `parts` are as in `average`; arrays that are not in `before` started from zero.
+        `starts` are the arrays from which each client started; arrays that are not in them started from zero.
         """
-        if not self.bound or not groups:
+        if not (bound := _bound(self.run.config)) or not groups:
             return groups
-        clipped, cuts = cut_to_bound(groups, before or {}, self.bound, parts or {})
+        clipped, cuts = cut_to_bound(groups, starts or {}, bound)
         self.run.round.name_cuts(cuts)
         return clipped
 
     def part_of(self, client: str) -> Arrays:
-        """Return a client's part of the shared arrays, as it travels; clients with the same part share the object."""
-        model, parts = self.run.state.model, self.federation.parts(client)
-        if self._sent[0] is not model:
-            self._sent = (model, {})
-        keys, sent = (tuple(self.federation.specs.get(client, ())), id(parts) if parts else 0), self._sent[1]
-        if keys not in sent:
-            # The global model of a method that matches has other shapes than any client's, and the same names.
-            part = model if self.run.traits.whole else {key: model[key] for key in keys[0] if key in model}
-            sent[keys] = parts, cast_arrays(cut(part, parts), self.run.config.wire_dtype)
-        return sent[keys][1]
+        """Return a client's part of the shared arrays, as it travels."""
+        model, keys = self.run.state.model, tuple(self.federation.specs.get(client, ()))
+        # The global model of a method that matches has other shapes than any client's, and the same names.
+        whole = self.run.traits.whole
+        return self.once(keys, lambda: model if whole else {key: model[key] for key in keys if key in model})
+
+    def once(self, key: Hashable, make: Callable[[], Arrays]) -> Arrays:
+        """Return arrays as they travel; clients with the same key share the object until the model changes."""
+        if self._sent[0] is not self.run.state.model:
+            self._sent = (self.run.state.model, {})
+        sent = self._sent[1]
+        if key not in sent:
+            sent[key] = cast_arrays(make(), self.run.config.wire_dtype)
+        return sent[key]
+
+
+def is_plain(config: Config) -> bool:
+    """Whether clients are averaged by the mean, without clipping."""
+    return config.aggregation == "mean" and not _bound(config)
+
+
+def _bound(config: Config) -> float:
+    """Return the number of median norms to which larger updates are clipped; 0 for no clipping."""
+    return config.clip_norm or (1.0 if config.aggregation == "norm-clipped" else 0.0)
 
 
 # ---- averages
@@ -189,63 +183,6 @@ class RunningMean:
         return means
 
 
-def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
-    """Return the mean vector of each class over clients, weighted by their numbers of examples.
-
-    Args:
-        sent: for each client `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64.
-        known: the previous `classes` and `means`; a class that no client sent keeps its mean. May be empty.
-
-    Returns:
-        `classes`, ascending, and `means` (k, d) float32.
-    """
-    classes, rows = np.unique(np.concatenate([group["classes"] for group in sent]), return_inverse=True)
-    counts = np.concatenate([group["counts"] for group in sent]).astype(np.float64)
-    sums = np.zeros((len(classes), sent[0]["means"].shape[1]))
-    np.add.at(sums, rows, np.concatenate([group["means"] for group in sent]) * counts[:, None])
-    means = sums / np.bincount(rows, counts)[:, None]
-    if known:
-        kept = ~np.isin(known["classes"], classes)
-        classes = np.concatenate([classes, known["classes"][kept]])
-        means = np.concatenate([means, known["means"][kept]])
-    order = np.argsort(classes)
-    return {"classes": classes[order], "means": means[order].astype(np.float32)}
-
-
-def packed_rows(reply: Reply, name: str, check: Callable[[torch.Tensor], object] | None = None) -> torch.Tensor:
-    """Return rows (n, d) that a client packed; raises WireError if there are none, or `check` raises a ValueError."""
-    if name not in reply.arrays:
-        raise WireError(f"its {name} are missing")
-    try:
-        rows = unpack(reply.arrays[name])
-        check_received_features(rows, name)
-        if check:
-            check(rows)
-    except ValueError as error:
-        raise WireError(f"its {name} cannot be read: {error}") from error
-    return rows
-
-
-def mean_distance(replies: Iterable[Reply]) -> float | None:
-    """Return the mean of the values `distance` of replies; None if no reply has one."""
-    distances = [reply.payload.values["distance"] for reply in replies if "distance" in reply.payload.values]
-    return float(np.mean(distances)) if distances else None
-
-
-def class_counts(reply: Reply, classes: int) -> Array:
-    """Return a client's class counts, (classes,) int64; raises WireError if they cannot be of its training examples."""
-    arrays = reply.arrays.get("classes", {})
-    check(arrays, {"counts": ((classes,), "int64")}, "its class counts")
-    counts = arrays["counts"]
-    if counts.min(initial=0) < 0:
-        raise WireError("its class counts are negative")
-    if counts.sum(dtype=float) != reply.examples:
-        raise WireError(
-            f"its class counts are of {counts.sum(dtype=float):g} examples, and it trains on {reply.examples}"
-        )
-    return counts
-
-
 def _zeros(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     whole = np.dtype(dtype).kind != "f"
     return torch.zeros(shape, dtype=torch.float64 if whole or dtype == "float64" else torch.float32)
@@ -261,21 +198,20 @@ def _rounded(mean: torch.Tensor, dtype: str) -> Array:
 
 
 def cut_to_bound(
-    models: Mapping[str, Arrays], before: Arrays, bound: float, parts: Mapping[str, Parts] | None = None
+    models: Mapping[str, Arrays], starts: Mapping[str, Arrays], bound: float
 ) -> tuple[dict[str, Arrays], list[dict[str, Any]]]:
     """Clip updates whose norm is above `bound` times the median; return all models, and a record of each clipping.
 
     The norm is over all floating arrays of a client, running statistics included, divided by the root of their
     number of entries, so that networks of different sizes can be compared.
     """
-    starts = {client: cut(before, (parts or {}).get(client, {})) for client in models}
-    norms = {client: _norm(arrays, starts[client]) for client, arrays in models.items()}
+    norms = {client: _norm(arrays, starts.get(client, {})) for client, arrays in models.items()}
     most = bound * median(norms.values())
     clipped, cuts = dict(models), []
     for client, norm in norms.items():
         if norm > most:
             cuts.append({"client": client, "norm": norm, "to": most})
-            start = starts[client]
+            start = starts.get(client, {})
             clipped[client] = {n: _toward(array, start.get(n), most / norm) for n, array in models[client].items()}
     return clipped, cuts
 

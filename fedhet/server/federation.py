@@ -3,10 +3,8 @@
 import copy
 import math
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,21 +12,16 @@ from fedhet.errors import FedhetError
 from fedhet.flower import Encoder, Grid, Message, MessageType, RecordDict, read_reply, write_request
 from fedhet.machine import proof
 from fedhet.rows import client_order, in_order
-from fedhet.server.parts import Parts, Sizes
 from fedhet.server.roster import Roster
 from fedhet.server.run import Round, Run
-from fedhet.state import State
 from fedhet.text import log
 from fedhet.wire import LostReply, Payload, Reply, Request, Spec, WireError, check, check_finite, narrowed
-from fedhet.wire.protocol import WHOLE
 
 POLL = 0.1
 """Seconds between looks for a reply, while replies are taken in one by one."""
 
 Check = Callable[[Reply], None]
 """Raises an exception to refuse a valid reply; it may remove large arrays from it."""
-Make = Callable[[Sequence[str]], dict[str, Payload]]
-"""Returns the payloads of some clients."""
 
 
 class Federation:
@@ -38,12 +31,10 @@ class Federation:
         roster: the clients that are present, and what each shares.
         grid: Flower's grid, which reaches the nodes; None before the start.
         one_by_one: whether replies are large and therefore fetched one by one, in order of client name.
-        sizes: the part of a common network that each client has, for methods with parts.
     """
 
     def __init__(self, run: Run) -> None:
         self.run, self.roster, self.one_by_one = run, Roster(), False
-        self.sizes = Sizes(run)
         self.grid: Grid | None = None
 
     @property
@@ -60,14 +51,6 @@ class Federation:
     def present(self) -> list[str]:
         """The clients that are present, in order of name."""
         return list(self.roster.nodes)
-
-    def size_of(self, client: str) -> str:
-        """Return the size of a client's part of a common network in words; empty if it has the whole or is absent."""
-        return self.sizes.words(spec) if (spec := self.specs.get(client)) else ""
-
-    def parts(self, client: str) -> Parts:
-        """Return the shared arrays of which a client has only a part in the current round."""
-        return self.sizes.parts(self.specs.get(client, {}), self.run.round.number)
 
     # ---- for methods
 
@@ -94,55 +77,6 @@ class Federation:
             if client not in self.roster.nodes:
                 self.run.round.fail(client, "is not there")
         return [client for client in self.roster.nodes if client in wanted]
-
-    def payloads(self, clients: Sequence[str], make: Make) -> dict[str, Payload]:
-        """Return the payloads of a hook, without the clients for which alone it raises an unexpected exception.
-
-        Raises a FedhetError if the hook does, or if it fails for each of several clients, or for no client alone: then
-        no client is at fault.
-        """
-        before = self.run.state.aside()
-        try:
-            payloads = make(clients)
-        except FedhetError:
-            raise
-        except Exception as error:
-            spoilt = self._spoilt(clients, make, before)
-            self.run.state = before
-            with self.guarded(f"make what clients {', '.join(clients)} receive"):
-                if not spoilt or 1 < len(spoilt) == len(clients):
-                    raise error
-                for client, reason in spoilt.items():
-                    self.refuse(client, reason)
-                payloads = make([client for client in clients if client not in spoilt])
-        # A hook may ask clients questions, and find that one is lost.
-        return {client: payload for client, payload in payloads.items() if client in self.roster.nodes}
-
-    def _spoilt(self, clients: Sequence[str], make: Make, before: State) -> dict[str, str]:
-        """Return the clients for which a hook raises when it is called for each alone, with the reasons."""
-        faults, spoilt = Faults(), dict[str, str]()
-        for client in clients:
-            self.run.state = before.aside()
-            try:
-                make([client])
-            except Exception as error:
-                spoilt[client] = faults.reason(client, error, "what it reported of itself")
-        return spoilt
-
-    @contextmanager
-    def guarded(self, doing: str) -> Iterator[None]:
-        """Context in which exceptions of hooks become a FedhetError that blames no client and says how to resume."""
-        try:
-            yield
-        except FedhetError:
-            raise
-        except Exception as error:
-            number = self.run.round.number
-            raise FedhetError(
-                f"round {number}: {self.run.method.name} failed to {doing} ({type(error).__name__}: {error}); the last "
-                f"state that was saved is that after round {number - 1}, the last complete one, from which a resumed "
-                "run goes on"
-            ) from error
 
     # ---- messages
 
@@ -210,7 +144,6 @@ class Federation:
         run, round, roster = self.run, self.run.round, self.roster
         names = {node: client for client, node in roster.nodes.items()}
         valid: dict[str, Reply] = {}
-        faults = Faults()
         for node, message in by_node(replies, round, roster, run.config.timeout):
             client = names[node]
             try:
@@ -224,15 +157,13 @@ class Federation:
                 round.fail(client, f"{error}; its handshake is repeated")
                 continue
             except Exception as error:  # any exception while reading a reply refuses this client
-                round.fail(client, faults.reason(client, error))
+                round.fail(client, reason_of(client, error))
                 continue
             if reply.report.lost_state >= 0:
                 log.warning("client %s lost its state of round %s and started afresh", client, reply.report.lost_state)
                 round.lost.append(client)
             valid[client] = reply
             del message  # frees what `check` removed before the next reply arrives
-        if not valid:
-            faults.blame_nobody()
         round.failures.sort(key=lambda failure: client_order(failure["client"]))
         return {client: valid[client] for client in in_order(valid)}
 
@@ -247,9 +178,6 @@ class Federation:
         for name, group in reply.arrays.items():
             if name == "model":
                 check(group, narrowed(self.roster.specs[client], self.run.config.wire_dtype), "its model")
-            elif name == WHOLE:
-                spec = self.sizes.whole(self.roster.specs[client])
-                check(group, narrowed(spec, self.run.config.wire_dtype), "its whole network")
             else:
                 check_finite(group, f"its {name[:100]}")
 
@@ -293,32 +221,9 @@ def by_node(replies: Iterable[Message], round: Round, roster: Roster, timeout: f
             round.fail(names.get(node, f"at node {node}"), f"no reply within {timeout:g} s")
 
 
-class Faults:
-    """Unexpected exceptions while reading replies: a reply is damaged, or the code is wrong."""
-
-    def __init__(self) -> None:
-        self._raised: dict[str, Exception] = {}
-        self._refused = False
-
-    def reason(self, client: str, error: Exception, of: str = "its reply") -> str:
-        """Return why this client is left out; `of` names what was read."""
-        if isinstance(error, FedhetError):
-            self._refused = True
-            return str(error)
-        log.warning("client %s: %s raised", client, of, exc_info=error)
-        self._raised[client] = error
-        return f"{of} cannot be used: {_shown(error)}"
-
-    def blame_nobody(self) -> None:
-        """Raise a FedhetError if all replies failed with the same exception, so that no client is at fault."""
-        causes = {(type(error), *traceback.extract_tb(error.__traceback__)[-1][:2]) for error in self._raised.values()}
-        if len(self._raised) > 1 and len(causes) == 1 and not self._refused:
-            error = next(iter(self._raised.values()))
-            raise FedhetError(
-                f"the replies of all clients ({', '.join(self._raised)}) raise the same, which is none's fault: "
-                f"{_shown(error)}"
-            ) from error
-
-
-def _shown(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error)[:500]}"
+def reason_of(client: str, error: Exception) -> str:
+    """Return why a reply is refused; the log has the traceback of an unexpected exception."""
+    if isinstance(error, FedhetError):
+        return str(error)
+    log.warning("client %s: its reply raised", client, exc_info=error)
+    return f"its reply cannot be used: {type(error).__name__}: {str(error)[:500]}"

@@ -1,24 +1,24 @@
 """The handshake: admits clients, and settles what all of them must know before a round."""
 
-from collections.abc import Hashable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
+from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
 from fedhet.files import state_folder
 from fedhet.flower import Encoder, MessageType, name_in, read_reply
 from fedhet.flower.insides import simulated
 from fedhet.keys import OwnPart
-from fedhet.server.aggregation import average_shared
-from fedhet.server.federation import Faults, by_node
-from fedhet.server.hooks import Hooks
-from fedhet.server.roster import agree, agree_on_public_dataset, most_alike_first, with_remedy
+from fedhet.server.aggregation import average_shared, is_plain
+from fedhet.server.federation import Federation, by_node, reason_of
+from fedhet.server.roster import Common, agree, agree_on_public_dataset, most_alike_first, with_remedy
+from fedhet.server.run import Run
 from fedhet.state import ClientRecord
 from fedhet.text import log
 from fedhet.toml import toml_value
 from fedhet.validation import effective, is_complete
-from fedhet.wire import Arrays, Payload, Reply, Report, bytes_of, check, check_finite, check_room, narrowed
-from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, WHOLE, with_public_dataset
+from fedhet.wire import Arrays, Payload, Reply, Report, Spec, bytes_of, check, check_finite, check_room, narrowed
+from fedhet.wire.protocol import FIRST, HANDSHAKE, with_public_dataset
 
 NOBODY = "no client can serve:"
 """The first line of an error, above the reasons."""
@@ -27,11 +27,24 @@ UNSEEN = 2**26
 """Bytes of a client's arrays that the server makes by their shapes; more must have arrived from the client before."""
 
 
+@dataclass(frozen=True)
+class Admission:
+    """The hooks of a method that the handshake calls, described in `fedhet.server.round`, and the method's `copies`."""
+
+    public_dataset: Callable[[], PublicDataset | None]
+    compatibility: Callable[[Reply], Hashable]
+    common: Callable[[Reply], Mapping[str, Common]]
+    admit: Callable[[Reply], None]
+    first_arrays: Callable[[Spec], Arrays | None]
+    first_model: Callable[[Reply], Arrays]
+    copies: int
+
+
 class Handshake:
     """Asks new nodes for their names and what they have, and admits those that the method's hooks accept."""
 
-    def __init__(self, strategy: Hooks[Any, Any]) -> None:
-        self.strategy, self.run, self.federation = strategy, strategy.run, strategy.federation
+    def __init__(self, run: Run, federation: Federation, hooks: Admission) -> None:
+        self.run, self.federation, self.hooks = run, federation, hooks
         self._notes: set[str] = set()
         self._own: set[OwnPart] = {"data", "model"} if self.run.model else {"data"}  # that all clients have
 
@@ -51,8 +64,7 @@ class Handshake:
             nobody = "there are no nodes" if not roster.waiting else "all come after the last round (unseen-clients)"
             raise FedhetError(f"{NOBODY}\n{round.reasons(nobody)}")
         self._check_settings()
-        learns = self.run.traits.kinds or type(self.strategy).aggregate_fit is not Hooks.aggregate_fit
-        if len(roster.nodes) == 1 and roster.refused and learns:
+        if len(roster.nodes) == 1 and roster.refused and self.run.traits.communicates:
             (left,) = roster.nodes
             raise FedhetError(
                 f"refusals leave {self.run.method.name} with client {left} alone, who has nobody to share with:\n"
@@ -71,17 +83,17 @@ class Handshake:
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
         """Ask nodes for a report, and admit those that can serve; if they do not fit together, the majority."""
         run, federation, roster, round = self.run, self.federation, self.federation.roster, self.run.round
-        public, encoder = self.strategy.public_dataset(), Encoder()
+        public, encoder = self.hooks.public_dataset(), Encoder()
         payload = Payload() if public is None else with_public_dataset(public)
         request = federation.request(question=HANDSHAKE, begun=bool(run.state.clients))
         messages = [federation.message(MessageType.QUERY, node, encoder(payload), request) for node in new]
-        faults, opened = Faults(), dict[int, tuple[Hashable, Reply]]()
+        opened: dict[int, tuple[Hashable, Reply]] = {}
 
         def refuse(node: int, name: str, error: Exception, *, again: bool = False) -> None:
             if not again:
                 roster.refused[node] = ""
             who = name if name and name not in roster.nodes else f"at node {node}"
-            round.fail(who, faults.reason(who, error))
+            round.fail(who, reason_of(who, error))
 
         for node, message in by_node(federation.send(messages), round, roster, run.config.timeout):
             try:
@@ -89,7 +101,7 @@ class Handshake:
                 if not unseen and _comes_last(reply.report, run.config.unseen_clients):
                     roster.waiting.add(node)
                     continue
-                kind = self.strategy.compatibility(reply)
+                kind = self.hooks.compatibility(reply)
                 hash(kind)
                 opened[node] = kind, reply
             except Exception as error:  # any exception while reading a reply refuses this client
@@ -109,14 +121,12 @@ class Handshake:
             else:
                 round.down[reply.client] += payload.nbytes
                 round.up[reply.client] += reply.payload.nbytes
-        if not roster.nodes:
-            faults.blame_nobody()
 
     def _check_size(self, node: int, reply: Reply) -> None:
         """Check what the server is to make for a client: it has room, and has received as much once if it is large."""
         run, spec = self.run, reply.report.spec
-        check_room(self.strategy.copies * bytes_of(spec), "for its network the server needs")
-        if not self.strategy.copies or bytes_of(spec) <= UNSEEN:
+        check_room(self.hooks.copies * bytes_of(spec), "for its network the server needs")
+        if not self.hooks.copies or bytes_of(spec) <= UNSEEN:
             return
         federation, request = self.federation, self.federation.request(question=FIRST)
         messages = [federation.message(MessageType.QUERY, node, Encoder()(Payload()), request)]
@@ -132,7 +142,6 @@ class Handshake:
         for name, group in reply.arrays.items():
             check_finite(group, f"its {name[:100]}")
         roster.check(run.method.name, reply, networks=run.traits.alike, averaged=run.traits.shares.averaged)
-        self.federation.sizes.check(report)
         if not report.common_test and run.config.test_on != "local":
             self._test_on_own_parts()
         before = run.state.aside()
@@ -151,7 +160,6 @@ class Handshake:
             )
             known.examples = reply.examples
         roster.admit(reply, node)
-        self.federation.sizes.admit(report)
         run.metric, run.own_data = report.metric, run.own_data or report.own_data
         if not report.own_data:
             self._own.discard("data")
@@ -166,17 +174,17 @@ class Handshake:
     def _agree(self, reply: Reply, *, joining: bool) -> None:
         """Let the method admit a client, and draw first values of shared arrays if the server does that."""
         state, traits, spec = self.run.state, self.run.traits, reply.report.spec
-        state.common = agree(state.common, self.strategy.common(reply))
+        state.common = agree(state.common, self.hooks.common(reply))
         if reply.client not in state.clients:
             if traits.public != "none":
-                public, labelled = self.strategy.public_dataset(), traits.public == "labelled"
+                public, labelled = self.hooks.public_dataset(), traits.public == "labelled"
                 suited = self.run.config.parameters.suited(own_models=False, unlabelled=labelled)
                 lines = [f"{self.run.method.family}.{key} = {toml_value(value)}" for key, (value, _) in suited.items()]
                 agree_on_public_dataset(state, reply, public, labelled=labelled, without_labels=", ".join(lines))
-            self.strategy.admit(reply)
+            self.hooks.admit(reply)
         if traits.shares.averaged and not joining:
             missing = {key: each for key, each in spec.items() if key not in state.model | self.run.initial}
-            if missing and (first := self.strategy.first_arrays(missing)) is not None:
+            if missing and (first := self.hooks.first_arrays(missing)) is not None:
                 state.model = state.model | first
 
     def _test_on_own_parts(self) -> None:
@@ -193,7 +201,7 @@ class Handshake:
     # ---- what is shared before the first round
 
     def settle(self) -> None:
-        """Settle the first values of shared arrays and the number of rounds, which depend on the present clients."""
+        """Settle the first values of shared arrays, which depend on the present clients."""
         run, state = self.run, self.run.state
         if run.traits.shares.averaged:
             shared = {key for client in self.federation.present for key in self.federation.specs[client]}
@@ -205,8 +213,6 @@ class Handshake:
                 run.initial = {}
             if shared - state.model.keys() and run.traits.common_init and run.config.shared_init:
                 self._fetch_first_arrays()
-        if (rounds := self.strategy.number_of_rounds()) != run.config.rounds:
-            run.override({"rounds": rounds})
 
     def _fetch_first_arrays(self) -> None:
         """Initialise shared arrays with the initial weights of the first client that has them.
@@ -214,9 +220,10 @@ class Handshake:
         With a robust rule or clipping (`aggregation`, `clip-norm`) all clients are asked, and Krum chooses.
         """
         state, specs = self.run.state, self.federation.specs
-        if not self.strategy.aggregator.plain:
+        if not is_plain(self.run.config):
             sent = self._first([c for c in self.federation.present if specs[c].keys() - state.model.keys()])
-            equal, wholes = dict.fromkeys(sent, 1.0), {c: self.federation.sizes.whole(specs[c]) for c in sent}
+            equal = dict.fromkeys(sent, 1.0)
+            wholes = {c: {key: (a.shape, specs[c][key][1]) for key, a in model.items()} for c, model in sent.items()}
             state.model = average_shared(sent, equal, wholes, "krum", self.run.config.byzantine) | state.model
         for client in self.federation.present:  # all would send the same, drawn from the seed
             if specs[client].keys() <= state.model.keys():
@@ -228,26 +235,13 @@ class Handshake:
 
     def _first(self, clients: Sequence[str]) -> dict[str, Arrays]:
         """Return the initial weights of some clients."""
-        answers = self.federation.ask(FIRST, dict.fromkeys(clients, Payload()))
-        groups = {client: answer.arrays for client, answer in answers.items()}
-        return {client: arrays.get(WHOLE, arrays.get("model", {})) for client, arrays in groups.items()}
+        models: dict[str, Arrays] = {}
 
-    # ---- after the last round
+        def keep(reply: Reply) -> None:
+            models[reply.client] = self.hooks.first_model(reply)
 
-    def join(self) -> dict[str, Reply]:
-        """Admit the unseen clients after the last round; return their evaluations of what they receive."""
-        known = set(self.federation.present)
-        self.admit(unseen=True)
-        new = [client for client in self.federation.present if client not in known]
-        payloads = self.federation.payloads(new, partial(self.strategy.evaluation_payloads, amid_training=False))
-        if self.run.traits.communicates:
-            for client in [client for client, payload in payloads.items() if not payload.arrays]:
-                del payloads[client]
-                self.run.round.fail(
-                    client, f"{self.run.method.name} has nothing to give it: nobody who trained had layers like its"
-                )
-        self.run.round.joining = frozenset(payloads)
-        return self.federation.ask(JOIN, payloads) if payloads else {}
+        self.federation.ask(FIRST, dict.fromkeys(clients, Payload()), keep)
+        return {client: models[client] for client in clients if client in models}
 
 
 def _comes_last(report: Report, count: int) -> bool:

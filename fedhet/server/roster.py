@@ -5,10 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
@@ -26,9 +23,6 @@ UNLIKE = "needs equal architectures"
 """Words in the reason for which a client with a network unlike the others' is refused."""
 
 TAKES_UNLIKE = "layer-average, or fedproto with fedproto.width, takes networks that differ"
-
-MOST_TOKENS = 2**16
-"""Tokens of one example."""
 
 MOST_PREDICTIONS = 2**28
 """Predictions of one example: a text has one for each character, a scan one for each pixel."""
@@ -102,7 +96,7 @@ class Roster:
             method: its name, for errors.
             reply: the answer.
             networks: how they may differ (`Traits.alike`).
-            averaged: whether the arrays of one shared key must be alike, where widths may not differ.
+            averaged: whether arrays of one shared key are averaged, so that they must be alike.
 
         Raises:
             FedhetError: with the first thing in which it differs, and from whom.
@@ -123,12 +117,13 @@ class Roster:
                 raise FedhetError(
                     f"{method} {UNLIKE}{but}, and this one is not that of client {first}: {difference(spec, theirs)}"
                 )
-        for key, array in report.spec.items() if averaged and networks not in ("widths", "parts") else ():
-            known, owner = self.keys.get(key, (array, name))
-            if array != known:
+        one_shape = networks not in ("widths", "parts")
+        for key, (shape, dtype) in report.spec.items() if averaged else ():
+            (known_shape, known_dtype), owner = self.keys.get(key, ((shape, dtype), name))
+            if dtype != known_dtype or (one_shape and shape != known_shape):
                 raise FedhetError(
-                    f"{method} averages {key} over clients, and this one's is {array[1]}{list(array[0])}, that of "
-                    f"client {owner} {known[1]}{list(known[0])}: what is shared must be alike"
+                    f"{method} averages {key} over clients, and this one's is {dtype}{list(shape)}, that of "
+                    f"client {owner} {known_dtype}{list(known_shape)}: what is shared must be alike"
                 )
 
     def check_that_clients_can_be_scored(self, test_on: str) -> None:
@@ -241,21 +236,6 @@ def agree(known: Mapping[str, int | str], values: Mapping[str, Common]) -> dict[
         if (other := known.get(name, value)) != value:
             raise FedhetError(f"its {name} is {value}, that of the other clients {other}: {remedy}")
     return {**known, **{name: value for name, (value, _) in values.items()}}
-
-
-def tokens_of(reply: Reply) -> int:
-    """Return the number of tokens of a client's examples, by default 1."""
-    return reply.values.count("tokens", 1, at_least=1, at_most=MOST_TOKENS)
-
-
-def public_rows(generator: np.random.Generator, size: int, tokens: int, count: int) -> NDArray[Any]:
-    """Draw so many different rows of a public dataset, all if it has fewer; with several tokens a row is one of them.
-
-    Row r is token r % tokens of example r // tokens.
-    """
-    if tokens <= 1:
-        return generator.permutation(size)[:count].astype(np.int32)
-    return generator.choice(size * tokens, min(count, size * tokens), replace=False)
 
 
 def await_nodes(grid: Grid, wanted: int, *, exact: bool, patience: float) -> None:

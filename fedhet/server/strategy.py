@@ -6,6 +6,7 @@ import math
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,15 @@ from fedhet.options import Config, Value
 from fedhet.randomness import seeded
 from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation
-from fedhet.server.handshake import Handshake
-from fedhet.server.hooks import P, S
+from fedhet.server.handshake import Admission, Handshake
 from fedhet.server.networks import Networks
 from fedhet.server.reporter import Reporter, metric_record, statistics, unseen_clients
 from fedhet.server.roster import await_nodes
-from fedhet.server.rounds import Rounds
+from fedhet.server.round import Hooks, P, S
 from fedhet.server.run import Round, Run, named
 from fedhet.text import log
 from fedhet.wire import Reply
+from fedhet.wire.protocol import JOIN
 
 LAST = 3
 """So many last rounds in a row that did not count, or half of all, make a run a failed one."""
@@ -54,7 +55,7 @@ LAST = 3
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class FederatedStrategy(Rounds[P, S], Strategy):
+class FederatedStrategy(Hooks[P, S], Strategy):
     """Base of all strategies of fedhet; a `flwr.serverapp.strategy.Strategy` that starts on any Grid.
 
     Args:
@@ -88,8 +89,9 @@ class FederatedStrategy(Rounds[P, S], Strategy):
         self.federation = Federation(self.run)
         self.aggregator = Aggregator(self.run, self.federation)
         self.networks = Networks(self.run, type(self).__name__)
-        self.reporter = Reporter(self.run, self.federation.size_of, observers)
-        self._handshake = Handshake(self)
+        self.reporter = Reporter(self.run, self.size_of, observers)
+        hooks = self.public_dataset, self.compatibility, self.common, self.admit, self.first_arrays, self.first_model
+        self._handshake = Handshake(self.run, self.federation, Admission(*hooks, self.copies))
         self._flowers_loop: ExitStack | None = None  # the contexts of a run under it
         self._wrapper: Strategy | None = None  # around this strategy, in such a run
         self._trained: tuple[Mapping[str, Reply], Mapping[str, float]] | None = None  # in its round under way
@@ -174,7 +176,7 @@ class FederatedStrategy(Rounds[P, S], Strategy):
         if gone and (simulated(grid) or isinstance(grid, LocalGrid)):  # all nodes are there
             raise FedhetError(f"{named(gone)} cannot go on with this run:\n{self.run.round.reasons('it is not there')}")
         self.federation.roster.check_that_clients_can_be_scored(self.config.test_on)
-        self._handshake.settle()
+        self._prepare()
         if any(self.run.noise.values()):
             self.run.privacy = mod_ledger(self.run.noise, self.run.traits, self.state.round)
         if fresh:
@@ -189,10 +191,25 @@ class FederatedStrategy(Rounds[P, S], Strategy):
         if not self.config.unseen_clients:
             return self.reporter.record(replies, {})
         known = dict(self.state.clients)
-        joined = unseen_clients(self._handshake.join(), self.state.clients, self.config.unseen_epochs)
+        joined = unseen_clients(self._join_unseen(), self.state.clients, self.config.unseen_epochs)
         result = self.reporter.record(replies, {}, unseen_clients=joined)
         self.state.clients = known  # they had no part in what the run trained
         return result
+
+    def _join_unseen(self) -> dict[str, Reply]:
+        """Admit unseen clients after the last round; return their evaluations of what they receive."""
+        known = set(self.federation.present)
+        self._handshake.admit(unseen=True)
+        new = [client for client in self.federation.present if client not in known]
+        payloads = self._payloads(new, partial(self.evaluation_payloads, amid_training=False), "evaluation_payloads")
+        if self.traits.communicates:
+            for client in [client for client, payload in payloads.items() if not payload.arrays]:
+                del payloads[client]
+                self.federation.refuse(
+                    client, f"{self.method.name} has nothing to give it: nobody who trained had layers like its"
+                )
+        self.run.round.joining = frozenset(payloads)
+        return self.federation.ask(JOIN, payloads) if payloads else {}
 
     def _evaluate_globally(self, function: EvaluateFunction | None, result: Result) -> None:
         """Evaluate the global model on the common test set, for the next record."""
@@ -300,7 +317,7 @@ class FederatedStrategy(Rounds[P, S], Strategy):
                 run.privacy = wrapper_ledger(self._wrapper, run.traits, mean=mean) or run.privacy
             run.round = Round(server_round)
             self._handshake.admit()
-            self._handshake.settle()
+            self._prepare()
             payloads = self._choose()
             specs = [federation.specs[client] for client in federation.present]
             check_hooks(self._wrapper, self.method.name, run.traits, specs, arrays, run.config.wire_dtype, payloads)

@@ -195,26 +195,14 @@ def test_a_client_without_outputs_for_all_public_labels_is_refused_in_the_handsh
     assert "it cannot learn the public dataset: its labels go from 0 to 9" in done.rows[0]["failures"][0]["reason"]
 
 
-def test_what_cannot_be_made_for_one_client_alone_is_that_clients_failure(around):
-    """An exception of a method for what one client told, which no check had in mind."""
+@pytest.mark.parametrize("hook", ["configure_fit", "evaluation_payloads", "aggregate_fit"])
+def test_an_exception_of_a_hook_ends_the_run_and_names_the_hook(hook, around):
+    def fail(self, *arguments, **keywords):
+        raise ZeroDivisionError("a mistake")
 
-    class Strict(fedhet.FedAvg):
-        def payload_for(self, client):
-            if client == "1":
-                raise ZeroDivisionError("by its own fault")
-            return super().payload_for(client)
-
-    strategy = Strict(rounds=2)
-    strategy.start(LocalGrid(around(), 4))
-    assert strategy.state.round == 2
-    assert [strategy.state.clients[client].trained for client in "0123"] == [2, -1, 2, 2]
-
-    class Wrong(fedhet.FedAvg):
-        def payload_for(self, client):
-            raise ZeroDivisionError("by nobody's fault")
-
-    with pytest.raises(FedhetError, match=r"failed to make what clients 0, 1, 2, 3 receive \(ZeroDivisionError"):
-        Wrong(rounds=2).start(LocalGrid(around(), 4))
+    strategy = type("Wrong", (fedhet.FedAvg,), {hook: fail})(rounds=2)
+    with pytest.raises(FedhetError, match=rf"{hook} of fedavg failed \(ZeroDivisionError: a mistake\); a resumed run"):
+        strategy.start(LocalGrid(around(), 4))
 
 
 def test_a_network_is_not_built_at_the_server_before_it_is_known_to_be_the_clients(tmp_path, monkeypatch):

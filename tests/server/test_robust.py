@@ -47,7 +47,7 @@ def test_of_equal_clients_every_rule_gives_what_they_sent(rule):
 def test_an_update_is_cut_to_the_median_norm_and_named():
     before = {"w": np.ones(4, np.float32), "n": np.array(3)}
     models = {str(k): {"w": before["w"] + step, "n": np.array(9)} for k, step in enumerate((1, -1, 1, 30))}
-    made, (cut,) = cut_to_bound(models, before, 2.0)
+    made, (cut,) = cut_to_bound(models, dict.fromkeys(models, before), 2.0)
     assert (cut["client"], round(cut["norm"]), round(cut["to"])) == ("3", 30, 2)
     assert np.allclose(made["3"]["w"], 3)
     assert made["3"]["n"] == 9
@@ -191,6 +191,6 @@ def test_a_rule_that_has_no_meaning_is_refused():
 
 def test_arrays_without_axes_are_clipped_like_others():
     models = {c: {"scale": np.array(value, np.float32)} for c, value in {"a": 1.0, "b": 1.5, "c": 5.0}.items()}
-    made, cuts = cut_to_bound(models, {"scale": np.array(0.5, np.float32)}, 1.0)
+    made, cuts = cut_to_bound(models, {c: {"scale": np.array(0.5, np.float32)} for c in models}, 1.0)
     assert [cut["client"] for cut in cuts] == ["c"]
     assert (made["c"]["scale"].shape, made["c"]["scale"].dtype, float(made["c"]["scale"])) == ((), np.float32, 1.5)

@@ -246,7 +246,7 @@ def test_a_client_with_another_frozen_network_is_refused(federate):
     (where, client, reason), *_ = done.failures
     assert (where, client) == (0, "1")
     assert reason.startswith("its frozen network is ")
-    assert "all need the same layers with the same weights" in reason
+    assert "all need the same layers and weights" in reason
 
 
 # ---- ranks

@@ -1,7 +1,6 @@
 """Methods whose clients have parts of one network, against plain computations from their papers."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,13 +12,13 @@ from fedhet import config as configuration
 from fedhet import models, population
 from fedhet.client.size import Size
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.graphs import HeadAttention, architecture_graph, permutation_groups
+from fedhet.graphs import HeadAttention, architecture_graph, permutation_groups, widths_of
 from fedhet.matching import describe
 from fedhet.models.arrays import kinds_of
 from fedhet.randomness import torch_generator
 from fedhet.server import average_shared
 from fedhet.server.aggregation import cut_to_bound
-from fedhet.server.parts import Sizes, cut, joined, split
+from fedhet.server.submodel import check_part, cut, joined, parts_of, split
 from fedhet.sharing import FIRST_UNITS, ROLLING_UNITS
 from fedhet.wire import Report, WireError, spec_of
 from tests.small import SMALL
@@ -280,10 +279,8 @@ def test_fedrolexs_windows_have_every_entry_of_a_network_in_a_full_turn(name):
     model, inputs = network(name)
     groups = permutation_groups(architecture_graph(model, inputs), partly=True)
     rounds = {1, *(1 + math.ceil(width / 2) for width in groups.widths)}
-    size, sizes = Size(0.5, groups), Sizes(SimpleNamespace(traits=SimpleNamespace(shares=ROLLING_UNITS)))
-    spec = spec_of(size.state(model))
-    sizes.admit(Report("0", spec=spec, groups=describe(groups)))
-    parts = [sizes.parts(spec, round) for round in sorted(rounds)]
+    widths = widths_of({name: tensor.shape for name, tensor in Size(0.5, groups).state(model).items()}, groups)
+    parts = [parts_of(describe(groups), ROLLING_UNITS.units, widths, round) for round in sorted(rounds)]
     assert len(rounds) > 1
     assert parts[0]
     for key, axes in parts[0].items():
@@ -344,7 +341,7 @@ def test_a_bound_is_on_what_a_part_moved():
     """A client that returns its part as it was has not moved, wherever in the whole that lies."""
     before, part = {"w": np.arange(6.0)}, {"w": (np.array([4, 5]),)}
     models = {"0": {"w": before["w"] + 1}, "1": {"w": before["w"][4:]}, "2": {"w": before["w"] + 2}}
-    made, cuts = cut_to_bound(models, before, 1.0, {"1": part})
+    made, cuts = cut_to_bound(models, {"0": before, "1": cut(before, part), "2": before}, 1.0)
     assert [each["client"] for each in cuts] == ["2"]
     np.testing.assert_allclose(made["1"]["w"], [4, 5])
     np.testing.assert_allclose(made["2"]["w"], before["w"] + 1)
@@ -476,40 +473,47 @@ def test_half_the_width_has_the_multiplications_of_the_axes_that_are_cut(name):
         assert half[layer] * part == whole[layer], layer
 
 
-def test_a_part_of_another_network_is_refused():
-    """The first client that is admitted decides; one that is refused afterwards settles nothing."""
-    config = configuration.resolve({"method": "depthfl"})
-    run = SimpleNamespace(traits=SimpleNamespace(shares=FIRST_UNITS), config=config)
-    sizes, example = Sizes(run), torch.zeros(2, 1, 8, 8)
+def test_arrays_that_are_no_part_of_the_network_are_refused():
+    example = torch.zeros(2, 1, 8, 8)
 
-    def told(client, model, width=1.0, **changes):
-        size = Size(width, permutation_groups(architecture_graph(model, example)))
-        kinds = kinds_of(model)
-        spec = spec_of({name: tensor for name, tensor in size.state(model).items() if kinds[name] != "statistic"})
-        return Report(client, **{"spec": spec, "groups": describe(size.groups), **changes})
+    def told(width=1.0, **changes):
+        size = Size(width, permutation_groups(architecture_graph(Small(), example)))
+        kinds = kinds_of(Small())
+        spec = spec_of({name: tensor for name, tensor in size.state(Small()).items() if kinds[name] != "statistic"})
+        return Report("1", **{"spec": spec, "groups": describe(size.groups), **changes})
 
-    other = Small()
-    other.three, other.head = nn.Linear(24, 7), nn.Linear(7, 10)
-    sizes.check(told("1", other))
-    sizes.check(told("2", Small(), 0.5))
-    sizes.admit(told("2", Small(), 0.5))
-    with pytest.raises(FedhetError, match=r"a part of another network than client 2: .* a part \(depth\)"):
-        sizes.check(told("3", other, 0.5))
-    whole = told("4", Small())
+    check_part(told(0.5))
+    whole = told()
     wide = {name: (tuple(2 * size for size in shape), dtype) for name, (shape, dtype) in whole.spec.items()}
-    odd = whole.spec | {"three.bias": ((3,), "float32")}
-    for spec in (wide, odd, {"body": ((2,), "float32")}):
+    for spec in (wide, whole.spec | {"three.bias": ((3,), "float32")}, {"body": ((2,), "float32")}):
         with pytest.raises(WireError, match="no part of the network that it describes"):
-            sizes.check(told("4", Small(), spec=spec))
+            check_part(told(spec=spec))
     for groups in ("", "{}", '{"groups": [], "axes": {}, "fixed": [], "tied": {}}'):
         with pytest.raises(WireError, match="no part of the network that it describes"):
-            Sizes(run).check(told("5", Small(), groups=groups))
-    found = sizes.parts(told("6", Small(), 0.5).spec, 1)
+            check_part(told(groups=groups))
+    shapes = {name: shape for name, (shape, _) in told(0.5).spec.items()}
+    widths = widths_of(shapes, permutation_groups(architecture_graph(Small(), example)))
+    found = parts_of(whole.groups, FIRST_UNITS.units, widths, 1)
     for name, (rows, *columns) in entries(first, 0.5).items():
         if name != "head.bias":
             own = [None if at is None else at.tolist() for at in found[name]][: 1 + len(columns)]
             assert own == [None if name.startswith("head") else list(rows), *map(list, columns)]
     assert "head.bias" not in found
+
+
+def test_a_part_of_another_network_is_refused(federate):
+    """The majority decides, and all others are refused."""
+
+    def model(client):
+        network = Small()
+        if client.name == "0":
+            network.three, network.head = nn.Linear(24, 7), nn.Linear(7, 10)
+        return network
+
+    done = federate("heterofl", model=model, rounds=1, **{"heterofl.widths": "1,0.5"})
+    ((_, client, reason),) = done.failures
+    assert client == "0"
+    assert "need one architecture, of which each may have a part (width)" in reason
 
 
 def test_the_table_of_clients_says_which_part_of_the_network_they_have(federate):

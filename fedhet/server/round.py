@@ -1,30 +1,37 @@
-"""All hooks of a method at the server, with their defaults, which average the shared arrays."""
+"""The hooks of a method at the server, with their defaults, and the round that calls them."""
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from torch import nn
 
 from fedhet.data import PublicDataset
+from fedhet.errors import FedhetError
+from fedhet.flower import Message, MessageType, MetricRecord
 from fedhet.method import Method, Traits
 from fedhet.options import Config, Parameters
 from fedhet.randomness import numpy_generator
 from fedhet.rows import in_order
 from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation
+from fedhet.server.handshake import Handshake
 from fedhet.server.networks import Networks
+from fedhet.server.reporter import Reporter
 from fedhet.server.roster import Common
-from fedhet.server.run import Run
+from fedhet.server.run import Round, Run
 from fedhet.state import State
-from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, load_into, without_widths
+from fedhet.text import log
+from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, as_declared, load_into, without_widths
 
 P = TypeVar("P", bound=Parameters)
 S = TypeVar("S", bound=State)
 
 
 class Hooks(Generic[P, S]):
-    """Seventeen hooks; a method overrides those that it needs.
+    """The hooks, of which a method overrides those that it needs.
 
     Attributes:
         method: the method as a value, set by the subclass.
@@ -36,6 +43,7 @@ class Hooks(Generic[P, S]):
         federation: the clients: which are present, what they share, and questions to them.
         aggregator: averages by the sharing map, with the configured rule.
         networks: builds networks like the clients' at the server.
+        reporter: reports rounds to observers.
     """
 
     role: ClassVar[str] = "server"
@@ -47,6 +55,27 @@ class Hooks(Generic[P, S]):
     federation: Federation
     aggregator: Aggregator
     networks: Networks
+    reporter: Reporter
+    _handshake: Handshake
+
+    def run_round(self, round: int) -> MetricRecord:
+        """Run one round and return its metrics; the round after the last one of training is the closing round.
+
+        A round is one exchange: clients that train are evaluated in the same message, all others in one of their own.
+        """
+        run, federation = self.run, self.federation
+        run.round = Round(round, closing=round > run.training_rounds)
+        self._handshake.admit()  # clients that come late
+        self._prepare()
+        payloads = self._choose()
+        evaluate = run.round.closing or run.evaluates(round)
+        epochs = self.config.closing_epochs if run.round.closing else self.config.local_epochs
+        messages = federation.messages(MessageType.TRAIN, payloads, epochs=epochs, evaluate=evaluate)
+        if evaluate:
+            others = [client for client in federation.present if client not in payloads]
+            messages += self._evaluation(others, amid_training=not run.round.closing)
+        replies = federation.exchange(messages, self._check)
+        return self.reporter.record(replies, self._aggregate(replies))
 
     @property
     def config(self) -> Config:
@@ -114,6 +143,10 @@ class Hooks(Generic[P, S]):
         """
         return None
 
+    def first_model(self, reply: Reply) -> Arrays:
+        """Return the initial weights that a client was asked for; raise a WireError if they are wrong."""
+        return reply.arrays.get("model", {})
+
     def number_of_rounds(self) -> int:
         """Return the number of rounds; called once the clients are present, also in a resumed run."""
         return self.config.rounds
@@ -180,7 +213,11 @@ class Hooks(Generic[P, S]):
             self.state.model = self.state.model | self.aggregator.average(models, weights)
         return {}
 
-    # ---- the end
+    # ---- results
+
+    def size_of(self, client: str) -> str:
+        """Return the size of a client's network in words, for the history; by default empty."""
+        return ""
 
     def take_last(self, reply: Reply) -> None:
         """Check and keep a reply to the evaluation at the end of the run; raises a WireError if it is wrong."""
@@ -203,3 +240,75 @@ class Hooks(Generic[P, S]):
     def matrices(self) -> dict[str, Any]:
         """Return matrices by name, as JSON values, for the method's `drawings` in the report."""
         return {}
+
+    # ---- steps of a round
+
+    def _prepare(self) -> None:
+        """Settle the first values of shared arrays and the number of rounds, which depend on the present clients."""
+        self._handshake.settle()
+        if (rounds := self.number_of_rounds()) != self.config.rounds:
+            self.run.override({"rounds": rounds})
+
+    def _choose(self) -> dict[str, Payload]:
+        """Choose the clients that train in the current round; return their payloads."""
+        round = self.run.round
+        chosen = self.federation.choose(self.state.clients if round.closing else self.participants(round.number))
+        payloads = self._payloads(chosen, partial(self.configure_fit, round.number), "configure_fit")
+        round.training = frozenset(payloads)
+        return payloads
+
+    def _payloads(
+        self, clients: Sequence[str], hook: Callable[[Sequence[str]], dict[str, Payload]], name: str
+    ) -> dict[str, Payload]:
+        """Return the payloads of a hook, without clients that it asked a question and found lost."""
+        with self._calling(name):
+            payloads = hook(clients)
+        return {client: payload for client, payload in payloads.items() if client in self.federation.roster.nodes}
+
+    def _evaluation(self, clients: Sequence[str], *, amid_training: bool = False) -> list[Message]:
+        """Return messages to clients that are only evaluated."""
+        hook = partial(self.evaluation_payloads, amid_training=amid_training)
+        payloads = self._payloads(clients, hook, "evaluation_payloads")
+        return self.federation.messages(MessageType.EVALUATE, payloads, evaluate=True)
+
+    def _check(self, reply: Reply) -> None:
+        """Check the reply of a client that trained, and remove large arrays from it."""
+        if reply.client in self.run.round.training:
+            self.check_reply(reply)
+            if self.takes_in:
+                self.take_in(self.run.round.number, reply)
+
+    def _aggregate(self, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Aggregate the replies of clients that trained; a round with too few of them does not count."""
+        round, metrics = self.run.round, dict[str, float]()
+        trained = {client: reply for client, reply in replies.items() if client in round.training}
+        if trained and len(trained) >= min(self.config.min_clients, len(round.training)):
+            with self._calling("aggregate_fit"):
+                before = self.state.model
+                metrics = self.aggregate_fit(round.number, trained)
+                changed = self.state.model is not before
+                self.state.model = as_declared(self.state.model, self.federation.specs.values())
+            if self.run.privacy and changed:
+                self.run.privacy.spend(trained, before, self.state.model)
+            for client in trained:
+                self.state.clients[client].trained = round.number
+        elif round.training:
+            log.warning("round %d does not count: it has %d valid replies", round.number, len(trained))
+            if round.number == 1 and not trained:
+                raise FedhetError(f"no client did its part in the first round:\n{round.reasons()}")
+        self.state.round = round.number
+        return metrics
+
+    @contextmanager
+    def _calling(self, hook: str) -> Iterator[None]:
+        """Context in which an unexpected exception becomes a FedhetError that names the hook and how to resume."""
+        try:
+            yield
+        except FedhetError:
+            raise
+        except Exception as error:
+            number = self.run.round.number
+            raise FedhetError(
+                f"round {number}: {hook} of {self.run.method.name} failed ({type(error).__name__}: {error}); a resumed "
+                f"run continues after round {number - 1}, whose state was saved"
+            ) from error

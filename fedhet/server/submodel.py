@@ -1,0 +1,253 @@
+"""Methods whose clients have parts of one network: each entry is averaged over the clients that have it.
+
+A part of an array is an index set for each axis: the entries along it that the client has, in the client's order. Which
+units of a hidden layer a client of some width has is a property of the method (`Sharing.units`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from itertools import product
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhet.graphs import entries_of, widths_of
+from fedhet.matching import understand
+from fedhet.options import Parameters
+from fedhet.server.aggregation import average_shared
+from fedhet.server.roster import Common
+from fedhet.server.strategy import FederatedStrategy
+from fedhet.sharing import Units
+from fedhet.state import State
+from fedhet.wire import Arrays, Payload, Reply, Report, Spec, WireError, check, narrowed
+from fedhet.wire.protocol import WHOLE
+
+Indices = NDArray[np.intp]
+Part = tuple[Indices | None, ...]
+"""The entries along each axis; None for an axis that the client has whole. (): the client lacks the array."""
+Parts = Mapping[str, Part]
+"""By shared key, the arrays of which a client has only a part."""
+
+
+@dataclass
+class SubmodelState(State):
+    """`network` describes the whole network by its permutation groups, as clients report it."""
+
+    network: str = ""
+
+
+P = TypeVar("P", bound=Parameters)
+T = TypeVar("T", bound=SubmodelState)
+
+
+class SubmodelStrategy(FederatedStrategy[P, T]):
+    """Sends each client its part of the network, and averages each entry over the clients that have it."""
+
+    state_class = SubmodelState
+
+    # ---- the handshake
+
+    def compatibility(self, reply: Reply) -> Any:
+        """Return the default; raise a WireError if the client's arrays are no part of the network that it describes."""
+        check_part(reply.report)
+        return super().compatibility(reply)
+
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        """Return a digest of the network's description."""
+        size = self.parameters.size_name
+        remedy = f"all clients need one architecture, of which each may have a part ({size})"
+        return {"whole network": Common(sha256(reply.report.groups.encode()).hexdigest()[:12], remedy)}
+
+    def admit(self, reply: Reply) -> None:
+        """Keep the description of the network, which is the same for all clients."""
+        self.state.network = reply.report.groups
+
+    def first_model(self, reply: Reply) -> Arrays:
+        """Return the initial weights of the whole network, which a client that has a part of it sends, too."""
+        if WHOLE not in reply.arrays:
+            return super().first_model(reply)
+        groups = read_network(self.state.network)
+        shapes, spec = groups.shapes(groups.widths), self.federation.specs[reply.client]
+        expected = {name: (shapes[name], dtype) for name, (_, dtype) in spec.items()}
+        check(reply.arrays[WHOLE], narrowed(expected, self.config.wire_dtype), "its whole network")
+        return reply.arrays[WHOLE]
+
+    # ---- a round
+
+    def parts(self, client: str) -> Parts:
+        """Return the arrays of which a client has only a part in the current round."""
+        units = self.traits.shares.units
+        return parts_of(self.state.network, units, self._widths(client), self.run.round.number) if units else {}
+
+    def payload_for(self, client: str) -> Payload:
+        """Return the client's part of the shared arrays."""
+        spec, parts = self.federation.specs[client], self.parts(client)
+
+        def part() -> Arrays:
+            return cut({key: array for key, array in self.state.model.items() if key in spec}, parts)
+
+        key = tuple(spec), self._widths(client), self.run.round.number
+        model = self.aggregator.once(key, part)
+        return Payload({"model": model} if model else {})
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Average each entry over the clients that have it, weighted by their numbers of examples."""
+        models = {client: reply.arrays["model"] for client, reply in replies.items() if "model" in reply.arrays}
+        weights = {client: float(replies[client].examples) for client in models}
+        parts = {client: self.parts(client) for client in models}
+        self.state.model = self.state.model | self.average_entries(models, weights, parts)
+        return {}
+
+    def average_entries(
+        self, models: Mapping[str, Arrays], weights: Mapping[str, float], parts: Mapping[str, Parts]
+    ) -> Arrays:
+        """Return whole arrays, averaged by entry; an entry that no client has keeps its value."""
+        before, rule = self.state.model, (self.config.aggregation, self.config.byzantine)
+        models = self.aggregator.clipped(models, {client: cut(before, parts[client]) for client in models})
+        if not any(parts.values()):
+            return average_shared(models, weights, self.federation.specs, *rule)
+        pieces, specs, places = split(models, self.federation.specs, parts, before)
+        return joined(average_shared(pieces, weights, specs, *rule), places, before)
+
+    # ---- results
+
+    def size_of(self, client: str) -> str:
+        """Return the size of a client, such as `width 0.5`; empty if it has the whole network."""
+        if client not in self.federation.specs:
+            return ""
+        few, most = self._widths(client), read_network(self.state.network).widths
+        if few == most:
+            return ""
+        keys, share = self.parameters, few[0] / most[0]
+        shares = {f"{size:g}": keys.width_at({keys.size_name: size}) or 1.0 for size in keys.sizes}
+        nearest = min(shares, key=lambda size: abs(shares[size] - share))
+        known = abs(shares[nearest] - share) < 1 / most[0]  # a node may have chosen another one
+        return f"{keys.size_name} {nearest if known else format(share, '.2g')}"
+
+    def _widths(self, client: str) -> tuple[int, ...]:
+        shapes = {name: shape for name, (shape, _) in self.federation.specs[client].items()}
+        return widths_of(shapes, read_network(self.state.network))
+
+
+read_network = lru_cache(maxsize=8)(understand)
+"""Read a description of a network."""
+
+
+def check_part(report: Report) -> None:
+    """Raise a WireError if a client's arrays are no part of the network that it describes."""
+    try:
+        groups, spec = read_network(report.groups), report.spec
+        widths = widths_of({name: shape for name, (shape, _) in spec.items()}, groups)
+        if any(few > most for few, most in zip(widths, groups.widths, strict=True)):
+            raise ValueError("it is wider than the whole")
+        shapes = groups.shapes(widths)
+        if any(shapes[name] != shape for name, (shape, _) in spec.items()):
+            raise ValueError("its arrays have other shapes than it describes")
+        lacking = [name for name in groups.needs if name in shapes.keys() - spec.keys()]
+        if lacking := [name for name in lacking if groups.kinds.get(name) != "statistic"]:
+            raise ValueError(f"it lacks {lacking[0]}")
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise WireError(f"its arrays are no part of the network that it describes: {error}") from error
+
+
+@lru_cache(maxsize=64)
+def parts_of(network: str, units: Units, widths: tuple[int, ...], round: int) -> Parts:
+    """Return the parts of a client of these widths in a round (from 1)."""
+    groups = read_network(network)
+    sizes = enumerate(zip(widths, groups.widths, strict=True))
+    chosen = {
+        index: np.array(units(few, most, max(round - 1, 0)), np.intp) for index, (few, most) in sizes if few < most
+    }
+    return entries_of(groups, chosen)
+
+
+# ---- averages by entry
+
+
+def cut(arrays: Arrays, parts: Parts) -> Arrays:
+    """Return parts of arrays; whole arrays are not copied."""
+    had = {key: array for key, array in arrays.items() if parts.get(key) != ()}
+    return {key: array[_index(array.shape, parts[key])] if key in parts else array for key, array in had.items()}
+
+
+def split(
+    models: Mapping[str, Arrays], specs: Mapping[str, Spec], parts: Mapping[str, Parts], wholes: Arrays
+) -> tuple[dict[str, Arrays], dict[str, Spec], dict[str, tuple[str, Sequence[Indices] | None]]]:
+    """Split what clients sent into pieces such that all entries of a piece belong to the same clients.
+
+    Args:
+        models: what each client sent, by key.
+        specs: shapes and dtypes of each client's keys.
+        parts: the parts that each client has.
+        wholes: the whole arrays, by key.
+
+    Returns:
+        Pieces by client and name, their shapes and dtypes by client, and by name the key of each piece and its entries
+        along each axis, None for an array that all clients have whole.
+    """
+    pieces: dict[str, Arrays] = {client: {} for client in models}
+    kinds: dict[str, Spec] = {client: {} for client in models}
+    places: dict[str, tuple[str, Sequence[Indices] | None]] = {}
+    for key in dict.fromkeys(key for model in models.values() for key in model):
+        by_client = {client: parts.get(client, {}).get(key) for client, model in models.items() if key in model}
+        for owners, place in (
+            [(list(by_client), None)] if not any(by_client.values()) else _pieces(by_client, wholes[key].shape)
+        ):
+            name = str(len(places))
+            places[name] = key, place
+            for client in owners:
+                array = models[client][key]
+                if place is not None:
+                    array = array[np.ix_(*_local(place, by_client[client] or (None,) * len(place), wholes[key].shape))]
+                pieces[client][name] = np.asarray(array, order="C")
+                kinds[client][name] = array.shape, specs[client][key][1]
+    return pieces, kinds, places
+
+
+def joined(pieces: Arrays, places: Mapping[str, tuple[str, Sequence[Indices] | None]], before: Arrays) -> Arrays:
+    """Join pieces into whole arrays; entries without a piece keep their value of before."""
+    whole: Arrays = {}
+    for name, array in pieces.items():
+        key, place = places[name]
+        if place is None:
+            whole[key] = array
+        else:
+            whole.setdefault(key, before[key].astype(array.dtype))[np.ix_(*place)] = array
+    return whole
+
+
+def _pieces(
+    parts: Mapping[str, Part | None], shape: tuple[int, ...]
+) -> Iterator[tuple[list[str], tuple[Indices, ...]]]:
+    """Yield blocks of an array that the same clients have whole, with these clients."""
+    axes = []
+    for axis, size in enumerate(shape):
+        having = np.ones((len(parts), size), bool)
+        for row, part in zip(having, parts.values(), strict=True):
+            if part is not None and (indices := part[axis]) is not None:
+                row[:] = np.isin(np.arange(size), indices)
+        patterns, which = np.unique(having, axis=1, return_inverse=True)
+        axes.append([(pattern, np.flatnonzero(which.ravel() == number)) for number, pattern in enumerate(patterns.T)])
+    for blocks in product(*axes):
+        owners = np.logical_and.reduce([pattern for pattern, _ in blocks])
+        if owners.any():
+            yield [client for client, has in zip(parts, owners, strict=True) if has], tuple(at for _, at in blocks)
+
+
+def _local(place: Sequence[Indices], part: Part, shape: tuple[int, ...]) -> list[Indices]:
+    """Return the entries of a block in the client's order."""
+    local = []
+    for at, indices, size in zip(place, part, shape, strict=True):
+        if indices is not None:
+            position = np.zeros(size, np.intp)
+            position[indices] = np.arange(len(indices))
+            at = position[at]
+        local.append(at)
+    return local
+
+
+def _index(shape: tuple[int, ...], part: Part) -> tuple[Any, ...]:
+    return np.ix_(*(np.arange(size) if at is None else at for at, size in zip(part, shape, strict=True)))
