@@ -106,18 +106,13 @@ class Config:
     data: str = _files(
         "", "folder with the data set's files; empty: its own place, or a download", resumable=True, path=True
     )
-    partition: str = _dealt(
-        "iid", "how examples are dealt to clients: iid, classes, shards, dirichlet, quantity, natural"
-    )
+    partition: str = _dealt("iid", "how examples are dealt to clients: iid, classes, dirichlet, natural")
     classes_per_client: int = _dealt(2, "classes that each client holds", at_least=1, needs={"partition": ("classes",)})
-    shards_per_client: int = _dealt(
-        2, "shards of the examples sorted by class that each client gets", at_least=1, needs={"partition": ("shards",)}
-    )
     alpha: float = _dealt(
         0.5,
-        "concentration: partition=dirichlet, of classes; partition=quantity, of sizes",
+        "concentration of partition = dirichlet; the smaller, the more clients differ",
         above=0,
-        needs={"partition": ("dirichlet", "quantity")},
+        needs={"partition": ("dirichlet",)},
     )
     samples_per_client: int = _dealt(0, "training examples that a client keeps; 0: all of its part", at_least=0)
     halved_clients: float = _dealt(
@@ -129,7 +124,7 @@ class Config:
     )
     assign: str = option(
         "round-robin",
-        "how architectures are dealt: round-robin, blocks (each to neighbours), random, one-of-each, or a list for all",
+        "how architectures are assigned to clients: round-robin, blocks (each to neighbours) or random",
         replaced_by=("model",),
     )
     rounds: int = option(20, "rounds of training", at_least=0, resumable=True)

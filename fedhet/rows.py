@@ -1,4 +1,4 @@
-"""The rows that a round leaves: of each client, and statistics over clients."""
+"""Per-client records and statistics of a round, and the order of clients."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ STATISTICS = ("weighted", "mean", "std", "min", "max")
 
 @dataclass(frozen=True)
 class ClientRow:
-    """One line of `clients.csv`: a client in a round; `accuracy` and `loss` are None where it was not evaluated."""
+    """A line of `clients.csv`: a client in a round. `accuracy` and `loss` are None if it was not evaluated."""
 
     round: int
     client: str
@@ -30,12 +30,12 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class Work:
-    """The work of training; evaluation, and training that an evaluation undoes again, does not count.
+    """The work of training, without evaluation and training that is undone after an evaluation.
 
     Attributes:
-        private_steps: gradient steps on a client's own examples.
-        steps: all gradient steps.
-        forwards: examples that went forward through a network: those of the task and the further ones of loss terms.
+        private_steps: Number of gradient steps on a client's own examples.
+        steps: Number of all gradient steps.
+        forwards: Number of examples in forward passes, of the task and of other loss terms.
     """
 
     private_steps: int = 0
@@ -48,7 +48,7 @@ class Work:
 
 
 def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The clients, and nodes without a name, that failed in these rows and trained in none, with their last reason."""
+    """Return clients (and nodes without a name) that failed in these rows and never trained, with the last reason."""
     rows = list(rows)
     took_part = {client for row in rows for client in row["participants"]}
     failures = [failure for row in rows for failure in row["failures"] if failure.get("client") not in took_part]
@@ -56,7 +56,7 @@ def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Return lists of the values of (key, value) pairs by key, all in the order in which they come."""
+    """Group the values of (key, value) pairs by key, in their order."""
     groups: dict[K, list[V]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -64,31 +64,31 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def client_order(client: str) -> tuple[bool, int, str]:
-    """A sorting key for client names that puts "2" before "10", and numbers before other names."""
+    """Return a sorting key for client names: numbers by value, then other names."""
     return (False, int(client), client) if client.isdecimal() else (True, 0, client)
 
 
 def in_order(clients: Iterable[str]) -> list[str]:
-    """Return clients in order of name."""
+    """Return clients sorted by `client_order`."""
     return sorted(clients, key=client_order)
 
 
 def summarise(values: "Mapping[str, tuple[Metric, float, int]]") -> dict[str, Any] | None:
-    """Return statistics over clients: weighted, mean, population standard deviation, minimum and maximum.
+    """Return statistics over clients: weighted mean, mean, population standard deviation, minimum and maximum.
 
-    A metric is weighted as it adds up: by examples for accuracy, by pairs of examples for AUC; a loss by examples. Sums
-    are correctly rounded (`math.fsum`), so the order of the clients does not matter, to the last bit.
+    Metrics are weighted by their own weights, losses by examples. Sums are correctly rounded (`math.fsum`), so that the
+    order of the clients does not matter.
 
     Args:
-        values: client -> (metric, loss, number of examples). A metric that is undefined (NaN, such as the AUC of a
-            single class) is left out of the metric's statistics. A loss that is not finite makes the loss's None.
+        values: Metric, loss and number of examples of each client. Undefined metrics (NaN, such as the AUC of a single
+            class) are left out. A loss that is not finite makes the statistics of the loss None.
 
     Returns:
-        `{"accuracy": {statistic: value}, "loss": {statistic: value}, "clients": number}`; None without clients that
+        `{"accuracy": {statistic: value}, "loss": {statistic: value}, "clients": number}`, or None without clients that
         have examples.
 
     Raises:
-        ValueError: metrics are of different numbers of labels.
+        ValueError: Metrics have different numbers of labels.
     """
     evaluated = [value for value in values.values() if value[2] > 0]
     if not evaluated:
@@ -104,7 +104,7 @@ def summarise(values: "Mapping[str, tuple[Metric, float, int]]") -> dict[str, An
 
 
 def weighted_mean(pairs: Sequence[tuple[float, int]]) -> float:
-    """Return the mean of values by numbers of examples, pairs (value, examples) of which one at least has some."""
+    """Return the mean of pairs (value, examples), weighted by examples."""
     return math.fsum(value * examples for value, examples in pairs) / sum(examples for _, examples in pairs)
 
 

@@ -1,4 +1,4 @@
-"""The server's part of a run, on any grid: recorded in a run directory, and as a Flower ServerApp."""
+"""Run the server side of a method on any grid, also as a Flower ServerApp."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -44,20 +44,20 @@ def serve(
     evaluate_fn: EvaluateFunction | None = None,
     observers: Sequence[Observer] = (),
 ) -> None:
-    """Run the server side on any grid, recorded in a run directory; raises like the strategy's `start`.
+    """Run the server side on any grid, and record the run in a directory; raises what the strategy's `start` does.
 
     Args:
-        config: the complete configuration.
-        grid: the clients.
-        folder: the run directory.
-        engine: its name, for the summary.
-        resume: go on with the run in the folder.
-        public: the public dataset.
-        model: the clients' models, if they are not the configured ones and the server needs them.
-        supplied: the user's model and data, for the run's files and, if there is no `model`, for the server.
-        evaluate_fn: evaluates the global model; by default on the common test set, if `test-on` says so; of a user's
-            data that is the first client's, unless clients receive the model and evaluate it themselves.
-        observers: notified of every round, after it is recorded.
+        config: Complete configuration.
+        grid: The clients.
+        folder: Run directory.
+        engine: Name of the engine, for the summary.
+        resume: Whether to continue the run in the folder.
+        public: Public dataset.
+        model: Models of the clients, if they are not the configured ones and the server needs them.
+        supplied: The user's model and data, for the files of the run and for the server.
+        evaluate_fn: Evaluates the global model; by default on the common test set if `test-on` asks for it (of the
+            first client's data if a user gives data), unless clients evaluate it themselves.
+        observers: Objects notified of every round after it is recorded.
     """
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
     here = engine == "local" or simulated(grid)
@@ -77,18 +77,17 @@ def make_server_app(
     evaluate_fn: EvaluateFunction | None = None,
     methods: Sequence[Method] = (),
 ) -> ServerApp:
-    """A Flower ServerApp that runs the configured method.
+    """Return a Flower ServerApp that runs the configured method.
 
     Args:
-        model: the clients' models, as for `make_client_app`; only for what the server does with networks itself.
-        public: gives the public dataset: raw inputs (n, ...), or a pair (inputs, labels); by default held out of the
-            configured data set, if `public-samples` asks for it. Clients whose data bring one need none here.
-        evaluate_fn: evaluates the global model at the server; by default as `serve` does, where clients have the
-            configured data set.
-        methods: methods of one's own that no installed package announces.
+        model: Models of the clients, as for `make_client_app`, if the server needs networks.
+        public: Returns the public dataset for a configuration: raw inputs (n, ...) or a pair (inputs, labels). By
+            default it is held out of the configured data set (`public-samples`), or clients' data include it.
+        evaluate_fn: Evaluates the global model at the server; by default as in `serve`.
+        methods: Methods of your own that no installed package announces.
 
     Raises:
-        ConfigError: a method goes by the name of another.
+        ConfigError: A method has the name of another method.
     """
     for method in methods:
         registry.give(method)
@@ -103,7 +102,7 @@ def make_server_app(
         if public:
             with seeded(config.seed, "public dataset"):
                 dataset = as_public_dataset(public(config))
-        elif registry.traits(config).public != "none":  # a server that sends none needs no data
+        elif registry.traits(config).public != "none":
             dataset = population.public_dataset(config)
         serve(
             config,
@@ -123,12 +122,12 @@ def make_server_app(
 def _on_common_test(
     strategy: FederatedStrategy[Any, Any], supplied: Supplied, device: torch.device
 ) -> EvaluateFunction:
-    """Evaluates the global model; on a device other than the CPU where clients train on the server's machine."""
+    """Return a function that evaluates the global model on the common test set, on a device."""
     own = cache(partial(supplied.common_test_set, strategy.config))
 
     def evaluate_globally(round: int, arrays: ArrayRecord) -> MetricRecord | None:
         own_data = strategy.run.own_data
-        if own_data and strategy.run.traits.scored == "received":  # clients evaluate it on what their data call common
+        if own_data and strategy.run.traits.scored == "received":  # clients evaluate it on their common test set
             return None
         network = strategy.global_model() if not own_data or strategy.run.model else None
         if network is None:
@@ -159,7 +158,7 @@ def _on_common_test(
 
 
 def new_folder(parent: Path, config: Config) -> Path:
-    """A folder for a new run that is not there yet, named by method, data set and time."""
+    """Return a path that does not exist yet for a run, named by method, data set and time."""
     stem = f"{config.method_name}-{config.dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 1000))
     return next(parent / name for name in names if not (parent / name).exists())

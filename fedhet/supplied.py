@@ -1,4 +1,4 @@
-"""User-supplied models and data: functions of a client, or other usual forms."""
+"""A user's models, data and task, as functions of a client."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,20 +31,20 @@ _FACTS: dict[str, Callable[[ClientInfo], Any]] = {
     "num_partitions": attrgetter("num_partitions"),
     "batch_size": attrgetter("config.batch_size"),
 }
-"""The arguments that a user's function may take, by name, from its client."""
+"""Arguments that a user's function can take, by name."""
 
 _CLIENT_NAMES = {"cid", "client_id", "id", "idx", "index", "node_id", "number", "partition", "rank"}
-"""Names of a model function's parameter that, with a default, may be the client or an option."""
+"""Names of a model function's parameters with defaults that could be meant as the client."""
 
 
 @dataclass(frozen=True)
 class Supplied:
-    """The models and data that a user supplies to a run in Python; raises like the functions below.
+    """The models, data and task that a user gives to a run in Python.
 
     Attributes:
-        model: what `model_function` takes; None for the configured architectures.
-        data: what `data_function` takes; None for the configured data set.
-        task: of the data, or its name; None to infer it.
+        model: Argument of `model_function`; None for the configured architectures.
+        data: Argument of `data_function`; None for the configured data set.
+        task: Task of the data, or its name; None to infer it.
     """
 
     model: Any = None
@@ -55,26 +55,24 @@ class Supplied:
     )
 
     def __post_init__(self) -> None:
-        """Find out at once what cannot be used."""
+        """Check that model, data and task can be used."""
         model_function(self.model)
         data_function(self.data)
         as_task(self.task)
         if self.task is not None and self.data is None:
-            raise ConfigError(
-                "task is that of data of your own, and the configured data set has its own: give data, too"
-            )
+            raise ConfigError("task is for data of your own, but the configured data set has a task: give data, too")
 
     def __bool__(self) -> bool:
         return self.model is not None or self.data is not None
 
     @property
     def words(self) -> dict[str, str]:
-        """Return names of the user-supplied parts, for the files of a run."""
+        """Names of the user's functions and task, for the files of a run."""
         said = {name: described(each) for name in ("model", "data") if (each := getattr(self, name)) is not None}
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
     def replacing(self, config: Config) -> frozenset[OwnPart]:
-        """Return what the user supplies in place of configured keys (`option(replaced_by=...)`)."""
+        """Return which parts replace configured keys (see `option(replaced_by=...)`)."""
         own: set[OwnPart] = {"model"} if self.model is not None else set()
         if self.data is not None:
             own.add("data")
@@ -84,15 +82,11 @@ class Supplied:
         return frozenset(own)
 
     def adapted(self, config: Config, *, strict: bool = True) -> Config:
-        """Return the configuration for the user's models and data, as far as the user set nothing else.
+        """Return the configuration with defaults that suit the user's models and data.
 
-        With the user's models and data, `dataset` is `own`; with data alone, the configured architectures are made for
-        examples like the data set's. If the first client has no common test set, `test-on` is `local` (a user who chose
-        it is refused in the handshake). The method may suit its own keys (`Parameters.suited`).
-
-        Args:
-            config: the configuration.
-            strict: whether keys of the user that have no effect beside models and data are refused.
+        Data and models set `dataset` to `own`. Without a common test set, `test-on` becomes `local` unless the user
+        chose it. The method adapts its own keys (`Parameters.suited`). With `strict`, keys that the user chose and that
+        have no effect are refused.
         """
         if not self:
             return config
@@ -113,28 +107,25 @@ class Supplied:
         return effective(config, registry.traits(config), config.chosen, self.replacing(config), strict=strict)
 
     def common_test_set(self, config: Config) -> Examples | None:
-        """Return the common test set of the first client's data, or None; raises what the function does."""
+        """Return the common test set of the first client's data, or None."""
         function = data_function(self.data)
         return None if function is None else _of_first(function, config).common
 
     def public_dataset(self, config: Config) -> PublicDataset | None:
-        """Return the server's public dataset: the configured one, or the first client's if needed there.
-
-        Raises what the data function does.
-        """
+        """Return the server's public dataset: the configured one, or the first client's if the server needs one."""
         function = data_function(self.data)
         if function is None:
             return public_dataset(config)
         return _of_first(function, config).public if registry.traits(config).public_at_server else None
 
     def _brings(self, config: Config) -> tuple[bool, bool, int | None]:
-        """Return of the first client's data: is there a common test set, public examples without labels; batch size."""
+        """Return whether the first client has a common test set and an unlabelled public dataset; its batch size."""
         if (known := self._known.get(key := (config.clients, config.batch_size))) is None:
             function = data_function(self.data)
             assert function is not None
             try:
                 data = _of_first(function, config)
-            except Exception:  # which the client itself will say
+            except Exception:  # the client reports it
                 known = True, False, None
             else:
                 unlabelled = data.public is not None and data.public.labels is None
@@ -145,11 +136,16 @@ class Supplied:
 
 @dataclass(frozen=True)
 class Function:
-    """A user's function of a client, given as the `argument` `model` or `data`.
+    """A user's function of a client.
 
-    `accept` turns what `call` returns for a client of a name into what can be used, and raises for what cannot.
-    Global generators are seeded for `data` and `examples`, so a client's split is the same in every process and run;
-    those who build networks seed them for `model`.
+    Global generators are seeded for `data` and `examples`, so that a client's split is the same in every process and
+    run. Callers seed them for `model`.
+
+    Attributes:
+        argument: The argument by which the user gave it: `model`, `data` or `examples`.
+        name: Its name, for messages.
+        call: The function.
+        accept: Converts its value for a client, by the client's name, or raises an error.
     """
 
     argument: str
@@ -158,7 +154,7 @@ class Function:
     accept: Callable[[str, Any], Any]
 
     def __call__(self, client: ClientInfo) -> Any:
-        """Return the value for a client; raises `ModelError` or `DataError` if there is none that can be used."""
+        """Return the value for a client; raises `ModelError`, `DataError` or `UserCodeError`."""
         if self.argument == "model":
             return self._call(client, ModelError)
         with seeded(client.split_seed, self.argument, client.name):
@@ -181,10 +177,10 @@ class Function:
 
 
 def model_function(model: Any) -> ModelFunction | None:
-    """A user's models as a function of a client, which gives networks that return a tensor; None is none.
+    """Return a user's models as a function of a client; None if `model` is None.
 
-    A model is a function of a client; one without arguments, or a class of networks, which is called anew for each
-    client; or a network, whose weights all clients begin with. Anything else raises `ModelError`.
+    `model` is a function of a client, a function without arguments, a class of networks, or a network with which all
+    clients start. Raises a `ModelError` for other objects.
     """
     if model is None:
         return None
@@ -192,23 +188,23 @@ def model_function(model: Any) -> ModelFunction | None:
         return Function("model", described(model), lambda client: model, _as_network)
     if not callable(model):
         raise ModelError(
-            f"model must be a function of a client that gives an nn.Module, a class of networks or a network, not a "
+            f"model must be a function of a client that returns an nn.Module, a class of networks or a network, not a "
             f"{type(model).__name__}"
         )
     return Function("model", described(model), _of_client(model, "model"), _as_network)
 
 
 def data_function(data: Any) -> DataFunction | None:
-    """Return a user's data as a function of a client; None stays None; raises `DataError` for other objects.
+    """Return a user's data as a function of a client; None if `data` is None; raises a `DataError` if not callable.
 
-    It may take any of `partition_id`, `num_partitions` and `batch_size` instead, as in Flower's examples.
+    Instead of a client it can take `partition_id`, `num_partitions` and `batch_size`, as in Flower's examples.
     """
     if data is None:
         return None
     if isinstance(data, type) or not callable(data):
         kind = data.__name__ if isinstance(data, type) else type(data).__name__
         raise DataError(
-            "data must be a function of a client (client.partition_id, client.num_partitions) that gives its own part, "
+            "data must be a function of a client (client.partition_id, client.num_partitions) that returns its part, "
             f"not a {kind}: def data(client): return train, test"
         )
     return Function("data", described(data), _of_client(data, "data"), as_client_data)
@@ -219,66 +215,64 @@ def _of_first(function: DataFunction, config: Config) -> ClientData:
 
 
 def counts_function(examples: Any, accept: Callable[[str, Any], ClientData]) -> DataFunction:
-    """A user's numbers of examples as a function of a client, which `accept` turns into data."""
+    """Return a user's function that counts a client's examples, whose values `accept` converts."""
     return Function("examples", described(examples), _of_client(examples, "examples"), accept)
 
 
 def origin(function: Callable[..., Any] | None) -> str:
-    """Which of a user's functions something came from, in brackets behind a sentence; nothing for none of these."""
+    """Return ` (model = NAME)` for an error message about a user's function, or an empty string."""
     return f" ({function.argument} = {function.name})" if isinstance(function, Function) else ""
 
 
 def described(function: Any) -> str:
-    """Return a user-supplied object in words, for the files of a run."""
-    function = getattr(function, "func", function)  # of a functools.partial
+    """Return the name of a user's function or object, for messages and the files of a run."""
+    function = getattr(function, "func", function)  # a functools.partial
     kind = function if hasattr(function, "__qualname__") else type(function)
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
-    """Return a function of a client that calls one which takes the client, single facts of it, or nothing.
+    """Return a function of a client that calls a function of the client, of its facts (see `_FACTS`), or of nothing.
 
-    A `ConfigError` refuses other functions, and those that may take the client or have an option with a default.
+    Raises a `ConfigError` for other functions, and if a parameter with a default could be meant as the client.
     """
-    taken = open_parameters(function)
+    taken, needed = open_parameters(function)
     named = {p.name for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
-    variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-    needed = [p for p in taken if p.default is Parameter.empty and p.kind not in variadic]
     wanted = named & _FACTS.keys()
     name = getattr(function, "__name__", type(function).__name__)
     told = wanted & {"client", "partition_id"} or [p for p in needed if p.name not in wanted]
     unclear = [] if told else [p.name for p in taken if p.name not in wanted]
-    if argument == "model":  # for which options, such as numbers of units, are usual
+    if argument == "model":  # options with defaults, such as numbers of units, are usual
         unclear = [] if isinstance(function, type) else [each for each in unclear if each in _CLIENT_NAMES]
     if unclear:
         raise ConfigError(
-            f"{argument} {name} takes {', '.join(unclear)}, which may be the client or an option that keeps its "
-            f"default: call it client or partition_id, or give {argument}=lambda client: {name}(...)"
+            f"{argument} {name} takes {', '.join(unclear)}, which can be the client or an option that keeps its "
+            f"default: rename it to client or partition_id, or give {argument}=lambda client: {name}(...)"
         )
     if all(p.name in wanted for p in needed):
         return lambda client: function(**{name: _FACTS[name](client) for name in wanted})
     if len(needed) == 1 and not isinstance(function, type) and needed[0].kind is not Parameter.KEYWORD_ONLY:
         return lambda client: function(client)
     raise ConfigError(
-        f"{argument} {name} needs {', '.join(p.name for p in needed)}, and is called with a client alone: give a "
-        f"function, {argument}=lambda client: {name}(...)"
+        f"{argument} {name} needs {', '.join(p.name for p in needed)}, but is called with a client only: give "
+        f"{argument}=lambda client: {name}(...)"
     )
 
 
 def _as_network(client: str, model: Any) -> nn.Module:
-    """Return a network of the client's own that returns a tensor: of a tuple the first, of an object its `.logits`."""
+    """Check and copy a user's network for a client, and make it return a tensor: `.logits` or a tuple's first entry."""
     problem, name = "", type(model).__name__
     if not isinstance(model, nn.Module):
-        problem = ", no nn.Module"
+        problem = ", not an nn.Module"
     elif isinstance(model, torch.jit.ScriptModule):
-        problem = ", TorchScript, whose modules cannot be seen: give the nn.Module that it was made of"
+        problem = ", whose modules are hidden by TorchScript: return the nn.Module that it was made from"
     elif lazy := next((each for each, tensor in model.named_parameters() if is_lazy(tensor)), None):
         problem = (
-            f" whose {lazy} has no shape before a first pass: have the function pass one example through it, "
-            "model(torch.zeros(1, ...)), before it returns it"
+            f" whose {lazy} has no shape yet: pass one example through it, model(torch.zeros(1, ...)), before the "
+            "function returns it"
         )
     elif not any(parameter.requires_grad for parameter in model.parameters()):
-        problem = " without a parameter that requires a gradient: leave something to train, at least the head"
+        problem = " without a parameter that requires gradients: leave at least the head to train"
     if problem:
         raise ModelError(f"client {client}: the model function returned a {name}{problem}")
     try:
@@ -291,7 +285,7 @@ def _as_network(client: str, model: Any) -> nn.Module:
 
 
 def _copied(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give the network a copy of its inputs, which it may change in place: they can be views of the user's data."""
+    """Copy the inputs of a network, which can change them in place, because they can be views of the user's data."""
     return tuple(each.clone() if isinstance(each, Tensor) else each for each in inputs)
 
 
@@ -303,7 +297,7 @@ def _plain(module: nn.Module, inputs: object, outputs: Any) -> Tensor | None:
         logits = outputs[0]
     if not isinstance(logits, Tensor):
         raise ModelError(
-            f"{type(module).__name__} returned a {type(outputs).__name__}: a network must return its outputs as a "
-            "tensor, as the first of a tuple, or as .logits"
+            f"{type(module).__name__} returned a {type(outputs).__name__}: a network must return a tensor, a tuple "
+            "whose first entry is one, or an object with .logits"
         )
     return logits

@@ -37,10 +37,9 @@ PRESETS = [of_preset(name) for name in configuration.presets()]
 def smaller(config: Config) -> dict[str, Any]:
     """Settings that leave the preset's method, networks and data set as they are, and make it short."""
     dealt = models.expand(config.architectures)
-    listed = config.assign not in models.ASSIGNMENTS
     small: dict[str, Any] = {
         "rounds": min(config.rounds, 1),
-        "clients": config.clients if listed else max(2, len(dealt)),
+        "clients": max(2, len(dealt)),
         "samples-per-client": 6,
         "public-samples": min(config.public_samples, 10),
         "local-epochs": min(config.local_epochs, 2 if config.method_name == "fedrep" else 1),  # it divides them

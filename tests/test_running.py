@@ -233,16 +233,16 @@ def test_a_function_may_take_what_flowers_examples_give():
 @pytest.mark.parametrize(
     ("supplied", "kind", "message"),
     [
-        ({"model": lambda width, depth: Net()}, ConfigError, "needs width, depth, and is called with a client alone"),
+        ({"model": lambda width, depth: Net()}, ConfigError, "needs width, depth, but is called with a client only"),
         (
             {"data": lambda cid=0: cid},
             ConfigError,
-            "takes cid, which may be the client or an option that keeps its",
+            "takes cid, which can be the client or an option that keeps its",
         ),
-        ({"data": lambda *args: args}, ConfigError, "call it client or partition_id, or give data=lambda client:"),
-        ({"data": lambda num_partitions, path="": path}, ConfigError, "takes path, which may be the client"),
-        ({"model": lambda cid=0, width=16: Net()}, ConfigError, "model .* takes cid, which may be the client"),
-        ({"model": 3}, ModelError, "must be a function of a client that gives an nn.Module, a class .*, not a int"),
+        ({"data": lambda *args: args}, ConfigError, "rename it to client or partition_id, or give data=lambda client:"),
+        ({"data": lambda num_partitions, path="": path}, ConfigError, "takes path, which can be the client"),
+        ({"model": lambda cid=0, width=16: Net()}, ConfigError, "model .* takes cid, which can be the client"),
+        ({"model": 3}, ModelError, "must be a function of a client that returns an nn.Module, a class .*, not a int"),
         ({"data": [1, 2]}, DataError, "data must be a function of a client .*not a list"),
         ({"model": Net, "engine": "ray"}, ConfigError, "run on the local engine, not on 'ray'"),
     ],
@@ -270,10 +270,10 @@ def test_numbers_are_regressed_and_measured_by_r2(run):
 @pytest.mark.parametrize(
     ("labels", "task", "message"),
     [
-        (torch.arange(10) + 1, None, "its labels go from 1 to 10, and its network has 3 outputs, .* classes 0 to 2"),
-        (torch.rand(10), "classification", "its labels are no classes but numbers"),
-        (torch.rand(10, 2), None, r"its targets are of shape \(n, 2\) where its outputs are of shape \(n, 3\)"),
-        (torch.full((10, 3), 2), "multi-label", "its labels are not all 0 or 1"),
+        (torch.arange(10) + 1, None, "its labels go from 1 to 10, but its network has 3 outputs, for classes 0 to 2"),
+        (torch.rand(10), "classification", "its labels are floats, not classes"),
+        (torch.rand(10, 2), None, r"its targets are of shape \(n, 2\), but its outputs are of shape \(n, 3\)"),
+        (torch.full((10, 3), 2), "multi-label", "labels 0 and 1, but its labels differ"),
     ],
 )
 def test_labels_and_outputs_that_cannot_be_a_task_are_refused(run, labels, task, message):

@@ -300,10 +300,13 @@ def test_a_loss_gets_labels_as_pytorchs_own_take_them(task, labels, shape, dtype
 @pytest.mark.parametrize(
     ("loss", "sentence"),
     [
-        (nn.CrossEntropyLoss(reduction="none"), r"CrossEntropyLoss returned a tensor of shape \(8,\): .* batch's mean"),
+        (
+            nn.CrossEntropyLoss(reduction="none"),
+            r"CrossEntropyLoss returned a tensor of shape \(8,\): return .* mean over a batch",
+        ),
         (lambda outputs, labels: outputs.detach().mean(), "returned a number without a gradient"),
-        (lambda outputs, labels: 3.0, "returned a float: it must return"),
-        (nn.BCEWithLogitsLoss(), r"Loss cannot take outputs, float32 of shape \(8, 2\), and labels, int64"),
+        (lambda outputs, labels: 3.0, "returned a float: return the"),
+        (nn.BCEWithLogitsLoss(), r"Loss fails for outputs, float32 of shape \(8, 2\), and labels, int64"),
     ],
 )
 def test_a_loss_that_cannot_be_used_is_refused_before_training(loss, sentence, run):
@@ -328,10 +331,10 @@ def test_what_is_no_task_is_said_at_once(settings, sentence):
 
 def test_weights_are_as_many_as_classes_and_a_task_is_of_data(run):
     text = refusal(run, "fedavg", network(2), with_public(yes), task=fedhet.Task(class_weights=[1, 2, 3]))
-    assert "class_weights are 3, and its network has 2 classes" in text
-    with pytest.raises(ConfigError, match="task is that of data of your own"):
+    assert "class_weights has 3 weights, but its network has 2 classes" in text
+    with pytest.raises(ConfigError, match="task is for data of your own"):
         fedhet.run({"method": "fedavg"}, model=network(2), task="classification")
-    with pytest.raises(ConfigError, match="task is that of data of your own"):
+    with pytest.raises(ConfigError, match="task is for data of your own"):
         make_client_app(task="classification")
 
 
@@ -410,7 +413,9 @@ def test_labels_of_pixels_that_do_not_count_are_left_out(run):
     def nothing(client):
         return {name: (images, torch.full((len(images), 6, 6), -100)) for name, (images, _) in data(client).items()}
 
-    assert "none of its labels counts: all are -100" in refusal(run, "fedavg", convolutional(2), nothing, out="none")
+    assert "all of its labels are -100, which is ignored" in refusal(
+        run, "fedavg", convolutional(2), nothing, out="none"
+    )
 
 
 def test_a_depth_for_each_pixel_is_one_target(run):

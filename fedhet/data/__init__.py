@@ -1,43 +1,27 @@
-"""Data sets by name, and how they are shared out among clients."""
+"""Data sets by name, users' data, and how data are split among clients."""
 
-from fedhet.data import chestxray, images, text, tweets
-from fedhet.data.examples import ClientData, DataSet, Examples, Owners, PublicDataset, resident
-from fedhet.data.partitions import Part, partition, partitions
-from fedhet.data.registry import LOADED, augments, load, names, register_dataset
-from fedhet.data.split import (
-    Split,
-    hold_out,
-    public_dataset_of,
-    split,
-    with_drawn_test_part,
-    with_drawn_test_set,
-    with_validation,
-)
-
-__all__ = [
-    "LOADED",
-    "ClientData",
-    "DataSet",
-    "Examples",
-    "Owners",
-    "Part",
-    "PublicDataset",
-    "Split",
-    "augments",
-    "chestxray",
-    "hold_out",
-    "images",
-    "load",
-    "names",
-    "partition",
-    "partitions",
-    "public_dataset_of",
-    "register_dataset",
-    "resident",
-    "split",
-    "text",
-    "tweets",
-    "with_drawn_test_part",
-    "with_drawn_test_set",
-    "with_validation",
-]
+from fedhet.data import chestxray as chestxray
+from fedhet.data import images as images
+from fedhet.data import text as text
+from fedhet.data import tweets as tweets
+from fedhet.data.examples import ClientData as ClientData
+from fedhet.data.examples import DataSet as DataSet
+from fedhet.data.examples import Examples as Examples
+from fedhet.data.examples import Owners as Owners
+from fedhet.data.examples import PublicDataset as PublicDataset
+from fedhet.data.examples import resident as resident
+from fedhet.data.partitions import Part as Part
+from fedhet.data.partitions import partition as partition
+from fedhet.data.partitions import partitions as partitions
+from fedhet.data.registry import LOADED as LOADED
+from fedhet.data.registry import augments as augments
+from fedhet.data.registry import load as load
+from fedhet.data.registry import names as names
+from fedhet.data.registry import register_dataset as register_dataset
+from fedhet.data.split import Split as Split
+from fedhet.data.split import hold_out as hold_out
+from fedhet.data.split import public_dataset_of as public_dataset_of
+from fedhet.data.split import split as split
+from fedhet.data.split import with_drawn_test_part as with_drawn_test_part
+from fedhet.data.split import with_drawn_test_set as with_drawn_test_set
+from fedhet.data.split import with_validation as with_validation

@@ -1,4 +1,4 @@
-"""Examples, and a data set of them."""
+"""Examples, the data of a client, and data sets."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -21,11 +21,13 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Raw inputs (n, ...) of any dtype, in memory or read on demand (`[:]` reads all), and labels.
+    """Raw inputs (n, ...) and their labels.
 
-    Labels are (n,) int64 classes, (n, labels) of 0 and 1, or (n, targets) float32; with a class for each token or pixel
-    (n, tokens) int64 or (n, h, w) whole numbers. With `groups`, the rows (k,) int64 of each, a step of training is on
-    whole groups only, and an example that is in none is not trained on.
+    Attributes:
+        inputs: A tensor of any dtype, or rows that are read on demand (`[:]` reads all).
+        labels: (n,) int64 classes, (n, labels) of 0 and 1, or (n, targets) float32; for tokens (n, tokens) int64
+            classes, for pixels (n, h, w) integer classes.
+        groups: Rows (k,) int64 of each group. A training step takes whole groups only, and no other examples.
     """
 
     inputs: Tensor | LazyInputs
@@ -36,9 +38,10 @@ class Examples:
         return len(self.labels)
 
     def at(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of some examples, (k,) int64 or a slice; rows of a dataset are read once for both.
+        """Return inputs and labels of some examples, (k,) int64 or a slice.
 
-        A user's collate function may change their order, and a dataset the labels: do not use `labels` with `inputs`.
+        Rows on demand are read once for both: a user's collate function may reorder them, so `labels` need not match
+        separately read inputs.
         """
         if isinstance(self.inputs, LazyInputs):
             return self.inputs.pairs(rows)
@@ -47,7 +50,7 @@ class Examples:
         return self.inputs.index_select(0, rows), self.labels.index_select(0, rows)  # faster than inputs[rows]
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and labels of so many examples at a time."""
+        """Iterate over inputs and labels of `size` examples at a time."""
         return (self.at(slice(start, start + size)) for start in range(0, len(self), size))
 
     def subset(self, indices: Indices | Tensor) -> "Examples":
@@ -57,12 +60,12 @@ class Examples:
         return Examples(inputs, self.labels[chosen])
 
     def to(self, device: torch.device) -> "Examples":
-        """The same on a device."""
+        """Return the examples on a device."""
         return Examples(self.inputs.to(device), self.labels.to(device))
 
 
 def digest(*content: object) -> str:
-    """Return a short name for tensors, of which dtype and shape count, and for the text of other objects."""
+    """Return a digest of tensors (values, dtype and shape) and of the text of other objects."""
     digested = hashlib.blake2b(digest_size=12)
     for each in content:
         if not isinstance(each, Tensor):
@@ -75,10 +78,7 @@ def digest(*content: object) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PublicDataset:
-    """Examples that all clients share, the same for all in one order: inputs (n, ...) as they are stored, and labels.
-
-    Labels are (n,) int64 classes, or (n, labels) of 0 and 1; None where there are none.
-    """
+    """Examples that all clients have in the same order: raw inputs (n, ...) and optional labels, as in `Examples`."""
 
     inputs: Tensor
     labels: Tensor | None = None
@@ -88,16 +88,16 @@ class PublicDataset:
 
     @cached_property
     def digest(self) -> str:
-        """A short name for the content, labels included."""
+        """Digest of inputs and labels."""
         return digest(*(tensor for tensor in (self.inputs, self.labels) if tensor is not None))
 
     @cached_property
     def unlabelled(self) -> "PublicDataset":
-        """The same without labels; the same object again."""
+        """The public dataset without labels, always the same object."""
         return self if self.labels is None else PublicDataset(self.inputs)
 
     def to(self, device: torch.device) -> "PublicDataset":
-        """The same on a device."""
+        """Return the public dataset on a device."""
         return PublicDataset(self.inputs.to(device), None if self.labels is None else self.labels.to(device))
 
 
@@ -106,12 +106,12 @@ P = TypeVar("P", Examples, PublicDataset)
 
 @lru_cache(maxsize=4)
 def resident(part: P, device: torch.device) -> P:
-    """The same on a device, which holds it once until `resident.cache_clear()`."""
+    """Return `part` on a device, which keeps one copy of it until `resident.cache_clear()`."""
     return part.to(device)
 
 
 def relabelled(part: P, change: Callable[[Tensor], Tensor]) -> P:
-    """Return the object with converted labels; the object itself if nothing changes or there are none."""
+    """Return `part` with labels converted by `change`, or `part` itself if that changes nothing."""
     labels = part.labels if part.labels is None else change(part.labels)
     if labels is part.labels:
         return part
@@ -122,10 +122,16 @@ def relabelled(part: P, change: Callable[[Tensor], Tensor]) -> P:
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """One client's data: its own training and test parts, and the public dataset (None without one).
+    """A client's data.
 
-    The common test set is for personal models (`test-on`). `augment` draws variants of a raw training batch, and
-    `batch_size` goes before the configured one.
+    Attributes:
+        train: Training part.
+        test: Test part.
+        public: Public dataset, if there is one.
+        common: Test set that all clients have in common, if there is one (see the key `test-on`).
+        validation: Validation part, if there is one.
+        augment: Draws a random variant of a raw training batch with a generator.
+        batch_size: Replaces the configured batch size.
     """
 
     train: Examples
@@ -137,21 +143,19 @@ class ClientData:
     batch_size: int | None = None
 
     def to(self, device: torch.device) -> "ClientData":
-        """Move the examples to a device, except the public dataset."""
+        """Return the data with all parts but the public dataset on a device."""
         parts: dict[str, Any] = {name: part for name, part in vars(self).items() if isinstance(part, Examples)}
         return replace(self, **{name: part.to(device) for name, part in parts.items()})
 
     def relabelled(self, change: Callable[[Tensor], Tensor]) -> "ClientData":
-        """The same with all labels changed; the same object if none is."""
-        parts: dict[str, Any] = {
-            n: part for n, part in vars(self).items() if isinstance(part, Examples | PublicDataset)
-        }
-        changed = {name: relabelled(part, change) for name, part in parts.items()}
+        """Return the data with labels converted by `change`, or the object itself if that changes nothing."""
+        parts = {name: part for name, part in vars(self).items() if isinstance(part, Examples | PublicDataset)}
+        changed: dict[str, Any] = {name: relabelled(part, change) for name, part in parts.items()}
         return self if all(changed[name] is part for name, part in parts.items()) else replace(self, **changed)
 
 
 class Owners(NamedTuple):
-    """For each training and each test example (n,) the number of its owner, such as a speaking role; -1: nobody's."""
+    """Number of the owner, such as a speaking role, of each training and test example (n,); -1 for none."""
 
     train: Indices
     test: Indices
@@ -159,20 +163,20 @@ class Owners(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """A data set: its examples, and the transform of a batch.
+    """A data set.
 
     Attributes:
         name: Name in the registry.
         train: Training examples.
-        test: The common test set.
-        classes: Number of classes, labels or characters: the outputs of a model.
+        test: Common test set.
+        classes: Number of classes, labels or characters, which is the number of a model's outputs.
         task: Loss, metric and prediction.
         input_shape: Shape of one transformed example.
-        transform: Makes a model's input of a batch of raw inputs (n, ...), each example by itself.
-        augment: Draws random variants of a batch of raw images, same shape and dtype, with the generator given.
-        groups: Owners of the examples, for the natural partition.
-        together: Owners whose examples `iid` deals to one client, such as patients.
-        white: Raw value of white, of images.
+        transform: Converts a batch of raw inputs (n, ...) to a model's input, each example separately.
+        augment: Draws random variants of a batch of raw images, of the same shape and dtype, with a generator.
+        groups: Owners of the examples, for the partition `natural`.
+        together: Owners whose examples the partition `iid` keeps together, such as patients.
+        white: Raw value of white in images.
     """
 
     name: str

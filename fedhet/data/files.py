@@ -1,7 +1,4 @@
-"""Reading published data files: found where users keep them, unpacked on the way, and checked.
-
-A `DataError` names the file that is missing, damaged, or not what it should be.
-"""
+"""Find, unpack and check published data files; a `DataError` names a file that is missing or damaged."""
 
 import gzip
 import io
@@ -22,14 +19,14 @@ from torch import Tensor
 
 from fedhet.errors import DataError
 
-_UNPACKERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.decompress, ".xz": lzma.decompress}
+_OPENERS: dict[str, Callable[..., Any]] = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 
 _downloads = ContextVar("downloads", default=True)
 
 
 @contextmanager
 def nothing_downloaded(really: bool = True) -> Iterator[None]:
-    """Within it no data set is downloaded: a node's disk and network are not for a server to fill."""
+    """Context in which no data set is downloaded, so that a server cannot fill a node's disk."""
     token = _downloads.set(_downloads.get() and not really)
     try:
         yield
@@ -38,19 +35,19 @@ def nothing_downloaded(really: bool = True) -> Iterator[None]:
 
 
 def cache_folder() -> Path:
-    """Where data sets are kept that were downloaded, and what takes long to make of one's own files."""
+    """Return the user's folder for downloaded data sets and decoded images."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedhet"
 
 
 def variant(file: Path) -> Path | None:
-    """The file itself, or packed with gzip or xz under its name and `.gz` or `.xz`; None if there is neither."""
-    return next((packed for suffix in _UNPACKERS if (packed := file.with_name(file.name + suffix)).is_file()), None)
+    """Return the file, or its variant packed as `.gz` or `.xz`; None if there is neither."""
+    return next((packed for suffix in _OPENERS if (packed := file.with_name(file.name + suffix)).is_file()), None)
 
 
 def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str], dataset: str) -> Path:
-    """The first of these subfolders, of the folder that a user named, that holds a data set's files.
+    """Return the first of these subfolders of `folder` that contains a data set's files.
 
-    If none was named: of the cache folder, to which torchvision's data set of this name is downloaded if need be.
+    Without a folder they are looked for in the cache folder, to which torchvision downloads its `dataset` if necessary.
     """
     root = folder or cache_folder()
     places = [root / subfolder for subfolder in subfolders]
@@ -69,7 +66,7 @@ def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str],
 
 
 def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset: str) -> Path:
-    """The first of these files in the folder that a user named, or else in this subfolder of it."""
+    """Return the first of these files that is in `root` or in its subfolder."""
     if root is None:
         raise DataError(f"{dataset} cannot be downloaded: name a folder with {' or '.join(files)}: --data DIR")
     paths = (place / file for place in (root, root / subfolder) for file in files)
@@ -77,14 +74,14 @@ def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset:
 
 
 def _download(dataset: str) -> None:
-    """Have torchvision download its data set of this name, that of its class, to the cache folder."""
+    """Download torchvision's dataset of this class name to the cache folder."""
     cache = cache_folder()
     if not _downloads.get():
         raise DataError(
             f"{dataset} is not in {cache}, and nodes download nothing: name its folder, data = ... (or data-path)"
         )
     try:
-        import torchvision  # late: only a download needs it, and it fails where its build is not torch's
+        import torchvision  # imported late because it fails if its build does not match torch's
 
         getattr(torchvision.datasets, dataset)(root=cache, download=True)
     except (OSError, RuntimeError, ImportError) as error:
@@ -94,32 +91,33 @@ def _download(dataset: str) -> None:
         ) from error
 
 
-def read(file: Path) -> bytes:
-    """Contents of a file, unpacked if only its `.gz` or `.xz` is there."""
-    packed = variant(file)
-    if packed is None:
+@contextmanager
+def _opened(file: Path, **options: str) -> Iterator[Any]:
+    """Context with an open file, unpacked if only its `.gz` or `.xz` variant exists."""
+    if (packed := variant(file)) is None:
         raise DataError(f"{file} is missing")
     try:
-        return _UNPACKERS[packed.suffix if packed != file else ""](packed.read_bytes())
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{packed} is damaged ({error}): get it again") from error
-
-
-def rows_of(file: Path) -> Iterator[str]:
-    """Lines of a text file in UTF-8, read one by one, unpacked if only its `.gz` or `.xz` is there."""
-    packed = variant(file)
-    if packed is None:
-        raise DataError(f"{file} is missing")
-    opened: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
-    try:
-        with opened.get(packed.suffix if packed != file else "", open)(packed, "rt", encoding="utf-8") as lines:
-            yield from lines
+        with _OPENERS[packed.suffix if packed != file else ""](packed, **options) as opened:
+            yield opened
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{packed} is damaged ({error}): get it again") from error
 
 
+def read(file: Path) -> bytes:
+    """Return the contents of a file, unpacked if necessary."""
+    with _opened(file, mode="rb") as opened:
+        content: bytes = opened.read()
+        return content
+
+
+def rows_of(file: Path) -> Iterator[str]:
+    """Iterate over the lines of a text file in UTF-8, unpacked if necessary."""
+    with _opened(file, mode="rt", encoding="utf-8") as lines:
+        yield from lines
+
+
 def read_idx(file: Path) -> Tensor:
-    """A uint8 tensor from a file in MNIST's idx format: magic number, sizes (big-endian int32), values."""
+    """Read a uint8 tensor from a file in MNIST's idx format: magic number, sizes (big-endian int32), values."""
     content = read(file)
     # The magic number is two zeros, the type (8: uint8) and the number of dimensions.
     if len(content) < 4 or content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * content[3]:
@@ -132,7 +130,7 @@ def read_idx(file: Path) -> Tensor:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Unpickles arrays, numbers, text and containers; a pickle that wants to call anything else is refused."""
+    """Unpickler of arrays, numbers, text and containers that refuses all other classes and functions."""
 
     ALLOWED = frozenset(
         [("_codecs", "encode"), ("numpy", "ndarray"), ("numpy", "dtype")]
@@ -146,7 +144,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def read_cifar(file: Path, labelled: str = "labels", classes: int = 10) -> tuple[Tensor, Tensor]:
-    """Images (n, 3, 32, 32) uint8 and the labels (n,) int64 of this name in a batch file of CIFAR's python version."""
+    """Read images (n, 3, 32, 32) uint8 and labels (n,) int64 from a batch file of CIFAR's python version."""
     content = read(file)
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
@@ -162,6 +160,6 @@ def read_cifar(file: Path, labelled: str = "labels", classes: int = 10) -> tuple
 
 
 def check_labels(file: Path, labels: Tensor, classes: int) -> None:
-    """Refuse a file without labels, or with one that is not in 0..classes - 1."""
+    """Check that a file has labels, all from 0 to classes - 1."""
     if labels.numel() == 0 or not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise DataError(f"{file}: expected labels from 0 to {classes - 1}")

@@ -1,6 +1,6 @@
-"""Handwritten digits, MNIST, Fashion-MNIST, CIFAR-10 with variants, CIFAR-100: from files as their authors have them.
+"""Handwritten digits, MNIST, Fashion-MNIST, CIFAR-10 with variants and CIFAR-100, from the authors' files.
 
-A `DataError` says which file is missing or damaged, or why a data set cannot be downloaded.
+Loaders raise a `DataError` if a file is missing or damaged, or if a data set cannot be downloaded.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def _images(
     white: int = 255,
     classes: int = 10,
 ) -> DataSet:
-    """A data set of training and test images, each of one class."""
+    """Return a data set of training and test images of one class each."""
     (train, test), task = parts, get_task("classification")
     shape = tuple(train.inputs[:1].shape[1:])
     return DataSet(name, train, test, classes, task, shape, transform, augment=augment, white=white)
@@ -49,10 +49,10 @@ def _images(
 def digits(folder: Path | None) -> DataSet:
     """1,797 grey images of 8 x 8 of 10 digits (UCI, 1998), embedded in scikit-learn.
 
-    Of each digit, every fifth image of the file is for testing (355), so most writers are in both parts.
+    Every fifth image of each digit in the file is a test example (355), so most writers are in both parts.
     """
     try:
-        # The file that `sklearn.datasets.load_digits` reads; importing scikit-learn takes seconds.
+        # `sklearn.datasets.load_digits` reads the same file, but importing scikit-learn takes seconds.
         file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
         table = torch.from_numpy(np.loadtxt(str(file), delimiter=",", dtype=np.int64))
     except (ImportError, OSError, ValueError) as error:
@@ -73,13 +73,13 @@ def mnist(folder: Path | None) -> DataSet:
 
 @register_dataset("fashion-mnist")
 def fashion_mnist(folder: Path | None) -> DataSet:
-    """Fashion-MNIST (Xiao et al., 2017): images of 10 kinds of clothing, as many and as large as those of MNIST."""
+    """Fashion-MNIST (Xiao et al., 2017): grey images of 10 kinds of clothing, in number and size as MNIST."""
     place = locate(folder, FASHION_FOLDERS, MNIST_FILES, "FashionMNIST")
     return _from_idx("fashion-mnist", place, Normalise(255.0, mean=(0.2860,), std=(0.3530,)))
 
 
 def _from_idx(name: str, place: Path, transform: Normalise) -> DataSet:
-    """Grey images of 28 x 28 and their 10 classes from the idx files in a folder."""
+    """Read grey images of 28 x 28 and their 10 classes from the idx files in a folder."""
     parts = []
     for part in ("train", "t10k"):
         images, labels = (read_idx(place / f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
@@ -109,25 +109,15 @@ def cifar10(folder: Path | None) -> DataSet:
 @register_dataset("cifar100", augments=True)
 def cifar100(folder: Path | None) -> DataSet:
     """CIFAR-100 (Krizhevsky, 2009): as CIFAR-10, with 100 classes; images are augmented in the same way."""
-    return _cifar100("cifar100", folder, "fine_labels", 100)
-
-
-@register_dataset("cifar100-coarse", augments=True)
-def cifar100_coarse(folder: Path | None) -> DataSet:
-    """CIFAR-100 with the 20 superclasses of its classes for labels."""
-    return _cifar100("cifar100-coarse", folder, "coarse_labels", 20)
-
-
-def _cifar100(name: str, folder: Path | None, labelled: str, classes: int) -> DataSet:
     place = locate(folder, CIFAR100_FOLDERS, CIFAR100_FILES, "CIFAR100")
-    parts = [Examples(*read_cifar(place / file, labelled, classes)) for file in CIFAR100_FILES]
+    parts = [Examples(*read_cifar(place / file, "fine_labels", 100)) for file in CIFAR100_FILES]
     transform = Normalise(255.0, (129.3 / 255, 124.1 / 255, 112.4 / 255), (68.2 / 255, 65.4 / 255, 70.4 / 255))
-    return _images(name, parts, transform, augment=crop_and_flip, classes=classes)
+    return _images("cifar100", parts, transform, augment=crop_and_flip, classes=100)
 
 
 @register_dataset("cifar10-fedhenn", augments=True)
 def cifar10_fedhenn(folder: Path | None) -> DataSet:
-    """CIFAR-10 as the code of FedHeNN's authors has it: ImageNet's mean and standard deviation, black borders."""
+    """CIFAR-10 as in the code of FedHeNN's authors: ImageNet's mean and standard deviation, black borders."""
     return _by_imagenet("cifar10-fedhenn", folder, partial(crop_and_flip, reflect=False))
 
 
@@ -143,13 +133,13 @@ def _by_imagenet(name: str, folder: Path | None, augment: Augment) -> DataSet:
 
 
 def grey(images: Tensor) -> Tensor:
-    """Luminance (ITU-R BT.601) of colour images (n, 3, height, width) uint8, repeated in the three channels."""
+    """Convert colour images (n, 3, height, width) uint8 to their luminance (ITU-R BT.601) in all three channels."""
     weights = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
     return (images * weights).sum(1, keepdim=True).round().to(torch.uint8).expand_as(images)
 
 
 def _with_grey(examples: Examples, shares: np.ndarray, rng: np.random.Generator) -> Examples:
-    """Turn the given share of each class's images grey, chosen at random."""
+    """Return the examples with a random share of each class's images turned grey."""
     images = examples.inputs[:].clone()
     for label, share in enumerate(shares.tolist()):
         of_class = torch.nonzero(examples.labels == label)[:, 0].numpy()
@@ -162,20 +152,20 @@ def _with_grey(examples: Examples, shares: np.ndarray, rng: np.random.Generator)
 def cifar10_domains(folder: Path | None) -> DataSet:
     """The skewed CIFAR-10 of FedMA, section 3 ("Handling data bias").
 
-    A random half of the classes, the same in all runs, has 95 % of its training images grey, the other half 5 %; half
-    of the test images are grey. The natural partition has two clients: the classes where grey dominates, the others.
+    A fixed random half of the classes has 95 % grey training images, the other half 5 %; half of the test images are
+    grey. The partition `natural` has two clients, one for each half of the classes.
     """
     return _domains("cifar10-domains", folder, 0.95)
 
 
 @register_dataset("cifar10-domains-balanced", augments=True)
 def cifar10_domains_balanced(folder: Path | None) -> DataSet:
-    """FedMA's control for `cifar10-domains`: half of each class's images are grey, for training and for testing."""
+    """FedMA's control for `cifar10-domains`: half of each class's training and test images are grey."""
     return _domains("cifar10-domains-balanced", folder, 0.5)
 
 
 def _domains(name: str, folder: Path | None, share: float) -> DataSet:
-    """CIFAR-10 with this share of grey training images in half of the classes, and of colour ones in the others."""
+    """Return CIFAR-10 with this share of grey training images in half of the classes, of colour ones in the others."""
     colourful, rng = load("cifar10", folder), numpy_generator(0, "domains")
     grey_classes = rng.choice(colourful.classes, colourful.classes // 2, replace=False)
     shares = np.where(np.isin(np.arange(colourful.classes), grey_classes), share, 1 - share)

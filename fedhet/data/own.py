@@ -1,9 +1,8 @@
-"""A user's own data, in whatever usual form, as `ClientData`.
+"""Convert a user's data from the usual forms to `ClientData`.
 
 A part (training, test, common, validation) is a pair (inputs, labels) of tensors, arrays or lists; columns by name; a
-torch `Dataset`, a Hugging Face partition or anything else with rows; or a `DataLoader` of one. What has rows is read
-row by row when they are needed (`fedhet.data.reading`), so random transforms stay random and images may be many.
-Forms that can be read in two ways are refused.
+torch `Dataset`, a Hugging Face partition or another sequence of rows; or a `DataLoader`. Rows are read on demand (see
+`fedhet.data.reading`). Forms that can be read in two ways are refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,16 +27,16 @@ PARTS = ("train", "test", "public", "common", "validation")
 
 
 def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Convert a user's raw inputs for a model: bytes scaled to [0, 1], floats in its precision, all else as it is."""
+    """Convert a user's raw inputs for a model: scale bytes to [0, 1], and cast floats to `dtype`."""
     if inputs.dtype == torch.uint8:
         inputs = inputs / 255
     return inputs.to(dtype) if dtype and inputs.is_floating_point() else inputs
 
 
 def as_client_data(client: str, value: Any) -> ClientData:
-    """Convert what a user's data function returned to `ClientData`.
+    """Convert the value of a user's data function to `ClientData`.
 
-    A `DataError` names the client and the part that is in no known form or holds numbers that are not finite.
+    Raises a `DataError` that names client and part for an unknown form, and for numbers that are not finite.
     """
     try:
         if not isinstance(value, ClientData):
@@ -49,16 +48,14 @@ def as_client_data(client: str, value: Any) -> ClientData:
 
 
 def as_public_dataset(value: Any) -> PublicDataset | None:
-    """A public dataset in any usual form, inputs alone or whatever a part may be, read whole; None is none.
+    """Read a whole public dataset, given as inputs alone or in any form of a part; return None if `value` is None.
 
-    A `DataError` refuses other forms, and numbers that are not finite.
+    Raises a `DataError` for other forms, and for numbers that are not finite.
     """
     return None if value is None else _part("a public dataset", value, public=True)
 
 
 def _client_data(value: Any) -> ClientData:
-    if hasattr(value, "_asdict"):  # a named tuple
-        value = value._asdict()
     if isinstance(value, tuple | list) and len(value) > 1:
         public = len(value) == 3 and (isinstance(value[2], PublicDataset) or hasattr(value[2], "__array__"))
         if len(value) > 2 and not public:
@@ -82,14 +79,14 @@ def _client_data(value: Any) -> ClientData:
 
 
 def _part(name: str, value: Any, *, public: bool) -> Any:
-    """The part of this name as `Examples`, or as a `PublicDataset`, whose numbers in memory are finite."""
+    """Convert a part to `Examples` or a `PublicDataset`, and check that its numbers in memory are finite."""
     try:
         part = _public(value) if public else _examples(value)
         for kind, tensor in (("inputs", part.inputs), ("labels", part.labels)):
-            if isinstance(tensor, LazyInputs):  # which checks rows when they are read
+            if isinstance(tensor, LazyInputs):  # rows are checked when they are read
                 tensor.part = tensor.part or name
             elif tensor is not None and (odd := not_finite(tensor)) is not None:
-                raise DataError(f"has {odd[1]} in the {kind} of row {odd[0]}: leave such rows out, or fill them in")
+                raise DataError(f"has {odd[1]} in the {kind} of row {odd[0]}: leave such rows out or fill them in")
         return part
     except DataError as error:
         raise type(error)(f"{name} {error}") from error
@@ -124,7 +121,7 @@ def _examples(value: Any) -> Examples:
 
 
 def _two_rows(first: Any, second: Any) -> bool:
-    """Return whether these are two rows, and not inputs and labels; a `DataError` refuses what may be both."""
+    """Whether these are two rows and not inputs and labels; raises a `DataError` if they can be both."""
     if isinstance(first, Mapping):
         return isinstance(second, Mapping)
     if not all(isinstance(each, tuple | list) and len(each) == 2 for each in (first, second)):
@@ -139,14 +136,14 @@ def _two_rows(first: Any, second: Any) -> bool:
 
 
 def _sampled(loader: DataLoader[Any]) -> Tensor:
-    """Return the rows that a loader's sampler yields, ascending; `drop_last` leaves none out.
+    """Return the rows that a loader's sampler yields, ascending, including those that `drop_last` drops.
 
-    A `DataError` refuses a sampler that repeats rows or yields others each time, and batches that the loader does not
-    make of rows.
+    Raises a `DataError` for a sampler that repeats rows or yields other rows each time, and for batches that the loader
+    does not make of rows.
     """
     if type(loader).__iter__ is not DataLoader.__iter__ or loader.batch_sampler is None:
         kind = "has batch_size = None" if loader.batch_sampler is None else "has an __iter__ of its own"
-        raise DataError(f"is a DataLoader that {kind}, so that its batches need not be made of rows: give its dataset")
+        raise DataError(f"is a DataLoader that {kind}, so its batches may not consist of rows: give its dataset")
     sampler: Any = loader.batch_sampler
     whole, plain = len(loader.dataset), type(sampler) is BatchSampler  # type: ignore[arg-type]
     sampler = sampler.sampler if plain else sampler
@@ -157,13 +154,13 @@ def _sampled(loader: DataLoader[Any]) -> Tensor:
         draws = (sampler if plain else chain.from_iterable(sampler) for _ in range(2))
         rows, others = (sorted(map(int, islice(each, whole + 1))) for each in draws)
     except (TypeError, ValueError) as error:
-        raise DataError(f"has a sampler, {type(sampler).__name__}, that yields no numbers of rows") from error
+        raise DataError(f"has a sampler, {type(sampler).__name__}, that yields no row numbers") from error
     random = isinstance(sampler, RandomSampler | WeightedRandomSampler) and len(rows) < whole
     if again or random or rows != others or len(set(rows)) < len(rows):
         raise DataError(
-            f"has a sampler, {type(sampler).__name__}, that repeats rows or draws others in each epoch, where fedhet "
-            "needs one set of examples and draws batches of it: give that set (torch.utils.data.Subset), and weights "
-            "of classes as fedhet.Task(class_weights=...)"
+            f"has a sampler, {type(sampler).__name__}, that repeats rows or draws others in each epoch, but fedhet "
+            "needs one fixed set of examples: give that set (torch.utils.data.Subset), and weights of classes as "
+            "fedhet.Task(class_weights=...)"
         )
     return torch.tensor(rows, dtype=torch.int64)
 
@@ -171,10 +168,10 @@ def _sampled(loader: DataLoader[Any]) -> Tensor:
 def _rows(
     value: Any, collate: Callable[[Sequence[Any]], Any] | None, loader: DataLoader[Any] | None = None
 ) -> Examples:
-    """Examples of something with rows, all or those that a loader's sampler yields."""
+    """Return all rows of a dataset as examples, or those that a loader's sampler yields."""
     if isinstance(value, IterableDataset) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         raise DataError(
-            f"is of type {type(value).__name__}, whose rows cannot be asked for by number: give a pair (inputs, "
+            f"is of type {type(value).__name__}, whose rows cannot be read by number: give a pair (inputs, "
             f"labels), a torch Dataset with a length, or columns of which one is {'/'.join(INPUTS[:2])} and one "
             f"{LABELS[0]}"
         )
@@ -187,9 +184,9 @@ def _rows(
 
 
 def _in_memory(value: Any) -> Examples | None:
-    """Return the examples of a dataset that is two tensors, or a part of such a one; None for others.
+    """Return the examples of a `TensorDataset` of two tensors, or of a `Subset` of one; None for others.
 
-    A subclass may make its rows otherwise.
+    Subclasses are not taken apart, since they can change their rows.
     """
     if type(value) is Subset and (whole := _in_memory(value.dataset)) is not None:
         return whole.subset(torch.as_tensor(value.indices, dtype=torch.int64))
@@ -199,23 +196,21 @@ def _in_memory(value: Any) -> Examples | None:
 
 
 def _as_augment(augment: Any) -> Augment | None:
-    """Return a function of a batch, or of a batch and a generator, as the latter.
+    """Return a function of a batch and a generator that calls `augment`, which may take the batch alone.
 
-    The generator goes to the parameter `generator`, or else to a second one without a default.
+    The generator is passed to the parameter `generator`, or to a second required one.
     """
     if augment is None:
         return None
     if not callable(augment):
         raise DataError("augment must be a function of a batch of inputs")
-    taken = open_parameters(augment.forward if isinstance(augment, nn.Module) else augment)
-    variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-    needed = [p for p in taken if p.default is Parameter.empty and p.kind not in variadic]
+    taken, needed = open_parameters(augment.forward if isinstance(augment, nn.Module) else augment)
     named = any(p.name == "generator" and p.kind is not Parameter.POSITIONAL_ONLY for p in taken[1:])
     further = [p for p in needed[1:] if not (named and p.name == "generator")]
     if any(p.kind is Parameter.KEYWORD_ONLY for p in further) or len(further) > (0 if named else 1):
         raise DataError(
-            f"augment needs {', '.join(p.name for p in further)}, and is called with a batch of inputs and a generator:"
-            " set the others with functools.partial"
+            f"augment needs {', '.join(p.name for p in further)}, but is called with a batch of inputs and a generator "
+            "only: set the others with functools.partial"
         )
     if further:
         return augment
@@ -224,11 +219,16 @@ def _as_augment(augment: Any) -> Augment | None:
     return lambda inputs, generator: augment(inputs)
 
 
-def open_parameters(function: Callable[..., Any]) -> list[Parameter]:
-    """Return a function's parameters without those that `functools.partial` has set; none of a built-in function."""
+def open_parameters(function: Callable[..., Any]) -> tuple[list[Parameter], list[Parameter]]:
+    """Return a function's parameters that `functools.partial` has not set, and those of them that are required.
+
+    Built-in functions have no known parameters.
+    """
     try:
-        taken = signature(function).parameters.values()
+        parameters = signature(function).parameters.values()
     except (TypeError, ValueError):
-        return []
+        return [], []
     known = function.keywords if isinstance(function, partial) else {}
-    return [parameter for parameter in taken if parameter.name not in known]
+    taken = [parameter for parameter in parameters if parameter.name not in known]
+    variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return taken, [each for each in taken if each.default is Parameter.empty and each.kind not in variadic]

@@ -1,6 +1,6 @@
-"""Who gets which examples: partitions by name, each seeded, each for training and test examples alike.
+"""Partitions: rules by which the examples of a data set are shared out among clients.
 
-Training and test examples are shared out by one rule, so a client is tested on what it was trained for.
+A partition deals training and test examples by one rule, so a client is tested on what it is trained for.
 """
 
 from collections.abc import Callable, Iterable
@@ -35,7 +35,6 @@ class Job:
     examples: tuple[Indices, Indices]
     clients: int
     classes_per_client: int
-    shards_per_client: int
     alpha: float
     rng: np.random.Generator
 
@@ -76,7 +75,6 @@ def partition(
     clients: int,
     seed: int,
     classes_per_client: int = 2,
-    shards_per_client: int = 2,
     alpha: float = 0.5,
     samples_per_client: int = 0,
     halved_clients: float = 0.0,
@@ -91,8 +89,7 @@ def partition(
         clients: Number of clients, at least 1.
         seed: The same seed gives the same parts.
         classes_per_client: For `classes`: how many classes each client has.
-        shards_per_client: For `shards`: how many shards each client has.
-        alpha: For `dirichlet` and `quantity`: concentration; the smaller, the more clients differ.
+        alpha: For `dirichlet`: concentration; the smaller, the more clients differ.
         samples_per_client: The most training examples of a client, in its own class proportions; 0 for all.
         halved_clients: Share of the clients, drawn by the seed, that keep half of their training examples.
         test_share: With `samples_per_client`, the most that a client's test part is of all its examples; 0: no limit.
@@ -108,7 +105,7 @@ def partition(
         raise DataError(nearest("partition", name, _PARTITIONERS))
     examples = (np.arange(len(dataset.train)) if available is None else available, np.arange(len(dataset.test)))
     rng = numpy_generator(seed, "partition")
-    job = Job(dataset, examples, clients, classes_per_client, shards_per_client, alpha, rng)
+    job = Job(dataset, examples, clients, classes_per_client, alpha, rng)
     train, test = _PARTITIONERS[name](job)
     for kind, parts, all_of_them in zip(("training", "test"), (train, test), examples, strict=True):
         if empty := [client for client, part in enumerate(parts) if not len(part)]:
@@ -205,49 +202,6 @@ def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Genera
     return counts
 
 
-def by_shards(job: Job) -> Dealt:
-    """Sort the training examples by class, cut them into equal shards, and deal each client k at random.
-
-    As in FedAvg (McMahan et al., AISTATS 2017, section 3); a class's test examples follow its training examples.
-    """
-    train, test = job.labels()
-    dealt = job.rng.permutation(job.clients * job.shards_per_client) % job.clients
-    counts = np.zeros((job.clients, job.dataset.classes), dtype=np.int64)
-    for client, shard in zip(dealt, np.array_split(np.sort(train), len(dealt)), strict=True):
-        counts[client] += np.bincount(shard, minlength=job.dataset.classes)
-    shares = counts / np.maximum(counts.sum(0), 1)
-    sizes = np.bincount(test, minlength=job.dataset.classes)
-    tested = np.stack([_rounded(share, size) for share, size in zip(shares.T, sizes.tolist(), strict=True)], axis=1)
-    return _dealt(job, (counts, tested))
-
-
-def quantity(job: Job) -> Dealt:
-    """Deal shuffled examples in sizes q ~ Dir(alpha) over clients, the same q in training and test.
-
-    As in NIID-Bench (Li et al., ICDE 2022, "quantity skew"), whose code draws again while a client has fewer than
-    `DIRICHLET_LEAST`, too; after `DIRICHLET_TRIES` draws a `DataError` says so.
-    """
-    n_train, n_test = map(len, job.examples)
-    for _ in range(DIRICHLET_TRIES if n_train >= DIRICHLET_LEAST * job.clients else 0):
-        drawn = job.rng.dirichlet(np.full(job.clients, job.alpha))
-        sizes = [_rounded(drawn, n) for n in (n_train, n_test)]
-        if sizes[0].min() >= DIRICHLET_LEAST and sizes[1].min() >= 1:
-            return [
-                np.split(job.rng.permutation(indices), np.cumsum(of_client)[:-1])
-                for indices, of_client in zip(job.examples, sizes, strict=True)
-            ]
-    raise _no_draw(job)
-
-
-def _no_draw(job: Job) -> DataError:
-    n_train, n_test = map(len, job.examples)
-    return DataError(
-        f"no Dirichlet partition of {job.dataset.name} with alpha {job.alpha:g} gives each of {job.clients} clients "
-        f"at least {DIRICHLET_LEAST} of {n_train} training examples and one of {n_test} test examples: "
-        "use a larger alpha or fewer clients"
-    )
-
-
 def dirichlet(job: Job) -> Dealt:
     """Each class is dealt in proportions p ~ Dir(alpha) over clients, the same p in training and test.
 
@@ -267,7 +221,12 @@ def dirichlet(job: Job) -> Dealt:
         else:
             if counts[0].sum(1).min() >= DIRICHLET_LEAST and counts[1].sum(1).min() >= 1:
                 return _dealt(job, counts)
-    raise _no_draw(job)
+    n_train, n_test = map(len, job.examples)
+    raise DataError(
+        f"no Dirichlet partition of {job.dataset.name} with alpha {job.alpha:g} gives each of {job.clients} clients "
+        f"at least {DIRICHLET_LEAST} of {n_train} training examples and one of {n_test} test examples: "
+        "use a larger alpha or fewer clients"
+    )
 
 
 def natural(job: Job) -> Dealt:
@@ -290,8 +249,6 @@ _PARTITIONERS: dict[str, Callable[[Job], Dealt]] = {
     "iid": iid,
     "classes": by_classes,
     "dirichlet": dirichlet,
-    "shards": by_shards,
-    "quantity": quantity,
     "natural": natural,
 }
 

@@ -1,6 +1,6 @@
-"""Rows of a user's dataset, read when they are needed, and the columns, images and labels in them.
+"""Read rows of a user's dataset on demand, and convert columns, images and labels to tensors.
 
-Functions raise a `DataError`, worded to follow the name of a part, where data are not what is needed.
+Messages of a `DataError` continue a sentence that starts with the name of the client's part.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,20 +16,23 @@ from fedhet.errors import DataError, FedhetError, UserCodeError
 
 INPUTS = ("image", "img", "pixel_values", "inputs", "input", "features", "x", "data")
 LABELS = ("label", "labels", "target", "targets", "fine_label", "y")
-"""Names of columns, those of Hugging Face's data sets among them."""
-
-_KNOWN_TO_TORCHVISION = ("targets", "labels", "_labels")
+"""Known names of columns, including those of Hugging Face's datasets."""
 
 Collate = Callable[[Sequence[Any]], Any]
-"""Makes a batch of rows, as a `DataLoader`'s does."""
+"""Combines rows into a batch, as the `collate_fn` of a `DataLoader`."""
 
 
 @dataclass(eq=False)
 class LazyInputs:
-    """The inputs of some rows (n,) of a dataset, used like a tensor (n, ...) and read on demand.
+    """Inputs of some rows of a dataset, used like a tensor (n, ...) and read on demand.
 
-    Without `collate` inputs are stacked; batches go to `device`; `part` names the client's part in errors. Labels that
-    are read together with inputs are converted by `relabel`.
+    Attributes:
+        dataset: The dataset.
+        collate: Combines rows into a batch; None to stack inputs.
+        rows: Row numbers (n,).
+        device: Device of the batches.
+        part: Name of the client's part, for messages.
+        relabel: Converts labels that are read together with inputs.
     """
 
     dataset: Any
@@ -43,13 +46,13 @@ class LazyInputs:
         return len(self.rows)
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
-        """Read the inputs of some rows; raises what `pairs` does."""
+        """Read the inputs of some rows, like `pairs`."""
         return self.pairs(index)[0]
 
     def pairs(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Read the inputs and labels of some rows together, in the order that the collate function gives them.
+        """Read inputs and labels of some rows, in the order that the collate function gives them.
 
-        Raises a `DataError` if inputs are not finite, or rows cannot be used.
+        Raises a `DataError` if inputs are not finite or rows cannot be used.
         """
         rows = self.rows[index.cpu() if isinstance(index, Tensor) else index]
         try:
@@ -61,29 +64,29 @@ class LazyInputs:
         return inputs.to(self.device), (self.relabel(labels) if self.relabel else labels).to(self.device)
 
     def split(self, size: int) -> Iterator[Tensor]:
-        """Batches of so many rows."""
+        """Iterate over batches of `size` rows."""
         return (self[start : start + size] for start in range(0, len(self), size))
 
     def subset(self, rows: Tensor) -> "LazyInputs":
-        """Some of the rows, still not read."""
+        """Return some of the rows, without reading them."""
         return replace(self, rows=self.rows[rows])
 
     def to(self, device: torch.device) -> "LazyInputs":
-        """The same with batches on a device."""
+        """Return the inputs with batches on a device."""
         return replace(self, device=device)
 
 
 def labels_of(dataset: Any, collate: Collate | None, rows: Tensor) -> Tensor:
-    """Return the labels of rows: from the dataset's attribute or column, or else from the rows, each read once."""
+    """Return the labels of rows, from the dataset's list of labels if it has one, or by reading each row once."""
     if collate is None and (known := _known_labels(dataset)) is not None and len(known) == len(dataset):
         return as_labels(known)[rows]
     return as_labels(torch.cat([_read(dataset, part.tolist(), collate)[1] for part in rows.split(256)]))
 
 
 def _known_labels(dataset: Any) -> Any:
-    """Return the labels of a dataset without reading its rows; None if it has no such list, or its rows may differ.
+    """Return the list of labels of a torchvision or Hugging Face dataset, or of a `Subset` of one; None for others.
 
-    Only torch's, torchvision's and Hugging Face's own classes are known to have these labels in their rows.
+    The list of another class, or under a transform of the labels, can differ from the labels in its rows.
     """
     if type(dataset) is Subset:
         known = _known_labels(dataset.dataset)
@@ -95,12 +98,12 @@ def _known_labels(dataset: Any) -> Any:
     joint = type(getattr(dataset, "transforms", None)).__name__ not in ("NoneType", "StandardTransform")
     if joint or not module.startswith("torchvision.datasets.") or dataset.target_transform is not None:
         return None
-    known = next((getattr(dataset, name) for name in _KNOWN_TO_TORCHVISION if hasattr(dataset, name)), None)
+    known = next((getattr(dataset, name) for name in ("targets", "labels", "_labels") if hasattr(dataset, name)), None)
     return known if isinstance(known, Tensor | np.ndarray | list) else None
 
 
 def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels of rows, which are read as a `DataLoader` does."""
+    """Read inputs and labels of rows as a `DataLoader` does."""
     several = getattr(dataset, "__getitems__", None)
     try:
         read = list(several(rows)) if several else [dataset[row] for row in rows]
@@ -123,7 +126,7 @@ def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tenso
 
 
 def not_finite(tensor: Tensor) -> tuple[int, float] | None:
-    """Return the first row of a tensor with NaN or infinity, and that number; None if there is none."""
+    """Return the first row of a tensor with NaN or infinity, and that value; None if all are finite."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or bool(tensor.isfinite().all()):
         return None
     row = next(row for row, each in enumerate(tensor) if not each.isfinite().all())
@@ -132,13 +135,11 @@ def not_finite(tensor: Tensor) -> tuple[int, float] | None:
 
 
 def pair_of(row: Any) -> tuple[Any, Any]:
-    """Inputs and labels of a pair, or of columns by name."""
+    """Return inputs and labels of a pair, or of columns by name."""
     if not isinstance(row, Mapping):
         if isinstance(row, tuple | list) and len(row) == 2:
             return row[0], row[1]
-        raise DataError(
-            f"has rows that are a {type(row).__name__}, where a pair (input, label) or a dict of both is needed"
-        )
+        raise DataError(f"has rows of type {type(row).__name__}: give pairs (input, label), or dicts of both")
     others = [name for name in row if name not in LABELS]
     if "input_ids" in row and len(others) > 1:
         raise _several(others)
@@ -146,20 +147,20 @@ def pair_of(row: Any) -> tuple[Any, Any]:
     labels = [name for name in LABELS if name in row]
     if not inputs or not labels:
         raise DataError(
-            f"has columns {', '.join(row)}, of which the inputs must be called {INPUTS[0]} and the labels "
-            f"{LABELS[0]}: rename them, or give pairs (input, label)"
+            f"has columns {', '.join(row)}: rename the inputs to {INPUTS[0]} and the labels to {LABELS[0]}, or give "
+            "pairs (input, label)"
         )
     for kind, names in (("inputs", inputs), ("labels", labels)):
         if len(names) > 1:
             raise DataError(
-                f"has columns {' and '.join(names)}, each of which may be the {kind}: keep one of them, or give pairs "
+                f"has columns {' and '.join(names)}, and either can be the {kind}: keep one of them, or give pairs "
                 "(input, label)"
             )
     return row[inputs[0]], row[labels[0]]
 
 
 def as_tensor(value: Any) -> Tensor:
-    """Inputs as a tensor: of a PIL image bytes (channels, height, width), of doubles floats, of a dict its entry."""
+    """Convert inputs to a tensor: a PIL image to bytes (channels, height, width), a dict to its only entry."""
     if isinstance(value, Mapping):
         if len(value) != 1:
             raise _several(value)
@@ -175,20 +176,20 @@ def as_tensor(value: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(_native(value) if isinstance(value, np.ndarray) else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"has inputs that are no numbers but {_kind(value)}: give them as numbers") from error
+        raise DataError(f"has inputs of type {_kind(value)}: give them as numbers") from error
     return tensor.float() if tensor.dtype == torch.float64 and not isinstance(value, Tensor) else tensor
 
 
 def _dense(value: Any, what: str) -> Any:
-    """Return a pandas DataFrame or Series as an array, and anything else as it is.
+    """Return a pandas object as an array, and anything else unchanged.
 
-    A `DataError` refuses sparse tensors and matrices, and rows of different lengths.
+    Raises a `DataError` for sparse and nested tensors, sparse matrices and rows of different lengths.
     """
     if isinstance(value, Tensor) and value.is_nested:
-        raise DataError(f"has {what} that are a nested tensor: pad its rows to one length (to_padded_tensor)")
+        raise DataError(f"has nested {what}: pad the rows to one length (to_padded_tensor)")
     if hasattr(value, "toarray") or (isinstance(value, Tensor) and value.layout is not torch.strided):
         dense = "to_dense" if isinstance(value, Tensor) else "toarray"
-        raise DataError(f"has {what} that are sparse, a {type(value).__name__}: make them dense, {what}.{dense}()")
+        raise DataError(f"has sparse {what}, a {type(value).__name__}: make them dense, {what}.{dense}()")
     if hasattr(value, "to_numpy") and not isinstance(value, Tensor):
         return value.to_numpy()
     if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype == object):
@@ -199,13 +200,13 @@ def _dense(value: Any, what: str) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """Return the type of the first entry that is no number."""
+    """Return the type of the first entry that is not a number."""
     entries = np.asarray(value, object).flat
     return type(next((each for each in entries if not isinstance(each, int | float | np.number)), value)).__name__
 
 
 def _stacked(values: Sequence[Any]) -> Tensor:
-    """Inputs of one shape as one tensor (n, ...)."""
+    """Stack inputs of one shape to a tensor (n, ...)."""
     inputs = [as_tensor(each) for each in values]
     if len(shapes := {tuple(each.shape) for each in inputs}) > 1:
         one, other = sorted(shapes)[:2]
@@ -216,9 +217,9 @@ def _stacked(values: Sequence[Any]) -> Tensor:
 
 
 def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same numbers as torch takes them: no Python objects, other byte orders or negative strides."""
+    """Return the numbers in a form that torch takes: no Python objects, foreign byte order or negative strides."""
     if array.dtype == object:
-        array = np.array(array.tolist())  # a ValueError where they are of different shapes
+        array = np.array(array.tolist())  # raises a ValueError for different shapes
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return np.ascontiguousarray(array) if any(stride < 0 for stride in array.strides) else array
@@ -226,15 +227,15 @@ def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _several(names: Iterable[str]) -> DataError:
     return DataError(
-        f"has inputs of several tensors ({', '.join(names)}), and networks are given one: put them together in each "
-        "row (torch.stack), and let the network take them apart (inputs.unbind(1))"
+        f"has inputs of several tensors ({', '.join(names)}), but networks receive one: stack them in each row "
+        "(torch.stack), and split them in the network (inputs.unbind(1))"
     )
 
 
 def as_labels(value: Any) -> Tensor:
-    """Labels as a tensor: classes (n,) int64; several of 0 and 1, or numbers, (n, labels); of pixels (n, h, w).
+    """Convert labels to a tensor: (n,) int64 classes, (n, labels) of 0 and 1 or floats, or (n, h, w) for pixels.
 
-    Those of pixels keep their type, and lose an axis of one channel.
+    Labels of pixels keep an integer type, and lose an axis of one channel.
     """
     value = _dense(value, "labels")
     if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor | np.ndarray):
@@ -243,7 +244,7 @@ def as_labels(value: Any) -> Tensor:
         labels = torch.as_tensor(value if isinstance(value, Tensor) else _native(np.asarray(value)))
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"has labels that are no numbers but {_kind(value)}: number the classes from 0, alike for all clients"
+            f"has labels of type {_kind(value)}: number the classes from 0, in the same way for all clients"
         ) from error
     if labels.ndim > 2:
         labels = labels.squeeze(1) if labels.ndim > 3 else labels

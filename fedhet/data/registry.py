@@ -10,13 +10,10 @@ from fedhet.data.transforms import resized
 from fedhet.errors import DataError, nearest
 
 Loader = Callable[[Path | None], DataSet]
-"""Takes the folder to read from; None: the user named none."""
+"""Loads a data set from a folder; None if the user named none."""
 
-Key = tuple[str, Path | None, int]
-"""A request for a data set: name, folder, input size."""
-
-LOADED: dict[Key, DataSet] = {}
-"""The data sets that this process has loaded; another process may be given them."""
+LOADED: dict[tuple[str, Path | None, int], DataSet] = {}
+"""Data sets that this process has loaded, by name, folder and input size. Worker processes receive them."""
 
 _LOADERS: dict[str, Loader] = {}
 _AUGMENTED: set[str] = set()
@@ -37,26 +34,25 @@ def register_dataset(name: str, *, augments: bool = False) -> Callable[[Loader],
 
 
 def names() -> list[str]:
-    """Names of the data sets, sorted."""
+    """Return the names of the data sets, sorted."""
     return sorted(_LOADERS)
 
 
 def augments(name: str) -> bool:
-    """Whether a data set has an augmentation, as far as is known before it is loaded."""
+    """Whether a data set has an augmentation, without loading it."""
     return name in _AUGMENTED
 
 
 def load(name: str, folder: str | Path | None = None, *, input_size: int = 0) -> DataSet:
-    """Load a data set, once in a process: the same arguments give the same object.
+    """Load a data set; the same arguments return the same object.
 
     Args:
         name: One of `names()`.
-        folder: Where its files are. Without one, they are looked for in the user's cache folder, and downloaded to
-            there if they are missing.
-        input_size: Height and width that images are resized to on the batch; 0 leaves them as they are.
+        folder: The folder with its files; by default the user's cache folder, to which missing files are downloaded.
+        input_size: Height and width to which batches of images are resized; 0 keeps their size.
 
     Raises:
-        DataError: There is no such data set, or files, which it names, are missing or damaged.
+        DataError: There is no such data set, or files are missing or damaged.
     """
     key = (name, Path(folder).expanduser() if folder else None, input_size)
     if key not in LOADED:

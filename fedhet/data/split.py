@@ -1,7 +1,4 @@
-"""A data set shared out for a run: its test set, the public dataset, and every client's part.
-
-A `DataError` says what there are too few examples for.
-"""
+"""Test sets, public datasets, validation parts and clients' parts that are drawn from a data set by a seed."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,10 +15,10 @@ from fedhet.randomness import numpy_generator
 
 
 def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
-    """Choose the public dataset that no client trains on, each class in its share, from the training examples.
+    """Choose a public dataset, stratified by class, from the training examples, whatever the partition.
 
-    Where examples belong together (those of a patient) it has whole owners; nobody gets what is left of the last one.
-    The same seed holds the same examples out, whatever the partition and the number of clients.
+    If examples belong together, such as those of a patient, whole owners are chosen; the remaining examples of the last
+    owner are not used at all. Raises a `DataError` if nothing is left for the clients.
 
     Returns:
         The public dataset's indices into the training examples, in random order, and those for the clients, ascending.
@@ -44,16 +41,15 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
 
 
 def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
-    """Return all examples, sorted by owner, with owners in random order."""
+    """Return the indices of all examples, owner by owner, with owners in random order."""
     return np.argsort(rng.permutation(owners.max() + 1)[owners], kind="stable")
 
 
 def public_dataset_of(other: DataSet, dataset: DataSet, size: int, seed: int) -> PublicDataset:
-    """Return training images of another data set in the form of the clients' raw images.
+    """Return training images of another data set, converted to size, channels and range of the clients' images.
 
-    They are drawn from the seed, stratified by class, resized (bilinear with antialiasing), grey if the numbers of
-    channels differ, and scaled to the same white. They have labels if both data sets have the same number of classes
-    and kind of task. Raises a `DataError` if one of the data sets has no images.
+    They are drawn by the seed, stratified by class. They keep their labels if both data sets have the same number of
+    classes and the same task. Raises a `DataError` if one of the data sets has no images.
     """
     for each in (dataset, other):
         if len(each.input_shape) != 3:
@@ -75,15 +71,15 @@ def public_dataset_of(other: DataSet, dataset: DataSet, size: int, seed: int) ->
 
 
 def with_drawn_test_set(dataset: DataSet, seed: int, share: float = 0.0) -> DataSet:
-    """Return the data set with a test set of the same size, or this share, that the seed draws from all its examples.
+    """Return the data set with a test set of the same size, or of this share, drawn by the seed from all its examples.
 
-    Each class has its share; where examples belong together (those of a patient), the test set has whole owners. A
-    `DataError` refuses natural clients whose test examples are no random ones, such as the ends of texts.
+    The test set is stratified by class, or has whole owners if examples belong together. Raises a `DataError` for
+    natural clients whose test examples are fixed, such as the ends of texts.
     """
     if dataset.groups is not None and dataset.together is None:
         raise DataError(
-            f"test-split = drawn: which examples of the natural clients of {dataset.name} are for testing is not left "
-            "to chance: leave it out"
+            f"test-split = drawn cannot be used with {dataset.name}, whose natural clients have fixed test examples: "
+            "leave it out"
         )
     both = _both(dataset.train, dataset.test)
     groups, together = (owned and np.concatenate(owned) for owned in (dataset.groups, dataset.together))
@@ -98,9 +94,9 @@ def with_drawn_test_set(dataset: DataSet, seed: int, share: float = 0.0) -> Data
 
 
 def with_drawn_test_part(data: ClientData, seed: int, client: str, share: float = 0.0) -> ClientData:
-    """Return a client's data with a test part of the same size, or this share, drawn by seed and name from both parts.
+    """Return a client's data with a test part of the same size, or of this share, drawn from all its examples.
 
-    A `DataError` refuses parts that are not in memory, or whose inputs are of different shapes or dtypes.
+    Raises a `DataError` for parts that are not in memory or differ in shape or dtype.
     """
     if not len(data.test):
         return data
@@ -111,7 +107,7 @@ def with_drawn_test_part(data: ClientData, seed: int, client: str, share: float 
 
 
 def _both(train: Examples, test: Examples) -> Examples:
-    """Training and test examples, in this order."""
+    """Return training and test examples, in this order."""
     inputs = [part.inputs for part in (train, test) if isinstance(part.inputs, Tensor)]
     if len(inputs) < 2 or len({(each.dtype, each.shape[1:]) for each in inputs}) > 1:
         raise DataError(
@@ -122,22 +118,22 @@ def _both(train: Examples, test: Examples) -> Examples:
 
 
 def _size(labels: Tensor, share: float) -> int:
-    """How many examples are drawn for testing, at least one and not all; 0 without a share."""
+    """Return this share as a number of examples, at least one and not all; 0 without a share."""
     return min(max(1, round(share * len(labels))), len(labels) - 1) if share else 0
 
 
 def _drawn(labels: Tensor, size: int, rng: np.random.Generator, owners: Indices | None) -> tuple[Indices, Indices]:
-    """The positions of random training and test examples, so many of the latter (or their whole owners), ascending."""
+    """Draw `size` examples, or their whole owners; return the other indices and the drawn ones, both ascending."""
     if owners is None:
-        tested = np.isin(np.arange(len(labels)), proportional_sample(labels, size, rng))
+        drawn = np.isin(np.arange(len(labels)), proportional_sample(labels, size, rng))
     else:
-        tested = np.isin(owners, owners[_owner_by_owner(owners, rng)[:size]])
-    return np.flatnonzero(~tested), np.flatnonzero(tested)
+        drawn = np.isin(owners, owners[_owner_by_owner(owners, rng)[:size]])
+    return np.flatnonzero(~drawn), np.flatnonzero(drawn)
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A data set shared out: each client's part, the public dataset and the common validation examples, if any."""
+    """Each client's part of a data set, the public dataset and the common validation examples (None without)."""
 
     dataset: DataSet
     parts: list[Part]
@@ -156,18 +152,11 @@ def split(
     validation: float = 0.0,
     **options: Any,
 ) -> Split:
-    """Hold a public dataset of `public_samples` out by `seed`, then `partition` the rest by that or `partition_seed`.
+    """Hold out a public dataset of `public_samples` by `seed`, and `partition` the rest by `partition_seed` or `seed`.
 
-    With `validation`, that share of what all clients may keep is held out as common examples, each class in its share.
+    A `validation` share of the examples that clients can keep is held out as common validation examples.
     """
-    try:
-        held_out, available = hold_out(dataset, public_samples, seed)
-    except DataError as error:  # which is told together with what is wrong with the partition
-        try:
-            partition(dataset, name, clients=clients, seed=seed, **options)
-        except DataError as other:
-            raise DataError(f"{error}\n{other}") from error
-        raise
+    held_out, available = hold_out(dataset, public_samples, seed)
     public = common = None
     if public_samples:
         held = dataset.train.subset(held_out)
@@ -185,25 +174,19 @@ def split(
 def with_validation(
     data: ClientData, share: float, seed: int, client: str, *, owners: Indices | None = None
 ) -> ClientData:
-    """A client's data with a share of its training examples set apart for validation, by seed and client's name.
+    """Return a client's data with a share of its training examples, at least one, set apart for validation.
 
-    At least one is set apart, and at least one left; with `owners` (n,) of examples that belong together, whole owners.
-    Data stay as they are that have a validation part, or only one example or owner.
+    With `owners` (n,) of examples that belong together, whole owners are set apart. Data that have a validation part,
+    one example or one owner stay as they are.
     """
-    n = len(data.train)
-    if not share or n < 2 or data.validation is not None:
+    if not share or len(data.train) < 2 or data.validation is not None:
         return data
     rng, classes = numpy_generator(seed, "validation", client), data.train.labels
     if classes.ndim == 1:
-        # Where not every class gets an example, chance and not its number decides which do.
+        # If there are fewer examples than classes, chance decides which classes get one, not their numbers.
         known, numbers = np.unique(classes.cpu().numpy(), return_inverse=True)
         classes = torch.from_numpy(rng.permutation(len(known))[numbers])
-    size = min(max(1, round(share * n)), n - 1)
-    if owners is None:
-        chosen = np.sort(proportional_sample(classes, size, rng))
-    else:
-        chosen = np.flatnonzero(np.isin(owners, owners[_owner_by_owner(owners, rng)[:size]]))
-    rest = np.setdiff1d(np.arange(n), chosen)
+    rest, chosen = _drawn(classes, _size(classes, share), rng, owners)
     if not len(rest):
         return data
     return replace(data, train=data.train.subset(rest), validation=data.train.subset(chosen))

@@ -15,13 +15,13 @@ from fedhet.errors import DataError
 from fedhet.task import get_task
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's vocabulary of 80; a character outside of it is read as the last one, as LEAF's lookup does."""
+"""LEAF's vocabulary of 80. As in LEAF, other characters are read as the last one."""
 
 WINDOW = 80
-"""Characters that the next one is predicted from."""
+"""Number of characters from which the next one is predicted."""
 
 FILES = ("t8.shakespeare.txt", "raw_data.txt", "tinyshakespeare-input.txt", "input.txt")
-"""Names under which the text is looked for: complete works (the second is LEAF's name for it), then the excerpt."""
+"""Names of the text: of the complete works (the second is LEAF's), then of the excerpt."""
 
 Speeches = dict[str, list[str]]
 
@@ -38,15 +38,15 @@ _POEMS = ("THE SONNETS", "A LOVER'S COMPLAINT")
 
 
 def encode(text: str) -> Tensor:
-    """A text as indices into `CHARACTERS`, (characters,) uint8, runs of white space as one space (as LEAF does)."""
+    """Convert a text to indices into `CHARACTERS`, (characters,) uint8; as in LEAF, white space becomes one space."""
     plain = " ".join(text.split()).encode("latin-1", "replace")
     return torch.from_numpy(_CODES[np.frombuffer(plain, np.uint8)])
 
 
 def speeches(text: str) -> Speeches:
-    """Lines of every role of the complete works or of tiny-shakespeare, in the order of the text, else a `DataError`.
+    """Return the lines of each role, in order, of the complete works (roles are `play: role`) or tiny-shakespeare.
 
-    The complete works are Project Gutenberg's Etext 100 of 1994, which LEAF reads; there roles are `play: role`.
+    The complete works are Project Gutenberg's Etext 100 of 1994, as in LEAF. Raises a `DataError` for other texts.
     """
     # The complete works repeat a copyright notice in every play, in lines that would be read as speeches.
     lines = re.sub("<<.*?>>", "", text, flags=re.DOTALL).splitlines()
@@ -92,28 +92,22 @@ def _of_tiny(lines: list[str]) -> Speeches:
     return dict(roles)
 
 
-def _windows(texts: list[Tensor], stride: int) -> tuple[Examples, Indices]:
-    """Every `stride`-th window of each text and the character after it; and the index of its text, (n,)."""
-    windows = [text.unfold(0, WINDOW + 1, stride) for text in texts if len(text) > WINDOW]
-    owners = [index for index, text in enumerate(texts) if len(text) > WINDOW]
+def _windows(texts: list[Tensor]) -> tuple[Examples, Indices]:
+    """Return every window of each text with the character after it, and the number of its text, (n,)."""
+    windows = [text.unfold(0, WINDOW + 1, 1) for text in texts if len(text) > WINDOW]
+    owners = [number for number, text in enumerate(texts) if len(text) > WINDOW]
     together = torch.cat([torch.empty(0, WINDOW + 1, dtype=torch.uint8), *windows])
     examples = Examples(together[:, :WINDOW].contiguous(), together[:, WINDOW].long())
     return examples, np.repeat(np.array(owners, np.int64), [len(each) for each in windows])
 
 
 @register_dataset("shakespeare")
-def shakespeare(folder: Path | None, *, min_characters: int = 10_000, stride: int = 1) -> DataSet:
-    """Shakespeare's plays, one natural client a speaking role; 80 characters in, the next one out (LEAF; FedMA, 4).
+def shakespeare(folder: Path | None, *, min_characters: int = 10_000) -> DataSet:
+    """Shakespeare's plays with a natural client for each role: 80 characters, and the next one (LEAF; FedMA, 4).
 
-    The first 80 % of each role's text are for training, so that windows of both parts do not overlap.
-
-    Args:
-        folder: Where the text is; see `FILES`.
-        min_characters: Roles that say less are left out (10,000 in FedMA).
-        stride: Characters from one window to the next; 1 makes an example of every character.
-
-    Raises:
-        DataError: The text is missing, damaged or has another layout, or no role says enough.
+    The first 80 % of each role's text are training data, so that windows of both parts do not overlap. Roles with fewer
+    than `min_characters` (10,000 in FedMA) are left out. Raises a `DataError` if the text is missing, damaged or has
+    another layout, or if no role has enough text.
     """
     path = locate_one(folder, "shakespeare", FILES, "shakespeare")
     try:
@@ -122,11 +116,10 @@ def shakespeare(folder: Path | None, *, min_characters: int = 10_000, stride: in
         raise DataError(f"{path}: {error}") from error
     texts = {role: encode(" ".join(said)) for role, said in roles.items()}
     texts = {role: text for role, text in texts.items() if len(text) >= max(min_characters, WINDOW + 1)}
-    cuts = [int(0.8 * len(text)) for text in texts.values()]
-    train, train_owners = _windows([text[:cut] for text, cut in zip(texts.values(), cuts, strict=True)], stride)
-    test, test_owners = _windows([text[cut:] for text, cut in zip(texts.values(), cuts, strict=True)], stride)
+    train, train_owners = _windows([text[: int(0.8 * len(text))] for text in texts.values()])
+    test, test_owners = _windows([text[int(0.8 * len(text)) :] for text in texts.values()])
     if not len(train) or not len(test):
-        raise DataError(f"{path}: no role of {len(roles)} says enough for min-characters {min_characters}")
+        raise DataError(f"{path}: none of {len(roles)} roles has {min_characters} characters")
     return DataSet(
         name="shakespeare",
         train=train,

@@ -10,17 +10,17 @@ from fedhet.machine import brought
 
 
 class Normalise:
-    """Images of any number type as float32: `(images / scale - mean) / std`, by channel."""
+    """Transform of images to float32, `(images / scale - mean) / std` for each channel."""
 
     def __init__(self, scale: float, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)):
-        """Choose scale (255 for bytes), and mean and standard deviation of the scaled values, one a channel or one."""
-        # A scalar where there is one channel: adding a tensor that has to be broadcast costs more than the addition.
+        """Set the scale (255 for bytes), and mean and standard deviation of each channel, or one for all."""
+        # A scalar for one channel, because broadcasting costs more than the addition.
         shape = (-1, 1, 1) if len(mean) > 1 else ()
         self._factor = torch.tensor([1 / (scale * s) for s in std]).view(shape)
         self._offset = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).view(shape)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Normalise (n, channels, height, width); returns a new float32 tensor on the images' device."""
+        """Return normalised images (n, channels, height, width) as a new tensor."""
         floats = images.to(torch.float32, copy=True)
         if self._factor.device != images.device:  # copying them for each batch would make a GPU wait
             self._factor, self._offset = self._factor.to(images.device), self._offset.to(images.device)
@@ -28,17 +28,17 @@ class Normalise:
 
 
 def resized(images: Tensor, transform: Callable[[Tensor], Tensor], size: int) -> Tensor:
-    """Transformed images (n, channels, size, size): bilinear, with a filter against aliasing where they shrink."""
+    """Return transformed images resized to (n, channels, size, size): bilinear, with antialiasing."""
     return F.interpolate(transform(images), size=(size, size), mode="bilinear", antialias=True)
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator, *, reflect: bool = True) -> Tensor:
-    """CIFAR's usual augmentation: pad the borders by 4, crop the original size at random, flip half of the images.
+    """Augment images as usual for CIFAR: pad the borders by 4, crop the original size at random, flip half of them.
 
     Args:
-        images: (n, channels, height, width), any dtype, each image with its own draw; shape, dtype and device stay.
-        generator: on the CPU, so that a run on any device draws the same.
-        reflect: whether to pad with the reflected image (its border is not repeated), or with zeros, black in bytes.
+        images: (n, channels, height, width) of any dtype. Each image has its own draw.
+        generator: Generator on the CPU, so that every device draws the same.
+        reflect: Whether to pad with the reflected image or with zeros.
     """
     n, channels, height, width = images.shape
     shifts = torch.randint(-4, 5, (2, n, 1), generator=generator)
@@ -53,10 +53,10 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, *, reflect: bool =
 
 
 def flip_crop_brighten_blur(images: Tensor, generator: torch.Generator) -> Tensor:
-    """FedHARM's augmentation of images (n, channels, height, width) uint8; arguments as of `crop_and_flip`.
+    """Augment images (n, channels, height, width) uint8 as FedHARM does; arguments as for `crop_and_flip`.
 
-    Flips both ways, random crop, brightness by up to 20 %, Gaussian blur: the paper gives no more than that. Here each
-    flip and the blur (3 x 3, standard deviation of .1 to 1 pixel) are of half of the images.
+    The paper gives flips both ways, random crop, brightness by up to 20 % and Gaussian blur. Here each flip and the
+    blur (3 x 3, standard deviation of 0.1 to 1 pixel) affect half of the images.
     """
     n = len(images)
     cropped = crop_and_flip(images, generator)
@@ -74,5 +74,5 @@ def flip_crop_brighten_blur(images: Tensor, generator: torch.Generator) -> Tenso
 
 
 def _reflected(positions: Tensor, size: int) -> Tensor:
-    """Positions outside of 0..size - 1 mirrored at the first and last pixel."""
+    """Mirror positions outside of 0..size - 1 at the first and last pixel."""
     return (size - 1) - ((size - 1) - positions.abs()).abs()

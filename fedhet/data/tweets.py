@@ -20,30 +20,30 @@ from fedhet.models.text import VOCABULARY
 from fedhet.task import get_task
 
 WORDS = 25
-"""Words of a tweet that a network reads, the first ones; as in LEAF."""
+"""Number of words at the start of a tweet that a network reads, as in LEAF."""
 
 FILES = tuple(f"training.1600000.processed.noemoticon{part}.csv" for part in ("", ".subset20000"))
-"""Names under which the tweets are looked for: all of them, or a sample."""
+"""Names of the file of all tweets and of a sample."""
 
 VECTORS = tuple(
     f"glove.{corpus}.{width}d.txt"
     for corpus, widths in {"6B": (300, 200, 100, 50), "twitter.27B": (200, 100, 50, 25)}.items()
     for width in widths
 )
-"""Names under which word vectors are looked for, in this order."""
+"""Names of files of word vectors, in order of preference."""
 
 MIN_TWEETS = 50
-"""The fewest tweets of a natural client."""
+"""Smallest number of tweets of a natural client."""
 
 POLARITIES = {"0": 0, "4": 1}
 PADDING, UNKNOWN = 0, 1
-"""Indices before the first word of a short tweet, and of a word that is not in the vocabulary; words come behind."""
+"""Indices that pad a short tweet at its start and stand for unknown words; those of known words follow."""
 
 _WORD = re.compile(r"https?://\S+|www\.\S+|@\w+|[\w']+|[.,!?;]")
 
 
 def words_of(tweet: str) -> list[str]:
-    """The words and marks of a tweet in lower case; a link is `<url>` and a name `<user>`, as in GloVe for Twitter."""
+    """Split a tweet into lower-case words and marks, with `<url>` for links and `<user>` for names as in GloVe."""
     found = _WORD.findall(html.unescape(tweet).lower())
     return [
         "<user>" if word[0] == "@" else "<url>" if "://" in word or word.startswith("www.") else word for word in found
@@ -54,26 +54,18 @@ def words_of(tweet: str) -> list[str]:
 def sentiment140(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSet:
     """Tweets with two sentiments (Go et al., 2009: 1,600,000), as indices of their words in a vocabulary.
 
-    A natural client is a user with enough tweets; the others' are for other partitions. Of the tweets sorted by user,
-    every fifth is for testing, so a user's are both early and late, positive and negative ones. The vocabulary has the
-    most frequent words of the training part (`VOCABULARY`, with padding and unknown).
-
-    Args:
-        folder: Where the file is; see `FILES`, also packed.
-        min_tweets: The fewest tweets of a natural client, as LEAF's `-k`.
-
-    Raises:
-        DataError: The file is missing, damaged or has another layout.
+    Natural clients are users with at least `min_tweets` (LEAF's `-k`). Every fifth tweet, sorted by user, is a test
+    example. The vocabulary has the most frequent words of the training part (`VOCABULARY`, with padding and unknown).
+    Raises a `DataError` if the file (see `FILES`, also packed) is missing, damaged or has another layout.
     """
     return _tweets(folder, min_tweets)[0]
 
 
 @register_dataset("sentiment140-glove")
 def sentiment140_glove(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSet:
-    """Sentiment140 as frozen vectors of its words (25, width), from a file in GloVe's text format.
+    """Sentiment140 as frozen vectors of its words (25, width), which are read from the same folder (see `VECTORS`).
 
-    Words without a vector, unknown ones and padding are zeros. Arguments and errors are those of `sentiment140`; the
-    vectors are in the same folder (see `VECTORS`, also packed).
+    Words without a vector, unknown words and padding are zeros. Arguments and errors are those of `sentiment140`.
     """
     dataset, vocabulary = _tweets(folder, min_tweets)
     vectors = read_vectors(locate_one(folder, "sentiment140", VECTORS, "word vectors"), vocabulary)
@@ -82,23 +74,23 @@ def sentiment140_glove(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> 
 
 
 class WordVectors:
-    """The vectors (n, words, width) float32 of words (n, words), given as indices."""
+    """Transform of word indices (n, words) to their vectors (n, words, width) float32."""
 
     def __init__(self, vectors: Tensor) -> None:
-        """Take the vector of each index, (indices, width)."""
+        """Set the vector of each index, (indices, width)."""
         self._vectors = vectors
 
     def __call__(self, indices: Tensor) -> Tensor:
-        """Look the vectors up, on the indices' device."""
-        self._vectors = self._vectors.to(indices.device)  # they stay where indices are
+        """Look up the vectors, on the indices' device."""
+        self._vectors = self._vectors.to(indices.device)
         return self._vectors[indices.long()]
 
 
 def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
-    """The vectors (2 + words, width) float32 of a vocabulary, after zeros for padding and unknown words.
+    """Read the vectors (2 + words, width) float32 of a vocabulary; the first two, of padding and unknown, are zeros.
 
-    Raises a `DataError` if the file, in GloVe's text format (a word and its numbers a line), is damaged or has none of
-    the words.
+    Raises a `DataError` if the file, in GloVe's text format (a word and its numbers per line), is damaged or has none
+    of the words.
     """
     numbers = {word: number for number, word in enumerate(vocabulary, UNKNOWN + 1)}
     vectors, found, width = np.zeros((0, 0), np.float32), 0, 0
@@ -110,7 +102,7 @@ def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
         if word not in numbers:
             continue
         try:
-            vectors[numbers[word]] = np.array(values, np.float32).reshape(width)  # one number would stand for all
+            vectors[numbers[word]] = np.array(values, np.float32).reshape(width)  # not broadcast
         except ValueError as error:
             raise DataError(f"{file}: line {row} is not a word and {width} numbers, as line 1 is") from error
         found += 1
@@ -121,7 +113,7 @@ def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
 
 
 def _tweets(folder: Path | None, min_tweets: int) -> tuple[DataSet, list[str]]:
-    """The data set, and its vocabulary from index 2 on."""
+    """Return the data set, and its vocabulary from index 2 on."""
     path = locate_one(folder, "sentiment140", FILES, "sentiment140")
     numbers: dict[str, int] = {}  # of a word, from 1 in order of appearance, until words are counted
     labels, users, texts = [], [], []
@@ -159,7 +151,7 @@ def _tweets(folder: Path | None, min_tweets: int) -> tuple[DataSet, list[str]]:
 
 
 def _rows(path: Path) -> Iterable[tuple[str, str, str]]:
-    """Polarity, user and text of each tweet."""
+    """Iterate over polarity, user and text of the tweets."""
     number = 0
     try:
         for row in csv.reader(io.StringIO(read(path).decode("latin-1"), newline="")):

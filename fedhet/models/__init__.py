@@ -1,32 +1,16 @@
-"""Models by name, and how they are dealt to clients."""
+"""Models by name, and their assignment to clients."""
 
-from fedhet.models import fedharm, flha, images, text
-from fedhet.models.pooled import place_before
-from fedhet.models.registry import (
-    ASSIGNMENTS,
-    FAMILIES,
-    build,
-    build_beside,
-    deal,
-    expand,
-    names,
-    register_model,
-    spread,
-)
-
-__all__ = [
-    "ASSIGNMENTS",
-    "FAMILIES",
-    "build",
-    "build_beside",
-    "deal",
-    "expand",
-    "fedharm",
-    "flha",
-    "images",
-    "names",
-    "place_before",
-    "register_model",
-    "spread",
-    "text",
-]
+from fedhet.models import fedharm as fedharm
+from fedhet.models import flha as flha
+from fedhet.models import images as images
+from fedhet.models import text as text
+from fedhet.models.pooled import place_before as place_before
+from fedhet.models.registry import ASSIGNMENTS as ASSIGNMENTS
+from fedhet.models.registry import FAMILIES as FAMILIES
+from fedhet.models.registry import build as build
+from fedhet.models.registry import build_beside as build_beside
+from fedhet.models.registry import deal as deal
+from fedhet.models.registry import expand as expand
+from fedhet.models.registry import names as names
+from fedhet.models.registry import register_model as register_model
+from fedhet.models.registry import spread as spread

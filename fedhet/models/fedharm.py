@@ -1,8 +1,8 @@
 """Small networks of FedHARM's three families (Kastellos et al., 2024), ResNet, EfficientNet and MobileNetV3, for CPUs.
 
-Each is a stem, `stages.0` to `stages.3`, of which each but the first halves the image, and `head`. Blocks, activations
-and gates are those of the families' papers; widths and depths are ours, and there is neither dropout nor stochastic
-depth. A "b" is wider and deeper than an "a".
+Each has a stem, `stages.0` to `stages.3`, which halve the image from the second on, and `head`. Blocks, activations and
+gates are those of the families' papers; widths and depths are ours, without dropout and stochastic depth. A network "b"
+is wider and deeper than "a".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,27 +16,27 @@ from fedhet.models.images import Activation, ResidualBlock, convolution, image_s
 from fedhet.models.registry import register_model
 
 Block = Callable[[int, int, int, int], nn.Module]
-"""From stage, channels in, channels out and stride to a block."""
+"""Builds a block from stage, input channels, output channels and stride."""
 
 
 class SqueezeExcitation(nn.Module):
     """Scales each channel by a number in (0, 1) that depends on the means of all (Hu et al., CVPR 2018)."""
 
     def __init__(self, channels: int, squeezed: int, activation: Activation, gate: Activation):
-        """Build the gate: channels scaled, width between, the activation there, and the last one (a sigmoid)."""
+        """Build the gate for `channels`, with a hidden layer of `squeezed` channels and its activation."""
         super().__init__()
         layers = [nn.Conv2d(channels, squeezed, 1), activation(), nn.Conv2d(squeezed, channels, 1), gate()]
         self.scale = nn.Sequential(nn.AdaptiveAvgPool2d(1), *layers)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Feature maps (n, channels, height, width), scaled."""
+        """Scale feature maps (n, channels, height, width)."""
         return maps * self.scale(maps)
 
 
 class InvertedResidual(nn.Module):
-    """A 1 x 1 convolution that widens, one of each channel by itself, a gate, a 1 x 1 convolution that narrows.
+    """A widening 1 x 1 convolution, a depthwise convolution, an optional gate and a narrowing 1 x 1 convolution.
 
-    With a shortcut where the shape stays (Sandler et al., CVPR 2018). EfficientNet calls it MBConv.
+    It has a shortcut if the shape stays (Sandler et al., CVPR 2018). EfficientNet calls it MBConv.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class InvertedResidual(nn.Module):
         activation: Activation,
         gate: Callable[[], nn.Module] | None,
     ):
-        """Build the block: channels in, between and out; what makes the gate of those between, if there is one."""
+        """Build the block from its channels; `gate` builds the gate of the expanded channels."""
         super().__init__()
         layers = [] if expanded == fan_in else [convolution(fan_in, expanded, kernel=1, activation=activation)]
         layers.append(convolution(expanded, expanded, stride, kernel=kernel, groups=expanded, activation=activation))
@@ -59,16 +59,16 @@ class InvertedResidual(nn.Module):
         self.residual = stride == 1 and fan_in == fan_out
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Feature maps (n, fan_out, height / stride, width / stride) of maps (n, fan_in, height, width)."""
+        """Map (n, fan_in, height, width) to (n, fan_out, height / stride, width / stride)."""
         narrowed: Tensor = self.body(maps)
         return maps + narrowed if self.residual else narrowed
 
 
 class StagedNetwork(nn.Module):
-    """A stem, four stages, a 1 x 1 convolution that widens, the mean over each map, and `head`.
+    """A stem, four stages, a widening 1 x 1 convolution, the mean over each map, and `head`.
 
-    For images of at least 8 x 8. `widths` are the channels of each stage, the first also of the stem; `depths` the
-    blocks of each stage; `widened` by how much the last convolution widens (1: there is none).
+    For images of at least 8 x 8. `widths` are the channels of the stages (the first also of the stem), `depths` their
+    numbers of blocks, `widened` the factor of the last convolution (1 for none).
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class StagedNetwork(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (n, classes) of images (n, channels, height, width), float."""
+        """Return logits (n, classes) of images (n, channels, height, width)."""
         return self.head(self.mean(self.last(self.stages(self.stem(images)))))
 
 
 def _mbconv(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
-    """MBConv with SiLU, squeeze and excitation in all."""
+    """MBConv with SiLU, and squeeze and excitation in all stages."""
     expansion, kernel = ((1, 3), (4, 3), (4, 5), (4, 3))[stage]
     expanded = expansion * fan_in
     gate = partial(SqueezeExcitation, expanded, fan_in // 4, nn.SiLU, nn.Sigmoid)
@@ -108,7 +108,7 @@ def _mbconv(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
 
 
 def _mobile(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
-    """Inverted residuals, ReLU before hard-swish; those of the second stage have no gate."""
+    """Inverted residual with ReLU in the first two stages and hard-swish in the others; no gate in the second."""
     expansion, kernel = ((1, 3), (4, 3), (4, 5), (6, 5))[stage]
     expanded, activation = expansion * fan_in, nn.ReLU if stage < 2 else nn.Hardswish
     gate = None if stage == 1 else partial(SqueezeExcitation, expanded, expanded // 4, nn.ReLU, nn.Hardsigmoid)

@@ -1,8 +1,8 @@
 """The networks of FLHA-GHN (appendices A and B, sections 5.4 and 5.6), all made of ResNet-18's types of layers.
 
-The paper counts layers (with weights, 1 x 1 shortcuts aside) and skips; what stands where is ours. A stage is 64, 128,
-256 or 512 channels wide, or 8, 16, 32 or 32 (`flha-small`, for work without a GPU); where it gets wider, it halves the
-image by a stride of 2. All convolutions are followed by BatchNorm and ReLU.
+The paper gives numbers of layers (without 1 x 1 shortcuts) and skips; their order is ours. Stages have 64, 128, 256 and
+512 channels, or 8, 16, 32 and 32 (`flha-small`, for training without a GPU). A wider stage halves the image by a stride
+of 2. All convolutions are followed by BatchNorm and ReLU.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from fedhet.models.images import Classifier, ResidualBlock, convolution, image_s
 from fedhet.models.registry import FAMILIES, register_model
 
 LARGE = 128
-"""From this side on images have the stem of large ones: 7 x 7 of stride 2 (the paper's c1_64_k7_s2) and pooling."""
+"""Smallest size of images with the stem for large images: 7 x 7, stride 2 (the paper's c1_64_k7_s2), and pooling."""
 
 WIDTHS = {"flha": (64, 128, 256, 512), "flha-small": (8, 16, 32, 32)}
 
-# Between stem and head: `conv`, or `add` and `concat`, which are two convolutions and a skip; and the stage of each.
+# Layers between stem and head: `conv`, or `add` and `concat` (two convolutions and a skip), and the stage of each.
 _RESNET18 = tuple(("add", stage) for stage in (0, 0, 1, 1, 2, 2, 3, 3))
 _LAYOUTS: dict[str, tuple[tuple[str, int], ...]] = {
     "arch-0": _RESNET18,
@@ -66,7 +66,7 @@ class ConcatBlock(ResidualBlock):
     """Two 3 x 3 convolutions whose input is concatenated, which doubles the channels; then 2 x 2 pooling."""
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Feature maps (n, 2 channels, height / 2, width / 2), rounded up, of maps (n, channels, height, width)."""
+        """Map (n, channels, height, width) to (n, 2 channels, height / 2, width / 2), rounded up."""
         return F.max_pool2d(torch.cat([F.relu(self.convolved(maps)), maps], 1), 2, ceil_mode=True)
 
 
@@ -77,8 +77,8 @@ for _size, _widths in WIDTHS.items():
             partial(FLHANetwork, layout=_layout, widths=_widths)
         )
     FAMILIES[f"{_size}-hybrids"] = tuple(_names[name] for name in ("arch-0", "hybrid-1", "hybrid-2", "hybrid-3"))
-    # The ablation without messages: first and last layer aside, all are of one type, 64 (small: 16) channels and no
-    # stride. The paper does not tell of pooling, so there is none but the mean at the end.
+    # The ablation without messages: all layers but the first and last have one type, with 64 (small: 16) channels and
+    # no stride. The paper mentions no pooling, so there is only the mean at the end.
     for _layers in (4, 7, 10, 13):
         register_model(f"{_size}-plain-{_layers}", family=f"{_size}-plain")(
             partial(FLHANetwork, layout=(("conv", 0),) * (_layers - 2), widths=(64 if _size == "flha" else 16,))

@@ -1,20 +1,15 @@
-"""FedGen's generator: from a class and noise to a representation (Zhu et al., ICML 2021)."""
+"""FedGen's generator of representations from a class and noise (Zhu et al., ICML 2021)."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 NOISE, HIDDEN = 32, 256
-"""The authors' numbers of entries of noise and of hidden units, for MNIST."""
+"""Length of the noise and number of hidden units, as in the authors' code for MNIST."""
 
 
 class Generator(nn.Module):
-    """A hidden layer with BatchNorm and ReLU, and a linear layer.
-
-    Args:
-        classes: number of classes.
-        width: of a representation.
-    """
+    """A hidden layer with BatchNorm and ReLU, and a linear layer; representations have this width."""
 
     def __init__(self, classes: int, width: int) -> None:
         super().__init__()
@@ -23,21 +18,14 @@ class Generator(nn.Module):
         self.output = nn.Linear(HIDDEN, width)
 
     def forward(self, drawn: Tensor) -> Tensor:
-        """Representations (n, width) for rows of noise with the class in the last column, (n, NOISE + 1)."""
+        """Return representations (n, width) for noise with the class in the last column, (n, NOISE + 1)."""
         classes = F.one_hot(drawn[:, -1].long(), self.classes).to(drawn.dtype)
         outputs: Tensor = self.output(F.relu(self.norm(self.hidden(torch.cat([drawn[:, :-1], classes], 1)))))
         return outputs
 
 
 def draw(counts: Tensor, rows: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Draw inputs of a generator, (rows, NOISE + 1): uniform noise, and classes as often as there are examples.
-
-    Args:
-        counts: (classes,) numbers of examples.
-        rows: number of rows.
-        generator: the random stream, on the CPU.
-        dtype: of the result.
-    """
+    """Draw inputs of a generator, (rows, NOISE + 1): uniform noise, and classes in proportion to `counts`."""
     classes = torch.multinomial(counts.double(), rows, replacement=True, generator=generator)
     noise = torch.rand(rows, NOISE, generator=generator, dtype=torch.float64)
     return torch.cat([noise, classes[:, None].double()], 1).to(dtype)

@@ -1,7 +1,7 @@
 """Networks for images of (channels, height, width): plain CNNs, an MLP, VGG-9 and a small ResNet.
 
-All end in `head`, an `nn.Linear`, whose input is the representation Phi (n, d). A `ModelError` refuses inputs that
-are no images or too small.
+All end in `head`, an `nn.Linear`, whose input is the representation Phi (n, d). They raise a `ModelError` for inputs
+that are not images or too small.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ Activation = Callable[[], nn.Module]
 
 
 def image_shape(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """Channels, height and width; a `ModelError` if it is no image, or less than `smallest` high or wide."""
+    """Return channels, height and width; raise a `ModelError` unless it is an image of at least `smallest` pixels."""
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         raise ModelError(
             f"takes images of (channels, height, width) of at least {smallest} x {smallest}, not {input_shape}"
@@ -29,27 +29,27 @@ def image_shape(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, 
 
 
 def _linear_stack(widths: Sequence[int]) -> list[nn.Module]:
-    """Linear layers from width to width, each followed by ReLU."""
+    """Return linear layers from width to width, each followed by ReLU."""
     return [layer for fan_in, fan_out in pairwise(widths) for layer in (nn.Linear(fan_in, fan_out), nn.ReLU())]
 
 
 class Classifier(nn.Module):
-    """`head(body(inputs))`: the modules of `body` make Phi, of this width d."""
+    """A network `head(body(inputs))`, where `body` computes Phi of the given width."""
 
     def __init__(self, body: Sequence[nn.Module], width: int, classes: int):
         super().__init__()
         self.body, self.head = nn.Sequential(*body), nn.Linear(width, classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (n, classes) of inputs (n, *input_shape), float."""
+        """Return logits (n, classes) of inputs (n, *input_shape)."""
         return self.head(self.body(inputs))
 
 
 class ConvNet(Classifier):
     """Convolutions, each with ReLU and 2 x 2 max pooling, then fully connected layers; images of at least 4 x 4.
 
-    A convolution, of `channels` filters, is 5 x 5 without padding while the image is at least 12 wide, as in LeNet; on
-    smaller images it is 3 x 3 with padding, and pools only down to 2. `hidden` are the widths before the head.
+    Convolutions with `channels` filters are 5 x 5 without padding while the image is at least 12 wide, as in LeNet. On
+    smaller images they are 3 x 3 with padding, and pooling ends at 2 x 2. `hidden` are the widths before the head.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, channels: Sequence[int], hidden: Sequence[int]):
@@ -70,7 +70,7 @@ class ConvNet(Classifier):
 @register_model("cnn")
 def cnn(input_shape: tuple[int, ...], classes: int, *, convolutions: int = 2, layers: int = 3) -> nn.Module:
     """FedHeNN's homogeneous model: 2 convolutions, 3 fully connected layers; 307,842 parameters on CIFAR-10."""
-    # 64 filters and 120 and 64 units are FedHeNN's; an image of 8 x 8 has no use for as many.
+    # 64 filters and 120 and 64 units are FedHeNN's; an image of 8 x 8 needs fewer.
     small = max(input_shape[1:], default=0) < 16
     filters, hidden = (32, (64, 32)) if small else (64, (120, 64))
     return ConvNet(input_shape, classes, (filters,) * convolutions, hidden[: layers - 1])
@@ -111,7 +111,7 @@ for _filters in (10, 14, 20):
     register_model(f"lenet-{_filters}", family="lenet-widths")(partial(lenet, filters=_filters))
 for _units in (100, 150, 200):
     register_model(f"mlp-{_units}", family="mlp-widths")(partial(MLP, units=_units))
-for _units in (20, 30):  # for digits, where matching is to take no time
+for _units in (20, 30):  # for quick tests with digits
     register_model(f"mlp-{_units}")(partial(MLP, units=_units))
 
 
@@ -144,7 +144,7 @@ def convolution(
     groups: int = 1,
     activation: Activation | None = nn.ReLU,
 ) -> nn.Sequential:
-    """A convolution that keeps height and width, or divides them by `stride`; BatchNorm; the activation, if any."""
+    """Return a convolution with padding and stride, BatchNorm, and the activation if any."""
     layers: list[nn.Module] = [
         nn.Conv2d(fan_in, fan_out, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(fan_out),
@@ -166,11 +166,11 @@ class ResidualBlock(nn.Module):
             self.shortcut = convolution(fan_in, fan_out, stride, kernel=1, activation=None)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Feature maps (n, fan_out, height / stride, width / stride) of maps (n, fan_in, height, width)."""
+        """Map (n, fan_in, height, width) to (n, fan_out, height / stride, width / stride)."""
         return F.relu(self.convolved(maps) + self.shortcut(maps))
 
     def convolved(self, maps: Tensor) -> Tensor:
-        """The two convolutions of feature maps, before the shortcut is added."""
+        """Apply the two convolutions, without the shortcut."""
         return self.norm2(self.conv2(F.relu(self.norm1(self.conv1(maps)))))
 
 
@@ -183,14 +183,3 @@ class ResNet8(Classifier):
         layers: list[nn.Module] = [*convolution(channels, 16)]
         layers += [ResidualBlock(16, 16), ResidualBlock(16, 32, stride=2), ResidualBlock(32, 64, stride=2)]
         super().__init__([*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(1)], 64, classes)
-
-
-@register_model("resnet10")
-class ResNet10(Classifier):
-    """The ResNet for ImageNet (He et al., 2016) with one block a stage, as in HtFLlib; 4,910,922 parameters there."""
-
-    def __init__(self, input_shape: tuple[int, ...], classes: int):
-        channels, _, _ = image_shape(input_shape, smallest=4)
-        layers: list[nn.Module] = [*convolution(channels, 64, stride=2, kernel=7), nn.MaxPool2d(3, 2, padding=1)]
-        layers += [ResidualBlock(64, 64), *(ResidualBlock(width, 2 * width, stride=2) for width in (64, 128, 256))]
-        super().__init__([*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(1)], 512, classes)

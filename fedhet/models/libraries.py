@@ -1,7 +1,6 @@
-"""Networks of other libraries, untrained, by `torchvision/NAME` and `timm/NAME`; imported when they are asked for."""
+"""Untrained models of other libraries, `torchvision/NAME` and `timm/NAME`, which are imported on demand."""
 
 import importlib
-from difflib import get_close_matches
 from types import ModuleType
 
 import torch
@@ -11,39 +10,21 @@ from fedhet.errors import ModelError
 
 LIBRARIES = ("torchvision", "timm")
 
-# Their auxiliary outputs would make a tuple of what the loss is taken of, but only in training.
+# In training, auxiliary outputs would make their output a tuple.
 _WITH_AUXILIARY_OUTPUTS = ("googlenet", "inception_v3")
 
 
-def of_library(name: str) -> bool:
-    """Whether a name is one of a library's; it need not have such a model."""
-    return name.partition("/")[0] in LIBRARIES and "/" in name
-
-
-def also_in_library(name: str) -> str:
-    """Return a hint that torchvision has a model of this name; empty if it has none, or is not installed."""
-    try:
-        check_name(f"torchvision/{name}")
-    except ModelError:
-        return ""
-    return f"; torchvision/{name} is torchvision's"
-
-
-def check_name(name: str) -> None:
-    """Raise a `ModelError` if the library that is meant is not installed, or does not have the model."""
-    library, _, model = name.partition("/")
+def names_of(library: str) -> list[str]:
+    """Return the names of a library's models; raises a `ModelError` if it cannot be imported."""
     module = _import(library)
-    known = module.list_models(module=module) if library == "torchvision" else module.list_models()
-    if model not in known:
-        close = " or ".join(repr(f"{library}/{match}") for match in get_close_matches(model, known, n=3))
-        hint = f"; did you mean {close}?" if close else ";"
-        raise ModelError(f"unknown model {name!r}{hint} {library}'s list_models() names all {len(known)}")
+    names: list[str] = module.list_models(module=module) if library == "torchvision" else module.list_models()
+    return names
 
 
 def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A library's untrained model for images of (channels, height, width), however many channels they have.
+    """Build a library's untrained model for images with any number of channels.
 
-    A `ModelError` says if the forward pass fails on such an image, or does not give (n, classes).
+    Raises a `ModelError` if the model cannot take such an image or does not return (n, classes).
     """
     if len(input_shape) != 3:
         raise ModelError(f"takes images of (channels, height, width), not {input_shape}")
@@ -57,16 +38,16 @@ def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) ->
             outputs = network.eval()(torch.zeros(2, *input_shape))
     except (RuntimeError, ValueError, AssertionError) as error:
         raise ModelError(
-            f"cannot take images of {input_shape}: {error}; where they are too small or not of the size that it is "
-            "made for, set input-size (224 will do for most)"
+            f"cannot take images of {input_shape}: {error}; for images of another size set input-size, such as "
+            "input-size = 224"
         ) from error
     if not isinstance(outputs, Tensor) or outputs.shape != (2, classes):
-        raise ModelError(f"does not give {classes} numbers for an image, so it is no classifier that can be used here")
+        raise ModelError(f"does not return {classes} numbers for an image, so it is not a classifier")
     return network.train()
 
 
 def _torchvision(model: str, channels: int, classes: int) -> nn.Module:
-    """A model whose first convolution is drawn anew where it takes another number of channels."""
+    """Build a torchvision model, with a new first convolution if the number of channels differs."""
     options = {"aux_logits": False, "init_weights": True} if model in _WITH_AUXILIARY_OUTPUTS else {}
     network: nn.Module = _import("torchvision").get_model(model, weights=None, num_classes=classes, **options)
     name, first = next((name, module) for name, module in network.named_modules() if isinstance(module, nn.Conv2d))

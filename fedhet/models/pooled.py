@@ -1,4 +1,4 @@
-"""Networks whose representation is brought to another width before the head."""
+"""Change the width of a network's representation before its head."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from fedhet.errors import ModelError
 
 
 def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], width: int) -> nn.Module:
-    """Return the model with layers, and a new linear layer `head` of `width` inputs, in the place of a linear head.
+    """Replace a linear head by `layers` and a new linear `head`, and return the model.
 
     Args:
         model: The model, which is changed.
-        name: The name of its head; empty if the model is that layer.
-        layers: By name, what brings the representation (n, d) to (n, width).
+        name: Name of its head; empty if the model is the head.
+        layers: Layers by name that map the representation (n, d) to (n, width).
         width: Number of inputs of the new head.
     """
     head = model.get_submodule(name)
@@ -29,11 +29,8 @@ def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], w
 
 
 def pooled(model: nn.Module, width: int) -> nn.Module:
-    """Return the model with adaptive average pooling to `width`, which has no weights, before its last `nn.Linear`.
-
-    A `ModelError` refuses a model without one.
-    """
+    """Insert adaptive average pooling to `width` before the last `nn.Linear`; raise a `ModelError` without one."""
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not names:
-        raise ModelError(f"has no nn.Linear for its head, before which to pool to {width}")
+        raise ModelError(f"has no nn.Linear as head, before which to pool to width {width}")
     return place_before(model, names[-1], {"pooling": nn.AdaptiveAvgPool1d(width)}, width)

@@ -1,13 +1,14 @@
-"""Models by name (fedhet's, users' and other libraries'), and how they are assigned to clients."""
+"""Models by name, and their assignment to clients."""
 
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from functools import lru_cache, partial
 from typing import TypeVar
 
 from torch import Tensor, nn
 
 from fedhet.errors import ModelError, nearest
-from fedhet.models.libraries import also_in_library, build_from_library, check_name, of_library
+from fedhet.models.libraries import LIBRARIES, build_from_library, names_of
 from fedhet.models.pooled import pooled
 from fedhet.randomness import numpy_generator
 
@@ -18,13 +19,13 @@ T = TypeVar("T")
 _BUILDERS: dict[str, Builder] = {}
 
 FAMILIES: dict[str, tuple[str, ...]] = {}
-"""Lists of models that a federation's clients are dealt from."""
+"""Names of families and their models."""
 
-ASSIGNMENTS = ("round-robin", "blocks", "random", "one-of-each")
+ASSIGNMENTS = ("round-robin", "blocks", "random")
 
 
 def register_model(name: str, family: str | None = None) -> Callable[[B], B]:
-    """Register a function `(input_shape, classes) -> nn.Module` under `name`, and as a member of `family` if given."""
+    """Register a function `(input_shape, classes) -> nn.Module` under `name`, and as a member of `family`."""
 
     def register(builder: B) -> B:
         if name in _BUILDERS or name in FAMILIES:
@@ -38,21 +39,21 @@ def register_model(name: str, family: str | None = None) -> Callable[[B], B]:
 
 
 def names() -> list[str]:
-    """Names of the registered models, sorted; those of other libraries are not among them."""
+    """Return the names of the registered models, without those of other libraries, sorted."""
     return sorted(_BUILDERS)
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A new model, its initialisation drawn from torch's global generator, which the caller seeds.
+    """Build a model, initialised by torch's global generator.
 
     Args:
-        name: One of `names()`, or `torchvision/NAME` or `timm/NAME`; with `:WIDTH` behind it, the representation is
+        name: One of `names()`, `torchvision/NAME` or `timm/NAME`. With `:WIDTH` at the end, the representation is
             pooled to this width before the last `nn.Linear`.
         input_shape: Shape of one example: (channels, height, width) of an image, (characters,) of a text.
-        classes: Number of outputs of the head; also the size of the vocabulary of a text.
+        classes: Number of outputs of the head, which is the size of the vocabulary for next characters.
 
     Raises:
-        ModelError: There is no such model, or it cannot take such an input.
+        ModelError: The model is unknown, or cannot take such an input.
     """
     base, width = _parts(name)
     if base not in _BUILDERS:
@@ -66,10 +67,10 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def build_beside(name: str, architectures: str, inputs: Tensor, classes: int) -> nn.Module:
-    """A network beside the clients' own: by its name, or the first of the architectures if there is none.
+    """Build an auxiliary model of a method: `name`, or the first of the architectures.
 
-    For rows of numbers (n, features) that this first one does not take it is `mlp-20`. `inputs` (n, ...) are such as it
-    gets. A `ModelError` says that it cannot take them.
+    If the first architecture does not take rows of numbers (n, features), `mlp-20` is built for them. Raises a
+    `ModelError` if the model cannot take `inputs` (n, ...).
     """
     shape, rows = tuple(inputs.shape[1:]), inputs.ndim == 2 and inputs.is_floating_point()
     try:
@@ -81,9 +82,9 @@ def build_beside(name: str, architectures: str, inputs: Tensor, classes: int) ->
 
 
 def expand(architectures: str) -> list[str]:
-    """The models that a comma-separated list of models and families, pooled or not (see `build`), stands for.
+    """Return the models in a comma-separated list of models and families, with optional widths (see `build`).
 
-    A `ModelError` says that a name is unknown (a library is imported to be asked), or that there is none.
+    Raises a `ModelError` for an unknown name or an empty list.
     """
     chosen: list[str] = []
     for name in filter(None, (part.strip() for part in architectures.split(","))):
@@ -98,30 +99,18 @@ def expand(architectures: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ...]:
-    """Deal architectures, as `expand` takes them, to so many clients.
-
-    `how` is `round-robin` (client i gets the i-th, over and over), `blocks` (the first of K goes to the first K-th of
-    the clients), `random` (uniform, by the seed), `one-of-each` (as many as clients), or a list, one a client.
-
-    Raises:
-        ModelError: An architecture or `how` is unknown, or the numbers do not agree.
-    """
-    dealt = expand(architectures)
-    if how in ASSIGNMENTS[:3]:
-        return spread(dealt, how, clients, seed)
-    if how != "one-of-each":
-        base, _ = _parts(how)
-        if "," not in how and base not in _BUILDERS and base not in FAMILIES and not of_library(base):
-            raise ModelError(nearest("way to assign architectures", how, ASSIGNMENTS))
-        dealt = expand(how)
-    if len(dealt) != clients:
-        where = "to assign one-of-each" if how == "one-of-each" else "in the list"
-        raise ModelError(f"{len(dealt)} architectures {where}, but {clients} clients: there must be as many")
-    return tuple(dealt)
+    """Assign a list of architectures (see `expand`) to clients as `spread` does; raises a `ModelError` like it."""
+    return spread(expand(architectures), how, clients, seed)
 
 
 def spread(values: Sequence[T], how: str, clients: int, seed: int) -> tuple[T, ...]:
-    """Deal values to so many clients: `round-robin`, `blocks` or `random`, as `deal` takes them."""
+    """Assign values to clients.
+
+    `how` is `round-robin` (client i gets the i-th, over and over), `blocks` (the first of K goes to the first K-th of
+    the clients) or `random` (uniform, by the seed). Raises a `ModelError` for other words.
+    """
+    if how not in ASSIGNMENTS:
+        raise ModelError(nearest("way to assign architectures", how, ASSIGNMENTS))
     if how == "random":
         draws = numpy_generator(seed, "assign").integers(len(values), size=clients)
         return tuple(values[draw] for draw in draws)
@@ -131,15 +120,20 @@ def spread(values: Sequence[T], how: str, clients: int, seed: int) -> tuple[T, .
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """The name of a model or family, and the width to which its representation is pooled; empty: it is not."""
+    """Split a name into the model or family and the width to which the representation is pooled, or an empty string."""
     base, colon, width = name.partition(":")
-    if colon and "," not in name and not (width.isascii() and width.isdigit() and 0 < int(width) <= 2**16):
-        raise ModelError(f"{name}: behind the colon stands the width to pool to, a whole number of 1 to {2**16}")
+    if colon and not (width.isascii() and width.isdigit() and 0 < int(width) <= 2**16):
+        raise ModelError(f"{name}: the width after the colon must be a whole number of 1 to {2**16}")
     return base, width
 
 
 def _check_library(name: str) -> None:
-    """Find out whether a name that is not registered is one of a library's models."""
-    if not of_library(name):
-        raise ModelError(nearest("model", name, [*_BUILDERS, *FAMILIES]) + also_in_library(name))
-    check_name(name)
+    """Check that a name that is not registered is a model of a library."""
+    library, _, model = name.partition("/")
+    if library not in LIBRARIES or not model:
+        hint = f"; torchvision/{name} is torchvision's" if name in names_of("torchvision") else ""
+        raise ModelError(nearest("model", name, [*_BUILDERS, *FAMILIES]) + hint)
+    if model not in (known := names_of(library)):
+        close = " or ".join(repr(f"{library}/{match}") for match in get_close_matches(model, known, n=3))
+        hint = f"; did you mean {close}?" if close else ";"
+        raise ModelError(f"unknown model {name!r}{hint} {library}'s list_models() names all {len(known)}")

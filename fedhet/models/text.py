@@ -1,4 +1,4 @@
-"""Networks for texts, of (characters,), (words,) or word vectors (words, width)."""
+"""Networks for texts: characters (characters,), words (words,) or word vectors (words, width)."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from fedhet.errors import ModelError
 from fedhet.models.registry import register_model
 
 VOCABULARY = 10_000
-"""Indices of words that a network for texts of (words,) knows."""
+"""Number of indices of words."""
 
 
 class CharLSTM(nn.Module):
@@ -21,7 +21,7 @@ class CharLSTM(nn.Module):
         self.head = nn.Linear(units, vocabulary)
 
     def forward(self, texts: Tensor) -> Tensor:
-        """Logits (n, vocabulary) of the character after each text, of texts (n, steps) int64."""
+        """Return logits (n, vocabulary) of the character after each text (n, steps) int64."""
         states, _ = self.lstm(self.embedding(texts))
         return self.head(states[:, -1])
 
@@ -35,9 +35,9 @@ def char_lstm(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 class WordLSTM(nn.Module):
-    """An LSTM of some layers and two fully connected ones (FedHeNN, section 4.1), of as many units as in LEAF's code.
+    """An LSTM and two fully connected layers (FedHeNN, section 4.1), with the widths of LEAF's code.
 
-    Of texts (words,) it learns the words' vectors itself; vectors (words, width) it takes as they are.
+    For texts (words,) it has an embedding; word vectors (words, width) go directly into the LSTM.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, layers: int, units: int = 100, hidden: int = 30):
@@ -49,13 +49,13 @@ class WordLSTM(nn.Module):
         self.head = nn.Linear(hidden, classes)
 
     def forward(self, texts: Tensor) -> Tensor:
-        """Logits (n, classes) of texts (n, words) int64, or of vectors (n, words, width)."""
+        """Return logits (n, classes) of texts (n, words) int64 or vectors (n, words, width)."""
         states, _ = self.lstm(self.embedding(texts))
         return self.head(self.hidden(states[:, -1]))
 
 
 def word_lstm(input_shape: tuple[int, ...], classes: int, *, layers: int) -> nn.Module:
-    """An LSTM of so many layers for texts of words."""
+    """An LSTM with `layers` layers for texts of words."""
     if len(input_shape) not in (1, 2):
         raise ModelError(f"takes texts of (words,) or (words, width), such as sentiment140's, not {input_shape}")
     return WordLSTM(input_shape, classes, layers)

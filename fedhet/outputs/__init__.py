@@ -1,7 +1,4 @@
-"""Kinds of outputs: for each the loss, the metric, and which outputs and labels belong to it.
-
-A user names one (`fedhet.Task`), or outputs and labels decide (`infer`).
-"""
+"""Kinds of outputs, each with its loss and metric. A user names one (`fedhet.Task`), or it is inferred."""
 
 from torch import Tensor
 
@@ -27,11 +24,11 @@ OUTPUTS: dict[str, Outputs] = {
 
 
 def infer(outputs: Tensor, labels: Tensor) -> str:
-    """The name of the kind that outputs of a few examples and labels of all seem to be of.
+    """Infer the name of the kind from outputs of a few examples and labels of all; `Outputs.problem` checks the rest.
 
-    One output an example and labels of 0 and 1 are binary; several labels of 0 and 1 an example, and as many outputs,
-    are labels. A class for each token, or for each pixel, is known by the axes of outputs and labels. Other floats are
-    targets, all else classes. `Outputs.problem` says whether they can be.
+    One output per example and labels of 0 and 1 are binary. Several labels of 0 and 1 with as many outputs are
+    multi-label. Classes of tokens and pixels are recognised by the axes. Other floats are targets, other integers
+    classes.
     """
     known, one_each = zeros_and_ones(labels), labels.numel() == len(labels)
     if known and one_each and len(outputs) and outputs[0].numel() == 1:

@@ -1,4 +1,4 @@
-"""The contract of a kind of outputs."""
+"""The base class of the kinds of outputs."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
@@ -10,17 +10,17 @@ from fedhet.metric import Metric
 Places = Literal["one", "tokens", "pixels"]
 
 Columns = tuple[Tensor, ...]
-"""The tensors that a metric needs of a batch."""
+"""Tensors of a batch from which a metric is computed."""
 
 
 class Outputs(ABC):
-    """A kind of outputs.
+    """A kind of outputs: its loss, its metric, and the shapes of outputs and labels.
 
     Attributes:
-        name: of the task, in configurations and messages.
+        name: Name of the task.
         metric: `accuracy`, `auc`, `iou` or `r2`.
-        places: an example has one prediction, or one for each token or each pixel.
-        meaning: outputs are scores of classes, of labels of which an example may have several, or numbers.
+        places: Whether an example has one prediction, or one for each token or pixel.
+        meaning: Whether outputs are scores of exclusive classes, scores of several labels, or numbers.
     """
 
     name: ClassVar[str]
@@ -29,36 +29,36 @@ class Outputs(ABC):
     meaning: ClassVar[Literal["classes", "labels", "numbers"]] = "classes"
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """Scores (..., classes), or numbers: the last axis is that of a prediction."""
+        """Return outputs with the scores or numbers of a prediction in the last axis."""
         return outputs
 
     def labels(self, labels: Tensor) -> Tensor:
-        """Labels in the form that methods work with; the same object if they are in it, or cannot be of the kind."""
+        """Return labels in the form that methods use; the same object if nothing changes or they do not fit."""
         return labels
 
     def numbers(self, labels: Tensor, classes: int) -> int:
-        """How many numbers the metric has."""
+        """Return the number of values of the metric."""
         return 1
 
     @abstractmethod
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and labels as PyTorch's loss of the kind takes them."""
+        """Return outputs and labels in the form of PyTorch's loss of the kind."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Mean loss of a batch, a scalar; `weights` of the classes, (classes,)."""
+        """Return the mean loss of a batch, a scalar, with optional class weights (classes,)."""
 
     @abstractmethod
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return the sum of a batch's losses, the number of predictions, and the metric's columns."""
+        """Return the sum of a batch's losses, the number of predictions and the metric's columns."""
 
     @abstractmethod
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """The metric of so many predictions, from what `evaluate` gave of their batches."""
+        """Return the metric of `count` predictions from the columns of their batches."""
 
     @abstractmethod
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Why outputs of a few examples and labels of all cannot be of the kind, in words; empty if they can."""
+        """Return why outputs of a few examples and labels of all do not fit the kind, or an empty string."""
 
 
 def zeros_and_ones(labels: Tensor) -> bool:
@@ -67,5 +67,5 @@ def zeros_and_ones(labels: Tensor) -> bool:
 
 
 def sizes(tensor: Tensor) -> str:
-    """The shape of a tensor of examples, in words."""
+    """Describe the shape of a tensor of examples for a message."""
     return "of shape (" + ", ".join(["n", *map(str, tensor.shape[1:])]) + ")"

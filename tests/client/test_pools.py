@@ -72,9 +72,7 @@ def test_so_does_one_that_the_clients_bring_along(method, expected, tiny, watch)
 
 
 def test_a_public_dataset_without_labels_does_not_do_for_a_method_that_needs_them(tiny, watch):
-    with pytest.raises(
-        ConfigError, match="labelled needs a labelled public dataset, and the public dataset has no labels"
-    ):
+    with pytest.raises(ConfigError, match="labelled needs a public dataset with labels, but it has none"):
         start("labelled", tiny.app(), watch, PUBLIC.unlabelled)
     with pytest.raises(FedhetError, match="clients .0, 1.: there is no labelled public dataset to align on"):
         start("labelled", bringing(tiny, PUBLIC.inputs), watch)

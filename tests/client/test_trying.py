@@ -203,14 +203,14 @@ def leaves_later() -> nn.Module:
 @pytest.mark.parametrize(
     ("function", "sentence"),
     [
-        (lazy, "the model function returned a Sequential whose 0.weight has no shape before a first pass"),
-        (scripted, "TorchScript, whose modules cannot be seen"),
-        (frozen, "the model function returned a Sequential without a parameter that requires a gradient"),
+        (lazy, "the model function returned a Sequential whose 0.weight has no shape yet"),
+        (scripted, "hidden by TorchScript"),
+        (frozen, "the model function returned a Sequential without a parameter that requires gradients"),
         (no_row_each, "its Mean returned a single number for 8 examples"),
         (one_row, "its Sum returned outputs of shape (1, 3) for 8 examples"),
         (leaving, "the model function raised SystemExit: no weights here"),
         (leaves_later, "its Leaving cannot take its inputs, float32 of shape (8, 4): SystemExit: 3"),
-        (lambda client: "net", "the model function returned a str, no nn.Module"),
+        (lambda client: "net", "the model function returned a str, not an nn.Module"),
     ],
 )
 def test_a_network_that_cannot_be_trained_is_told_with_its_function(refused: Any, function: Any, sentence: str) -> None:
@@ -288,9 +288,9 @@ def test_arrays_of_other_layouts_are_the_same_data(form: str) -> None:
     ("inputs", "labels", "sentence"),
     [
         (np.array([np.ones(3), np.ones(4)], object), LABELS[:2], "has inputs of different lengths, 3 and 4"),
-        (np.array(["a", "b"], object), LABELS[:2], "has inputs that are no numbers but str"),
-        (INPUTS[:2], np.array(["a", "b"], object), "has labels that are no numbers but str"),
-        (INPUTS[:2], np.array([None, 1], object), "has labels that are no numbers but NoneType"),
+        (np.array(["a", "b"], object), LABELS[:2], "has inputs of type str"),
+        (INPUTS[:2], np.array(["a", "b"], object), "has labels of type str"),
+        (INPUTS[:2], np.array([None, 1], object), "has labels of type NoneType"),
     ],
 )
 def test_objects_that_are_no_numbers_are_told_with_the_function(

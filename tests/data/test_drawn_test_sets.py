@@ -72,7 +72,7 @@ def test_examples_that_belong_together_stay_on_one_side():
 
 def test_natural_clients_refuse_it():
     dataset = replace(data.load("digits"), groups=Owners(np.zeros(1442, int), np.zeros(355, int)))
-    with pytest.raises(DataError, match="natural clients of digits"):
+    with pytest.raises(DataError, match="with digits, whose natural clients"):
         data.with_drawn_test_set(dataset, 0)
 
 

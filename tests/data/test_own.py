@@ -1,6 +1,5 @@
 """Data in users' own forms, and public datasets."""
 
-from collections import namedtuple
 from functools import partial
 
 import numpy as np
@@ -29,54 +28,19 @@ from fedhet.task import get_task
 INPUTS, LABELS = torch.arange(12.0).view(3, 4), torch.tensor([0, 1, 1])
 
 
-def test_a_digest_is_of_content_type_and_shape():
-    digest = PublicDataset(INPUTS).digest
-    assert digest == PublicDataset(INPUTS.clone().T.contiguous().T).digest
-    others = [INPUTS + 1, INPUTS.view(4, 3), INPUTS.double(), INPUTS.flip(0)]
-    assert len({digest, *(PublicDataset(tensor).digest for tensor in others)}) == 5
-
-
-def test_a_digest_covers_the_labels():
+def test_a_digest_covers_content_type_shape_and_labels():
     labelled = PublicDataset(INPUTS, LABELS)
-    assert labelled.digest == PublicDataset(INPUTS.clone(), LABELS.clone()).digest
-    others = [
-        PublicDataset(INPUTS),
-        PublicDataset(INPUTS, LABELS.flip(0)),
-        PublicDataset(INPUTS, LABELS.int()),
-        PublicDataset(INPUTS, LABELS.view(3, 1)),
-    ]
-    assert len({labelled.digest, *(public.digest for public in others)}) == 5
-
-
-def test_a_public_dataset_without_its_labels_is_the_same_object_again():
-    labelled = PublicDataset(INPUTS, LABELS)
-    assert labelled.unlabelled is labelled.unlabelled
+    assert labelled.digest == PublicDataset(INPUTS.clone().T.contiguous().T, LABELS.clone()).digest
+    others = [PublicDataset(each) for each in (INPUTS, INPUTS + 1, INPUTS.view(4, 3), INPUTS.double(), INPUTS.flip(0))]
+    others += [PublicDataset(INPUTS, each) for each in (LABELS.flip(0), LABELS.int(), LABELS.view(3, 1))]
+    assert len({labelled.digest, *(public.digest for public in others)}) == 9
+    assert labelled.unlabelled is labelled.unlabelled.unlabelled
     assert labelled.unlabelled.digest == PublicDataset(INPUTS).digest
-    assert labelled.unlabelled.unlabelled is labelled.unlabelled
-    assert len(labelled) == 3
 
 
-@pytest.mark.parametrize("labels", [LABELS, None])
-def test_a_public_dataset_moves_with_its_labels(labels):
-    moved = PublicDataset(INPUTS, labels).to(torch.device("cpu"))
-    assert moved.digest == PublicDataset(INPUTS, labels).digest
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        (INPUTS, LABELS),
-        [INPUTS, LABELS],
-        (INPUTS.tolist(), LABELS.tolist()),
-        Examples(INPUTS, LABELS),
-        PublicDataset(INPUTS, LABELS),
-    ],
-)
-def test_a_labelled_public_dataset_may_be_a_pair_examples_or_a_public_dataset(value):
+@pytest.mark.parametrize("value", [(INPUTS, LABELS), (INPUTS.tolist(), LABELS.tolist()), Examples(INPUTS, LABELS)])
+def test_forms_of_a_public_dataset(value):
     assert as_public_dataset(value).digest == PublicDataset(INPUTS, LABELS).digest
-
-
-def test_a_public_dataset_of_inputs_may_be_a_tensor_and_none_is_none():
     assert as_public_dataset(INPUTS).digest == PublicDataset(INPUTS).digest
     assert as_public_dataset(None) is None
     public = PublicDataset(INPUTS)
@@ -96,30 +60,21 @@ def test_what_is_no_public_dataset_is_refused(value, message):
         as_public_dataset(value)
 
 
-@pytest.mark.parametrize("form", ["mapping", "named tuple", "datasets", "client data"])
-def test_a_clients_data_bring_the_public_dataset_and_the_common_test_set_along(form):
+def test_data_include_the_public_dataset_and_the_common_test_set():
     part = (INPUTS, LABELS)
-    given = {
-        "mapping": {"train": part, "test": part, "public": part, "common": part},
-        "named tuple": namedtuple("Parts", ["train", "test", "public", "common"])(part, part, part, part),
-        "datasets": {"train": TensorDataset(*part), "test": part, "public": part, "common": TensorDataset(*part)},
-        "client data": ClientData(Examples(*part), Examples(*part), PublicDataset(*part), Examples(*part)),
-    }[form]
-    data = as_client_data("3", given)
-    assert data.public.digest == PublicDataset(*part).digest
-    assert torch.equal(data.common.inputs, INPUTS)
-    assert torch.equal(data.train.labels, LABELS)
+    mapping = {"train": part, "test": TensorDataset(*part), "public": part, "common": TensorDataset(*part)}
+    for given in (mapping, ClientData(Examples(*part), Examples(*part), PublicDataset(*part), Examples(*part))):
+        data = as_client_data("3", given)
+        assert data.public.digest == PublicDataset(*part).digest
+        assert torch.equal(data.common.inputs, INPUTS)
+        assert torch.equal(data.train.labels, LABELS)
 
 
-def test_a_tensor_in_client_data_is_a_public_dataset_without_labels():
-    data = as_client_data("3", ClientData(Examples(INPUTS, LABELS), Examples(INPUTS, LABELS), INPUTS))
-    assert data.public.digest == PublicDataset(INPUTS).digest
-    assert as_client_data("3", (Examples(INPUTS, LABELS), Examples(INPUTS, LABELS))).public is None
-
-
-def test_bytes_alone_are_scaled():
+def test_inputs_are_converted_for_a_model():
     assert as_input(torch.tensor([255], dtype=torch.uint8)).tolist() == [1.0]
     assert as_input(torch.tensor([255])).tolist() == [255]
+    assert as_input(torch.ones(1).double(), torch.float32).dtype == torch.float32
+    assert as_input(torch.ones(1).long(), torch.float32).dtype == torch.int64
 
 
 class Rows(torch.utils.data.Dataset):
@@ -205,16 +160,16 @@ def test_random_transforms_stay_random():
     ("part", "message"),
     [
         (Rows(lambda i: ({"input_ids": 1, "mask": 1}, i)), r"has inputs of several tensors \(input_ids, mask\)"),
-        (Rows(lambda i: {"input_ids": 1, "mask": 1, "label": i}), r"has .* one: put them together in each row"),
+        (Rows(lambda i: {"input_ids": 1, "mask": 1, "label": i}), r"has .* one: stack them in each row"),
         (Rows(lambda i: ((torch.ones(1), torch.ones(1)), i)), r"has inputs of several tensors \(2 in a tuple\)"),
         (
             Rows(lambda i: {"height": 1, "width": 2, "label": 3}),
-            "has columns height, width, label, of which",
+            "has columns height, width, label: rename the inputs",
         ),
         (Rows(lambda i: (torch.ones(i + 1), i)), r"has inputs of different shapes, \[1\] and \[2\]"),
-        (Rows(lambda i: (torch.ones(1), "cat")), "has labels that are no numbers but str: number the classes from 0"),
-        ((INPUTS, np.array(["a", "b", "a"])), "has labels that are no numbers but str: number the classes from 0"),
-        (iter([]), "is of type list_iterator, whose rows cannot be asked for by number"),
+        (Rows(lambda i: (torch.ones(1), "cat")), "has labels of type str: number the classes from 0"),
+        ((INPUTS, np.array(["a", "b", "a"])), "has labels of type str: number the classes from 0"),
+        (iter([]), "is of type list_iterator, whose rows cannot be read by number"),
     ],
 )
 def test_rows_that_cannot_be_used_are_told_in_a_sentence(part, message):
@@ -229,16 +184,7 @@ def test_labels_become_what_a_task_takes():
     assert as_labels(torch.tensor([[0, 1], [1, 1]])).shape == (2, 2)
 
 
-def test_floats_go_to_the_model_in_its_precision():
-    assert as_input(torch.ones(1).double(), torch.float32).dtype == torch.float32
-    assert as_input(torch.ones(1).long(), torch.float32).dtype == torch.int64
-
-
-def test_an_augmentation_of_ones_own():
-    both = as_client_data("3", {"train": (INPUTS, LABELS), "test": (INPUTS, LABELS), "augment": lambda x: x + 1})
-    assert both.augment(INPUTS, None).tolist() == (INPUTS + 1).tolist()
-    drawn = as_client_data("3", {**dict.fromkeys(("train", "test"), (INPUTS, LABELS)), "augment": lambda x, g: (x, g)})
-    assert drawn.augment(1, 2) == (1, 2)
+def test_a_misspelt_part_is_refused():
     with pytest.raises(DataError, match="it returned 'train', 'test', 'trian'"):
         as_client_data("3", {"train": 1, "test": 1, "trian": 1})
 
@@ -265,7 +211,7 @@ def test_an_augmentation_keeps_its_options_and_gets_the_generator_it_asks_for(fo
 
 @pytest.mark.parametrize("augment", [lambda x, p, generator: x, lambda x, *, p: x])
 def test_an_augmentation_that_needs_more_is_refused(augment):
-    with pytest.raises(DataError, match=r"augment needs p, and is called .* set the others with functools\.partial"):
+    with pytest.raises(DataError, match=r"augment needs p, but is called .* set the others with functools\.partial"):
         as_client_data("3", {"train": (INPUTS, LABELS), "test": (INPUTS, LABELS), "augment": augment})
 
 
@@ -284,7 +230,7 @@ SAMPLERS = {
     "with replacement": ({"sampler": RandomSampler(WHOLE, True)}, "RandomSampler, that repeats rows or draws others"),
     "some": ({"sampler": RandomSampler(WHOLE, num_samples=11)}, "RandomSampler, that repeats rows or draws others"),
     "without end": ({"sampler": iter(lambda: 3, None)}, "that repeats rows"),
-    "keys": ({"sampler": ["a", "b"]}, "has a sampler, list, that yields no numbers of rows"),
+    "keys": ({"sampler": ["a", "b"]}, "has a sampler, list, that yields no row numbers"),
     "no batches": ({"batch_size": None}, "is a DataLoader that has batch_size = None, .* give its dataset"),
 }  # fmt: skip
 
@@ -398,11 +344,11 @@ def test_a_collate_function_that_leaves_rows_out_is_refused():
         ((WHOLE, WHOLE, (INPUTS, LABELS)), "return a mapping, {'train': ..., 'validation': ..., 'test': ...}"),
         (
             (Rows(lambda i: {"image": 1.0, "pixel_values": 1.0, "y": 1}), WHOLE),
-            "image and pixel_values, each .* input",
+            "image and pixel_values, and either .* input",
         ),
         (
             ({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE),
-            "label and labels, each of which may be the label",
+            "label and labels, and either can be the label",
         ),
         (([(1.0, 0), (2.0, 1)], WHOLE), r"may be two rows \(input, label\) or the inputs and the labels"),
     ],

@@ -1,4 +1,3 @@
-import time
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -16,9 +15,7 @@ from fedhet.task import get_task
 OPTIONS: dict[str, dict[str, float]] = {
     "iid": {},
     "classes": {"classes_per_client": 3},
-    "shards": {"shards_per_client": 3},
     "dirichlet": {"alpha": 0.5},
-    "quantity": {"alpha": 2.0},
 }
 
 
@@ -66,7 +63,7 @@ def test_iid_is_even() -> None:
 
 
 @given(clients=st.integers(1, 40), k=st.integers(1, 10), seed=st.integers(0, 2**40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_classes_gives_every_client_k_classes_and_every_class_a_client(clients: int, k: int, seed: int) -> None:
     dataset = made(4000, 2000)
     parts = data.partition(dataset, "classes", clients=clients, seed=seed, classes_per_client=k)
@@ -86,32 +83,6 @@ def test_classes_leaves_nobody_empty_handed_while_there_is_enough() -> None:
     parts = data.partition(dataset, "classes", clients=200, seed=0, classes_per_client=5)
     assert {len(part.test) for part in parts} <= {1, 2, 3}
     assert {len(part.train) for part in parts} <= {5, 6, 7, 8, 9}
-
-
-def test_shards_are_equal_pieces_of_the_examples_sorted_by_class() -> None:
-    dataset = made(6000, 3000)
-    parts = data.partition(dataset, "shards", clients=50, seed=0, shards_per_client=2)
-    assert {len(part.train) for part in parts} == {120}
-    held = [label_sets(dataset, part) for part in parts]
-    assert all(tested <= trained for trained, tested in held), "tested on what they train for"
-    assert max(len(trained) for trained, _ in held) <= 4, "a shard reaches over at most one border of classes"
-    assert np.mean([len(trained) for trained, _ in held]) < 2.3
-    one = data.partition(dataset, "shards", clients=10, seed=0, shards_per_client=1)
-    assert {len(part.train) for part in one} == {600}
-
-
-def test_quantity_deals_sizes_by_alpha_and_classes_alike() -> None:
-    dataset = made(20_000, 20_000)
-    sizes = {}
-    for alpha in (1.0, 1000.0):
-        parts = data.partition(dataset, "quantity", clients=5, seed=0, alpha=alpha)
-        sizes[alpha] = np.array([len(part.train) for part in parts])
-        assert np.abs(sizes[alpha] - [len(part.test) for part in parts]).max() <= 1
-        largest = parts[sizes[alpha].argmax()]
-        shares = torch.bincount(dataset.train.labels[largest.train], minlength=10) / len(largest.train)
-        assert (shares - 0.1).abs().max() < 0.02
-    assert sizes[1.0].std() > 10 * sizes[1000.0].std()
-    assert min(map(len, (part.train for part in data.partition(made(200), "quantity", clients=4, seed=0)))) >= 10
 
 
 def test_some_clients_keep_half_of_their_training_examples() -> None:
@@ -150,7 +121,7 @@ def test_dirichlet_deals_test_as_training_and_follows_alpha() -> None:
 
 
 @given(alpha=st.sampled_from([0.05, 0.5, 10.0]), clients=st.integers(2, 10), seed=st.integers(0, 1000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_dirichlet_keeps_its_minimum_or_says_that_it_cannot(alpha: float, clients: int, seed: int) -> None:
     # Ten clients rarely all get 10 with alpha .05: then, and only then, an error is right.
     expected = pytest.raises(DataError, match=r"alpha 0\.05") if alpha == 0.05 else nullcontext()
@@ -173,8 +144,6 @@ def test_dirichlet_keeps_its_minimum_or_says_that_it_cannot(alpha: float, client
         ("dirichlet", {"alpha": float("nan")}, "alpha nan gives each of"),
         ("dirichlet", {"alpha": 1e-6}, "alpha 1e-06 gives each of 20 clients at least 10"),
         ("dirichlet", {"clients": 101}, "at least 10 of 1000"),
-        ("quantity", {"alpha": 1e-6}, "alpha 1e-06 gives each of 20 clients at least 10"),
-        ("shards", {"clients": 300}, "leaves client .* of 300 without any of made's 300 test examples"),
         ("natural", {}, "no natural clients"),
         ("irid", {}, "unknown partition 'irid'; did you mean 'iid'"),
         ("iid", {"clients": 301}, "leaves client 300 of 301 without any of made's 300 test examples"),
@@ -186,10 +155,8 @@ def test_dirichlet_keeps_its_minimum_or_says_that_it_cannot(alpha: float, client
     ],
 )
 def test_what_cannot_be_dealt_fails_at_once(name: str, options: dict[str, float], message: str) -> None:
-    start = time.perf_counter()
     with pytest.raises(DataError, match=message):
         data.partition(made(), name, **{"clients": 20, "seed": 0, **options})
-    assert time.perf_counter() - start < 5
 
 
 def test_labels_of_several_values_are_not_partitioned_by_class() -> None:
@@ -241,45 +208,24 @@ def test_samples_per_client_keeps_class_shares_and_the_test_part() -> None:
     assert all(np.array_equal(a.train, b.train) for a, b in zip(whole, generous, strict=True))
 
 
-class TestHoldOut:
-    def test_public_dataset_is_the_same_whatever_the_clients_and_nobody_has_it(self) -> None:
-        dataset = made()
-        splits = [
-            data.split(dataset, "iid", clients=4, seed=1, public_samples=200),
-            data.split(dataset, "classes", clients=9, seed=1, public_samples=200, classes_per_client=2),
-        ]
-        held_out, other = (data.hold_out(dataset, 200, seed=seed)[0] for seed in (1, 2))
-        assert not np.array_equal(held_out, other)
-        for split in splits:
-            assert split.public is not None
-            assert np.array_equal(split.public.inputs[:, 0].numpy(), held_out)
-            owned = np.concatenate([part.train for part in split.parts])
-            assert set(owned) | set(held_out) == set(range(1000))
-            assert len(owned) + len(held_out) == 1000
-
-    def test_public_dataset_holds_every_class_in_its_share(self) -> None:
-        dataset = made()
-        public, _ = data.hold_out(dataset, 200, seed=0)
-        counts, all_counts = (torch.bincount(dataset.train.labels[i]).numpy() for i in (public, np.arange(1000)))
-        assert np.abs(counts - all_counts / 5).max() <= 1
-
-    def test_public_dataset_is_one_tensor_of_raw_inputs(self) -> None:
-        split = data.split(made(), "iid", clients=4, seed=1, public_samples=20)
-        public, held_out = split.public, torch.from_numpy(data.hold_out(made(), 20, seed=1)[0])
-        assert public is not None
-        assert torch.equal(public.inputs[:, 0], held_out)
-        assert public.labels is not None
-        assert torch.equal(public.labels, split.dataset.train.labels[held_out])
-        assert data.split(made(), "iid", clients=4, seed=1).public is None
-
-    def test_public_dataset_must_leave_something(self) -> None:
-        with pytest.raises(DataError, match="1000 training examples, so public-samples = 1000"):
-            data.hold_out(made(), 1000, seed=0)
-
-
-def test_many_clients_are_quick() -> None:
-    dataset = made(50_000, 10_000)
-    start = time.perf_counter()
-    for name, options in OPTIONS.items():
-        data.partition(dataset, name, clients=200, seed=0, samples_per_client=100, **options)
-    assert time.perf_counter() - start < 5
+def test_a_public_dataset_is_the_same_whatever_the_clients_and_no_client_has_it() -> None:
+    dataset = made()
+    splits = [
+        data.split(dataset, "iid", clients=4, seed=1, public_samples=200),
+        data.split(dataset, "classes", clients=9, seed=1, public_samples=200, classes_per_client=2),
+    ]
+    held_out, other = (data.hold_out(dataset, 200, seed=seed)[0] for seed in (1, 2))
+    assert not np.array_equal(held_out, other)
+    counts, all_counts = (torch.bincount(dataset.train.labels[i]).numpy() for i in (held_out, np.arange(1000)))
+    assert np.abs(counts - all_counts / 5).max() <= 1, "each class has its share"
+    for split in splits:
+        assert split.public is not None
+        assert np.array_equal(split.public.inputs[:, 0].numpy(), held_out)
+        assert split.public.labels is not None
+        assert torch.equal(split.public.labels, dataset.train.labels[held_out])
+        owned = np.concatenate([part.train for part in split.parts])
+        assert set(owned) | set(held_out) == set(range(1000))
+        assert len(owned) + len(held_out) == 1000
+    assert data.split(dataset, "iid", clients=4, seed=1).public is None
+    with pytest.raises(DataError, match="1000 training examples, so public-samples = 1000"):
+        data.hold_out(dataset, 1000, seed=0)

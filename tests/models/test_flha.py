@@ -5,11 +5,10 @@ from torch import nn
 from fedhet import models
 
 CIFAR10, CHEST = (3, 32, 32), (1, 224, 224)
-SIZES = ("flha", "flha-small")
 
 
 def types(model: nn.Module) -> list[tuple[int, ...]]:
-    """Types of the layers with weights, in order: channels in and out, kernel, stride; a linear layer's two widths."""
+    """Types of the layers with weights: channels in and out, kernel and stride; two widths of a linear layer."""
     return [
         (layer.in_channels, layer.out_channels, layer.kernel_size[0], layer.stride[0])
         if isinstance(layer, nn.Conv2d)
@@ -20,7 +19,7 @@ def types(model: nn.Module) -> list[tuple[int, ...]]:
 
 
 def depth(model: nn.Module) -> int:
-    """Layers with weights, 1 x 1 shortcuts aside."""
+    """Number of layers with weights, without 1 x 1 shortcuts."""
     return sum(len(layer) == 2 or layer[2] > 1 for layer in types(model))
 
 
@@ -35,36 +34,15 @@ def test_arch_0_is_resnet18_with_the_cifar_stem() -> None:
     assert (depth(model), types(model)[0]) == (18, (3, 64, 3, 1))
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_depths_and_skips_are_the_papers(size: str) -> None:
-    assert [depth(models.build(name, CIFAR10, 10)) for name in models.expand(size)] == [18, 10, 12, 12]
-    skips = [
-        [type(layer).__name__ == "ResidualBlock" for layer in models.build(name, CIFAR10, 10).body]
-        for name in models.expand(size)
-    ]
-    stem_and_end = ([False], [False, False])
-    assert skips[1] == [False] * 11
-    assert skips[2] == [*stem_and_end[0], *[True] * 4, *[False] * 2, *stem_and_end[1]]
-    assert skips[3] == [*stem_and_end[0], *[False] * 2, *[True] * 4, *stem_and_end[1]]
+def test_depths_and_skips_are_the_papers() -> None:
+    networks = [models.build(name, CIFAR10, 10) for name in models.expand("flha-small")]
+    assert [depth(network) for network in networks] == [18, 10, 12, 12]
+    skips = [[type(layer).__name__ == "ResidualBlock" for layer in network.body][1:-2] for network in networks]
+    assert skips == [[True] * 8, [False] * 8, [True] * 4 + [False] * 2, [False] * 2 + [True] * 4]
 
 
-@pytest.mark.parametrize("name", [name for name in models.names() if name.startswith("flha") and "plain" not in name])
-def test_all_layers_are_of_resnet18s_types(name: str) -> None:
-    resnet = "flha-small-0" if "small" in name else "flha-arch-0"
-    own = shared_types(models.build(name, CIFAR10, 10))
-    assert own <= shared_types(models.build(resnet, CIFAR10, 10))
-
-
-@pytest.mark.parametrize("family", ["flha-plain", "flha-small-plain"])
-def test_plain_networks_repeat_one_type(family: str) -> None:
-    networks = [models.build(name, CIFAR10, 10) for name in models.expand(family)]
-    assert [depth(network) for network in networks] == [4, 7, 10, 13]
-    assert len(set().union(*map(shared_types, networks))) == 1
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_hybrids_are_resnet18_and_three_that_concatenate(size: str) -> None:
-    networks = [models.build(name, CIFAR10, 10) for name in models.expand(f"{size}-hybrids")]
+def test_hybrids_concatenate() -> None:
+    networks = [models.build(name, CIFAR10, 10) for name in models.expand("flha-small-hybrids")]
     concatenations = [
         tuple(index for index, layer in enumerate(network.body) if type(layer).__name__ == "ConcatBlock")
         for network in networks
@@ -73,11 +51,25 @@ def test_hybrids_are_resnet18_and_three_that_concatenate(size: str) -> None:
     assert [depth(network) for network in networks] == [18] * 4
 
 
+def test_plain_networks_repeat_one_type() -> None:
+    networks = [models.build(name, CIFAR10, 10) for name in models.expand("flha-small-plain")]
+    assert [depth(network) for network in networks] == [4, 7, 10, 13]
+    assert len(set().union(*map(shared_types, networks))) == 1
+
+
+SMALL = [name for name in models.names() if name.startswith("flha-small") and "plain" not in name]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_all_layers_have_resnet18s_types(name: str) -> None:
+    resnet = shared_types(models.build("flha-small-0", CIFAR10, 10))
+    assert shared_types(models.build(name, CIFAR10, 10)) <= resnet
+
+
 def test_large_images_have_the_stem_of_7_x_7() -> None:
-    for name in models.expand("flha-small, flha-small-hybrids, flha-small-plain, flha-small-cnn-4"):
+    for name in ("flha-small-2", "flha-small-hybrid-1", "flha-small-plain-4"):
         model = models.build(name, CHEST, 14).eval()
         assert types(model)[0][2:] == (7, 2)
         with torch.no_grad():
             assert model.body[:2](torch.zeros(1, *CHEST)).shape[2:] == (56, 56)
             assert model(torch.randn(1, *CHEST)).shape == (1, 14)
-    assert types(models.build("flha-arch-1", CHEST, 14))[0] == (1, 64, 7, 2)

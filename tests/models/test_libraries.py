@@ -12,14 +12,7 @@ from fedhet.errors import ConfigError, ModelError
 from fedhet.models import registry
 from fedhet.representations import Representation
 
-PHI = {
-    "resnet18": 512,
-    "mobilenet_v3_small": 1024,
-    "efficientnet_b0": 1280,
-    "densenet121": 1024,
-    "shufflenet_v2_x0_5": 1024,
-    "vgg11": 4096,
-}
+PHI = {"resnet18": 512, "mobilenet_v3_small": 1024, "shufflenet_v2_x0_5": 1024}
 
 
 class FakeTimm(SimpleNamespace):
@@ -35,9 +28,7 @@ class FakeTimm(SimpleNamespace):
         )
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("vgg11", "densenet121") else name for name in PHI]
-)
+@pytest.mark.parametrize("name", PHI)
 def test_torchvision_networks_take_grey_images_and_have_a_head(name: str) -> None:
     model = models.build(f"torchvision/{name}", (1, 32, 32), 7)
     images = torch.randn(2, 1, 32, 32)
@@ -58,28 +49,14 @@ def test_only_the_channels_of_the_first_convolution_are_changed() -> None:
     }
 
 
-def test_initialisation_follows_torch_seed() -> None:
-    def weights(seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
-        model = models.build("torchvision/shufflenet_v2_x0_5", (1, 32, 32), 7)
-        return nn.utils.parameters_to_vector(model.parameters())
-
-    assert torch.equal(weights(1), weights(1))
-    assert not torch.equal(weights(1), weights(2))
-
-
 def test_no_auxiliary_outputs_in_training() -> None:
     assert models.build("torchvision/googlenet", (1, 32, 32), 7)(torch.randn(2, 1, 32, 32)).shape == (2, 7)
 
 
-@pytest.mark.parametrize("name", ["alexnet", "vit_b_32", "maxvit_t"])
-def test_images_that_a_network_cannot_take_are_refused_with_the_way_out(name: str) -> None:
-    with pytest.raises(ModelError, match=rf"model 'torchvision/{name}': cannot take images of .* set input-size"):
-        models.build(f"torchvision/{name}", (1, 32, 32), 7)
-
-
-def test_texts_are_refused() -> None:
-    with pytest.raises(ModelError, match="takes images of .*, not \\(80,\\)"):
+def test_unsuitable_inputs_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"model 'torchvision/alexnet': cannot take images of .* set input-size"):
+        models.build("torchvision/alexnet", (1, 32, 32), 7)
+    with pytest.raises(ModelError, match=r"takes images of .*, not \(80,\)"):
         models.build("torchvision/resnet18", (80,), 80)
 
 
@@ -116,8 +93,6 @@ def test_timm_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_they_are_dealt_to_clients_as_others_are() -> None:
     chosen = {"architectures": "torchvision/resnet18, mlp", "clients": 3, "method": "local"}
     assert population.architectures(resolve(chosen), 3) == ("torchvision/resnet18", "mlp", "torchvision/resnet18")
-    one = resolve({"assign": "torchvision/resnet18", "clients": 1})
-    assert population.architectures(one, 1) == ("torchvision/resnet18",)
     with pytest.raises(ConfigError, match="did you mean 'torchvision/resnet18'"):
         resolve({"architectures": "torchvision/resnt18"})
 

@@ -478,7 +478,7 @@ def test_other_graphs_are_refused_before_the_run():
         if works:
             population.check(config)
         else:
-            with pytest.raises(ConfigError, match="fedma matches the units of one architecture, whose widths may dif"):
+            with pytest.raises(ConfigError, match="fedma needs one architecture in any widths"):
                 population.check(config)
 
 
