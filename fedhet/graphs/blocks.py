@@ -14,20 +14,12 @@ from torch.nn.modules import pooling
 from fedhet.graphs.graph import UnsupportedArchitecture
 from fedhet.graphs.reading import in_evaluation_mode
 
-_GIVEN: dict[str, dict[tuple[str, int], tuple[int, ...]]] = {
-    "last-four": {
-        ("EfficientNet", 9): (4, 5, 6, 7),
-        ("MobileNetV3", 17): (10, 12, 15, 16),
-        ("MobileNetV3", 13): (6, 8, 11, 12),
-    },
-    "stride": {
-        ("EfficientNet", 9): (2, 3, 5, 7),
-        ("MobileNetV3", 17): (3, 6, 12, 16),
-        ("MobileNetV3", 13): (1, 3, 8, 12),
-    },
+_LAST_FOUR = {
+    ("EfficientNet", 9): (4, 5, 6, 7),
+    ("MobileNetV3", 17): (10, 12, 15, 16),
+    ("MobileNetV3", 13): (6, 8, 11, 12),
 }
-"""By class and number of its `features`, which of them end the last four of the blocks that their papers list, or the
-last four spatial sizes, as a ResNet's four layers do."""
+"""By class and number of `features`, those that end the last four of the blocks that the networks' papers list."""
 
 _POOLING = (pooling._MaxPoolNd, pooling._AvgPoolNd, pooling._AdaptiveMaxPoolNd, pooling._AdaptiveAvgPoolNd)
 
@@ -38,17 +30,17 @@ def blocks(model: nn.Module, example: Tensor, *, chosen: str = "last-four", coun
     Args:
         model: any `nn.Module`.
         example: a batch (n, channels, height, width) of its inputs.
-        chosen: `last-four` or `stride`, which use maps for torchvision's networks and the stages of others; `stages`
-            for the stages of any network; or names of modules separated by commas. Of several lists, separated by
-            semicolons, the first one counts whose modules the network has all.
+        chosen: `last-four` for the last blocks of torchvision's networks and the stages of others; `stages` for the
+            stages of any network; or names of modules separated by commas. Of several lists, separated by semicolons,
+            the first one counts whose modules the network has all.
         count: number of blocks.
 
     Raises:
         UnsupportedArchitecture: the network has fewer stages, or not the named modules.
     """
-    if chosen not in (*_GIVEN, "stages"):
+    if chosen not in ("last-four", "stages"):
         return _named(model, chosen, count)
-    if count == 4 and chosen != "stages" and (known := _known(model, chosen)):
+    if count == 4 and chosen == "last-four" and (known := _last_four(model)):
         return known
     names = stages(model, example)
     if len(names) < count:
@@ -90,14 +82,14 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
     return [name for _, name in ends.values()]
 
 
-def _known(model: nn.Module, chosen: str) -> tuple[str, ...]:
-    """The map of one of torchvision's networks; empty for any other."""
+def _last_four(model: nn.Module) -> tuple[str, ...]:
+    """Return the last four blocks of one of torchvision's networks; nothing for any other network."""
     if not type(model).__module__.startswith("torchvision."):
         return ()
     if type(model).__name__ == "ResNet":
         return ("layer1", "layer2", "layer3", "layer4")
     features = getattr(model, "features", ())
-    places = _GIVEN[chosen].get((type(model).__name__, len(features)), ())
+    places = _LAST_FOUR.get((type(model).__name__, len(features)), ())
     return tuple(f"features.{place}" for place in places)
 
 

@@ -12,9 +12,9 @@ from .reading import architecture_graph
 def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -> tuple[str, ...]:
     """Return the names of the modules that end the first `count - 1` of a network's blocks, from shallow to deep.
 
-    The last block ends in the network's outputs. By default they are the blocks of `fedhet.graphs.blocks` (`stride`); a
-    network that has fewer, such as an MLP or a transformer, is cut into about equal numbers of layers, where one value
-    is all that the later layers need.
+    The last block ends in the network's outputs. By default they are its `stages`; a network that has fewer, such as
+    an MLP or a transformer, is cut into about equal numbers of layers, where one value is all that the later layers
+    need.
 
     Args:
         model: any `nn.Module` that `torch.export` can trace.
@@ -31,7 +31,7 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
     if names:
         return blocks(model, example, chosen=names, count=count - 1)
     try:
-        return blocks(model, example, chosen="stride", count=count)[:-1]
+        return blocks(model, example, chosen="stages", count=count)[:-1]
     except UnsupportedArchitecture:
         places, total = _places(architecture_graph(model, example))
     if len(places) < count - 1:

@@ -147,17 +147,3 @@ def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -
     finals = tuple((batch, units) for units in hidden)
     final = Several(finals) if len(finals) > 1 else (fixed(1), *finals[0])
     return Several(((*value[:-1], axis), *(final,) * (1 + (node.operator == "lstm"))))
-
-
-@rule(*(f"{operator}_cell" for operator in GATES))
-def _cell(variables: Variables, node: Node, value: Value, *states: Value) -> Value | Several:
-    """A step of an LSTM, GRU or RNN cell: its state has the units of the state before, or starts at 0."""
-    variables.bind(node, "weight_ih", 1, value[-1], writes=False)
-    units = variables.bind(node, "weight_hh", 1, None, writes=False)
-    for name, state in zip(node.inputs[1:], states, strict=True):
-        if variables.graph[name].operator not in ZEROS:
-            units = variables.unify(units, state[-1], node)
-    for role in {"weight_ih", "weight_hh", "bias_ih", "bias_hh"} & node.parameters.keys():
-        variables.bind(node, role, 0, units * GATES[node.operator.removesuffix("_cell")], writes=True)
-    state = *value[:-1], units
-    return Several((state, state)) if len(states) > 1 else state

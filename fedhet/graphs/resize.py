@@ -158,8 +158,6 @@ def _learn_sizes(module: nn.Module, name: str) -> None:
             module.num_channels = len(module.weight)
         case nn.RNNBase():
             module.input_size, module.hidden_size = (len(w[0]) for w in module.all_weights[0][:2])
-        case nn.RNNCellBase():
-            module.input_size, module.hidden_size = module.weight_ih.shape[1], module.weight_hh.shape[1]
         case _ if type(module).__name__ == "VisionTransformer" and isinstance(
             module.class_token, Tensor
         ):  # torchvision's

@@ -12,7 +12,7 @@ from operator import mul
 from typing import TypeVar
 
 from .axes import VALUE, Axis, Value, Variables, entries, fixed, joined, scaled
-from .graph import Node, UnsupportedArchitecture
+from .graph import Node
 
 # fmt: off
 _POOLING = (
@@ -200,16 +200,9 @@ def _expand(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("pad")
 def _pad(variables: Variables, node: Node, value: Value) -> Value:
-    result, pairs = list(value), node.options["pad"]
-    for index in range(0, len(pairs), 2):
-        dim, (left, right) = len(value) - 1 - index // 2, pairs[index : index + 2]
-        if not variables.moves(value[dim]):
-            result[dim] = fixed(node.shape[dim])
-        elif left or right:
-            if node.options.get("mode", "constant") != "constant" or left < 0 or right < 0:
-                variables.refuse_moving(node, [value[dim]])
-            result[dim] = joined(fixed(left), value[dim], fixed(right))
-    return tuple(result)
+    padded = len(value) - len(node.options["pad"]) // 2
+    variables.refuse_moving(node, [axis for axis, size in zip(value, node.shape, strict=True) if entries(axis) != size])
+    return (*value[:padded], *map(fixed, node.shape[padded:]))
 
 
 @rule("cat")
@@ -244,15 +237,6 @@ def _unbind(variables: Variables, node: Node, value: Value) -> Several:
     dim = node.options["dim"] % len(value)
     variables.refuse_moving(node, [value[dim]])
     return Several(((*value[:dim], *value[dim + 1 :]),) * entries(value[dim]))
-
-
-@rule("index")
-def _index(variables: Variables, node: Node, value: Value, *places: Value) -> Value:
-    """Entries of the first axes are chosen, as of a table of biases; the others stay."""
-    if None in node.options.get("indices", ())[: len(places)]:
-        raise UnsupportedArchitecture(f"{node} chooses along others than its first axes")
-    variables.refuse_moving(node, value[: len(places)])
-    return (*map(fixed, node.shape[: len(node.shape) - len(value) + len(places)]), *value[len(places) :])
 
 
 def _dims(node: Node, rank: int) -> list[int]:

@@ -38,8 +38,8 @@ class FedHARMParameters(Parameters):
     )
     blocks: str = option(
         "last-four",
-        "blocks of a network: last-four or stride (torchvision's families; of others their stages), stages (by spatial "
-        "size), or modules by name: a,b,c,d; lists for other networks follow after semicolons",
+        "blocks of a network: last-four (torchvision's families; of others their stages), stages (by spatial size), or "
+        "modules by name: a,b,c,d; lists for other networks follow after semicolons",
         needs={"align": ("cosine", "cka"), "alpha": {"below": 1}},
     )
     slots: str = option(

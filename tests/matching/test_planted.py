@@ -42,20 +42,6 @@ class Words(nn.Module):
         return self.head(self.layers(self.embedding(x))[0][:, -1])
 
 
-class Steps(nn.Module):
-    """A cell that is called once a word; of an LSTM it has a pair of states."""
-
-    def __init__(self, kind: type[nn.RNNCellBase]):
-        super().__init__()
-        self.embedding, self.cell, self.head = nn.Embedding(TOKENS, 6), kind(6, 7), nn.Linear(7, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        state = None
-        for word in self.embedding(x).unbind(1):
-            state = self.cell(word, state)
-        return self.head(state[0] if isinstance(state, tuple) else state)
-
-
 def transformer() -> nn.Module:
     """A ViT-B/16 in small: two layers of four heads of four units."""
     return torchvision.models.VisionTransformer(16, 8, 2, 4, 16, 24, num_classes=5)
@@ -75,31 +61,13 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...]]] = {
     "groupnorm": (partial(Block, partial(nn.GroupNorm, 4)), 8, (4, 8, 4)),
     "gru": (partial(Words, nn.GRU), 0, (6, 7, 7, 7, 7)),
     "rnn": (partial(Words, nn.RNN), 0, (6, 7, 7, 7, 7)),
-    "gru cell": (partial(Steps, nn.GRUCell), 0, (6, 7)),
-    "lstm cell": (partial(Steps, nn.LSTMCell), 0, (6, 7)),
-    "rnn cell": (partial(Steps, partial(nn.RNNCell, nonlinearity="relu")), 0, (6, 7)),
 }
 LARGE: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...]]] = {
     "vit_b_16": (torchvision.models.vit_b_16, 224, (768, *(12, 3072) * 12)),
-    "convnext_tiny": (
-        torchvision.models.convnext_tiny,
-        64,
-        (96, *[384] * 3, 192, *[768] * 3, 384, *[1536] * 9, 768, *[3072] * 3),
-    ),
-    "swin_t": (
-        torchvision.models.swin_t,
-        64,
-        (96, *(3, 384) * 2, 192, *(6, 768) * 2, 384, *(12, 1536) * 6, 768, *(24, 3072) * 2),
-    ),
     "shufflenet": (
         torchvision.models.shufflenet_v2_x0_5,
         64,
         (24, 3, *[24] * 4, 1, *[48] * 5, 1, *[48] * 3, 12, *[96] * 4, 1024),
-    ),
-    "resnext50": (
-        torchvision.models.resnext50_32x4d,
-        64,
-        (64, 32, 256, 32, 32, 32, 512, *[32] * 4, 1024, *[32] * 6, 2048, 32, 32),
     ),
 }
 

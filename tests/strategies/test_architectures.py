@@ -1,4 +1,4 @@
-"""Methods that match or cut hidden units, on a ViT, a ConvNeXt, a GRU and its cell, and networks that they refuse."""
+"""Methods that match or cut hidden units, on a ViT, a ConvNeXt, a GRU, and networks that they refuse."""
 
 import pytest
 import torch
@@ -28,20 +28,6 @@ class Rows(nn.Module):
         return self.head(self.gru(x[:, 0])[0][:, -1])
 
 
-class Steps(nn.Module):
-    """The same with a cell, row by row."""
-
-    def __init__(self):
-        super().__init__()
-        self.cell, self.head = nn.GRUCell(8, 10), nn.Linear(10, 10)
-
-    def forward(self, x):
-        state = None
-        for row in x[:, 0].unbind(1):
-            state = self.cell(row, state)
-        return self.head(state)
-
-
 class Written(nn.Module):
     """Heads of attention by hand, whose number is written into the code."""
 
@@ -66,7 +52,7 @@ def convnext():
     )
 
 
-NETWORKS = {"vit": transformer, "convnext": convnext, "gru": Rows, "gru cell": Steps}
+NETWORKS = {"vit": transformer, "convnext": convnext, "gru": Rows}
 QUICK = [("fedma", "vit"), ("pfnm", "gru"), ("heterofl", "vit"), ("fjord", "vit"), ("heterofl", "convnext")]
 
 

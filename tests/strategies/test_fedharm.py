@@ -289,7 +289,7 @@ def population_model(info: Any) -> torch.nn.Module:
         ({"alpha": 0.0, "divide": True}, "fedharm.divide has no effect with fedharm.alpha"),
         ({"slots": "128,0"}, "must be positive whole numbers separated by commas"),
         ({"slots": "128,a"}, "must be positive whole numbers separated by commas"),
-        ({"align": "spectral", "blocks": "stride"}, "fedharm.blocks has no effect with fedharm.align"),
+        ({"align": "spectral", "blocks": "stages"}, "fedharm.blocks has no effect with fedharm.align"),
         ({"alpha": 1.0, "align": "cka"}, "fedharm.align has no effect with fedharm.alpha"),
     ],
 )
