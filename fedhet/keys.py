@@ -40,7 +40,6 @@ def option(
     needs: Mapping[str, tuple[Value, ...] | Mapping[str, float]] | None = None,
     trait: str = "",
     replaced_by: tuple[OwnPart, ...] = (),
-    tries: tuple[Value, ...] = (),
     at_need: tuple[Value, ...] = (),
 ) -> Any:
     """Make a dataclass field that is a configuration key.
@@ -64,8 +63,8 @@ def option(
             but 0 and "".
         trait: the trait of a method (`fedhet.method.Traits`) that gives it an effect: true, or a list with its value.
         replaced_by: what a user supplies that takes its place, if all of it is supplied.
-        tries: values of a method's own key that `fedhet recommend` tries.
-        at_need: values that it tries only where the method cannot serve the clients as configured.
+        at_need: values of a method's own key that `fedhet recommend` sets if the method cannot serve the clients
+            otherwise.
     """
     limits = {"choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
     kind = {
@@ -76,7 +75,6 @@ def option(
         "needs": needs or {},
         "trait": trait,
         "replaced_by": replaced_by,
-        "tries": tries,
         "at_need": at_need,
     }
     return field(default=default, metadata={"help": help, **limits, **kind})

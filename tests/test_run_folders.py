@@ -1,23 +1,20 @@
 """Folders of runs are data, and may be anybody's: whatever they hold, nothing is imported, and no traceback is shown.
 
-A finished and an interrupted run are made once. Then their files are damaged in every way, and `fedhet report` and
-`fedhet run --resume` must answer with an exit code and a sentence.
+A finished and an interrupted run are made once. `fedhet report` and `fedhet run --resume` of damaged copies must answer
+with an exit code and a sentence.
 """
 
-import contextlib
 import json
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import fedhet
@@ -125,9 +122,7 @@ class TestPathsThatLeadOutOfAFolder:
         assert words in " ".join(answered(*arguments).stderr.split())
         assert {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()} == before
 
-    @pytest.mark.parametrize(
-        "part", ["state", "state/clients", "models", "checkpoint", "figures", "report.html", "more/a"]
-    )
+    @pytest.mark.parametrize("part", ["state", "checkpoint", "report.html", "more/a"])
     def test_are_refused_where_links_are_such_paths(self, runs: dict[str, Path], outside: Path, part: str) -> None:
         folder = copied(runs["finished"])
         if (folder / part).is_dir():
@@ -169,7 +164,7 @@ class TestPathsThatLeadOutOfAFolder:
 
 
 class TestMethodsThatAFolderNames:
-    @pytest.mark.parametrize("method", ["evil:method", "os:system", "evil.of:method", ":", "evil:"])
+    @pytest.mark.parametrize("method", ["evil:method", "os:system", ":"])
     def test_are_not_imported(self, runs: dict[str, Path], method: str) -> None:
         folder = copied(runs["interrupted"])
         rename_method(folder, method)
@@ -236,132 +231,55 @@ class TestMethodsThatAFolderNames:
         assert command("run", "run/config.toml", "--out", "again", "--method", "mine:method").exit_code == 0
 
 
-LONG = "[" * 100_000
-JUNK = (b"", b"\xff\xfe\x00", b"[]", b"3", b"null", b"{}", b"{", LONG.encode(), b"\x00" * 30, b"a = " + LONG.encode())
-VALUES = (
-    *(None, True, -1, 0, 7, 2**70, 10**400, float("nan"), float("inf"), 1e308, -0.5),
-    *([], {}, [[]], {"a": []}, [None], "", "$^$", "\x1b[31m", "\u202e\x00", "=1+1", "[/red]", "<script>"),
-    *("evil:method", "os:system", "../..", "/", "x" * 10_000, "0", "received"),
-)
-SETTING = st.sampled_from(
-    [
-        *("method", "extra-keys", "preset", "dataset", "architectures", "assign", "rounds", "clients", "log", "head"),
-        *(
-            "partition",
-            "device",
-            "engine",
-            "seed",
-            "own",
-            "ran",
-            "versions",
-            "fedhenn",
-            "evil.method",
-        ),
-    ]
-)
-STRUCTURED = (".json", ".jsonl")
+CUT, JUNK, NESTED, GONE = "cut", b"\xff\xfe\x00", b"[" * 100_000, "gone"
+VALUES = {
+    "config.toml": {"method": 7, "rounds": -1, "clients": 2**70, "architectures": [], "own": "$^$", "ran": "/"},
+    "summary.json": {
+        "personal": [],
+        "metric": {},
+        "bytes_up": "\x1b[31m",
+        "personal_accuracy": {"weighted": "x" * 9999},
+    },
+    "history.jsonl": {
+        "round": None,
+        "participants": 3,
+        "received": {"accuracy": {"weighted": 10**400}},
+        "failures": [[]],
+    },
+    "matrices.json": {"cka": {"clients": [None], "architectures": 0, "before": [[]], "after": "<script>"}},
+}
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The places of a JSON value."""
-    yield path
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
-        yield from places(value[key], (*path, key))
-
-
-def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """The value with another one at a place; `...` removes what is there."""
-    if not path:
-        return {} if new is ... else new
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    if len(path) == 1 and new is ...:
-        del copy[path[0]]
+def damage(path: Path, how: str | bytes) -> None:
+    if how == GONE:
+        path.unlink()
     else:
-        copy[path[0]] = changed(copy[path[0]], path[1:], new)
-    return copy
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if how == CUT else how)
 
 
-def damage(draw: Callable[..., Any], folder: Path) -> None:
-    """Damage one file of a run."""
-    names = sorted(
-        path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and "figures" not in str(path)
-    )
-    path = folder / draw(st.sampled_from([name for name in names if str(name) not in (".lock", "report.html")]))
-    content = path.read_bytes()
-    ways = ["flip", "cut", "junk", "gone", "folder", "lines"]
-    ways += ["value"] * 6 if path.suffix in STRUCTURED else ["setting"] * 6 if path.suffix == ".toml" else []
-    match draw(st.sampled_from(ways)):
-        case "flip":
-            flipped = bytearray(content or b"\0")
-            for place in draw(st.lists(st.integers(0, len(flipped) - 1), min_size=1, max_size=3)):
-                flipped[place] ^= 1 << draw(st.integers(0, 7))
-            path.write_bytes(flipped)
-        case "cut":
-            path.write_bytes(content[: draw(st.integers(0, len(content)))])
-        case "junk":
-            path.write_bytes(draw(st.sampled_from(JUNK)))
-        case "gone" | "folder" as way:
-            path.unlink()
-            if way == "folder":
-                path.mkdir()
-        case "lines":
-            lines = content.splitlines(keepends=True) or [b""]
-            place = draw(st.integers(0, len(lines) - 1))
-            lines[place : place + 1] = lines[place : place + 1] * draw(st.sampled_from([0, 2]))
-            path.write_bytes(b"".join(lines))
-        case "value":
-            lines = (content.decode().splitlines() if path.suffix == ".jsonl" else [content.decode()]) or [""]
-            place = draw(st.integers(0, len(lines) - 1))
-            value = json.loads(lines[place])
-            where = draw(st.sampled_from(list(places(value))))
-            lines[place] = json.dumps(changed(value, where, draw(st.sampled_from([..., *VALUES]))))
-            path.write_text("\n".join(lines) + "\n")
-        case "setting":
-            value = draw(st.sampled_from([each for each in VALUES if isinstance(each, str | int | float | list)]))
-            key = draw(SETTING)
-            kept = [line for line in content.decode().splitlines() if not line.startswith(f"{key} =")]
-            text = (
-                "1" + "0" * 400
-                if value == 10**400
-                else json.dumps(value).replace("NaN", "nan").replace("Infinity", "inf")
-            )
-            path.write_text("\n".join([f"{key} = {text}", *kept]))
+class TestDamage:
+    @pytest.mark.parametrize("how", [CUT, JUNK, NESTED, GONE], ids=["cut", "junk", "nested", "gone"])
+    def test_of_any_file_is_answered(
+        self, runs: dict[str, Path], stopping: None, monkeypatch: pytest.MonkeyPatch, how: str | bytes
+    ) -> None:
+        monkeypatch.setattr("fedhet.results.figures.run_figures", lambda run, drawings: {})
+        files = ["config.toml", "history.jsonl", "clients.csv", "summary.json", "matrices.json", "digests.csv"]
+        for name in [*files, "checkpoint/2.safetensors"]:
+            folder = copied(runs["finished"])
+            damage(folder / name, how)
+            answered("report", folder)
+            answered("run", "--resume", folder)
 
-
-class TestFuzzing:
-    @pytest.fixture
-    def answer(self, runs: dict[str, Path], stopping: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-        monkeypatch.setattr("fedhet.results.plotting.save_png", lambda figure, path: None)
-
-        def answer(draw: Callable[..., Any], *, drawn: bool = True) -> None:
-            folder = copied(runs[draw(st.sampled_from(sorted(runs)))])
-            for _ in range(draw(st.integers(1, 2))):
-                with contextlib.suppress(ValueError):  # what is damaged already may be no text or JSON any more
-                    damage(draw, folder)
-            commands = [["run", "--resume", folder], ["run", folder / "config.toml", "--out", folder]]
-            answered(*(["report", folder] if drawn and draw(st.booleans()) else draw(st.sampled_from(commands))))
-
-        return answer
-
-    @pytest.mark.parametrize("drawn", [True, False])
-    def test_damaged_folders_are_answered(self, answer: Callable[..., None], drawn: bool) -> None:
-        @given(st.data())
-        @settings(
-            max_examples=12 if drawn else 60,
-            derandomize=True,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        )
-        def fuzz(data: st.DataObject) -> None:
-            answer(data.draw, drawn=drawn)
-
-        fuzz()
-
-    @pytest.mark.long
-    def test_damaged_folders_are_answered_at_length(self, answer: Callable[..., None]) -> None:
-        @given(st.data())
-        @settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
-        def fuzz(data: st.DataObject) -> None:
-            answer(data.draw)
-
-        fuzz()
+    @pytest.mark.parametrize("name", VALUES)
+    def test_by_values_that_no_run_writes_is_answered(self, runs: dict[str, Path], stopping: None, name: str) -> None:
+        for key, value in VALUES[name].items():
+            folder = copied(runs["finished"])
+            path = folder / name
+            if name == "config.toml":
+                lines = [line for line in path.read_text().splitlines() if not line.startswith(f"{key} =")]
+                path.write_text("\n".join([f"{key} = {json.dumps(value)}", *lines]))
+            else:
+                *lines, last = path.read_text().splitlines() if name == "history.jsonl" else [path.read_text()]
+                path.write_text("\n".join([*lines, json.dumps(json.loads(last) | {key: value})]) + "\n")
+            answered("report", folder)
+            answered("run", "--resume", folder)

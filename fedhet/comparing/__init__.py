@@ -2,18 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from fedhet import config as configuration
-from fedhet import running, text
 from fedhet.comparing.figures import comparison_figure, gains_figure
 from fedhet.comparing.measures import VariantResult, measure
-from fedhet.comparing.runs import Execution, check, check_out
+from fedhet.comparing.runs import Execution, check, prepared
 from fedhet.comparing.settings import SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import (
     accuracies,
@@ -26,10 +23,8 @@ from fedhet.comparing.tables import (
     whole_table,
 )
 from fedhet.comparing.tuning import WHOLE, Tuning, tune, validation_note
-from fedhet.engines import children
-from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
+from fedhet.errors import ConfigError, FedhetError, check_list
 from fedhet.files import write_csv, write_text
-from fedhet.machine import device_of, runs_at_once
 from fedhet.results.history import showing
 from fedhet.results.page import Table, table
 from fedhet.results.plotting import save_png
@@ -134,26 +129,20 @@ def compare(
             started (but for the tuning, where what it chose does not fit the runs that are there).
         FedhetError: all runs failed, after everything was written; where some completed, see `Comparison.failed`.
     """
-    children.prepare("matplotlib.backends.backend_agg")  # for reports; meanwhile what is asked for is checked
-    check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)), jobs=(jobs, (int,)))
     check_list("methods", methods, str, "['fedhenn', 'local']")
     check_list("seeds", seeds, int, "[0, 1, 2]")
-    supplied = Supplied(model, data, task)
-    config = configuration.completed(config, supplied.words.keys())
     variants, seeds = variants_of(methods), distinct(seeds)
     names = [variant.name for variant in variants]
-    out = Path(out or Path("runs") / f"compare-{'-'.join(names)}")
+    out = out or Path("runs") / f"compare-{'-'.join(names)}"
+    supplied = Supplied(model, data, task)
+    settings, execute = prepared(config, supplied, out, jobs, console)
     if not variants or not seeds:
         raise ConfigError("a comparison needs at least one method and one seed")
     if baseline is not None and baseline not in names:
         raise ConfigError(f"baseline {baseline} is not among the variants compared: {', '.join(names)}")
-    check_out(out)
-    run = partial(running.run, model=model, data=data, task=task) if supplied else running.run
-    jobs = jobs or runs_at_once(device_of(str(config.get("device", "auto"))))
-    execute = Execution(run, jobs, console or text.console(soft_wrap=True))
     all_seeds = distinct([*seeds, *(tuning.seeds if tuning else ())])
-    shared = shared_settings(variants, seeds=all_seeds, config=config, supplied=supplied)
-    return _compared(shared, seeds, out, baseline or names[0], tuning, execute)
+    shared = shared_settings(variants, seeds=all_seeds, config=settings, supplied=supplied)
+    return _compared(shared, seeds, Path(out), baseline or names[0], tuning, execute)
 
 
 def _compared(

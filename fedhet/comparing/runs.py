@@ -4,7 +4,7 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -14,21 +14,21 @@ from typing import Any, cast
 
 import torch
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedhet import config as configuration
-from fedhet import population, registry
+from fedhet import population, registry, running, text
 from fedhet.comparing.chosen import PLACES
 from fedhet.comparing.settings import FILES, PlannedRun, shake_hands
-from fedhet.engines import messages
+from fedhet.engines import children, messages
 from fedhet.engines.children import Child, ChildError
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import ConfigError, FedhetError, check_kinds
 from fedhet.files import LOCK, check_links, check_place
 from fedhet.keys import default_of
-from fedhet.results.history import last_round, read_history, read_run, scored_curve
-from fedhet.results.tables import format_value
+from fedhet.machine import device_of, runs_at_once
+from fedhet.results.history import read_run
 from fedhet.supplied import Supplied
-from fedhet.text import console, printable
+from fedhet.text import printable
 from fedhet.validation import ineffective
 
 WIDEST = 1000
@@ -36,9 +36,6 @@ WIDEST = 1000
 
 WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")
 """Folders of a comparison."""
-
-HEARTBEAT = 30.0
-"""Seconds after which a run's end is printed even where only failures are."""
 
 
 def check_out(out: Path) -> None:
@@ -102,6 +99,24 @@ def why_incomplete(run: PlannedRun) -> str | None:
     return None if summary.get("status") == "completed" else str(summary.get("error", "ended without completing"))
 
 
+def prepared(
+    config: Mapping[str, Any] | str | Path | None,
+    supplied: Supplied,
+    out: str | Path,
+    jobs: int | None,
+    console: Console | None,
+) -> tuple[dict[str, Any], "Execution"]:
+    """Check what comparisons are called with; return the complete settings, and what carries out runs in `out`."""
+    children.prepare("matplotlib.backends.backend_agg")  # for reports; meanwhile what is asked for is checked
+    check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)), jobs=(jobs, (int,)))
+    settings = configuration.completed(config, supplied.words.keys())
+    check_out(Path(out))
+    own = {"model": supplied.model, "data": supplied.data, "task": supplied.task}
+    run = partial(running.run, **own) if supplied else running.run
+    jobs = jobs or runs_at_once(device_of(str(settings.get("device", "auto"))))
+    return settings, Execution(run, jobs, console or text.console(soft_wrap=True))
+
+
 @dataclass(frozen=True)
 class Execution:
     """Carries out runs.
@@ -110,50 +125,42 @@ class Execution:
         function: is called as `fedhet.run`, and cloudpickle can copy it.
         at_once: so many runs at once.
         deadline: by `time.monotonic()`; runs that are under way then are stopped, and can be resumed.
-        expected: the seconds that a run will take, where they are known; it is not started if it would be stopped.
-        brief: whether only failures are printed, and every `HEARTBEAT` seconds how many runs there are so far.
     """
 
     function: Callable[..., object]
     at_once: int
     console: Console
     deadline: float = math.inf
-    expected: Callable[[PlannedRun], float] = field(default=lambda run: 0.0)
-    brief: bool = False
 
     def __call__(self, runs: Sequence[PlannedRun]) -> dict[str, str]:
         """Complete the runs before the deadline; return the names of failed runs, with the reasons."""
-        ended = {run.name for run in runs if why_incomplete(run) is None}
+        ended = [run.name for run in runs if why_incomplete(run) is None]
         if ended:
             self.tell(f"{len(ended)} of {len(runs)} runs were completed before and are kept")
-        kept = frozenset(ended)
-        jobs = (self._job(run) for run in runs if run.name not in kept and self._in_time(run))
+        jobs = (self._job(run) for run in runs if run.name not in ended)
         by_name = {run.name: run for run in runs}
         failed: dict[str, str] = {}
-        told = time.monotonic()
-        with RunsProgress(runs, ended, self.console):
+        columns = TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as bar:
+            task = bar.add_task("runs", total=len(runs), completed=len(ended))
             for name, error in run_jobs(jobs, self.at_once, self.deadline):
-                ended.add(name)
+                ended.append(name)
+                bar.update(task, completed=len(ended))
                 reason = error or why_incomplete(by_name[name])
                 before = next((other for other, why in failed.items() if why == reason), None)
                 if reason is not None:
                     failed[name] = reason
-                if reason is not None or not self.brief or time.monotonic() - told > HEARTBEAT:
-                    told = time.monotonic()
-                    ending = reason or "completed" if before is None else f"failed as {before} did"
-                    self.tell(f"[{len(ended)}/{len(runs)}] {name}: {ending}")
+                ending = reason or "completed" if before is None else f"failed as {before} did"
+                self.tell(f"[{len(ended)}/{len(runs)}] {name}: {ending}")
         return failed
 
-    def _in_time(self, run: PlannedRun) -> bool:
-        return time.monotonic() + self.expected(run) <= self.deadline
-
-    def tell(self, text: str) -> None:
+    def tell(self, words: str) -> None:
         """Print a line, or several, without markup."""
-        self.console.print(printable(text, keep="\n"), markup=False)
+        self.console.print(printable(words, keep="\n"), markup=False)
 
     def show(self, table: RenderableType) -> None:
         """Print a table, in a file as wide as it is."""
-        whole = self.console if self.console.is_terminal else console(file=self.console.file, width=WIDEST)
+        whole = self.console if self.console.is_terminal else text.console(file=self.console.file, width=WIDEST)
         whole.print(table, soft_wrap=True)
 
     def _job(self, run: PlannedRun) -> "Job":
@@ -223,39 +230,3 @@ def _call(connection: Connection) -> None:
     except Exception as error:  # whatever it is, it is this job's failure and is reported as such
         traceback.print_exc()
         messages.send(connection, f"{type(error).__name__}: {error} (see {job.log})")
-
-
-class RunsProgress(Progress):
-    """A bar for all runs and one for each that is under way, on a terminal; `ended` names more and more of them."""
-
-    def __init__(self, runs: Sequence[PlannedRun], ended: Collection[str], console: Console) -> None:
-        self._ended = ended
-        name, accuracy = (TextColumn(each, markup=False) for each in ("{task.description}", "{task.fields[accuracy]}"))
-        self._run_of: dict[TaskID, PlannedRun] = {}
-        columns = name, BarColumn(), MofNCompleteColumn(), accuracy, TimeRemainingColumn()
-        super().__init__(
-            *columns, console=console, transient=True, refresh_per_second=1, disable=not console.is_terminal
-        )
-        self.add_task("runs", total=len(runs), accuracy="")
-        for run in runs:
-            rounds = run.settings.rounds + bool(run.settings.closing_epochs) if run.settings.rounds else None
-            self._run_of[self.add_task(run.name, total=rounds, visible=False, accuracy="")] = run
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        """Read how far the runs are, and return the bars."""
-        for task, run in self._run_of.items():
-            under_way = run.name not in self._ended and (run.folder / "config.toml").is_file()
-            self.update(task, visible=under_way, **(_state(run) if under_way else {}))
-        for task in self.task_ids[:1]:  # that of all runs
-            self.update(task, completed=len(self._ended))
-        yield from super().get_renderables()
-
-
-def _state(run: PlannedRun) -> dict[str, Any]:
-    """The rounds that a run has completed, and its last accuracy."""
-    try:
-        rows = read_history(run.folder)
-    except FedhetError:  # being written
-        return {}
-    curve = scored_curve(rows, registry.traits(run.settings).scored)
-    return {"completed": last_round(rows), "accuracy": format_value(curve[-1][1]) if curve else ""}

@@ -162,7 +162,7 @@ def shared_settings(
         for_all[key] = max(each.flat()[key] for each in completed.values())
 
     by_variant: dict[str, dict[str, Value]] = {}
-    equalised, notes = set(), _note_on_sizes(completed)
+    equalised, notes = set[str](), list[str]()
     for variant in variants:
         name, config_of = variant.name, completed[variant.name]
         settings = {key: value for key, value in config_of.flat().items() if key.startswith(f"{config_of.family}.")}
@@ -241,36 +241,12 @@ def _suited_training(config: Config, base: Mapping[str, Any], supplied: Supplied
 def _own_training(
     variant: Variant, wanted: Mapping[str, Value], for_all: Mapping[str, Value], by_hand: Set[str]
 ) -> tuple[dict[str, Value], list[str]]:
-    """Return the optimiser and rate of a method that does not train networks, and remarks.
-
-    Those that the user set for all variants count for it, too, and a remark advises otherwise.
-    """
-    other = {key: value for key, value in wanted.items() if value != for_all[key] and key not in variant.settings}
-    own = {key: value for key, value in other.items() if key not in by_hand}
-    advised = {key: value for key, value in other.items() if key in by_hand}
-    trains, notes = f"{variant.name}: its clients train {registry.method(variant.method).trains}", list[str]()
-    for settings, words in ((own, "{}, with {} of its own"), (advised, "{}, which may need {}")):
-        if settings:
-            notes.append(
-                words.format(trains, ", ".join(f"{key} = {toml_value(each)}" for key, each in settings.items()))
-            )
-    return own, notes
-
-
-def _note_on_sizes(completed: Mapping[str, Config]) -> list[str]:
-    """Return a remark if methods whose clients have parts of one network say unlike sizes, not all set by the user."""
-    sizes: dict[str, Value] = {}
-    chosen: set[str] = set()
-    for config in completed.values():
-        flat = config.flat()
-        if (key := f"{config.family}.{config.parameters.size_name}s") in flat:
-            sizes[key] = flat[key]
-            chosen |= {key} & config.chosen
-    alike = {(key.rpartition(".")[2], value) for key, value in sizes.items()}
-    if len(alike) < 2 or chosen == sizes.keys():
-        return []
-    said = ", ".join(f"{key} = {toml_value(value)}" for key, value in sizes.items())
-    return [f"clients' sizes are {said}: set these keys to compare on clients of the same sizes"]
+    """Return the optimiser and rate of a method that does not train networks, unless the user set them, and a note."""
+    chosen = by_hand | variant.settings.keys()
+    own = {key: value for key, value in wanted.items() if value != for_all[key] and key not in chosen}
+    said = ", ".join(f"{key} = {toml_value(each)}" for key, each in own.items())
+    trains = registry.method(variant.method).trains
+    return own, [f"{variant.name}: its clients train {trains}, with {said} of its own"] if own else []
 
 
 def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], supplied: Supplied) -> dict[str, int]:

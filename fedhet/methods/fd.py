@@ -10,9 +10,7 @@ from fedhet.options import Parameters, option
 class FDParameters(Parameters):
     """FD's own keys."""
 
-    weight: float = option(
-        0.1, "weight of the cross entropy to the peers' mean prediction of the class", at_least=0, tries=(0.1, 1.0)
-    )
+    weight: float = option(0.1, "weight of the cross entropy to the peers' mean prediction of the class", at_least=0)
 
 
 method = Method(

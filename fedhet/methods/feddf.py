@@ -25,7 +25,7 @@ class FedDFParameters(ScoresParameters):
     teach: bool = option(
         False,
         "whether clients learn the server's scores, for an epoch, before they train on their own examples",
-        tries=(True,),
+        at_need=(True,),
     )
 
 

@@ -12,7 +12,7 @@ class LearnerParameters(WidthParameters):
     """The keys of methods whose server trains a network on clients' mean representations of classes."""
 
     server_epochs: int = option(1, "passes over a round's mean representations, in batches of batch-size", at_least=1)
-    server_learning_rate: float = option(0.01, "learning rate of the server's SGD", above=0, tries=(0.01, 0.1))
+    server_learning_rate: float = option(0.01, "learning rate of the server's SGD", above=0)
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,6 @@ class FedGHParameters(LearnerParameters):
         1,
         "passes over a round's mean representations of classes, by which the server trains the head",
         at_least=1,
-        tries=(1, 10),
     )
 
 

@@ -21,7 +21,7 @@ class FedHARMParameters(Parameters):
         "representations with how the class posteriors cluster the set",
         choices=("cosine", "cka", "spectral"),
         needs={"alpha": {"below": 1}},
-        tries=("cosine", "spectral"),
+        at_need=("spectral",),
     )
     alpha: float = option(
         0.5,
@@ -29,7 +29,7 @@ class FedHARMParameters(Parameters):
         "and an image's class is what a network predicts",
         at_least=0,
         at_most=1,
-        tries=(0.5, 0.0),
+        at_need=(0.0,),
     )
     divide: bool = option(
         False,

@@ -33,7 +33,6 @@ class FedHeNNParameters(Parameters):
     eta0: float = option(
         -1.0,
         "weight of the proximal term, eta(t) = eta0 f(t); negative: 3 for the spectral target, else the paper's 0.001",
-        tries=(1.0, 10.0),
     )
     schedule: str = option(
         "auto",

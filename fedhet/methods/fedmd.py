@@ -30,7 +30,7 @@ class FedMDParameters(ScoresParameters):
         20,
         "epochs on the labelled public dataset when a client begins; 0: none, and the public dataset needs no labels",
         at_least=0,
-        tries=(20, 0),
+        at_need=(0,),
     )
     private_epochs: int = option(
         25, "epochs on its own examples when a client begins, instead of local-epochs; 0: local-epochs too", at_least=0

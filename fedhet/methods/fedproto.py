@@ -37,13 +37,12 @@ class WidthParameters(Parameters):
 class FedProtoParameters(WidthParameters):
     """FedProto's own keys."""
 
-    weight: float = option(1.0, "lambda: weight of the distance to the global prototypes", at_least=0, tries=(0.1,))
+    weight: float = option(1.0, "lambda: weight of the distance to the global prototypes", at_least=0)
     predict: str = option(
         "prototype",
         "prediction by the nearest global prototype (the paper) of the client's own classes (the authors' code) or of "
         "all classes, or by the head",
         choices=("prototype", "all-prototypes", "head"),
-        tries=("prototype", "head"),
     )
 
 

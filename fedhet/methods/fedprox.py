@@ -11,7 +11,7 @@ from fedhet.sharing import EVERYTHING
 class FedProxParameters(Parameters):
     """FedProx's own key."""
 
-    mu: float = option(0.1, "weight of the proximal term mu/2 ||W - W(t-1)||^2", at_least=0, tries=(0.01, 1.0))
+    mu: float = option(0.1, "weight of the proximal term mu/2 ||W - W(t-1)||^2", at_least=0)
 
 
 method = Method(

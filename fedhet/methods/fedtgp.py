@@ -14,9 +14,7 @@ class FedTGPParameters(LearnerParameters):
     server_epochs: int = option(
         100, "passes over a round's prototypes of clients, by which the server trains the global ones", at_least=1
     )
-    weight: float = option(
-        0.1, "lambda: weight of the distance to the global prototypes", at_least=0, tries=(0.1, 1.0, 10.0)
-    )
+    weight: float = option(0.1, "lambda: weight of the distance to the global prototypes", at_least=0)
     threshold: float = option(
         100.0, "tau: largest margin by which a prototype is to be nearer to its own class than to others", at_least=0
     )

@@ -22,7 +22,6 @@ class LayerAverageParameters(Parameters):
         "networks have in common, the others staying with the clients (prefix: FlexiFed's Basic-Common); each layer "
         "over the networks that are alike up to it (Max-Common); or all layers within each architecture",
         choices=("type-order", "prefix", "max-common", "architecture"),
-        tries=("type-order", "prefix", "max-common"),
     )
 
 

@@ -15,7 +15,6 @@ class LocalParameters(Parameters):
         "unused",
         "a labelled public dataset: left alone, or mixed into the client's own examples, batch by batch",
         choices=("unused", "mixed"),
-        tries=("unused", "mixed"),
     )
 
 

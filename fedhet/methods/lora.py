@@ -27,7 +27,6 @@ class LoRAParameters(CountedParameters):
         "adapters are averaged, filled up with zeros (truncate: HetLoRA); or their products are, and are factored for "
         "each rank (svd: FlexLoRA), or added to the frozen network, with new adapters in each round (stack: FLoRA)",
         choices=("truncate", "svd", "stack"),
-        tries=("truncate", "svd", "stack"),
     )
     ranks: str = option("16,8,4", "ranks of clients' adapters, dealt as assign says; a node may say its own (rank)")
     layers: str = option("", "nn.Linear layers to adapt, with * for any part of a name; empty: all but the head")

@@ -8,30 +8,25 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet import config as configuration
-from fedhet import registry, running, text
+from fedhet import registry
 from fedhet.comparing import Comparison, publish
 from fedhet.comparing.chosen import PLACES
-from fedhet.comparing.measures import VariantResult, corrected_p_values, measure
-from fedhet.comparing.runs import Execution, check, check_out, why_incomplete
+from fedhet.comparing.measures import VariantResult, measure
+from fedhet.comparing.runs import check, prepared, why_incomplete
 from fedhet.comparing.settings import PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import notes_below, terminal_table
-from fedhet.comparing.tuning import WHOLE, Choice, Tuner, Tuning, check_tuning, different, held_out
-from fedhet.comparing.uncertainty import CONFIDENCE, Difference
-from fedhet.engines import children
-from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
+from fedhet.comparing.tuning import RATE, WHOLE, Choice, Search, Trial, Tuner, Tuning, check_tuning, held_out
+from fedhet.errors import ConfigError, FedhetError, check_list
 from fedhet.files import write_text
-from fedhet.machine import device_of, runs_at_once
 from fedhet.options import Value
 from fedhet.recommending.serving import CONTROL, Candidates, ask, by_reason
-from fedhet.recommending.trials import SEED, Trials, configurations
-from fedhet.results.tables import format_value
+from fedhet.results.tables import format_bytes, format_value
 from fedhet.supplied import Supplied
 from fedhet.toml import to_toml
 from fedhet.validation import ineffective
@@ -41,6 +36,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Recommendation", "recommend"]
 
+SEED = 1000
+"""The seed of trials."""
+FACTORS = (1, 3, 1 / 3)
+"""What the learning rate is multiplied by in trials, one after the other."""
+FINALISTS = 2
+"""Methods that exchange something and are compared at the end."""
 TRYING = 0.6
 """Part of the budget for trying configurations; the rest is for the comparison."""
 WRITING = 0.1
@@ -116,37 +117,29 @@ def recommend(
     """
     began, seconds = time.monotonic(), parsed("budget", budget, _SECONDS, "30m")
     most = math.inf if max_bytes is None else parsed("max-bytes", max_bytes, _BYTES, "500KB")
-    children.prepare("matplotlib.backends.backend_agg")
-    check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)), jobs=(jobs, (int,)))
     check_list("methods", methods, str, "['fedhenn', 'fedavg']")
     check_list("seeds", seeds, int, "[0, 1, 2]")
-    supplied = Supplied(model, data, task)
-    base, seeds = configuration.completed(config, supplied.words.keys()), distinct(seeds)
-    out = Path(out or Path("runs") / "recommend")
-    check_out(out)
-    run = partial(running.run, model=model, data=data, task=task) if supplied else running.run
-    jobs = jobs or runs_at_once(device_of(str(base.get("device", "auto"))))
-    deadline = began + seconds - min(WRITING * seconds, WRITING_SECONDS)
-    execute = Execution(run, jobs, console or text.console(soft_wrap=True), deadline)
+    out, supplied = Path(out or Path("runs") / "recommend"), Supplied(model, data, task)
+    base, execute = prepared(config, supplied, out, jobs, console)
+    execute = replace(execute, deadline=began + seconds - min(WRITING * seconds, WRITING_SECONDS))
     if data is None:
         base = {"test-split": "drawn"} | base
         base["public-samples"] = configuration.resolve({**base, "method": CONTROL}, strict=False).public_samples
     wanted = [CONTROL, *(name for name in registry.methods() if _alone(name)), *(methods or registry.methods())]
     candidates = ask(distinct(wanted), base, supplied, seed=SEED, allow=allow, labels=public_labels)
-    _introduce(candidates, execute)
+    execute.show(terminal_table([["method", "sends"], *([n, candidates.sends[n]] for n in candidates.choices)]))
+    for names, reason in by_reason(candidates.refused):
+        execute.tell(f"{names} cannot serve: {reason}")
     if CONTROL not in candidates.choices:
         raise FedhetError(f"these clients cannot even train alone: {candidates.refused[CONTROL]}")
     shared = shared_settings(variants_of([*candidates.choices]), seeds=[SEED, *seeds], config=base, supplied=supplied)
     check_tuning(Tuning({}, (SEED,)), shared, seeds)
-    until = replace(execute, deadline=began + TRYING * seconds)
-    choices = {name: _choices(shared, name, candidates.choices[name]) for name in shared.own}
-    trials = Trials(Tuner(shared, held_out(shared), out / "tried", until), choices, most)
-    trials.run()
-    execute.show(terminal_table(list(trials.standing())))
-    for names, why in by_reason(trials.left):
-        execute.tell(f"{names} left: {why}")
-    tuner = replace(trials.tuner, folder=out / "compared", execute=replace(trials.tuner.execute, deadline=deadline))
-    return _conclude(trials, candidates, out, *_compare(trials, candidates, seeds, tuner), execute)
+    tuner = Tuner(shared, held_out(shared), out / "tried", replace(execute, deadline=began + TRYING * seconds))
+    trials = {name: _trials(shared, name, candidates.choices[name]) for name in shared.own}
+    searches, left = _try_out(tuner, trials, most)
+    compared = replace(tuner, folder=out / "compared", execute=execute)
+    runs, failed = _compare(_finalists(searches, left, candidates.alone), seeds, compared)
+    return _conclude(searches, left, candidates, runs, failed, compared)
 
 
 def parsed(name: str, given: str | float, units: Mapping[str, int], example: str) -> float:
@@ -166,67 +159,106 @@ def _alone(name: str) -> bool:
         return False
 
 
-def _introduce(candidates: Candidates, execute: Execution) -> None:
-    """Print the methods that can and cannot serve."""
-    execute.show(terminal_table([["method", "sends"], *([n, candidates.sends[n]] for n in candidates.choices)]))
-    for names, reason in by_reason(candidates.refused):
-        execute.tell(f"{names} cannot serve: {reason}")
+def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
+    """Return a method's configurations: the learning rate that it has, and others, if it has an effect."""
+    rate = shared.settings(name, SEED, choice).learning_rate
+    trials = [{**choice, RATE: float(f"{factor * rate:.3g}")} for factor in FACTORS]
+    if any(shared.settings(name, SEED, each).flat()[RATE] != each[RATE] for each in trials):
+        return [Trial(name, choice)]
+    return [Trial(name, each) for each in trials]
 
 
-def _choices(shared: SharedSettings, name: str, choices: Sequence[Choice]) -> list[Choice]:
-    """Return a method's configurations, each once, with keys that have an effect."""
-    settings = shared.settings(name, SEED)
-    wanted = configurations(choices, settings.optimizer, settings.learning_rate)
-    pairs = [(each, shared.settings(name, SEED, each).flat()) for each in wanted]
-    effective = [key for key in wanted[0] if all(each[key] == flat[key] for each, flat in pairs)]
-    return different({key: each[key] for key in effective} for each in wanted)
+def _try_out(
+    tuner: Tuner, trials: Mapping[str, Sequence[Trial]], max_bytes: float
+) -> tuple[dict[str, Search], dict[str, str]]:
+    """Try configurations in turn, each with all methods, until the deadline; return the trials, and who left and why.
+
+    After the first configuration, one that not all methods could try in time does not count.
+    """
+    searches = {name: Search(name, len(each), []) for name, each in trials.items()}
+    left: dict[str, str] = {}
+    for number in range(len(FACTORS)):
+        asked = [each[number] for name, each in trials.items() if number < len(each) and name not in left]
+        tuner.run(asked, [SEED])
+        ended = [tried for tried in asked if tried.by_seed or tried.failed]
+        if number and len(ended) < len(asked):
+            tuner.execute.tell(f"each method tried at most {number} configurations in the budget")
+            break
+        for tried in ended:
+            searches[tried.variant].tried.append(tried)
+            if tried.round_bytes > max_bytes:
+                cost, limit = format_bytes(tried.round_bytes), format_bytes(max_bytes)
+                left[tried.variant] = f"a round costs a client {cost}, above the limit of {limit} (max-bytes)"
+    for name, search in searches.items():
+        if not search.tried:
+            left[name] = "there was no time to try it within the budget"
+        elif not search.completed:
+            left[name] = search.reasons
+    tuner.execute.show(terminal_table(_standing(searches)))
+    for names, why in by_reason(left):
+        tuner.execute.tell(f"{names} left: {why}")
+    return searches, left
 
 
-def _compare(
-    trials: Trials, candidates: Candidates, seeds: Sequence[int], tuner: Tuner
-) -> tuple[list[PlannedRun], dict[str, str]]:
-    """Run the best methods with other seeds, as time permits; return the runs and the failures."""
-    best = [trials.searches[name].best for name in trials.finalists(candidates.alone)]
+def _standing(searches: Mapping[str, Search]) -> list[list[str]]:
+    """Return a heading, and a line for each method that completed a trial, best first, with its best settings."""
+    best = sorted((each.best for each in searches.values() if each.completed), key=lambda tried: -(tried.accuracy or 0))
+    lines = [[tried.variant, format_value(tried.accuracy), tried.words] for tried in best]
+    return [["method", "validation", "settings"], *lines]
+
+
+def _finalists(searches: Mapping[str, Search], left: Collection[str], alone: Collection[str]) -> list[Trial]:
+    """Return the best trials of the methods in `alone`, with the control first, and of the best of the others."""
+    best = [each.best for name, each in searches.items() if each.completed and name not in left]
+    best.sort(key=lambda tried: (tried.variant != CONTROL, -(tried.accuracy or 0)))
+    others = [tried for tried in best if tried.variant not in alone][:FINALISTS]
+    return [tried for tried in best if tried.variant in alone or tried in others]
+
+
+def _compare(best: Sequence[Trial], seeds: Sequence[int], tuner: Tuner) -> tuple[list[PlannedRun], dict[str, str]]:
+    """Run the best configurations with other seeds until the deadline; return the runs and the failures."""
     runs, failed = list[PlannedRun](), dict[str, str]()
     tuner.execute.tell(f"comparison on test parts: {', '.join(each.variant for each in best)}")
     for seed in seeds:
         planned = [tuner.plan(tried, seed, WHOLE) for tried in best]
-        if runs and not trials.fits(planned, tuner.execute):
-            break
         check(planned, tuner.shared.supplied)
         failed |= tuner.execute(planned)
-        runs += [run for run in planned if run.name in failed or why_incomplete(run) is None]
-    if not any(run.variant in candidates.alone and run.name not in failed for run in runs):
+        ended = [run for run in planned if run.name in failed or why_incomplete(run) is None]
+        if runs and len(ended) < len(planned):
+            break
+        runs += ended
+    if not any(run.variant == CONTROL and run.name not in failed for run in runs):
         reasons = "\n".join(failed.values()) or "give --budget more; the same command goes on where it was"
         raise FedhetError(f"the budget ended, and training alone has no result on test parts:\n{reasons}")
     return sorted(runs, key=lambda run: [each.variant for each in best].index(run.variant)), failed
 
 
 def _conclude(
-    trials: Trials,
+    searches: Mapping[str, Search],
+    left: Mapping[str, str],
     candidates: Candidates,
-    out: Path,
     runs: Sequence[PlannedRun],
     failed: Mapping[str, str],
-    execute: Execution,
+    tuner: Tuner,
 ) -> Recommendation:
     """Judge the methods; write and print the results."""
-    results = measure(runs, failed)
+    execute, out, results = tuner.execute, tuner.folder.parent, measure(runs, failed)
     ranked = sorted((each for each in results if each.outcomes), key=lambda each: -(each.mean(SCORE) or 0.0))
-    alone = next(each for each in ranked if each.variant in candidates.alone)
-    federated = next((each for each in ranked if each.variant not in candidates.alone), None)
-    beats = federated is not None and _beats(federated, [each for each in ranked if each.variant in candidates.alone])
+    controls = [each for each in ranked if each.variant in candidates.alone]
+    federated, alone = next((each for each in ranked if each not in controls), None), controls[0]
+    lows = [difference.low for each in controls if federated and (difference := federated.difference(each, SCORE))]
+    beats = bool(lows) and all(low is not None and low > 0 for low in lows)
     method = federated.variant if federated and beats else alone.variant
-    done, settings = Comparison(out, results, alone, failed), _settings_of(trials, method)
-    refused = candidates.refused | {name: why for name, why in trials.left.items() if "max-bytes" in why}
+    done = Comparison(out, results, alone, failed)
+    settings = _settings_of(tuner.shared, method, searches[method].best.choice)
+    refused = candidates.refused | {name: why for name, why in left.items() if "max-bytes" in why}
     said = _verdict(alone, federated, beats=beats)
-    seeds = len({run.seed for run in runs})
-    notes = [said, f"Compared with {seeds} seeds.", *notes_below(results, alone, trials.tuner.shared.notes)]
-    refusals = [["left, or cannot serve", "why"], *map(list, by_reason(trials.left | candidates.refused))]
-    publish(done, notes, "Which method for these clients", more=[list(trials.standing()), refusals])
+    notes = [said, *notes_below(results, alone, tuner.shared.notes)]
+    refusals = [["left, or cannot serve", "why"], *map(list, by_reason(left | candidates.refused))]
+    publish(done, notes, "Which method for these clients", more=[_standing(searches), refusals])
     file = out / "recommended.toml"
     write_text(file, to_toml(settings))
-    outcome = {"method": method, "beats_alone": beats, "verdict": said, "refused": refused, "left": trials.left}
+    outcome = {"method": method, "beats_alone": beats, "verdict": said, "refused": refused, "left": left}
     write_text(out / "recommend.json", json.dumps(outcome, indent=2) + "\n")
     for table in done.tables():
         execute.show(terminal_table(table))
@@ -234,40 +266,25 @@ def _conclude(
     return Recommendation(out, method, beats, said, settings, refused, done)
 
 
-def _beats(federated: VariantResult, controls: Sequence[VariantResult]) -> bool:
-    """Whether a method is above every method without exchange, by intervals and corrected p-values."""
-    differences = [federated.difference(each, SCORE) for each in controls]
-    above = all(each is not None and each.low is not None and each.low > 0 for each in differences)
-    p_values = corrected_p_values([federated, *controls], controls[0])
-    return above and p_values.get(federated.variant, 1.0) < 1 - CONFIDENCE
-
-
 def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bool) -> str:
     """Return the verdict in sentences."""
     best = f"alone, the best is {alone.variant}, {format_value(alone.mean(SCORE))}"
     if federated is None:
         return f"Nothing beats training alone here, since no federated method has a result: {best}."
-    difference = federated.difference(alone, SCORE)
-    both = f"{best}; federated, {federated.variant}, {format_value(federated.mean(SCORE))}: {_interval(difference)}."
-    worse = federated.mean("worse_off")
-    clients = "" if worse is None else f" With it, {worse:.0%} of clients have less than under local."
+    difference, worse = federated.difference(alone, SCORE), federated.mean("worse_off")
+    said = f"{best}; federated, {federated.variant}, {format_value(federated.mean(SCORE))}: {difference}."
+    if worse is not None:
+        said += f" With it, {worse:.0%} of clients have less than under local."
     if beats:
-        return f"{federated.variant} beats training alone: {both}{clients}"
+        return f"{federated.variant} beats training alone: {said}"
     if difference is None or difference.low is None:
-        return f"There are too few seeds for a verdict: {both}{clients}"
-    return f"Nothing clearly beats training alone here: {both}{clients}"
+        return f"There are too few seeds for a verdict: {said}"
+    return f"Nothing clearly beats training alone here: {said}"
 
 
-def _interval(difference: Difference | None) -> str:
-    if difference is None or difference.low is None:
-        return "no interval" if difference is None else str(difference)
-    return f"{difference} ({CONFIDENCE:.0%} interval)"
-
-
-def _settings_of(trials: Trials, name: str) -> dict[str, Value]:
+def _settings_of(shared: SharedSettings, name: str, choice: Choice) -> dict[str, Value]:
     """Return a method's best settings, without those that its defaults have or that say where a run lies."""
-    shared = trials.tuner.shared
-    complete = shared.settings(name, 0, {**trials.searches[name].best.choice, **WHOLE})
+    complete = shared.settings(name, 0, {**choice, **WHOLE})
     plain = configuration.resolve({"method": complete.method, "preset": ""}).flat()
     without = ineffective(complete, registry.traits(complete), shared.supplied.replacing(complete))
     left_out = PLACES | {"seed"} | without.keys() - {"dataset"}

@@ -128,7 +128,6 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
     facts = []
     for which in run.scores:
         values = {name: run.accuracy(which, name) for name in STATISTICS[1:]}
-        values["last ten rounds"] = ((summary.get("last10") or {}).get(f"{which}_accuracy") or {}).get("weighted")
         known = [
             f"{name.replace('_', ' ')} {format_value(value)}" for name, value in values.items() if value is not None
         ]

@@ -1,6 +1,5 @@
 """The summary of a run, from its history: the content of `summary.json`."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +26,6 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         "received_accuracy": _last(rows, "received", on),
         "trained_accuracy": _last(rows, "trained", on),
         "global_accuracy": _last(rows, "received", on, STATISTICS[:2]) if run.traits.whole else None,
-        "last10": last10(rows, scored, has_global=run.traits.whole, test=on),
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "bytes_down": sum(row["bytes_down"] for row in rows),
         "failures": sum(len(row["failures"]) for row in rows),
@@ -40,35 +38,12 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         summary["never_took_part"] = absent
     if config.validation:
         summary["validation_accuracy"] = _last(rows, scored, "validation")
+        summary["stopped_early"] = run.state.stopped or None
     if config.test_on != "local":
         summary["common"] = next((row["common"] for row in reversed(rows) if row.get("common")), None)
     if lines := unseen_lines(rows):
         summary["unseen_clients"] = {f"{start}_accuracy": each for (test, start), each in lines.items() if test == on}
     return summary
-
-
-def last10(
-    rows: Sequence[Row], personal: Which, *, has_global: bool = True, test: TestSet = "own"
-) -> dict[str, dict[str, float] | None] | None:
-    """Means over the last ten rounds of the statistics over clients; None if there are fewer rounds.
-
-    `personal_accuracy` has all `STATISTICS` and `global_accuracy` has `weighted` and `mean`, each None where one of the
-    ten rounds was not evaluated; None where both are.
-    """
-    last = last_round(rows)
-    ten = range(last - 9, last + 1)
-
-    def means(which: Which, statistics: Sequence[str]) -> dict[str, float] | None:
-        curves = {name: dict(learning_curve(rows, which, name, test)) for name in statistics}
-        if last < 10 or any(round not in curve for curve in curves.values() for round in ten):
-            return None
-        return {name: math.fsum(curve[round] for round in ten) / 10 for name, curve in curves.items()}
-
-    means_of = {
-        "personal_accuracy": means(personal, STATISTICS),
-        "global_accuracy": means("received", STATISTICS[:2]) if has_global else None,
-    }
-    return means_of if any(means_of.values()) else None
 
 
 def _last(

@@ -100,7 +100,7 @@ class Run:
 
     @property
     def training_rounds(self) -> int:
-        """The rounds of training: as configured, unless an observer ended training."""
+        """The rounds of training: as configured, or as there were when early stopping ended it."""
         return self.state.stopped or self.config.rounds
 
     @property

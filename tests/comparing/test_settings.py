@@ -118,10 +118,6 @@ def sizes(found):
 def test_a_key_that_several_methods_have_is_set_for_all_by_setting_it_for_one():
     found = shared([*PARTS, "fedavg"], {"preset": "fedavg/digits", "heterofl": {"widths": "1,0.5"}})
     assert sizes(found) == ["1,0.5", "1,0.5", "1,0.5", "4,2", "1"]
-    sizes_said = 'heterofl.widths = "1,0.5", fedrolex.widths = "1,0.5", fjord.widths = "1,0.5", depthfl.depths = "4,2"'
-    assert found.notes == [f"clients' sizes are {sizes_said}: set these keys to compare on clients of the same sizes"]
-    found = shared(PARTS, {"heterofl.widths": "1,0.5", "depthfl.depths": "4,2"})
-    assert found.notes == []
     found = shared([*PARTS[1:], "x=heterofl,heterofl.widths=1,0.2"], {"heterofl.widths": "1,0.5", "fjord.widths": "1"})
     assert sizes(found)[1:] == [
         "1",
@@ -178,7 +174,6 @@ def test_clients_that_train_a_hypernetwork_do_so_by_an_optimiser_of_their_own_un
     assert training(["local", "flha-ghn,learning-rate=.003"], {})[0][1] == ("adam", 0.003)
     values, notes = training(["local", "flha-ghn"], {"learning-rate": 0.1})
     assert values == [("sgd", 0.1), ("adam", 0.1)]
-    assert "flha-ghn: its clients train a hypernetwork, which may need learning-rate = 0.005" in notes
     assert training(["local", "flha-ghn"], {"preset": "flha-ghn/cifar10"}) == ([("sgd", 0.009)] * 2, [])
 
 

@@ -21,9 +21,8 @@ from fedhet import config as configuration
 from fedhet import population, recommending, running
 from fedhet.comparing import runs
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.recommending import recommend, trials
+from fedhet.recommending import FACTORS, SEED, recommend
 from fedhet.recommending.serving import Candidates
-from fedhet.recommending.trials import OVERHEAD, SEED, TRIES, configurations
 
 SETTINGS = {"preset": "fedhenn/digits", "clients": 2, "rounds": 3}
 ALONE = {"local", "label-spreading", "logistic-regression", "nearest-neighbour"}
@@ -51,8 +50,8 @@ class Recommendations:
         names = ("clients", "rounds", "seed")
         write_run(out, settings=settings, level=level, **{name: settings[name] for name in names})
         summary = json.loads((out / "summary.json").read_text())
-        off = abs(math.log(settings["learning-rate"] / 0.003)) if settings["optimizer"] == "adam" else 5
-        summary |= {"seconds": SECONDS - OVERHEAD, "validation_accuracy": {"weighted": level - off / 1000}}
+        off = abs(math.log(settings["learning-rate"] / 0.003))
+        summary |= {"validation_accuracy": {"weighted": level - off / 1000}}
         (out / "summary.json").write_text(json.dumps(summary))
         sent = self.sent.get(settings["method"], 0)
         clients = (out / "clients.csv").read_text().replace(",321000,540000", f",{sent},0")
@@ -92,7 +91,7 @@ def found():
 def made(tmp_path, monkeypatch, found):
     made = Recommendations(tmp_path / "which")
     clock = SimpleNamespace(monotonic=lambda: made.now)
-    for module in (runs, trials, recommending):
+    for module in (runs, recommending):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(runs, "run_jobs", made.run_jobs)
     monkeypatch.setattr(running, "run", made.run)
@@ -112,7 +111,7 @@ def test_the_best_wins_after_equal_tries(made):
     assert (done.method, done.beats_alone) == ("fedhenn", True)
     assert done.verdict.startswith("fedhenn beats training alone: alone, the best is local")
     tries = Counter(name.partition(",")[0] for name in made.started if name.endswith(f"seed={SEED}"))
-    assert {tries[name] for name in ("local", "fedhenn", "fedmd", "layer-average")} == {TRIES}
+    assert {tries[name] for name in ("local", "fedhenn", "fedmd", "layer-average")} == {len(FACTORS)}
     compared = {path.parent.name.partition(",")[0] for path in (made.folder / "compared").glob("*/summary.json")}
     assert compared == ALONE | {"fedhenn", "fedmd"}
     assert "client 1: no head" in record(made)["left"]["fedproto"]
@@ -120,12 +119,12 @@ def test_the_best_wins_after_equal_tries(made):
     assert file == done.settings
     config = configuration.resolve(file)
     assert (config.method, config.clients, config.validation) == ("fedhenn", 2, 0.0)
-    assert config.flat().items() >= {"optimizer": "adam", "learning-rate": 0.003}.items()
+    assert config.learning_rate == min((0.05, 0.15, 0.0167), key=lambda rate: abs(math.log(rate / 0.003)))
     with (made.folder / "comparison.csv").open() as rows:
         assert {row["seed"] for row in csv.DictReader(rows) if row["method"] == "local"} >= set("01234")
 
 
-@pytest.mark.parametrize("budget", ["150s", "5m"])
+@pytest.mark.parametrize("budget", ["60s", "90s"])
 def test_the_budget_is_kept(made, budget):
     done = made.go(budget)
     assert made.now <= recommending.parsed("budget", budget, {"s": 1, "m": 60}, "")
@@ -134,7 +133,7 @@ def test_the_budget_is_kept(made, budget):
 
 
 def test_methods_without_a_turn_are_named(made):
-    made.go("50s")
+    made.go("40s")
     assert "left: there was no time to try it within the budget" in made.printed
 
 
@@ -147,8 +146,8 @@ def test_no_federated_method_has_a_result(made, found):
 
 def test_a_budget_too_short_for_anything_says_so(made):
     with pytest.raises(FedhetError, match="give --budget more"):
-        made.go("12s")
-    assert made.now <= 12
+        made.go("5s")
+    assert made.now <= 5
 
 
 def test_the_same_command_goes_on_where_it_ended(made):
@@ -186,15 +185,6 @@ def test_one_seed_gives_no_verdict(made):
     done = made.go(seeds=[0])
     assert not done.beats_alone
     assert done.verdict.startswith("There are too few seeds for a verdict: alone, the best is")
-
-
-def test_own_settings_take_turns_with_optimisers_and_rates():
-    tried = configurations([{"weight": 1}, {"weight": 2}], "sgd", 0.05)
-    assert tried[0] == {"optimizer": "sgd", "learning-rate": 0.05, "weight": 1}
-    assert len({json.dumps(each) for each in tried}) == TRIES
-    both = {(each["optimizer"], each["weight"]) for each in tried}
-    assert both == {("sgd", 1), ("sgd", 2), ("adam", 1), ("adam", 2)}
-    assert {each["optimizer"] for each in configurations([{}], "adamw", 0.01)} == {"adamw", "sgd"}
 
 
 @pytest.mark.parametrize("budget", ["", "0", "-1m", "soon", "5 days", "1e3s", math.nan])

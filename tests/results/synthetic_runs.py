@@ -124,10 +124,6 @@ def write_run(
             "received_accuracy": last["received"]["accuracy"],
             "trained_accuracy": last["trained"]["accuracy"],
             "global_accuracy": both if has_global else None,
-            "last10": {
-                "personal_accuracy": last[personal]["accuracy"],
-                "global_accuracy": both if has_global else None,
-            },
             "bytes_up": sum(row["bytes_up"] for row in rows),
             "bytes_down": sum(row["bytes_down"] for row in rows),
             "failures": sum(len(row["failures"]) for row in rows),

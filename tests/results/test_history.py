@@ -11,7 +11,6 @@ from synthetic_runs import history_row as row
 
 from fedhet.errors import FedhetError
 from fedhet.results.history import learning_curve, read_clients, read_history
-from fedhet.results.summary import last10
 from fedhet.rows import STATISTICS, client_order, summarise
 from fedhet.task import Metric
 
@@ -112,44 +111,6 @@ def test_curves_of_one_statistic_and_of_the_common_test_set():
     assert learning_curve(rows, "trained", "max") == []
     assert learning_curve(rows, "received", test="common") == [(1, 0.3)]
     assert learning_curve(rows, "trained", test="common") == []
-
-
-def test_last10_averages_the_ten_last_rounds_and_picks_none():
-    rows = [row(r, received=0.9 if r == 2 else 0.01 * r, trained=0.02 * r) for r in range(1, 31)]
-    rows.append(row(31, received=0.31, final=True))
-    recent = last10(rows, "trained")
-    assert recent["personal_accuracy"] == pytest.approx(dict.fromkeys(STATISTICS, 0.02 * np.mean(range(21, 31))))
-    # What round r received is the model after round r - 1, so these are the models after rounds 21 to 30 too.
-    assert recent["global_accuracy"] == pytest.approx(
-        dict.fromkeys(("weighted", "mean"), 0.01 * np.mean(range(22, 32)))
-    )
-    assert last10(rows, "trained", has_global=False)["global_accuracy"] is None
-
-
-@pytest.mark.parametrize("gap", [20, 29, 30])
-def test_last10_is_of_rounds_one_after_the_other_or_of_none(gap):
-    rows = [row(r, trained=None if r == gap else 0.02 * r) for r in range(1, 31)]
-    assert (last10(rows, "trained") is None) == (gap > 20)
-    # Every second round was evaluated: the ten last evaluations are of twenty rounds.
-    assert last10([row(r, trained=0.5 if r % 2 else None) for r in range(1, 31)], "trained") is None
-
-
-def test_last10_needs_ten_rounds_and_counts_no_first_model():
-    nine = [row(r, received=0.1, trained=0.2) for r in range(1, 10)] + [row(10, received=0.1, trained=0.2, final=True)]
-    assert last10(nine, "trained") is None
-    assert last10(nine, "received") is None
-    ten = [row(r, received=0.1, trained=0.2) for r in range(1, 11)]
-    # Without an evaluation at the end nobody has seen the model after the last round.
-    assert last10(ten, "received") is None
-    assert last10(ten, "trained")["global_accuracy"] is None
-    assert last10([*ten, row(11, received=0.1, final=True)], "received")["personal_accuracy"] is not None
-
-
-def test_last10_on_the_common_test_set():
-    on_it = {"received": {"accuracy": 0.5, "loss": 1.0}, "trained": None}
-    rows = [row(r, common=on_it) for r in range(1, 11)] + [row(11, common=on_it, final=True)]
-    assert last10(rows, "received") is None
-    assert last10(rows, "received", test="common")["personal_accuracy"]["weighted"] == 0.5
 
 
 def test_a_torn_last_line_is_ignored_with_a_warning(make_run, caplog):

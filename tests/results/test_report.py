@@ -88,7 +88,6 @@ def test_report_holds_figures_numbers_settings_and_failures(make_run):
         f"{summary['personal_accuracy']['weighted']:.3f}",
         "after local training; as received, after the last aggregation, "
         f"{summary['received_accuracy']['weighted']:.3f}",
-        "last ten rounds",
         "before training",
         "after training",
         "cnn-3-3 (4)",
