@@ -44,7 +44,7 @@ from fedhet.rows import ClientRow
 
 LONGEST = [
     *("tests/test_contract.py", "tests/engines/test_flower.py", "tests/engines/test_ray.py"),
-    *("tests/engines/test_cluster.py", "tests/test_papers.py", "tests/test_presets.py", "tests/test_pages.py"),
+    *("tests/test_papers.py", "tests/test_presets.py", "tests/test_pages.py"),
     *("tests/recommending/test_end_to_end.py", "tests/test_starting.py"),
 ]
 """Modules that begin first, in this order, so that others are done beside them."""

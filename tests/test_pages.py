@@ -15,7 +15,7 @@ from .test_readme import PAGES, ROOT, TEXT, blocks
 
 ELSEWHERE = {
     "--install-completion": "changes the files of the shell",
-    "--engine ray": "tests/engines/test_ray.py and tests/engines/test_cluster.py",
+    "--engine ray": "tests/engines/test_ray.py",
     "recommend --budget": "is README.md's with other clients",
     "--engine hospitals": "tests/engines/test_deployment.py",
 }

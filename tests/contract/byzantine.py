@@ -7,7 +7,7 @@ changed, and goes through handshake, opening, checking and aggregation without a
 import copy
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -222,13 +222,6 @@ def _check_admitted(recording: Recording, strategy: Strategy, byzantine: str) ->
     unsure = {name for name, names in keys.items() if any(owners[key] == 1 for key in names)}
     missing = honest - strategy.federation.roster.nodes.keys()
     assert missing <= contested | unsure, failed(strategy)
-
-
-def two_changes(rounds: int) -> Callable[[Callable[[dict[int, Change]], None]], Callable[[], None]]:
-    """A test of changes in two of the rounds, which is called five times."""
-    numbers = st.integers(1, rounds)
-    drawn = st.dictionaries(numbers, changes(), min_size=2, max_size=2)
-    return lambda test: reproducible(5, repeat=False)(given(drawn)(test))
 
 
 def reproducible(examples: int, *, repeat: bool) -> settings:

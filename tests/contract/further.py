@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import re
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ from fedhet.testing import (
 )
 from fedhet.wire import to_tensor
 
-from .byzantine import Recording, attack, attack_handshakes, two_changes
+from .byzantine import Recording, attack, attack_handshakes
 from .failures import Failures
 from .imports import brought, module_of
 from .normal import NormalRuns
@@ -141,33 +141,6 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
         finally:
             logging.disable(logging.NOTSET)
         assert min(found["refused"], found["taken"]) >= least, "the attack can tell"
-
-    @pytest.mark.long
-    def test_a_byzantine_client_in_a_whole_run_comes_to_the_same_as_a_silent_one(
-        self, case: Case, tmp_path_factory: pytest.TempPathFactory
-    ) -> None:
-        """Where it is refused it is named; five runs, in each of which two of its answers are others."""
-
-        @two_changes(rounds=4)
-        def whole_run(changes: Mapping[int, Callable[[RecordDict], None]]) -> None:
-            folder, done = tmp_path_factory.mktemp("byzantine"), set[int]()
-
-            def change(message: Message, client: str, reply: Message) -> None:
-                number, kind = where(message)
-                if client == "1" and kind == "train" and number in changes and reply.has_content():
-                    changes[number](reply.content)
-                    done.add(number)
-
-            byzantine = run(folder / "byzantine", case.settings(rounds=4), app=Tampering(after=change))
-            assert byzantine.summary["status"] == "completed"
-            assert {client for _, client in byzantine.failures} <= {"1"}
-            refused = {number for number, _ in byzantine.failures}
-            if refused == done:
-                fault = raising(at(refused, "1"), RuntimeError("says nothing"))
-                silent = run(folder / "silent", case.settings(rounds=4), app=Tampering(before=fault))
-                assert_same_but_for_the_fault(byzantine, silent)
-
-        whole_run()
 
     # ---- clients apart from each other
 

@@ -1,6 +1,5 @@
 """The walk of run_configs/deployment/README.md on one machine, by its own commands; nodes that come and go."""
 
-import json
 import os
 import re
 import shlex
@@ -10,9 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import psutil
@@ -254,25 +251,6 @@ def test_a_run_stands_the_death_of_a_node_of_the_server_and_of_the_superlink(
     assert os.listdir(out / "checkpoint")
 
 
-def test_flwr_run_gives_the_same_and_a_round_takes_no_longer_than_flowers_own(
-    federation: Federation, tmp_path: Path
-) -> None:
-    """One exchange a round, where Flower's own takes two."""
-    out, settings, rounds = tmp_path / "run", tmp_path / "settings.toml", SETTINGS | {"rounds": 3}
-    settings.write_text(to_toml(rounds | {"out": str(out)}))
-    (line,) = federation.printed(PAGE, "flwr run")
-    line = re.sub("'[^']*'", str(settings), line)
-    federation.do(line.replace(" . ", f" {ROOT} "))
-    fedhet.run(rounds, out=tmp_path / "local")
-    assert rows_of(out) == to_four_digits(rows_of(tmp_path / "local"))
-    federation.do(f"flwr run {flowers_own(tmp_path / 'own', tmp_path / 'times')} hospitals --stream")
-    times = json.loads(f"[{(tmp_path / 'times').read_text()}0]")[:-1]
-    theirs = median(after - before for before, after in pairwise(times))
-    ours = median(row["timing"]["seconds"] for row in read_history(out)[1:4])
-    print(f"\na round takes {ours:.1f} s, Flower's own FedAvg of the same size {theirs:.1f} s")
-    assert ours < theirs
-
-
 def test_the_page_goes_from_nothing_to_a_finished_run(federation: Federation) -> None:
     def models() -> set[Path]:
         return set(federation.work.glob("node-*/state/*/models/*.safetensors"))
@@ -295,67 +273,3 @@ def test_the_page_goes_from_nothing_to_a_finished_run(federation: Federation) ->
     assert sorted(path.stem for path in models() - before) == ["0", "1", "2"]
     assert history[-1]["trained"]["accuracy"]["mean"] > 0.5, "five classes a client, all of which are trained"
     assert "train (fedproto, run" in federation.log("node-0").read_text()
-
-
-def flowers_own(folder: Path, times: Path) -> Path:
-    """An app of Flower's own parts, which writes down when its rounds end."""
-    folder.mkdir()
-    (folder / "pyproject.toml").write_text(
-        """[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-[project]
-name = "own"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = ["flwr"]
-[tool.flwr.app]
-publisher = "fedhet"
-[tool.flwr.app.components]
-serverapp = "server_app:app"
-clientapp = "client_app:app"
-[tool.flwr.app.config]
-"""
-    )
-    (folder / "server_app.py").write_text(
-        f"""import time
-from flwr.app import ArrayRecord
-from flwr.serverapp import ServerApp
-from flwr.serverapp.strategy import FedAvg
-from torch import nn
-app = ServerApp()
-
-
-def note(round, arrays):
-    with open({str(times)!r}, "a") as file:
-        file.write(f"{{time.time()}},")
-
-
-@app.main()
-def main(grid, context):
-    strategy = FedAvg(min_train_nodes=3, min_evaluate_nodes=3, min_available_nodes=3)
-    first = ArrayRecord(nn.Linear(64, 10).state_dict())
-    strategy.start(grid, initial_arrays=first, num_rounds=3, evaluate_fn=note)
-"""
-    )
-    (folder / "client_app.py").write_text(
-        """from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from torch import nn
-app = ClientApp()
-
-
-@app.train()
-def train(message, context):
-    model = nn.Linear(64, 10)
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    metrics = MetricRecord({"num-examples": 30})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
-
-
-@app.evaluate()
-def evaluate(message, context):
-    return Message(RecordDict({"metrics": MetricRecord({"num-examples": 30, "accuracy": 0.5})}), reply_to=message)
-"""
-    )
-    return folder

@@ -8,7 +8,6 @@ import sys
 import pytest
 from flwr.app import ArrayRecord
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
-from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping as ClientSide
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping as Adaptive
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping as ServerSide
@@ -20,7 +19,6 @@ from fedhet.files import read_arrays
 from fedhet.flower import privacy
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.records import decode_arrays
-from fedhet.method import Traits
 from fedhet.results.report import write_report
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
@@ -164,11 +162,6 @@ def test_without_the_extra_the_run_says_how_to_install_it(tiny, first, tmp_path,
     summary = summary_of(tmp_path / "run")
     assert summary["status"] == "completed"
     assert summary["privacy"]["note"].endswith("pip install 'fedhet[dp]'")
-
-
-def test_a_wrapper_of_another_kind_says_nothing_of_privacy():
-    assert privacy.wrapper_ledger(None, Traits(), mean=True) is None
-    assert privacy.wrapper_ledger(flower.FedAvg(), Traits(), mean=True) is None
 
 
 # ---- what is recorded

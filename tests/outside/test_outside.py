@@ -22,20 +22,6 @@ class TestByReference(Contract):
 
 
 @pytest.mark.slow
-class TestHypernetwork(Contract):
-    """Another module than the clients' networks is trained and shared, made by the server, taken in one by one."""
-
-    method = "toy_hypernetwork:method"
-
-
-@pytest.mark.slow
-class TestDescriptors(Contract):
-    """A labelled public dataset, captures of several modules, two phases with one optimiser, a schedule by step."""
-
-    method = "toy_descriptors:method"
-
-
-@pytest.mark.slow
 class TestGiven(Contract):
     method = Method("heads", traits=Traits(shares=HEAD, keeps="model", scored="trained", common_init=True))
     architectures = "mlp"
