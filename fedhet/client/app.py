@@ -191,14 +191,13 @@ class Answers:
         if info.partition_id is not None and info.num_partitions is not None:
             report.partition = info.partition_id, info.num_partitions
         report.device, report.note = describe_device(client.device), job.tried.note
-        report.outputs = job.tried.outputs if client.task.plain else 0  # it tells of the loss of a constant prediction
+        report.outputs = job.tried.outputs if client.task.plain else 0
         if report.note and job.policy.deployed:  # it was found with examples of the client's own
             tell(self, f"client {client.name}: {report.note}")
             report.note = ""
         if not job.policy.tells_metrics:
             report.note = "its node lets out no metrics (allow), so its accuracy is not known"
-        report.spec, kinds = spec_of(job.side.shared()), job.side.kinds
-        report.untrained = {key: kinds[key] for key in report.spec if kinds.get(key, "trained") != "trained"}
+        report.spec = spec_of(job.side.shared())
         report.noise = noise_multiplier(self._clipping)
         report.groups = describe(client.size.groups) if client.size else ""
         public = _own_public_dataset(job)

@@ -43,11 +43,6 @@ class Federation:
         return self.roster.specs
 
     @property
-    def untrained(self) -> Mapping[str, str]:
-        """The kinds of the shared arrays that are not trained, by key: frozen, statistic or buffer."""
-        return self.roster.untrained
-
-    @property
     def present(self) -> list[str]:
         """The clients that are present, in order of name."""
         return list(self.roster.nodes)

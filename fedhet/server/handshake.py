@@ -163,7 +163,6 @@ class Handshake:
         run.metric, run.own_data = report.metric, run.own_data or report.own_data
         if not report.own_data:
             self._own.discard("data")
-        run.outputs = max(run.outputs, report.outputs)
         run.noise[report.client] = report.noise
         if report.device not in run.devices:
             run.devices.append(report.device)

@@ -234,34 +234,5 @@ def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if not run.traits.serves_clients and not (rows and (rows[-1].get("common") or {}).get("received")):
         yield UNSCORED.format(run.method.name)
     scored = run.traits.scored
-    evaluations = [row.get(scored) or (row.get("common") or {}).get(scored) for row in rows]
-    evaluated = next(filter(None, reversed(evaluations)), None)
-    train_loss = next((row["train_loss"] for row in reversed(rows) if row["train_loss"] is not None), None)
-    if evaluated is None:
+    if not any(row.get(scored) or (row.get("common") or {}).get(scored) for row in rows):
         yield f"nothing is known of how good the models are: what clients {scored} was evaluated nowhere"
-    elif worthless := _no_better_than_constant(run, evaluated, train_loss):
-        yield f"{worthless}: a lower learning-rate than {run.config.learning_rate:g} may help"
-
-
-def _no_better_than_constant(run: Run, evaluated: Mapping[str, Any], train_loss: float | None) -> str:
-    """Return a warning if the final models are no better than a constant prediction; empty otherwise."""
-    value, loss = (_weighted(evaluated.get(kind)) for kind in ("accuracy", "loss"))
-    if run.metric == "r2":  # 0 is the R2 of the mean
-        if value is None or value > 0:
-            return ""
-        return f"at the end predictions are no better than the mean of the targets (R2 {value:.3g})"
-    if run.outputs < 2 or loss is None or train_loss is None:
-        return ""
-    least = math.log(2 if run.metric == "auc" else run.outputs)
-    if min(loss, train_loss) < least:
-        return ""
-    return (
-        f"at the end the loss is not below that of a constant prediction ({least:.3g}, all outputs alike): it is "
-        f"{train_loss:.3g} in training and {loss:.3g} in the evaluation"
-    )
-
-
-def _weighted(value: Any) -> float | None:
-    """A statistic over clients, or the number of a single model."""
-    number = value.get("weighted") if isinstance(value, Mapping) else value
-    return None if number is None or not math.isfinite(number) else float(number)

@@ -4,17 +4,17 @@ import math
 import time
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Grid
-from fedhet.rows import client_order
+from fedhet.rows import client_order, in_order
 from fedhet.server.run import named
 from fedhet.state import State
 from fedhet.text import log
-from fedhet.wire import Reply, Spec, WireError, difference, without_widths
+from fedhet.wire import Payload, Reply, Report, Spec, WireError, difference, without_widths
 
 GRACE = 10.0
 """Seconds to wait for nodes that must be there and are only just starting."""
@@ -37,31 +37,26 @@ class Common(NamedTuple):
 
 @dataclass
 class Roster:
-    """The clients that were admitted.
+    """The admitted clients.
 
     Attributes:
-        nodes: the node of each client that is there, in order of client name.
-        refused: nodes that cannot take part, and the name that others go by too, where that is why.
-        specs: names, shapes and dtypes of what each client shares, of those that left too.
-        untrained: for each shared key that is not trained, its kind at the first client that has it.
-        waiting: nodes whose clients come after the last round.
-        keys: for each shared key, what its arrays are like, and the first client that has it.
-        metric: name of the task's metric, and the first client that named it; it has so many `labels`.
-        counts: the numbers of each client's examples, which it says in every reply.
+        nodes: the node of each client that is present, in order of client name.
+        refused: nodes that cannot take part; with a name if several nodes claim that name.
+        waiting: nodes of unseen clients, which join after the last round.
+        known: the handshake of each client, without its payload, in the order of admission; also of clients that left.
+        specs: names, shapes and dtypes of the shared arrays of each of these clients.
+        keys: shape and dtype of each shared key, and the first client that has it.
     """
 
     nodes: dict[str, int] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
-    specs: dict[str, Spec] = field(default_factory=dict)
-    untrained: dict[str, str] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
-    keys: dict[str, tuple[tuple[tuple[int, ...], str], str]] = field(default_factory=dict)
-    metric: tuple[str, str] | None = None
-    labels: int = 1
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    known: dict[str, Reply] = field(default_factory=dict)
+    specs: dict[str, Spec] = field(default_factory=dict)
+    keys: dict[str, tuple[tuple[int, ...], str, str]] = field(default_factory=dict)
 
     def new_nodes(self, grid: Grid, *, unseen_clients: bool) -> list[int]:
-        """Return new nodes, with waiting ones if it is time for unseen clients; forget nodes that left."""
+        """Return new nodes, with `unseen_clients` also waiting ones; forget nodes that left."""
         present = set(grid.get_node_ids())
         self.nodes = {client: node for client, node in self.nodes.items() if node in present}
         self.refused = {node: name for node, name in self.refused.items() if node in present}
@@ -71,10 +66,10 @@ class Roster:
         return sorted(present - set(self.nodes.values()) - self.refused.keys() - self.waiting)
 
     def rivals(self, claims: Mapping[int, str]) -> dict[int, list[int]]:
-        """The other nodes, refused ones too, that go by the name of a node, for each that has any.
+        """Return, for each node whose name other nodes (refused ones too) claim as well, these other nodes.
 
         Args:
-            claims: nodes that are no clients, and the name that each goes by.
+            claims: the names of nodes that are not admitted.
         """
         by_name: dict[str, set[int]] = {name: {node} for name, node in self.nodes.items()}
         for node, name in (*self.refused.items(), *claims.items()):
@@ -82,7 +77,7 @@ class Roster:
         return {node: others for node, name in claims.items() if (others := sorted(by_name[name] - {node}))}
 
     def contest(self, name: str, others: Sequence[int]) -> str:
-        """Why a node cannot go by a name that others go by as well."""
+        """Return why a node cannot have a name that other nodes claim as well."""
         also = f"nodes {', '.join(map(str, others))} do" if len(others) > 1 else f"node {others[0]} does"
         whose = (
             "which had it first" if name in self.nodes else "and nobody can tell whose it is: none of them is admitted"
@@ -90,45 +85,44 @@ class Roster:
         return f"it goes by the name {name!r}, as {also}, {whose}; each needs a partition-id (or name) of its own"
 
     def check(self, method: str, reply: Reply, *, networks: str, averaged: bool) -> None:
-        """Check in the handshake that a client fits the known ones.
+        """Raise a FedhetError if a client does not fit the known ones.
 
         Args:
             method: its name, for errors.
-            reply: the answer.
-            networks: how they may differ (`Traits.alike`).
+            reply: the client's handshake.
+            networks: how networks may differ (`Traits.alike`).
             averaged: whether arrays of one shared key are averaged, so that they must be alike.
-
-        Raises:
-            FedhetError: with the first thing in which it differs, and from whom.
         """
-        name, report = reply.client, reply.report
-        if self.metric and (report.metric, report.labels) != (self.metric[0], self.labels):
+        report, first = reply.report, next(iter(self.known.values()), reply)
+        task, tasks = _task(report), _task(first.report)
+        if task != tasks:
             raise FedhetError(
-                f"its task is measured by {_measure(report.metric, report.labels)}, that of client {self.metric[1]} by "
-                f"{_measure(self.metric[0], self.labels)}: all clients of a run need the same task, which task= names"
+                f"its task is measured by {task}, that of client {first.client} by {tasks}: all clients of a run need "
+                "the same task, which task= names"
             )
-        if networks in ("equal", "widths") and self.specs:
-            first = min(self.specs, key=client_order)
-            theirs, spec = self.specs[first], report.spec
+        if networks in ("equal", "widths") and self.known:
+            first = self.known[min(self.known, key=client_order)]
+            theirs, spec = first.report.spec, report.spec
             if networks == "widths":
                 theirs, spec = without_widths(theirs), without_widths(spec)
             if spec != theirs:
                 but = " but for their widths" * (networks == "widths")
                 raise FedhetError(
-                    f"{method} {UNLIKE}{but}, and this one is not that of client {first}: {difference(spec, theirs)}"
+                    f"{method} {UNLIKE}{but}, and this one is not that of client {first.client}: "
+                    f"{difference(spec, theirs)}"
                 )
         one_shape = networks not in ("widths", "parts")
         for key, (shape, dtype) in report.spec.items() if averaged else ():
-            (known_shape, known_dtype), owner = self.keys.get(key, ((shape, dtype), name))
+            known_shape, known_dtype, client = self.keys.get(key, (shape, dtype, ""))
             if dtype != known_dtype or (one_shape and shape != known_shape):
                 raise FedhetError(
-                    f"{method} averages {key} over clients, and this one's is {dtype}{list(shape)}, that of "
-                    f"client {owner} {known_dtype}{list(known_shape)}: what is shared must be alike"
+                    f"{method} averages {key} over clients, and this one's is {dtype}{list(shape)}, that of client "
+                    f"{client} {known_dtype}{list(known_shape)}: what is shared must be alike"
                 )
 
     def check_that_clients_can_be_scored(self, test_on: str) -> None:
         """Check that a client has a test example, or raise a FedhetError, unless the common test set alone counts."""
-        without = [client for client in self.nodes if not self.counts[client]["test examples"]]
+        without = [client for client in self.nodes if not self.known[client].test_examples]
         if test_on == "global" or not without:
             return
         if len(without) == len(self.nodes):
@@ -140,41 +134,34 @@ class Roster:
 
     def check_counts(self, reply: Reply) -> None:
         """Raise a WireError if a reply has other numbers of examples than the handshake, or metrics of more."""
-        for kind, count in _counts(reply).items():
-            before = self.counts[reply.client][kind]
+        known = self.known[reply.client]
+        for kind, count, before in (
+            ("training", reply.examples, known.examples),
+            ("test", reply.test_examples, known.test_examples),
+            ("validation", reply.validation_examples, known.validation_examples),
+        ):
             if count != before:
-                raise WireError(f"it has {count} {kind} now, and had {before} in its handshake")
+                raise WireError(f"it has {count} {kind} examples now, and had {before} in its handshake")
+        metric, labels = known.report.metric, known.report.labels
         for name, measured in reply.measured.items():
             examples = reply.validation_examples if name.startswith("validation-") else reply.test_examples
             most = math.inf if name.startswith("common-") else examples * max(examples, MOST_PREDICTIONS)
-            if len(measured.metric.values) != self.labels or max(measured.metric.weights) > most:
+            if len(measured.metric.values) != labels or max(measured.metric.weights) > most:
                 raise WireError(f"its metric {name} is of other labels, or weighs more, than it has examples for")
-            if self.metric and self.metric[0] != "r2" and min(measured.metric.values) < 0:
-                raise WireError(f"its metric {name} is below 0, which {self.metric[0]} cannot be")
+            if metric != "r2" and min(measured.metric.values) < 0:
+                raise WireError(f"its metric {name} is below 0, which {metric} cannot be")
 
     def admit(self, reply: Reply, node: int) -> None:
-        """Take a client in that was checked."""
-        name, report = reply.client, reply.report
-        self.nodes[name], self.specs[name] = node, report.spec
-        self.untrained = report.untrained | self.untrained
-        self.counts[name] = _counts(reply)
-        if self.metric is None:
-            self.metric, self.labels = (report.metric, name), report.labels
-        for key, spec in report.spec.items():
-            self.keys.setdefault(key, (spec, name))
-        self.nodes = {client: self.nodes[client] for client in sorted(self.nodes, key=client_order)}
+        """Add a client that was checked."""
+        self.known[reply.client], self.specs[reply.client] = replace(reply, payload=Payload()), reply.report.spec
+        for key, (shape, dtype) in reply.report.spec.items():
+            self.keys.setdefault(key, (shape, dtype, reply.client))
+        self.nodes[reply.client] = node
+        self.nodes = {client: self.nodes[client] for client in in_order(self.nodes)}
 
 
-def _counts(reply: Reply) -> dict[str, int]:
-    return {
-        "training examples": reply.examples,
-        "test examples": reply.test_examples,
-        "validation examples": reply.validation_examples,
-    }
-
-
-def _measure(metric: str, labels: int) -> str:
-    return metric if labels == 1 else f"{metric} of {labels} labels"
+def _task(report: Report) -> str:
+    return report.metric if report.labels == 1 else f"{report.metric} of {report.labels} labels"
 
 
 def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: bool) -> list[int]:

@@ -68,7 +68,6 @@ class Run:
         round: the round under way.
         metric: name of the task's metric, the same for all clients.
         own_data: whether clients have data that are not the configured data set's.
-        outputs: how many outputs a prediction has, where clients say so; the most, if they differ.
         devices: where the clients compute, in words, each once.
         initial: shared values that the caller gave, until it is known what is shared.
         flower: whether the loop is Flower's, or that of one of its wrappers, and not `FederatedStrategy.start`.
@@ -85,7 +84,6 @@ class Run:
     round: Round = field(default_factory=Round)
     metric: str = "accuracy"
     own_data: bool = False
-    outputs: int = 0
     devices: list[str] = field(default_factory=list)
     initial: Arrays = field(default_factory=dict)
     flower: bool = True

@@ -110,7 +110,6 @@ class Report:
         own_data: whether its data come from a user's function, not from the configured data set.
         common_test: whether it has the common test set.
         spec: names, shapes and dtypes of its network's shared arrays.
-        untrained: the kinds of those that are not trained (`fedhet.models.arrays`).
         public: digest of the client's own public dataset; empty without one.
         public_size: number of examples in that public dataset.
         device: where it computes, in words.
@@ -129,7 +128,6 @@ class Report:
     own_data: bool = False
     common_test: bool = True
     spec: Spec = field(default_factory=dict)
-    untrained: dict[str, str] = field(default_factory=dict)
     public: Name = ""
     public_size: int = field(default=0, metadata={"at_most": MOST_PUBLIC})
     device: str = ""
@@ -143,8 +141,7 @@ class Report:
         values = vars(self) | {"partition": list(self.partition or ()), "note": self.note[:LONGEST]}
         specified = {f"spec.{name}": ",".join([dtype, *map(str, shape)]) for name, (shape, dtype) in self.spec.items()}
         report: Any = type(self)
-        specified |= {f"kind.{name}": kind for name, kind in self.untrained.items()}
-        named = [(key, each) for each, key in named_fields(report) if each.name not in ("spec", "untrained")]
+        named = [(key, each) for each, key in named_fields(report) if each.name != "spec"]
         plain = {key: values[each.name] for key, each in named if values[each.name] not in (each.default, [])}
         return plain | specified
 
@@ -163,9 +160,7 @@ class Report:
             pair = partition[0], partition[1]
         groups = report.text("groups", "", longest=LONGEST_GROUPS)
         noise = report.number("noise", 0.0)
-        spec = _spec(record)
-        untrained = {name: report.text(f"kind.{name}") for name in spec if f"kind.{name}" in report}
-        return cls(**report.plain(cls), partition=pair, spec=spec, untrained=untrained, noise=noise, groups=groups)
+        return cls(**report.plain(cls), partition=pair, spec=_spec(record), noise=noise, groups=groups)
 
 
 def _spec(record: Mapping[str, Any]) -> Spec:
