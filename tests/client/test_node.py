@@ -82,7 +82,6 @@ def test_paths_of_a_simulations_server_count_on_every_machine_of_its_cluster_tha
     with pytest.raises(FedhetError, match=rf"on machine node7: there is no folder {shared}/\w+, where clients keep"):
         federate("Local", state_dir=str(shared))
     monkeypatch.setattr("fedhet.server.handshake.simulated", lambda grid: True)  # whose server makes the folder
-    monkeypatch.setattr("fedhet.server.handshake.leave_dead_actors_out", lambda: None)
     federate("Local", state_dir=str(shared))
     (run,) = shared.iterdir()
     assert {path.name for path in run.iterdir()} == {"beginning", "clients", "models"}
