@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from fedhet import config as configuration
@@ -12,14 +11,11 @@ from fedhet import registry
 from fedhet.errors import ConfigError
 
 
-class Place(click.Path):
-    """A file or folder; an empty name, which would stand for the working folder, is none."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path, as click has it."""
-        if not str(value) or "\0" in str(value):
-            self.fail("this is no name of a file or folder: give one, or leave the option out", param, ctx)
-        return super().convert(Path(value).expanduser(), param, ctx)
+def path_of(name: str | Path) -> Path:
+    """Return the path that a user names; refuse an empty name, which would stand for the working folder."""
+    if not str(name) or "\0" in str(name):
+        raise typer.BadParameter("this is no name of a file or folder: give one, or leave the option out")
+    return Path(name).expanduser()
 
 
 def method_names(incomplete: str) -> list[str]:
@@ -36,9 +32,9 @@ def _settings(incomplete: str) -> list[str]:
     return [f"{key}=" for key, *_ in configuration.keys() if key.startswith(incomplete)]  # noqa: SIM118
 
 
-def place(help: str, metavar: str = "DIR", **kind: Any) -> Any:
-    """An option that is a file or folder."""
-    return typer.Option(metavar=metavar, help=help, click_type=Place(**kind))
+def place(help: str, metavar: str = "DIR") -> Any:
+    """Return an option that is a file or folder."""
+    return typer.Option(metavar=metavar, help=help, parser=path_of)
 
 
 Settings = Annotated[
@@ -48,11 +44,12 @@ Settings = Annotated[
     ),
 ]
 Named = Annotated[str | None, typer.Option("--method", metavar="MODULE:NAME", help="The method, if it is a file's.")]
-Data = Annotated[Path | None, place("Folder with the data set's files.", resolve_path=True)]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; else as many as have room.")]
-Folders = Annotated[
-    list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.", click_type=Place())
+Data = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder with the data set's files.", parser=lambda name: path_of(name).resolve()),
 ]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; else as many as have room.")]
+Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.", parser=path_of)]
 Tune = Annotated[
     list[str] | None,
     typer.Option(

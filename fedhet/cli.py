@@ -18,13 +18,13 @@ from fedhet.arguments import (
     Folders,
     Jobs,
     Named,
-    Place,
     Settings,
     Tune,
     TuneRuns,
     known_names,
     method_names,
     numbers,
+    path_of,
     place,
     tuning_grid,
 )
@@ -170,7 +170,7 @@ def recommend(
 
 @app.command()
 def new(
-    folder: Annotated[Path, typer.Argument(help="A new folder.", click_type=Place())],
+    folder: Annotated[Path, typer.Argument(help="A new folder.", parser=path_of)],
     flower: Annotated[bool, typer.Option("--flower", help="As an app that `flwr run` starts.")] = False,
 ) -> None:
     """Write the files with which a project of your own begins: model, data, and what runs them."""
@@ -186,7 +186,7 @@ def new(
 @app.command()
 def report(
     folders: Folders,
-    out: Annotated[Path, place("The page on several runs.", "FILE", dir_okay=False)] = Path("comparison.html"),
+    out: Annotated[Path, place("The page on several runs.", "FILE")] = Path("comparison.html"),
     method: Named = None,
 ) -> None:
     """Write a run's report.html, and its figures as PNG; or one page on several runs."""

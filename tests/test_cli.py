@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from safetensors import SafetensorError
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import fedhet
 from fedhet import cli, data, models, registry
