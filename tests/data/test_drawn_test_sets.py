@@ -22,6 +22,12 @@ def rows(*parts):
     return sorted(map(tuple, torch.cat([part.inputs.flatten(1) for part in parts]).tolist()))
 
 
+def labelled(*parts):
+    """The images of parts with their labels, sorted."""
+    pairs = (zip(part.inputs.flatten(1).tolist(), part.labels.tolist(), strict=True) for part in parts)
+    return sorted((*image, label) for part in pairs for image, label in part)
+
+
 def settings(**changes):
     return configuration.resolve({"method": "local", "clients": 4, "test-split": "drawn", **changes})
 
@@ -34,24 +40,10 @@ def test_every_seed_draws_other_test_examples_and_no_example_is_lost():
         assert rows(each.train, each.test) == rows(digits.train, digits.test)
         shares = torch.bincount(each.test.labels) / torch.bincount(torch.cat([each.train.labels, each.test.labels]))
         assert shares.sub(355 / 1797).abs().max() < 0.01
+        assert labelled(each.train, each.test) == labelled(digits.train, digits.test)
     assert torch.equal(drawn[0].test.inputs, drawn[1].test.inputs)
     again = len({*rows(drawn[0].test)} & {*rows(drawn[2].test)})
     assert 40 < again < 110  # 70 of 355 by chance
-
-
-def test_labels_stay_with_their_images():
-    digits, drawn = data.load("digits"), data.with_drawn_test_set(data.load("digits"), 3)
-    labels = {
-        row: label
-        for part in (digits.train, digits.test)
-        for row, label in zip(rows_of(part), part.labels.tolist(), strict=True)
-    }
-    for part in (drawn.train, drawn.test):
-        assert [labels[row] for row in rows_of(part)] == part.labels.tolist()
-
-
-def rows_of(part):
-    return list(map(tuple, part.inputs.flatten(1).tolist()))
 
 
 def test_examples_that_belong_together_stay_on_one_side():
@@ -77,13 +69,12 @@ def test_natural_clients_refuse_it():
 
 
 def test_clients_the_public_dataset_and_the_common_test_set_share_no_example():
-    for seed in (0, 1):
-        config = settings(method="fedhenn", **{"public-samples": 100, "seed": seed})
-        parts = [population.data_of(ClientInfo(str(n), n, 4, config)) for n in range(4)]
-        dataset, digits = population.dataset_of(config), data.load("digits")
-        everybody = [part for each in parts for part in (each.train, each.test)]
-        assert rows(population.public_dataset(config), *everybody) == rows(digits.train, digits.test)
-        assert rows(*(each.test for each in parts)) == rows(dataset.test)
+    config = settings(method="fedhenn", **{"public-samples": 100})
+    parts = [population.data_of(ClientInfo(str(n), n, 4, config)) for n in range(4)]
+    dataset, digits = population.dataset_of(config), data.load("digits")
+    everybody = [part for each in parts for part in (each.train, each.test)]
+    assert rows(population.public_dataset(config), *everybody) == rows(digits.train, digits.test)
+    assert rows(*(each.test for each in parts)) == rows(dataset.test)
 
 
 def test_it_is_an_option_and_by_default_the_test_set_is_the_data_sets_own():
@@ -113,13 +104,12 @@ def own(test):
     return function
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_client_of_ones_own_data_draws_from_its_two_parts(seed):
+def test_a_client_of_ones_own_data_draws_from_its_two_parts():
     function = own(lambda number: (100 * number + torch.arange(12.0, 16).view(4, 1), torch.tensor([0, 1] * 2)))
     clients = Clients(None, data_function(function), None)
     tested = []
     for number in range(3):
-        info = ClientInfo(str(number), number, 3, settings(seed=seed, validation=0.25))
+        info = ClientInfo(str(number), number, 3, settings(validation=0.25))
         drawn = clients._data_of(info, CPU)
         assert (len(drawn.train), len(drawn.validation), len(drawn.test)) == (9, 3, 4)
         assert drawn.test.labels.tolist().count(1) == 2

@@ -49,9 +49,7 @@ def write_cifar10(folder: Path, per_batch: int = 20, suffix: str = "") -> list[d
 
 
 class TestMnist:
-    @pytest.mark.parametrize(
-        ("place", "suffix"), [("", ""), ("MNIST/raw", ".gz"), ("mnist/MNIST/raw", ""), ("MNIST/raw", ".xz")]
-    )
+    @pytest.mark.parametrize(("place", "suffix"), [("", ""), ("MNIST/raw", ".gz"), ("mnist/MNIST/raw", ".xz")])
     def test_layouts(self, tmp_path: Path, place: str, suffix: str) -> None:
         arrays = write_mnist(tmp_path / "root" / place, suffix=suffix)
         dataset = data.load("mnist", tmp_path / "root")
@@ -82,7 +80,6 @@ class TestMnist:
         [
             ("t10k-images-idx3-ubyte", idx(np.zeros((20, 28, 28), np.uint8))[:-1], "15679 values, but its header says"),
             ("t10k-images-idx3-ubyte", b"<html>not found</html>", "not an idx file of bytes"),
-            ("t10k-images-idx3-ubyte", b"", "not an idx file of bytes"),
             ("t10k-images-idx3-ubyte", idx(np.zeros((20, 27, 28), np.uint8)), "expected images of 28 x 28"),
             ("t10k-labels-idx1-ubyte", idx(np.zeros(19, np.uint8)), "and a label each"),
             ("t10k-labels-idx1-ubyte", idx(np.full(20, 10, np.uint8)), "expected labels from 0 to 9"),
@@ -95,48 +92,39 @@ class TestMnist:
             data.load("mnist", tmp_path)
         assert "t10k" in str(raised.value)
 
-    def test_damaged_packing(self, tmp_path: Path) -> None:
-        write_mnist(tmp_path / "MNIST" / "raw", suffix=".gz")
-        packed = tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte.gz"
-        packed.write_bytes(packed.read_bytes()[:-10])
-        with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz is damaged"):
-            data.load("mnist", tmp_path)
-
     def test_missing_files_and_folders(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"nowhere does not exist"):
             data.load("mnist", tmp_path / "nowhere")
         with pytest.raises(DataError, match=r"no MNIST in .*looked for train-images-idx3-ubyte"):
             data.load("mnist", tmp_path)
         write_mnist(tmp_path / "MNIST" / "raw")
-        (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
+        labels = tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
+        content = labels.read_bytes()
+        labels.unlink()
         with pytest.raises(DataError, match="incomplete: t10k-labels-idx1-ubyte missing"):
             data.load("mnist", tmp_path)
+        labels.with_name(labels.name + ".gz").write_bytes(gzip.compress(content)[:-10])
+        with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte\.gz is damaged"):
+            data.load("mnist", tmp_path)
 
-    def test_a_failed_download_says_what_to_do(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_downloads(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         datasets = pytest.importorskip("torchvision.datasets")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr(data.registry, "LOADED", {})
 
         def refused(root: Path, download: bool) -> None:
             assert (Path(root), download) == (tmp_path / "fedhet", True)
             raise RuntimeError("no\nnetwork")
 
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setattr(datasets, "MNIST", refused)
         with pytest.raises(DataError, match=r"cannot be downloaded \(no network\).*--data DIR"):
             data.load("mnist")
-
-    def test_download_fills_the_cache_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        datasets = pytest.importorskip("torchvision.datasets")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setattr(datasets, "MNIST", lambda root, download: write_mnist(root / "MNIST" / "raw", train=7))
-        data.LOADED.clear()
         assert len(data.load("mnist").train) == 7
-        data.LOADED.clear()
 
 
 class TestCifar10:
-    @pytest.mark.parametrize(
-        ("place", "suffix"), [("", ""), ("cifar-10-batches-py", ".xz"), ("cifar10/cifar-10-batches-py", ".gz")]
-    )
+    @pytest.mark.parametrize(("place", "suffix"), [("", ""), ("cifar10/cifar-10-batches-py", ".xz")])
     def test_layouts(self, tmp_path: Path, place: str, suffix: str) -> None:
         batches = write_cifar10(tmp_path / "root" / place, suffix=suffix)
         dataset = data.load("cifar10", tmp_path / "root")
@@ -163,11 +151,8 @@ class TestCifar10:
         ("batch", "message"),
         [
             ({"data": np.zeros((2, 3071), np.uint8), "labels": [1, 2]}, r"expected \(n, 3072\) uint8"),
-            ({"data": np.zeros((2, 3072), np.float32), "labels": [1, 2]}, r"expected \(n, 3072\) uint8"),
-            ({"data": np.zeros((2, 3072), np.uint8), "labels": [1]}, r"expected \(n, 3072\) uint8"),
             ({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 10]}, "labels from 0 to 9"),
             ({"data": np.zeros((2, 3072), np.uint8)}, "KeyError: 'labels'"),
-            ([1, 2], "not a batch"),
         ],
     )
     def test_wrong_contents_are_named(self, tmp_path: Path, batch: object, message: str) -> None:
@@ -217,16 +202,6 @@ class TestCifar100:
         assert dataset.input_shape == (3, 32, 32)
         assert dataset.test.labels.tolist() == batch["fine_labels"]
         assert np.array_equal(dataset.test.inputs[:].flatten(1).numpy(), batch["data"])
-
-    def test_a_missing_and_a_damaged_file_are_named(self, tmp_path: Path) -> None:
-        folder = tmp_path / "cifar-100-python"
-        write_cifar100(folder)
-        (folder / "test").write_bytes((folder / "test").read_bytes()[:500])
-        with pytest.raises(DataError, match=r"test is not a batch of CIFAR's python version"):
-            data.load("cifar100", tmp_path)
-        (folder / "train").unlink()
-        with pytest.raises(DataError, match=r"is incomplete: train missing"):
-            data.load("cifar100", tmp_path)
 
 
 class TestDomains:
@@ -415,15 +390,3 @@ def test_real_shakespeare(real_data: Path) -> None:
     assert dataset.groups is not None
     assert 120 < len(np.unique(dataset.groups.train)) < 140
     assert len(data.partition(dataset, "natural", clients=66, seed=0)) == 66
-
-
-def test_real_test_half_of_cifar100(real_data: Path) -> None:
-    file = real_data / "cifar100" / "cifar-100-python" / "test"
-    if files.variant(file) is None:
-        pytest.skip(f"no {file}")
-    images, fine = files.read_cifar(file, "fine_labels", 100)
-    _, coarse = files.read_cifar(file, "coarse_labels", 20)
-    assert images.shape == (10_000, 3, 32, 32)
-    assert torch.bincount(fine).tolist() == [100] * 100
-    assert torch.bincount(coarse).tolist() == [500] * 20
-    assert len(set(zip(fine.tolist(), coarse.tolist(), strict=True))) == 100, "each class is of one superclass"

@@ -51,7 +51,7 @@ def test_users_are_natural_clients_with_both_sentiments(tmp_path: Path, place: s
         data.partition(tweets.sentiment140(tmp_path), "natural", clients=1, seed=0)
 
 
-def test_words_are_indices_in_a_vocabulary_of_the_training_part(tmp_path: Path) -> None:
+def test_words_are_indices_in_a_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["b a b", "b a c é", "b", "b", "never x"]  # the last one is for testing
     write(tmp_path, [("0", "ann", text) for text in texts])
     dataset = tweets.sentiment140(tmp_path)
@@ -61,6 +61,9 @@ def test_words_are_indices_in_a_vocabulary_of_the_training_part(tmp_path: Path) 
     assert dataset.transform(dataset.test.inputs[:]).dtype == torch.int64
     write(tmp_path, [("4", "ann", " ".join(map(str, range(40))))] * 5)
     assert tweets.sentiment140(tmp_path).train.inputs[0].tolist() == list(range(2, 2 + tweets.WORDS)), "the first words"
+    monkeypatch.setattr(tweets, "VOCABULARY", 4)
+    write(tmp_path, [("0", "ann", text) for text in ["rare b", "a b", "a b", "a b", "x"]])
+    assert tweets.sentiment140(tmp_path).train.inputs[:2, -2:].tolist() == [[1, 2], [3, 2]], "the most frequent words"
 
 
 def test_links_names_and_marks() -> None:
@@ -68,12 +71,6 @@ def test_links_names_and_marks() -> None:
         *("<user>", "it's", "3", "at", "<url>", "<url>")
     ]
     assert tweets.words_of("No!! why?") == ["no", "!", "!", "why", "?"]
-
-
-def test_a_vocabulary_has_the_most_frequent_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tweets, "VOCABULARY", 4)
-    write(tmp_path, [("0", "ann", text) for text in ["rare b", "a b", "a b", "a b", "x"]])
-    assert tweets.sentiment140(tmp_path).train.inputs[:2, -2:].tolist() == [[1, 2], [3, 2]]
 
 
 def test_frozen_vectors_stand_for_words(tmp_path: Path) -> None:
@@ -93,9 +90,7 @@ def test_frozen_vectors_stand_for_words(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("day 1 2\ngood 1\n", r"glove\.6B\.50d\.txt: line 2 is not a word and 2 numbers"),
-        ("day 1 2\ngood 1 x\n", "line 2 is not a word and 2 numbers"),
         ("night 1 2\n", "has none of the 2 words of the tweets"),
-        ("", "has none of the 2 words"),
         ("day 1 nan\n", "is not finite"),
     ],
 )
@@ -127,24 +122,17 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-25])
     with pytest.raises(DataError, match="row 2 is damaged"):
         data.load("sentiment140", tmp_path)
-    path.unlink()
-    packed = write(tmp_path, rows({"ann": 200}), ".xz")
-    packed.write_bytes(packed.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"csv\.xz is damaged"):
-        data.load("sentiment140", tmp_path)
 
 
 @pytest.mark.parametrize("shape", [(25,), (25, 7)])
 def test_networks_read_words_and_vectors(shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
     inputs = torch.randint(9, shape) if len(shape) == 1 else torch.randn(shape)
-    for name in models.expand("word-lstm-family"):
+    for layers, name in enumerate(models.expand("word-lstm-family"), 1):
         model = models.build(name, shape, 2)
-        batch = torch.stack([inputs, inputs.roll(1, 0)])
-        outputs = model(batch)
+        outputs = model(torch.stack([inputs, inputs.roll(1, 0)]))
         assert outputs.shape == (2, 2)
         assert not torch.allclose(outputs[0], outputs[1]), "words are read in order"
-        assert model.lstm.num_layers == int(name[-1])
+        assert model.lstm.num_layers == layers
 
 
 def test_the_sample_is_read() -> None:

@@ -1,6 +1,5 @@
 """The validation part of a client's training data."""
 
-import pytest
 import torch
 
 from fedhet import config as configuration
@@ -35,17 +34,13 @@ def test_where_a_class_has_too_few_chance_and_not_its_number_decides():
     assert {int(label) for label in seen} == set(range(10))
 
 
-@pytest.mark.parametrize(("examples", "expected"), [(2, 1), (3, 1), (10, 1), (20, 2)])
-def test_of_two_examples_one_is_for_validation(examples, expected):
-    assert len(with_validation(own([0] * examples), 0.1, 0, "0").validation) == expected
-    assert len(with_validation(own([0] * examples), 0.99, 0, "0").train) >= 1
-
-
-def test_there_is_none_of_one_example_without_a_share_or_beside_ones_own():
-    for data, share in ((own([1]), 0.5), (own([0, 1]), 0.0)):
+def test_at_least_one_example_is_in_each_part():
+    assert [len(with_validation(own([0] * n), 0.1, 0, "0").validation) for n in (2, 3, 10, 20)] == [1, 1, 1, 2]
+    assert len(with_validation(own([0] * 2), 0.99, 0, "0").train) == 1
+    assert len(with_validation(own(torch.zeros(10, 3).long()), 0.2, 0, "0").validation) == 2, "of several labels"
+    with_one = own([0, 1, 2], validation=Examples(torch.ones(1), torch.ones(1).long()))
+    for data, share in ((own([1]), 0.5), (own([0, 1]), 0.0), (with_one, 0.5)):
         assert with_validation(data, share, 0, "0") is data
-    data = own([0, 1, 2], validation=Examples(torch.ones(1), torch.ones(1).long()))
-    assert with_validation(data, 0.5, 0, "0") is data
 
 
 def test_it_is_drawn_from_the_seed_and_the_clients_name():
@@ -56,10 +51,6 @@ def test_it_is_drawn_from_the_seed_and_the_clients_name():
     }
     assert len(set(drawn.values())) == 4
     assert drawn[0, "0"] == tuple(with_validation(own([0] * 50), 0.2, 0, "0").validation.inputs.tolist())
-
-
-def test_examples_of_many_labels_are_drawn_without_regard_to_them():
-    assert len(with_validation(own(torch.zeros(10, 3).long()), 0.2, 0, "0").validation) == 2
 
 
 def test_the_public_dataset_and_the_test_parts_are_what_they_were_and_training_parts_lose_it():
