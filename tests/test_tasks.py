@@ -352,7 +352,7 @@ def convolutional(classes):
     return model
 
 
-@pytest.mark.parametrize(("method", "classes"), [("fedavg", 1), ("fedhenn", 2), *slow(("local", 2), ("fedrep", 2))])
+@pytest.mark.parametrize(("method", "classes"), [("fedavg", 1), ("fedhenn", 2)])
 def test_images_are_segmented(method, classes, run):
     settings = {"fedhenn": {"fedhenn.target": "kernel", "fedhenn.eta0": 0.1}}.get(method, {})
     summary = run(method, convolutional(classes), blobs, settings=settings)

@@ -1,4 +1,4 @@
-"""Partitions: rules by which the examples of a data set are shared out among clients.
+"""Partitions: rules by which the examples of a data set are dealt to clients.
 
 A partition deals training and test examples by one rule, so a client is tested on what it is trained for.
 """
@@ -17,7 +17,7 @@ from fedhet.randomness import numpy_generator
 
 DIRICHLET_TRIES = 200
 DIRICHLET_LEAST = 10
-"""The fewest training examples of a client in a Dirichlet partition, as in FedMA's code."""
+"""Smallest number of training examples of a client in a Dirichlet partition, as in FedMA's code."""
 
 
 class Part(NamedTuple):
@@ -27,9 +27,13 @@ class Part(NamedTuple):
     test: Indices
 
 
+Dealt = list[list[Indices]]
+"""Each client's training examples, and each client's test examples."""
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The arguments of a partitioner, as in `partition`, and the training and the test examples to share out."""
+    """The arguments of a partition, with the indices of the training and test examples to deal."""
 
     dataset: DataSet
     examples: tuple[Indices, Indices]
@@ -39,33 +43,40 @@ class Job:
     rng: np.random.Generator
 
     def labels(self) -> list[Indices]:
-        """Return classes of training and of test examples; raises a `DataError` for examples with several labels."""
+        """Return classes of training and of test examples; raises a `DataError` for several labels per example."""
         if self.dataset.train.labels.ndim != 1:
-            raise DataError(f"{self.dataset.name} has no one class an example; partition it by iid or natural")
+            raise DataError(f"{self.dataset.name} has several labels for an example: partition it by iid or natural")
         parts = zip((self.dataset.train, self.dataset.test), self.examples, strict=True)
         return [part.labels.numpy()[indices] for part, indices in parts]
 
     def class_sizes(self) -> list[Indices]:
-        """Number of training and of test examples of each class, (classes,) each."""
+        """Return the numbers of training and of test examples of each class, (classes,) each."""
         return [np.bincount(labels, minlength=self.dataset.classes) for labels in self.labels()]
 
     def by_owner(self, owners: Owners) -> list[dict[int, Indices]]:
         """Return the training and the test examples of each owner."""
         parts = []
-        for indices, owner in zip(self.examples, (owners.train, owners.test), strict=True):
+        for indices, owner in zip(self.examples, owners, strict=True):
             numbers, starts = np.unique(np.sort(owner[indices]), return_index=True)
             examples = np.split(indices[np.argsort(owner[indices], kind="stable")], starts[1:])
             parts.append(dict(zip(numbers.tolist(), examples, strict=True)))
         return parts
 
-
-Dealt = list[list[Indices]]
-"""Each client's training examples, and each client's test examples."""
+    def deal(self, counts: Iterable[Indices]) -> Dealt:
+        """Deal random examples of each class by their counts, (clients, classes) for training and for test."""
+        dealt = []
+        for indices, labels, numbers in zip(self.examples, self.labels(), counts, strict=True):
+            classes = [
+                np.split(self.rng.permutation(indices[labels == label]), np.cumsum(of_class))[:-1]
+                for label, of_class in enumerate(numbers.T)
+            ]
+            dealt.append([np.concatenate(pieces) for pieces in zip(*classes, strict=True)])
+        return dealt
 
 
 def partitions() -> list[str]:
-    """Names of the partitions, sorted."""
-    return sorted(_PARTITIONERS)
+    """Return the names of the partitions, sorted."""
+    return sorted(_PARTITIONS)
 
 
 def partition(
@@ -81,32 +92,28 @@ def partition(
     test_share: float = 0.0,
     available: Indices | None = None,
 ) -> list[Part]:
-    """Share out a data set among clients.
+    """Deal a data set to clients; no example is in two parts.
 
     Args:
         dataset: The data set.
         name: One of `partitions()`.
         clients: Number of clients, at least 1.
-        seed: The same seed gives the same parts.
-        classes_per_client: For `classes`: how many classes each client has.
-        alpha: For `dirichlet`: concentration; the smaller, the more clients differ.
-        samples_per_client: The most training examples of a client, in its own class proportions; 0 for all.
-        halved_clients: Share of the clients, drawn by the seed, that keep half of their training examples.
-        test_share: With `samples_per_client`, the most that a client's test part is of all its examples; 0: no limit.
-        available: Training examples that may be shared out, such as `hold_out` leaves; all by default.
-
-    Returns:
-        Each client's part, in order of the clients. No example is in two parts.
+        seed: Seed of the parts.
+        classes_per_client: Number of classes of each client, for `classes`.
+        alpha: Concentration, for `dirichlet`; the smaller, the more clients differ.
+        samples_per_client: Largest number of training examples of a client, stratified by class; 0 for all.
+        halved_clients: Fraction of the clients that keep half of their training examples.
+        test_share: With `samples_per_client`, largest fraction of test examples among a client's examples; 0 for any.
+        available: Training examples to deal; all by default.
 
     Raises:
-        DataError: No such partition, or it leaves a client without training or test examples.
+        DataError: The partition is unknown, or leaves a client without training or test examples.
     """
-    if name not in _PARTITIONERS:
-        raise DataError(nearest("partition", name, _PARTITIONERS))
+    if name not in _PARTITIONS:
+        raise DataError(nearest("partition", name, _PARTITIONS))
     examples = (np.arange(len(dataset.train)) if available is None else available, np.arange(len(dataset.test)))
-    rng = numpy_generator(seed, "partition")
-    job = Job(dataset, examples, clients, classes_per_client, alpha, rng)
-    train, test = _PARTITIONERS[name](job)
+    job = Job(dataset, examples, clients, classes_per_client, alpha, numpy_generator(seed, "partition"))
+    train, test = _PARTITIONS[name](job)
     for kind, parts, all_of_them in zip(("training", "test"), (train, test), examples, strict=True):
         if empty := [client for client, part in enumerate(parts) if not len(part)]:
             raise DataError(
@@ -115,42 +122,28 @@ def partition(
             )
     if samples_per_client:
         rng = numpy_generator(seed, "samples-per-client")
-        train, test = _at_most(dataset, train, test, samples_per_client, test_share, rng)
-    if halved_clients:
-        _halve(train, halved_clients, dataset.train.labels, numpy_generator(seed, "halved clients"))
+        train = [_sampled(part, dataset.train.labels, samples_per_client, rng) for part in train]
+        if test_share:
+            sizes = [round(len(part) * test_share / (1 - test_share)) for part in train]
+            pairs = zip(test, sizes, strict=True)
+            test = [_sampled(part, dataset.test.labels, max(1, size), rng) for part, size in pairs]
+    if halved_clients:  # the clients of a smaller fraction are among those of a larger one
+        rng = numpy_generator(seed, "halved clients")
+        for client in rng.permutation(clients)[: round(halved_clients * clients)]:
+            part = train[client]
+            train[client] = _sampled(part, dataset.train.labels, max(1, len(part) // 2), rng)
     return [Part(np.sort(mine), np.sort(tested)) for mine, tested in zip(train, test, strict=True)]
 
 
-def _at_most(
-    dataset: DataSet,
-    train: list[Indices],
-    test: list[Indices],
-    size: int,
-    test_share: float,
-    rng: np.random.Generator,
-) -> Dealt:
-    """Return parts of at most so many training examples, and of this share of test examples if it is not 0."""
-    labels = dataset.train.labels
-    train = [part[proportional_sample(labels[part], size, rng)] for part in train]
-    if test_share:
-        labels, sizes = dataset.test.labels, [round(len(part) * test_share / (1 - test_share)) for part in train]
-        pairs = zip(test, sizes, strict=True)
-        test = [part[proportional_sample(labels[part], max(1, size), rng)] for part, size in pairs]
-    return [train, test]
-
-
-def _halve(parts: list[Indices], share: float, labels: Tensor, rng: np.random.Generator) -> None:
-    """Halve the parts of a random share of the clients; those of a smaller share are among those of a larger one."""
-    for client in rng.permutation(len(parts))[: round(share * len(parts))]:
-        part = parts[client]
-        parts[client] = part[proportional_sample(labels[part], max(1, len(part) // 2), rng)]
+def _sampled(part: Indices, labels: Tensor, size: int, rng: np.random.Generator) -> Indices:
+    return part[proportional_sample(labels[part], size, rng)]
 
 
 def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> Indices:
-    """Positions (min(n, size),) of a random sample; each class (of labels (n,)) has its share, to within one."""
+    """Return positions (min(n, size),) of a random sample; each class (of labels (n,)) has its share, to within one."""
     order = rng.permutation(len(labels))
     if labels.ndim == 1:
-        # Spread each class evenly over (0, 1); the first `size` of all together then hold each class's share.
+        # Spread each class evenly over (0, 1); the first `size` of all together then contain each class's share.
         classes = labels.cpu().numpy()
         by_class = order[np.argsort(classes[order], kind="stable")]
         counts = np.unique(classes, return_counts=True)[1]
@@ -188,7 +181,7 @@ def by_classes(job: Job) -> Dealt:
     holds = np.zeros((job.clients, classes), dtype=bool)
     for client in range(job.clients):
         holds[client, np.lexsort((job.rng.random(classes), holds.sum(0)))[:k]] = True
-    return _dealt(job, [_even_counts(holds, sizes, job.rng) for sizes in job.class_sizes()])
+    return job.deal([_even_counts(holds, sizes, job.rng) for sizes in job.class_sizes()])
 
 
 def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Generator) -> Indices:
@@ -203,11 +196,11 @@ def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Genera
 
 
 def dirichlet(job: Job) -> Dealt:
-    """Each class is dealt in proportions p ~ Dir(alpha) over clients, the same p in training and test.
+    """Deal each class in proportions p ~ Dir(alpha) over clients, the same p in training and test.
 
-    As in FedMA (section 3) and its code: a client with its fair share of the examples gets nothing of the classes that
-    follow, and the draw is repeated while a client has fewer than `DIRICHLET_LEAST`; after `DIRICHLET_TRIES` draws a
-    `DataError` says so.
+    As in FedMA (section 3) and its code, a client with its fair share of the examples gets nothing of the classes that
+    follow, and the draw is repeated while a client has fewer than `DIRICHLET_LEAST` examples. Raises a `DataError`
+    after `DIRICHLET_TRIES` draws.
     """
     sizes = job.class_sizes()
     fair_share = len(job.examples[0]) / job.clients
@@ -216,11 +209,11 @@ def dirichlet(job: Job) -> Dealt:
         for label in range(job.dataset.classes):
             drawn = job.rng.dirichlet(np.full(job.clients, job.alpha)) * (counts[0].sum(1) < fair_share)
             if not drawn.sum() > 0:
-                break  # with a tiny alpha, one client draws all of a class, and that one is full
+                break  # with a tiny alpha, one client draws all of a class, and that client is full
             counts[:, :, label] = [_rounded(drawn / drawn.sum(), of_class[label]) for of_class in sizes]
         else:
             if counts[0].sum(1).min() >= DIRICHLET_LEAST and counts[1].sum(1).min() >= 1:
-                return _dealt(job, counts)
+                return job.deal(counts)
     n_train, n_test = map(len, job.examples)
     raise DataError(
         f"no Dirichlet partition of {job.dataset.name} with alpha {job.alpha:g} gives each of {job.clients} clients "
@@ -229,10 +222,16 @@ def dirichlet(job: Job) -> Dealt:
     )
 
 
-def natural(job: Job) -> Dealt:
-    """Make clients of the data set's own ones, such as speaking roles, drawn at random if there are more.
+def _rounded(shares: NDArray[np.float64], size: int) -> Indices:
+    """Return whole numbers (clients,) that sum to `size`, in proportion to shares that sum to 1."""
+    ends: Indices = np.rint(np.minimum(np.cumsum(shares), 1) * size).astype(np.int64)
+    return np.diff(ends, prepend=np.int64(0))
 
-    A `DataError` says that there are none, or too few.
+
+def natural(job: Job) -> Dealt:
+    """Use the data set's own clients, such as speaking roles, drawn at random if there are more than needed.
+
+    Raises a `DataError` if there are none, or too few.
     """
     groups = job.dataset.groups
     train, test = job.by_owner(groups) if groups is not None else ({}, {})
@@ -245,27 +244,9 @@ def natural(job: Job) -> Dealt:
     return [[part[owner] for owner in chosen] for part in (train, test)]
 
 
-_PARTITIONERS: dict[str, Callable[[Job], Dealt]] = {
+_PARTITIONS: dict[str, Callable[[Job], Dealt]] = {
     "iid": iid,
     "classes": by_classes,
     "dirichlet": dirichlet,
     "natural": natural,
 }
-
-
-def _rounded(shares: NDArray[np.float64], size: int) -> Indices:
-    """Whole numbers (clients,) that sum to `size`, in proportion to shares that sum to 1."""
-    ends: Indices = np.rint(np.minimum(np.cumsum(shares), 1) * size).astype(np.int64)
-    return np.diff(ends, prepend=np.int64(0))
-
-
-def _dealt(job: Job, counts: Iterable[Indices]) -> Dealt:
-    """Deal as many random examples of each class as the counts say, (clients, classes) for training and for test."""
-    dealt = []
-    for indices, labels, numbers in zip(job.examples, job.labels(), counts, strict=True):
-        classes = [
-            np.split(job.rng.permutation(indices[labels == label]), np.cumsum(of_class))[:-1]
-            for label, of_class in enumerate(numbers.T)
-        ]
-        dealt.append([np.concatenate(pieces) for pieces in zip(*classes, strict=True)])
-    return dealt

@@ -162,7 +162,7 @@ def test_what_cannot_be_dealt_fails_at_once(name: str, options: dict[str, float]
 def test_labels_of_several_values_are_not_partitioned_by_class() -> None:
     examples = Examples(torch.zeros(40, 1), torch.randint(2, (40, 3)))
     dataset = DataSet("many", examples, examples, 3, get_task("multi-label"), (1,), torch.Tensor.float)
-    with pytest.raises(DataError, match="many has no one class an example"):
+    with pytest.raises(DataError, match="many has several labels for an example"):
         data.partition(dataset, "dirichlet", clients=2, seed=0)
     parts = data.partition(dataset, "iid", clients=2, seed=0, samples_per_client=5)
     assert [len(part.train) for part in parts] == [5, 5]

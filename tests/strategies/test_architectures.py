@@ -53,7 +53,7 @@ def convnext():
 
 
 NETWORKS = {"vit": transformer, "convnext": convnext, "gru": Rows}
-QUICK = [("fedma", "vit"), ("pfnm", "gru"), ("heterofl", "vit"), ("fjord", "vit"), ("heterofl", "convnext")]
+QUICK = [("fedma", "vit"), ("pfnm", "gru"), ("heterofl", "convnext")]
 
 
 @pytest.mark.parametrize(
